@@ -1,0 +1,50 @@
+# Two commands do everything on a machine with Python 3.11+ and make:
+#   make demo    train the layer against nn.LSTM on a small copying problem
+#   make test    style, types, and every test
+PYTHON ?= python3
+VENV   ?= .venv
+WORKERS ?= 2
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test check fast test-gpu bench wheel clean
+help:
+	@grep -E '^#   make' Makefile | sed 's/^#   //'
+	@echo "make check     ruff and mypy"
+	@echo "make bench     speed on this CPU, beside nn.LSTM"
+	@echo "make wheel     build the package into dist/"
+
+$(READY): pyproject.toml constraints.txt
+	@echo "== creating $(VENV) with $$($(PYTHON) --version), and installing riglstm and its tools"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || (echo "riglstm needs Python 3.11 or newer, got $$($(PYTHON) --version); use make PYTHON=..." && false)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	@echo "== training RigLSTM and nn.LSTM on a small copying problem, on the CPU"
+	$(BIN)/python -m riglstm demo
+
+check: $(READY)
+	@echo "== style and types"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One OpenMP thread a worker: two threads beside a busy process slow a step down many times.
+test: check
+	@echo "== tests, on $(WORKERS) workers"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest tests -m gpu
+
+bench: $(READY)
+	$(BIN)/python -m riglstm bench --device cpu
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,15 @@
+"""RigLSTM: recurrent layers that keep working when the test world differs from the training world.
+
+>>> from riglstm import RigLSTM
+>>> rnn = RigLSTM(input_size=20, hidden_size=60)          # in place of nn.LSTM(20, 60)
+>>> output, (h_n, c_n) = rnn(torch.randn(50, 8, 20))      # (T, B, D) -> (T, B, 60)
+"""
+
+from riglstm.cell_layer import RigLSTMCell
+from riglstm.layer import RigLSTM
+from riglstm.scan import BackendError, scan
+from riglstm.variants import VARIANTS
+
+__version__ = "0.1.0"
+
+__all__ = ["VARIANTS", "BackendError", "RigLSTM", "RigLSTMCell", "__version__", "scan"]

@@ -1,0 +1,124 @@
+"""Everything that can be wrong with a call, said before any work: expected, got, the way out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """A named option is one of its choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_count(name: str, value: int, low: int, high: int, bounds: str) -> None:
+    """A whole number lies in its range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(
+            f"{name} must be a whole number in {bounds} = [{low}, {high}], got {value!r}"
+        )
+
+
+def check_positive(name: str, value: int) -> None:
+    """A size is a whole number above zero."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def check_divides(hidden_size: int, num_cells: int) -> None:
+    """The cells share the hidden state evenly."""
+    if hidden_size % num_cells:
+        below = hidden_size // num_cells * num_cells
+        near = f"{below} or {below + num_cells}" if below else f"{num_cells}"
+        raise ValueError(
+            f"hidden_size must be a multiple of num_cells = {num_cells}, got {hidden_size}; "
+            f"take hidden_size={near}, or another num_cells"
+        )
+
+
+def check_split(layer: int, features: int, num_views: int, cell_size: int) -> None:
+    """A layer's input can be cut into views as large as a cell."""
+    if features != num_views * cell_size:
+        raise ValueError(
+            f"input_views='split' cuts the input of layer {layer} into num_views pieces of the "
+            f"cell size: expected {num_views} x {cell_size} = {num_views * cell_size} features, "
+            f"got {features}; choose other sizes, or use input_views='linear'"
+        )
+
+
+def check_dropout(dropout: float, num_layers: int) -> None:
+    """Dropout is a probability, and has layers to sit between."""
+    if isinstance(dropout, bool) or not 0 <= dropout <= 1:
+        raise ValueError(f"dropout must be a probability in [0, 1], got {dropout!r}")
+    if dropout > 0 and num_layers == 1:
+        warnings.warn(
+            "dropout acts between layers: expected num_layers of at least 2, got 1, so "
+            f"dropout={dropout} does nothing; use nn.Dropout on the output instead",
+            stacklevel=3,
+        )
+
+
+def check_input(x: Tensor, features: int, like: Tensor) -> None:
+    """A sequence (T, B, D) fits a layer whose weights are like `like`."""
+    if x.shape[-1] != features:
+        raise ValueError(
+            f"the input's last dimension must be input_size = {features}, "
+            f"got an input of shape {tuple(x.shape)}"
+        )
+    if x.device != like.device:
+        raise ValueError(
+            f"the input must be on the layer's device {like.device}, got {x.device}; "
+            "move one of them with .to(device)"
+        )
+    any_float = torch.is_autocast_enabled(x.device.type) and x.is_floating_point()
+    if x.dtype != like.dtype and not any_float:
+        raise ValueError(
+            f"the input must have the layer's dtype {like.dtype}, got {x.dtype}; "
+            "convert one of them with .to(dtype), or run under torch.autocast"
+        )
+    if 0 in x.shape:
+        raise ValueError(
+            "the input must have at least one step and one sequence, "
+            f"got an input of shape {tuple(x.shape)}; leave empty batches out"
+        )
+
+
+def check_rank(x: Tensor, batch_first: bool) -> None:
+    """An unpacked input is one sequence or a batch of them."""
+    if x.dim() not in (2, 3):
+        shape = "(B, T, D)" if batch_first else "(T, B, D)"
+        raise ValueError(
+            f"the input must be a sequence (T, D) or a batch {shape}, "
+            f"got {x.dim()} dimensions: {tuple(x.shape)}"
+        )
+
+
+def check_state(name: str, state: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+    """A given initial state fits."""
+    if tuple(state.shape) != shape:
+        raise ValueError(
+            f"{name} must have shape {shape} = (num_layers * directions"
+            f"{', batch' if len(shape) == 3 else ''}, hidden_size), got {tuple(state.shape)}"
+        )
+    if state.device != like.device or state.dtype != like.dtype:
+        raise ValueError(
+            f"{name} must be {like.dtype} on {like.device} like the layer, "
+            f"got {state.dtype} on {state.device}; use {name}.to(weight)"
+        )
+
+
+def check_flags(name: str, flags: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    """`reset` or `mask` says something about every step of every sequence."""
+    if flags.dtype != torch.bool:
+        raise ValueError(f"{name} must be torch.bool, got {flags.dtype}; use {name}.bool()")
+    if tuple(flags.shape) != shape:
+        raise ValueError(
+            f"{name} must have the input's shape without features, {shape}, "
+            f"got {tuple(flags.shape)}"
+        )
+    if flags.device != device:
+        raise ValueError(f"{name} must be on the input's device {device}, got {flags.device}")

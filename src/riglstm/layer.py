@@ -1,0 +1,374 @@
+"""`RigLSTM`: the paper's layer behind the call of `nn.LSTM`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from riglstm import checks
+from riglstm.cell import Weights
+from riglstm.parameters import NAMES, from_paper, initialise, shapes, to_paper
+from riglstm.scan import Backend, reference, resolve, scan
+from riglstm.selection import CELL_RULES, SLOT_RULES, CellRule, Selection, SlotRule, draw_noise
+from riglstm.sequence import Sequences, State, unfold
+
+
+class Trace(NamedTuple):
+    """What one layer did in one direction; time first, in the order of the input.
+
+    T steps, B sequences, N cells, K views. With `soft` rules `views` and `peers` hold weights,
+    else they are bool.
+    """
+
+    layer: int
+    reverse: bool
+    output: Tensor
+    """(T, B, hidden_size)."""
+    active: Tensor
+    """(T, B, N): the cell woke."""
+    views: Tensor
+    """(T, B, N, K): the views that each cell took in."""
+    peers: Tensor
+    """(T, B, N, N): [j, i] is true where cell j listened to cell i; the diagonal always is."""
+    view_scores: Tensor
+    """(T, B, N, K), Eq. (13)."""
+    peer_scores: Tensor
+    """(T, B, N, N): h^j · h^i."""
+    keep: Tensor
+    """(T, B, N): the weight of the old state in the soft update; 1 where a cell slept."""
+
+
+class RigLSTM(nn.Module):
+    r"""Recurrent Independent Grid LSTM, with the call of `nn.LSTM`.
+
+    A group of N LSTM cells. In each step the K_a cells that fit the input best wake; each takes
+    in K_x of K views of the input and the states of K_h other cells, and decides how much of its
+    old state to keep:
+
+    .. math::
+        s_{k,j} = x^k_t \cdot h^j_{t-1} \quad s_j = \sum_k s_{k,j} \qquad (13), (14)
+
+        \tilde h^j_t, c^j_t = \mathrm{LSTM}(H^j_t, c^j_{t-1}; W^j) \qquad (18)
+
+        h^j_t = K^j_t \, \mathrm{softmax}((K^j_t)^\top W_q Q^j_t), \quad
+        K^j_t = [h^j_{t-1}; \tilde h^j_t] \qquad (20), (21)
+
+    Args:
+        input_size: features of the input.
+        hidden_size: the whole width N·d; 600 = 6 x 100 in the paper.
+        num_layers, bias, batch_first, dropout, bidirectional: as in `nn.LSTM`.
+        num_cells: N.
+        num_views: K; default: num_cells.
+        active_cells: K_a; default: two thirds of the cells, rounded.
+        views_per_cell: K_x; default: active_cells, at most K.
+        peers_per_cell: K_h; default: active_cells, at most N - 1.
+        cells, views, peers: how each is selected: `top` scores, `all`, or at `random`; views and
+            peers also `soft`, weighted by the softmax of their scores.
+        input_views: `linear` maps of the input, or `split`: K pieces of it.
+        soft_update: Eqs. (19)-(21); False: the new state replaces the old.
+        query: W_q `shared` by the cells, as printed, or one `per_cell`.
+        update_scale: factor on the two logits of Eq. (21); 1 in the paper.
+        update_bias: start value of a learned bias towards the new state; None: none, as printed.
+        backend: `reference`, `batched`, `compiled`, or `auto`; `repr` says which one runs.
+
+    Inputs: input, hx
+        * input (T, B, D), (B, T, D) with `batch_first`, (T, D), or a `PackedSequence`.
+        * hx = (h_0, c_0), each (layers · directions, B, hidden_size); zero if not given.
+        * reset (keyword), bool (T, B), (B, T) with `batch_first`: True starts a sequence anew
+          before that step. In the reverse direction the same pieces are run from their ends.
+        * mask (keyword), bool, same shape: False leaves a step out: the state stays as it is.
+
+    Outputs: output, (h_n, c_n)
+        * output (T, B, directions · hidden_size), or in the form of the input.
+        * h_n, c_n (layers · directions, B, hidden_size).
+
+    Parameters, per layer `_l{k}` and direction (`_reverse`), all for row vectors:
+        weight_in (D, K·d), bias_in (K·d), weight_gates (N, (K+N)·d, 4·d) with gates f, i, o, g,
+        bias_gates (N, 4·d), weight_query ((K+N-1)·d, d) or (N, (K+N-1)·d, d), update_bias (N).
+    """
+
+    proj_size = 0
+    """Part of nn.LSTM's interface that frameworks read; there is no projection."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        num_cells: int = 6,
+        num_views: int | None = None,
+        active_cells: int | None = None,
+        views_per_cell: int | None = None,
+        peers_per_cell: int | None = None,
+        cells: CellRule = "top",
+        views: SlotRule = "top",
+        peers: SlotRule = "top",
+        input_views: Literal["linear", "split"] = "linear",
+        soft_update: bool = True,
+        query: Literal["shared", "per_cell"] = "shared",
+        update_scale: float = 1.0,
+        update_bias: float | None = None,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (
+            ("input_size", input_size),
+            ("hidden_size", hidden_size),
+            ("num_layers", num_layers),
+            ("num_cells", num_cells),
+        ):
+            checks.check_positive(name, size)
+        checks.check_divides(hidden_size, num_cells)
+        checks.check_dropout(dropout, num_layers)
+        num_views = num_cells if num_views is None else num_views
+        checks.check_positive("num_views", num_views)
+        N, K, d = num_cells, num_views, hidden_size // num_cells
+        K_a = max(1, round(2 * N / 3)) if active_cells is None else active_cells
+        checks.check_count("active_cells", K_a, 1, N, "[1, num_cells]")
+        K_x = min(K_a, K) if views_per_cell is None else views_per_cell
+        checks.check_count("views_per_cell", K_x, 1, K, "[1, num_views]")
+        K_h = min(K_a, N - 1) if peers_per_cell is None else peers_per_cell
+        checks.check_count("peers_per_cell", K_h, 0, N - 1, "[0, num_cells - 1]")
+        checks.check_choice("cells", cells, CELL_RULES)
+        checks.check_choice("views", views, SLOT_RULES)
+        checks.check_choice("peers", peers, SLOT_RULES)
+        checks.check_choice("input_views", input_views, ("linear", "split"))
+        checks.check_choice("query", query, ("shared", "per_cell"))
+        if update_bias is not None and not soft_update:
+            raise ValueError(
+                f"update_bias must be None without the soft update, got {update_bias}; "
+                "use soft_update=True"
+            )
+        resolve(backend, torch.device("cpu" if device is None else device))
+
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
+        self.bidirectional, self.backend = bidirectional, backend
+        self.num_cells, self.num_views, self.cell_size = N, K, d
+        self.input_views, self.soft_update, self.query = input_views, soft_update, query
+        self.update_bias_start = update_bias
+        self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, float(update_scale))
+
+        for layer, reverse in self._directions():
+            D = input_size if layer == 0 else hidden_size * (1 + bidirectional)
+            if input_views == "split":
+                checks.check_split(layer, D, K, d)
+            all_shapes = shapes(
+                *(D, N, K, d),
+                linear=input_views == "linear",
+                bias=bias,
+                query=query if soft_update else None,
+                learned=update_bias is not None,
+            )
+            for name, shape in zip(NAMES, all_shapes, strict=True):
+                empty = None if shape is None else torch.empty(shape, device=device, dtype=dtype)
+                self.register_parameter(
+                    name + _suffix(layer, reverse), None if empty is None else nn.Parameter(empty)
+                )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new start values (P10)."""
+        for layer, reverse in self._directions():
+            initialise(self.weights(layer, reverse), self.hidden_size, self.update_bias_start)
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do; there because callers of nn.LSTM call it."""
+
+    def weights(self, layer: int = 0, reverse: bool = False) -> Weights:
+        """The parameters of one layer in one direction, as the scans take them."""
+        suffix = _suffix(layer, reverse)
+        return Weights(*(getattr(self, name + suffix) for name in NAMES))
+
+    def paper_parameters(self, layer: int = 0, reverse: bool = False) -> dict[str, Tensor]:
+        """Copies of the weights in the paper's notation, for column vectors, gates f, i, o, g.
+
+        W_in (K, d, D), b_in (K, d), W_gates (N, 4, d, (K+N)·d), b_gates (N, 4, d),
+        W_q (N, d, (K+N)·d) with the own-state block zero, update_bias (N); those that exist.
+        """
+        self._check_direction(layer, reverse)
+        return to_paper(self.weights(layer, reverse), self.num_cells, self.num_views)
+
+    def load_paper_parameters(
+        self, parameters: Mapping[str, Tensor], layer: int = 0, reverse: bool = False
+    ) -> None:
+        """The inverse of `paper_parameters`."""
+        self._check_direction(layer, reverse)
+        from_paper(self.weights(layer, reverse), parameters, self.num_cells, self.num_views)
+
+    @overload
+    def forward(
+        self,
+        input: Tensor,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, State]: ...
+    @overload
+    def forward(
+        self,
+        input: PackedSequence,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[PackedSequence, State]: ...
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """See the class."""
+        sequences, h, c = self._prepare(input, hx, reset, mask)
+        y, h_n, c_n, _ = self._run(sequences, h, c, record=False)
+        return sequences.restore(y), sequences.state_out(h_n, c_n)
+
+    def trace(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> list[Trace]:
+        """What each layer did in each direction, in the order of h_n; by the reference backend."""
+        return self._run(*self._prepare(input, hx, reset, mask), record=True)[3]
+
+    def _prepare(
+        self,
+        input: Tensor | PackedSequence,
+        hx: State | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Sequences, Tensor, Tensor]:
+        """Check everything, and bring input and state to (T, B, D) and (rows, B, N, d)."""
+        like = self.weight_gates_l0
+        assert isinstance(like, Tensor)
+        sequences = unfold(input, self.batch_first, reset, mask)
+        x = sequences.x
+        checks.check_input(x, self.input_size, like)
+        rows = self.num_layers * (1 + self.bidirectional)
+        if hx is None:
+            h = c = like.new_zeros(rows, x.shape[1], self.num_cells, self.cell_size)
+            return sequences, h, c
+        h, c = sequences.state_in(hx, rows, self.hidden_size, like)
+        cells = (self.num_cells, self.cell_size)
+        return sequences, h.unflatten(2, cells), c.unflatten(2, cells)
+
+    def _run(
+        self, sequences: Sequences, h: Tensor, c: Tensor, record: bool
+    ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
+        """All layers and directions: output (T, B, H), h_n and c_n, and traces if asked for."""
+        x = sequences.x
+        traces: list[Trace] = []
+        finals: list[State] = []
+        for layer in range(self.num_layers):
+            if layer > 0 and self.dropout > 0:
+                x = F.dropout(x, self.dropout, self.training)
+            outputs = []
+            for reverse in (False, True)[: 1 + self.bidirectional]:
+                row = len(finals)
+                y, final, trace = self._run_direction(
+                    x, h[row], c[row], sequences, layer, reverse, record
+                )
+                outputs.append(y)
+                finals.append(final)
+                traces += trace
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        h_n, c_n = (
+            torch.stack([state.flatten(1) for state in s]) for s in zip(*finals, strict=True)
+        )
+        return x, h_n, c_n, traces
+
+    def _run_direction(
+        self,
+        x: Tensor,
+        h: Tensor,
+        c: Tensor,
+        sequences: Sequences,
+        layer: int,
+        reverse: bool,
+        record: bool,
+    ) -> tuple[Tensor, State, list[Trace]]:
+        """One layer in one direction: output (T, B, hidden_size), final state, and its trace."""
+        live, reset = sequences.live, sequences.reset
+        if reverse:
+            # Run from the end: padding comes first and changes nothing; a piece that starts at t
+            # ends, seen from there, before step t - 1.
+            x = x.flip(0)
+            live = None if live is None else live.flip(0)
+            reset = None if reset is None else reset.roll(-1, 0).flip(0)
+            if reset is not None:
+                reset[0] = False
+        weights, sel = self.weights(layer, reverse), self.selection
+        noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
+        if not record:
+            y, final, _ = scan(
+                x, h, c, weights, sel, noise=noise, live=live, reset=reset, backend=self.backend
+            )
+            y = y.flatten(2)
+            return y.flip(0) if reverse else y, final, []
+        y, final, seen = reference.trace(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
+        output, *decisions = (v.flip(0) if reverse else v for v in (y.flatten(2), *seen))
+        return output, final, [Trace(layer, reverse, output, *decisions)]
+
+    def _directions(self) -> list[tuple[int, bool]]:
+        both = (False, True)[: 1 + self.bidirectional]
+        return [(layer, reverse) for layer in range(self.num_layers) for reverse in both]
+
+    def _check_direction(self, layer: int, reverse: bool) -> None:
+        checks.check_count("layer", layer, 0, self.num_layers - 1, "[0, num_layers - 1]")
+        if reverse and not self.bidirectional:
+            raise ValueError("reverse must be False, got True; the layer is not bidirectional")
+
+    def extra_repr(self) -> str:
+        """The sizes, what differs from the defaults, and the backend that runs."""
+        sel = self.selection
+        parts = [f"{self.input_size}, {self.hidden_size}"]
+        for name, value, default in (
+            ("num_layers", self.num_layers, 1),
+            ("bias", self.bias, True),
+            ("batch_first", self.batch_first, False),
+            ("dropout", self.dropout, 0.0),
+            ("bidirectional", self.bidirectional, False),
+            ("num_cells", sel.N, None),
+            ("num_views", sel.K, None),
+            ("active_cells", sel.K_a, None),
+            ("views_per_cell", sel.K_x, None),
+            ("peers_per_cell", sel.K_h, None),
+            ("cells", sel.cells, "top"),
+            ("views", sel.views, "top"),
+            ("peers", sel.peers, "top"),
+            ("input_views", self.input_views, "linear"),
+            ("soft_update", self.soft_update, True),
+            ("query", self.query, "shared"),
+            ("update_scale", sel.update_scale, 1.0),
+            ("update_bias", self.update_bias_start, None),
+        ):
+            if value != default:
+                parts.append(f"{name}={value!r}")
+        like = self.weight_gates_l0
+        assert isinstance(like, Tensor)
+        runs = resolve(self.backend, like.device)
+        chosen = "" if runs == self.backend else f" -> {runs!r}"
+        return ", ".join([*parts, f"backend={self.backend!r}{chosen}"])
+
+
+def _suffix(layer: int, reverse: bool) -> str:
+    return f"_l{layer}" + ("_reverse" if reverse else "")

@@ -1,0 +1,114 @@
+"""The weights of one layer in one direction: shapes, start values, the paper's notation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from riglstm.cell import Weights, others
+
+NAMES = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_bias")
+"""Parameter names, in the order of `Weights`."""
+
+
+def shapes(
+    D: int, N: int, K: int, d: int, *, linear: bool, bias: bool, query: str | None, learned: bool
+) -> tuple[tuple[int, ...] | None, ...]:
+    """Shape of each parameter, None for one that the layer does not have."""
+    rows = (K + N - 1) * d
+    return (
+        (D, K * d) if linear else None,
+        (K * d,) if linear and bias else None,
+        (N, (K + N) * d, 4 * d),
+        (N, 4 * d) if bias else None,
+        None if query is None else (rows, d) if query == "shared" else (N, rows, d),
+        (N,) if learned else None,
+    )
+
+
+@torch.no_grad()
+def initialise(weights: Weights, hidden_size: int, update_bias: float | None) -> None:
+    """Start values (P10): nn.LSTM's for the gates, nn.Linear's for the view and query maps."""
+    for tensor, fan_in in (
+        (weights.W_in, weights.W_in.shape[0] if weights.W_in is not None else 1),
+        (weights.b_in, weights.W_in.shape[0] if weights.W_in is not None else 1),
+        (weights.W, hidden_size),
+        (weights.b, hidden_size),
+        (weights.W_q, weights.W_q.shape[-2] if weights.W_q is not None else 1),
+    ):
+        # Without any slot in Q (one cell, no view) the query is empty, and so is its range.
+        if tensor is not None and tensor.numel():
+            nn.init.uniform_(tensor, -(fan_in**-0.5), fan_in**-0.5)
+    if weights.update_bias is not None and update_bias is not None:
+        nn.init.constant_(weights.update_bias, update_bias)
+
+
+def to_paper(weights: Weights, N: int, K: int) -> dict[str, Tensor]:
+    """The weights in the paper's notation: for column vectors, gates in the order f, i, o, g."""
+    d = weights.W.shape[2] // 4
+    paper = {"W_gates": weights.W.detach().unflatten(2, (4, d)).permute(0, 2, 3, 1).clone()}
+    if weights.W_in is not None:
+        paper["W_in"] = weights.W_in.detach().t().unflatten(0, (K, d)).clone()
+    if weights.b_in is not None:
+        paper["b_in"] = weights.b_in.detach().view(K, d).clone()
+    if weights.b is not None:
+        paper["b_gates"] = weights.b.detach().view(N, 4, d).clone()
+    if weights.W_q is not None:
+        W_q = weights.W_q.detach()
+        slots = W_q.new_zeros(N, K + N, d, d)
+        j = torch.arange(N, device=W_q.device).unsqueeze(1)
+        slots[j, others(N, K, W_q.device)] = W_q.view(-1, K + N - 1, d, d)
+        paper["W_q"] = slots.flatten(1, 2).mT.clone()  # (N, d, (K+N)·d)
+    if weights.update_bias is not None:
+        paper["update_bias"] = weights.update_bias.detach().clone()
+    return paper
+
+
+@torch.no_grad()
+def from_paper(weights: Weights, paper: Mapping[str, Tensor], N: int, K: int) -> None:
+    """The inverse of `to_paper`: overwrite the weights in place."""
+    expected = to_paper(weights, N, K)
+    if set(paper) != set(expected):
+        raise ValueError(
+            f"the paper's parameters of this layer are {', '.join(sorted(expected))}, "
+            f"got {', '.join(sorted(paper))}; paper_parameters() shows the form"
+        )
+    for name, tensor in expected.items():
+        if paper[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name} must have shape {tuple(tensor.shape)}, got {tuple(paper[name].shape)}"
+            )
+    d = weights.W.shape[2] // 4
+    weights.W.copy_(paper["W_gates"].permute(0, 3, 1, 2).flatten(2))
+    if weights.W_in is not None:
+        weights.W_in.copy_(paper["W_in"].flatten(0, 1).t())
+    if weights.b_in is not None:
+        weights.b_in.copy_(paper["b_in"].flatten())
+    if weights.b is not None:
+        weights.b.copy_(paper["b_gates"].flatten(1))
+    if weights.W_q is not None:
+        weights.W_q.copy_(_query_rows(paper["W_q"], weights.W_q, N, K, d))
+    if weights.update_bias is not None:
+        weights.update_bias.copy_(paper["update_bias"])
+
+
+def _query_rows(paper: Tensor, W_q: Tensor, N: int, K: int, d: int) -> Tensor:
+    """W_q (N, d, (K+N)·d) of the paper as the layer stores it."""
+    slots: Tensor = paper.mT.unflatten(1, (K + N, d))  # (N, K+N, d, d)
+    j = torch.arange(N, device=paper.device)
+    if slots[j, K + j].any():
+        raise ValueError(
+            "W_q must be zero in the block of each cell's own state, which Q leaves out (Eq. 19), "
+            "got other values there; set them to zero"
+        )
+    rows = slots[j.unsqueeze(1), others(N, K, paper.device)].flatten(1, 2)  # (N, (K+N-1)·d, d)
+    if W_q.dim() == 3:
+        return rows
+    if not torch.equal(rows, rows[:1].expand_as(rows)):
+        raise ValueError(
+            "W_q must be the same for every cell with query='shared', got different ones; "
+            "use query='per_cell'"
+        )
+    return rows[0]

@@ -1,0 +1,191 @@
+"""All cells in one product per step, and a backward pass written by hand.
+
+Both passes are custom operators: torch.compile sees each as one node, so a sequence of any length
+compiles at once and its data-dependent row counts stay out of the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.batched_backward import backward
+from riglstm.scan.batched_forward import Saved, empty_saved, forward
+from riglstm.scan.rows import awake_only
+from riglstm.selection import Noise, Selection
+
+Rules = tuple[int, int, int, int, int, str, str, str, float]
+
+
+def scan(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    *,
+    noise: Noise | None = None,
+    live: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    """See `riglstm.scan.scan`."""
+    device = x.device.type
+    autocast = torch.is_autocast_enabled(device)
+    product = torch.get_autocast_dtype(device) if autocast else h.dtype
+    learns = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, h, c, *weights)
+    )
+    y, h, c, active, *_ = _forward(
+        x, h, c, *weights, *(noise or Noise()), live, reset, *_flat(sel), product, learns
+    )
+    return y, (h, c), active
+
+
+def _flat(sel: Selection) -> Rules:
+    return (
+        *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
+        *(sel.cells, sel.views, sel.peers),
+        sel.update_scale,
+    )
+
+
+@torch.library.custom_op("riglstm::batched_forward", mutates_args=())
+def _forward(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    W_in: Tensor | None,
+    b_in: Tensor | None,
+    W: Tensor,
+    b: Tensor | None,
+    W_q: Tensor | None,
+    update_bias: Tensor | None,
+    noise_cells: Tensor | None,
+    noise_views: Tensor | None,
+    noise_peers: Tensor | None,
+    live: Tensor | None,
+    reset: Tensor | None,
+    N: int,
+    K: int,
+    K_a: int,
+    K_x: int,
+    K_h: int,
+    cells: str,
+    views: str,
+    peers: str,
+    update_scale: float,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor,
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+]:  # fmt: skip
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    y, h, c, active, saved = forward(
+        x.contiguous(),
+        h.contiguous(),
+        c,
+        Weights(W_in, b_in, W, b, W_q, update_bias),
+        sel,
+        Noise(noise_cells, noise_views, noise_peers) if sel.draws else None,
+        live,
+        reset,
+        product,
+        save,
+    )
+    return y, h, c, active, *saved
+
+
+@_forward.register_fake
+def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
+    W_q, rules, save = args[4], args[11:20], args[21]
+    saved = empty_saved(x.shape[0] if save else 1, h, Selection(*rules), W_q is not None)
+    y = h.new_empty(x.shape[0], *h.shape)
+    active = h.new_empty(x.shape[0], *h.shape[:2], dtype=torch.bool)
+    return y, torch.empty_like(h), torch.empty_like(c), active, *saved
+
+
+@torch.library.custom_op("riglstm::batched_backward", mutates_args=())
+def _backward(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    active: Tensor,
+    saved: list[Tensor],
+    W_in: Tensor | None,
+    b_in: Tensor | None,
+    W: Tensor,
+    b: Tensor | None,
+    W_q: Tensor | None,
+    update_bias: Tensor | None,
+    reset: Tensor | None,
+    N: int,
+    K: int,
+    K_a: int,
+    K_x: int,
+    K_h: int,
+    cells: str,
+    views: str,
+    peers: str,
+    update_scale: float,
+    product: torch.dtype,
+    idle: bool,
+) -> list[Tensor]:
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    dx, dh, dc, grads = backward(
+        dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle
+    )
+    return [dx, dh, dc, *(g for g in grads if g is not None)]
+
+
+@_backward.register_fake
+def _(
+    dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
+) -> list[Tensor]:
+    return [torch.empty_like(t) for t in (x, dh, dc, *args[:6]) if t is not None]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, _, _, *rest = inputs
+    weights, (live, reset, *rules, product, _) = rest[:6], rest[9:]
+    active, saved = output[3], output[4:]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(active, *saved)
+    ctx.save_for_backward(x, *weights, reset, active, *saved)
+    sel = Selection(*rules)
+    ctx.idle = live is not None or (not awake_only(x.device, sel) and sel.awake < sel.N)
+    ctx.rules, ctx.product, ctx.shape = tuple(rules), product, output[0].shape
+
+
+def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, *rest = ctx.saved_tensors
+    weights, reset, active, saved = rest[:6], rest[6], rest[7], rest[8:]
+    like = saved[0]
+
+    def whole(grad: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        return like.new_zeros(shape) if grad is None else grad.contiguous()
+
+    dy = whole(grads[0], ctx.shape)
+    dh, dc = (whole(g, ctx.shape[1:]) for g in grads[1:3])
+    out = iter(
+        _backward(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle)
+    )
+    dx, dh, dc = next(out), next(out), next(out)
+    dw = (None if w is None else next(out) for w in weights)
+    nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
+    return dx, dh, dc, *dw, *nothing
+
+
+def _no_second_backward(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError(
+        "backend='batched' can be differentiated once; for double backward use backend='reference'"
+    )
+
+
+_forward.register_autograd(_apply_backward, setup_context=_setup_context)
+_backward.register_autograd(_no_second_backward)

@@ -1,0 +1,134 @@
+"""Which cells wake, and what each of them looks at: the rules behind Eqs. (14)-(16)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+CellRule: TypeAlias = Literal["top", "all", "random"]
+SlotRule: TypeAlias = Literal["top", "all", "random", "soft"]
+
+CELL_RULES = ("top", "all", "random")
+SLOT_RULES = ("top", "all", "random", "soft")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The three counts of the paper, the rule each of them is applied by, and the soft update."""
+
+    N: int
+    """Cells."""
+    K: int
+    """Views of the input."""
+    K_a: int
+    """Cells awake in a step."""
+    K_x: int
+    """Views that a cell takes in."""
+    K_h: int
+    """Other cells that a cell listens to; its own state is always there, Eq. (16)."""
+    cells: CellRule = "top"
+    views: SlotRule = "top"
+    peers: SlotRule = "top"
+    update_scale: float = 1.0
+    """Factor on the two logits of Eq. (21); 1 in the paper."""
+
+    @property
+    def awake(self) -> int:
+        """Cells that really work in a step."""
+        return self.N if self.cells == "all" else self.K_a
+
+    @property
+    def draws(self) -> bool:
+        """Whether any rule needs random numbers."""
+        return "random" in (self.cells, self.views, self.peers)
+
+
+class Noise(NamedTuple):
+    """What the `random` rules rank instead of scores; None where a rule needs none."""
+
+    cells: Tensor | None = None
+    """(T, B, N), or (B, N) for one step."""
+    views: Tensor | None = None
+    """(T, B, N, K), or (B, N, K)."""
+    peers: Tensor | None = None
+    """(T, B, N, N), or (B, N, N)."""
+
+    def at(self, t: int) -> Noise:
+        """The draws of step t."""
+        return Noise(*(None if n is None else n[t] for n in self))
+
+
+def draw_noise(sel: Selection, T: int, B: int, device: torch.device) -> Noise | None:
+    """Draw what the `random` rules of one sequence need, from torch's generator (P14)."""
+    if not sel.draws:
+        return None
+
+    def rand(rule: str, *shape: int) -> Tensor | None:
+        return torch.rand(T, B, *shape, device=device) if rule == "random" else None
+
+    return Noise(
+        rand(sel.cells, sel.N), rand(sel.views, sel.N, sel.K), rand(sel.peers, sel.N, sel.N)
+    )
+
+
+def top_mask(s: Tensor, k: int) -> Tensor:
+    """The k largest along the last dimension, as a bool mask; of equals, the lower index (P4).
+
+    Ranks are counted, not sorted: `torch.topk` promises no order among equals, and with a zero
+    state every score is equal. NaN ranks first, so that no selection can hide it (P13).
+    """
+    n = s.shape[-1]
+    if k >= n:
+        return torch.ones_like(s, dtype=torch.bool)
+    s = s.masked_fill(s.isnan(), float("inf"))
+    s_i, s_j = s.unsqueeze(-1), s.unsqueeze(-2)  # (..., n, 1), (..., 1, n)
+    i_first = torch.ones(n, n, dtype=torch.bool, device=s.device).triu(1)  # i < j
+    ahead = torch.where(i_first, s_i >= s_j, s_i > s_j)  # (..., n, n): i is ahead of j
+    return ahead.sum(-2) < k
+
+
+def write_top_mask(s: Tensor, k: int, first: Tensor, out: Tensor) -> None:
+    """`top_mask` into a buffer, in fewer operations on a CPU; first = arange(n) < k.
+
+    A sort that keeps the order of equals, and ranks NaN first, makes the same choice.
+    """
+    if s.device.type == "cpu":
+        out.scatter_(-1, s.argsort(dim=-1, descending=True, stable=True), first.expand_as(s))
+    else:
+        out.copy_(top_mask(s, k))
+
+
+def choose_cells(s: Tensor, sel: Selection, noise: Tensor | None) -> Tensor:
+    """Eq. (14), the set C_t: which cells are active, (B, N) bool, from their scores (B, N)."""
+    if sel.cells == "all":
+        return torch.ones_like(s, dtype=torch.bool)
+    return top_mask(s if noise is None else noise, sel.K_a)
+
+
+def weigh_views(s: Tensor, sel: Selection, noise: Tensor | None) -> Tensor:
+    """Eq. (15), the sets S_t^j: what each view counts for each cell, (B, N, K).
+
+    Bool for the hard rules; for `soft` the softmax of the scores, in their dtype.
+    """
+    if sel.views == "soft":
+        return s.softmax(dim=-1)
+    return top_mask(s if noise is None else noise, sel.K if sel.views == "all" else sel.K_x)
+
+
+def weigh_peers(s: Tensor, sel: Selection, noise: Tensor | None) -> Tensor:
+    """Eq. (16), the sets R_t^j: what each cell's state counts for cell j, (B, N, N) as [j, i].
+
+    A cell's own state always counts 1: the K_h are chosen, or weighted, among the others (P11).
+    """
+    if sel.peers == "soft" and sel.N == 1:
+        return torch.ones_like(s)
+    if sel.peers != "soft" and (sel.peers == "all" or sel.K_h == sel.N - 1):
+        return torch.ones_like(s, dtype=torch.bool)
+    own = torch.eye(sel.N, dtype=torch.bool, device=s.device)
+    if sel.peers == "soft":
+        return s.masked_fill(own, float("-inf")).softmax(dim=-1) + own
+    rank = (s if noise is None else noise).masked_fill(own, float("-inf"))
+    return top_mask(rank, sel.K_h) | own

@@ -1,0 +1,111 @@
+"""The forms in which sequences arrive, brought to one, (T, B, D), and results brought back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from riglstm.checks import check_flags, check_rank, check_state
+
+State: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """A batch in time-first form, and how it came."""
+
+    x: Tensor
+    """(T, B, D)."""
+    live: Tensor | None
+    """(T, B) bool: False where a sequence is over or a step is masked; None: all steps count."""
+    reset: Tensor | None
+    """(T, B) bool."""
+    batch_first: bool
+    batched: bool
+    packed: PackedSequence | None
+    filled: Tensor | None
+    """Where in T·B the rows of a packed sequence lie."""
+
+    def restore(self, y: Tensor) -> Tensor | PackedSequence:
+        """An output (T, B, H) in the form of the input."""
+        if self.packed is not None and self.filled is not None:
+            data = y.flatten(0, 1).index_select(0, self.filled)
+            return PackedSequence(
+                data,
+                self.packed.batch_sizes,
+                self.packed.sorted_indices,
+                self.packed.unsorted_indices,
+            )
+        if not self.batched:
+            return y.squeeze(1)
+        return y.transpose(0, 1) if self.batch_first else y
+
+    def state_in(self, hx: State, rows: int, hidden: int, like: Tensor) -> State:
+        """A checked initial state as (rows, B, hidden), in the order of x's batch."""
+        if not (isinstance(hx, tuple | list) and len(hx) == 2):
+            raise ValueError(f"hx must be a pair (h_0, c_0), got {type(hx).__name__}")
+        shape = (rows, self.x.shape[1], hidden) if self.batched else (rows, hidden)
+        for name, state in zip(("h_0", "c_0"), hx, strict=True):
+            check_state(name, state, shape, like)
+        h, c = hx
+        if not self.batched:
+            return h.unsqueeze(1), c.unsqueeze(1)
+        order = None if self.packed is None else self.packed.sorted_indices
+        return (h, c) if order is None else (h.index_select(1, order), c.index_select(1, order))
+
+    def state_out(self, h: Tensor, c: Tensor) -> State:
+        """A final state (rows, B, hidden) in the form of the input."""
+        if not self.batched:
+            return h.squeeze(1), c.squeeze(1)
+        order = None if self.packed is None else self.packed.unsorted_indices
+        return (h, c) if order is None else (h.index_select(1, order), c.index_select(1, order))
+
+
+def unfold(
+    x: Tensor | PackedSequence, batch_first: bool, reset: Tensor | None, mask: Tensor | None
+) -> Sequences:
+    """Bring any accepted input to (T, B, D)."""
+    if isinstance(x, PackedSequence):
+        return _unpack(x, batch_first, reset, mask)
+    check_rank(x, batch_first)
+    for name, flags in (("reset", reset), ("mask", mask)):
+        if flags is not None:
+            check_flags(name, flags, tuple(x.shape[:-1]), x.device)
+    batched = x.dim() == 3
+
+    def time_first(v: Tensor | None) -> Tensor | None:
+        if v is None:
+            return None
+        if not batched:
+            return v.unsqueeze(1)
+        return v.transpose(0, 1) if batch_first else v
+
+    steps = time_first(x)
+    assert steps is not None
+    return Sequences(
+        steps, time_first(mask), time_first(reset), batch_first, batched, packed=None, filled=None
+    )
+
+
+def _unpack(
+    packed: PackedSequence, batch_first: bool, reset: Tensor | None, mask: Tensor | None
+) -> Sequences:
+    """Pad a packed batch; the padding is not `live`, so it changes no state."""
+    data, sizes = packed.data, packed.batch_sizes
+    T, B = len(sizes), int(sizes[0])
+    if mask is not None:
+        raise ValueError("mask must be None with a PackedSequence, which has its own lengths")
+    if reset is not None:
+        shape = (B, T) if batch_first else (T, B)
+        check_flags("reset", reset, shape, data.device)
+        reset = reset.t() if batch_first else reset
+        if packed.sorted_indices is not None:
+            reset = reset.index_select(1, packed.sorted_indices)
+    live = torch.arange(B) < sizes.unsqueeze(1)  # (T, B), known to the host
+    filled = live.view(-1).nonzero().view(-1).to(data.device)
+    x = data.new_zeros(T * B, data.shape[-1]).index_copy(0, filled, data).view(T, B, -1)
+    return Sequences(x, live.to(data.device), reset, batch_first, True, packed, filled)
