@@ -1,23 +1,29 @@
 """Backward pass of the `batched` backend, written by hand.
 
 A hard selection passes no gradient to its scores, so the masks of the forward pass are all that
-is needed. The loop over time carries only dh and dc; the gradients of weights and inputs are
-large products after it. W_q counts as a fifth gate: with its own-state block set to zero it takes
-the same input H as the others, so one product serves all five.
+is needed. W_q counts as a fifth gate: with its own-state block set to zero it takes the same
+input H as the others, so one product serves all five.
+
+The sequence is taken in pieces, from the end. Within a piece everything that does not depend on
+the gradient is computed for all steps at once; the loop over steps carries only dh and dc; the
+gradients of weights and inputs are large products after it.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, others
 from riglstm.scan.batched_forward import Saved
+from riglstm.scan.batched_soft import soft_peers, soft_views
 from riglstm.scan.rows import Rows, all_rows, rows_of
 from riglstm.selection import Selection
 
 ROWS_AT_ONCE = 8192
-"""Rows whose selected inputs are rebuilt together after the loop: 40 MB at the paper's sizes."""
+"""Rows in a piece of the sequence: 32 steps at the paper's sizes, and about 100 MB."""
 
 
 def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:
@@ -61,61 +67,183 @@ def backward(
     """
     T, B, S, d = saved.V.shape
     K, N, R = sel.K, sel.N, saved.pair.shape[1]
-    soft_update = weights.W_q is not None
     W5 = five_gates(weights.W, weights.W_q, K).to(product)  # (N, (K+N)·d, 5·d)
-    W5_x, W5_h = (w.contiguous() for w in W5.mT.split((K * d, N * d), dim=2))  # (N, 5·d, K·d)…
-    D5 = saved.V.new_empty(T, R, W5.shape[2])
+    W5_x, W5_h = (w.contiguous() for w in W5.mT.split((K * d, N * d), dim=2))  # (N, 5·d, ·)
     dV_x = saved.V.new_empty(T, B, K, d)
-    dz = saved.V.new_zeros(T, R)
-    counts = saved.counts.tolist()
+    dW5 = torch.zeros_like(W5, dtype=weights.W.dtype)
+    db5 = dW5.new_zeros(N, W5.shape[2])
+    d_bias = None if weights.update_bias is None else torch.zeros_like(weights.update_bias)
     dh, dc = dh.reshape(B * N, d).clone(), dc.reshape(B * N, d).clone()
-    dense = None if counts else all_rows(B, N, x.device)
+    counts = saved.counts.tolist()
 
-    for t in reversed(range(T)):
-        rows = dense or rows_of(saved.pair[t], counts[t], N)
-        dh += dy[t].view(B * N, d)
-        dh_row, dc_row = dh.index_select(0, rows.pair), dc.index_select(0, rows.pair)
-        through_h = through_c = None
-        if idle:
-            updates = active[t].view(-1).index_select(0, rows.pair).unsqueeze(-1)
-            through_h, through_c = dh_row.masked_fill(updates, 0), dc_row.masked_fill(updates, 0)
-            dh_row, dc_row = dh_row.masked_fill(~updates, 0), dc_row.masked_fill(~updates, 0)
+    for t, steps in reversed(_pieces(T, R)):
+        now = slice(t, t + steps)
+        piece = Saved(*(buffer[now] for buffer in saved))
+        D5, dz = dh.new_empty(steps, R, W5.shape[2]), dh.new_empty(steps, R)
+        # As in the forward pass: nothing inside is differentiated, and what stays is made here.
+        with torch.inference_mode():
+            _loop(
+                dy[now],
+                dh,
+                dc,
+                active[now] if idle else None,
+                piece,
+                counts[now],
+                sel,
+                None if reset is None else reset[now],
+                W5_x,
+                W5_h,
+                D5,
+                dz,
+                dV_x[now],
+            )
+        rows, order = _rows_of_steps(piece, counts[now], N)
+        D = D5.view(steps * R, -1).index_select(0, order)
+        H = piece.V.reshape(steps * B, S, d).index_select(0, rows.sample)
+        weight = piece.weight.reshape(-1, S).index_select(0, rows.pair)
+        H.mul_(weight.unsqueeze(-1))
+        D_low = D.to(product)
+        rows.outer(H.view(-1, S * d).to(product), D_low, dW5)
+        db5 += rows.sum_by_cell(D)
+        if d_bias is not None:
+            d_bias += rows.sum_by_cell(dz.view(-1, 1).index_select(0, order)).view(-1)
+        if sel.views != "soft":
+            dH = rows.times(D_low, W5_x).to(dh.dtype).view(-1, K, d)
+            dH.mul_(weight[:, :K].unsqueeze(-1))
+            dH = rows.sum_by_sample(dH.view(-1, K * d), steps * B)
+            dV_x[now] = dH.view(steps, B, K, d)
 
-        f, i, o, g = saved.gates[t].chunk(4, dim=1)
-        tanh_c = saved.tanh_c[t]
-        D = D5[t].view(R, -1, d)  # (R, 5, d): gradients before the non-linearities, then of q
+    dx, dW_in, db_in = _input_map(dV_x.view(T * B, K * d), x, weights, product)
+    dW, dW_q = split_gates(dW5, weights.W_q, K)
+    db = None if weights.b is None else db5[:, : 4 * d].contiguous()
+    grads = Weights(dW_in, db_in, dW, db, dW_q, d_bias)
+    return dx, dh.view(B, N, d), dc.view(B, N, d), grads
+
+
+class _Factors(NamedTuple):
+    """What multiplies the gradients of one step; made for all steps of a piece at once."""
+
+    fi: Tensor
+    """(R, 2, d): from c to the arguments of f and i."""
+    o: Tensor
+    """(R, d): from h~ to the argument of o."""
+    g: Tensor
+    """(R, d): from c to the argument of g."""
+    c: Tensor
+    """(R, d): from h~ to c."""
+    f: Tensor
+    """(R, d): from c to the c before."""
+    ahead: Tensor
+    """(R, d): h~ - h."""
+    a: Tensor
+    """(R, 1): the weight of h~."""
+    da: Tensor
+    """(R, 1): the derivative of that weight by its logit."""
+    q: Tensor
+    """(R, d): W_q Q."""
+
+
+def _factors(piece: Saved, K: int) -> list[_Factors]:
+    """The factors of each step of a piece."""
+    steps, d = piece.V.shape[0], piece.V.shape[3]
+    f, i, o, g = piece.gates.chunk(4, dim=2)  # (steps, R, d) each
+    to_f = piece.c * f * (1 - f)
+    to_c = o * (1 - piece.tanh_c.square())
+    parts = [
+        torch.stack((to_f, g * i * (1 - i)), dim=2),
+        piece.tanh_c * o * (1 - o),
+        i * (1 - g.square()),
+        to_c,
+        f,
+    ]
+    if len(piece.q):
+        h = piece.V[:, :, K:].reshape(steps, -1, d)
+        h_row = h.gather(1, piece.pair.unsqueeze(2).expand(-1, -1, d))
+        a = piece.a.unsqueeze(2)
+        parts += [torch.addcmul(-h_row, o, piece.tanh_c), a, a * (1 - a), piece.q]
+    else:
+        parts += [f, f, f, f]
+    return [_Factors(*at) for at in zip(*(part.unbind() for part in parts), strict=True)]
+
+
+def _loop(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    active: Tensor | None,
+    piece: Saved,
+    counts: list[list[int]],
+    sel: Selection,
+    reset: Tensor | None,
+    W5_x: Tensor,
+    W5_h: Tensor,
+    D5: Tensor,
+    dz: Tensor,
+    dV_x: Tensor,
+) -> None:
+    """The steps of a piece, from the last: updates dh, dc (B·N, d), and fills D5, dz and dV_x.
+
+    D5 (steps, R, 5·d) are the gradients of the gates' arguments and of W_q Q; dz (steps, R) those
+    of the logit of the new state; dV_x, of the views, is filled here for the soft rule only.
+    """
+    steps, B, S, d = piece.V.shape
+    K, N, R, product = sel.K, sel.N, D5.shape[1], W5_h.dtype
+    soft_update = bool(len(piece.q))
+    dense = None if counts else all_rows(B, N, dh.device)
+    factors = _factors(piece, K)
+    D_at, fi_at, o_at, g_at, q_at = (
+        part.unbind()
+        for part in (
+            D5,
+            D5[:, :, : 2 * d].unflatten(2, (2, d)),
+            D5[:, :, 2 * d : 3 * d],
+            D5[:, :, 3 * d : 4 * d],
+            D5[:, :, 4 * d :],
+        )
+    )
+    dy_at, dz_at = dy.reshape(steps, B * N, d).unbind(), dz.unsqueeze(2).unbind()
+    pair_at, weight_at = piece.pair.unbind(), piece.weight.view(steps, B * N, S).unbind()
+
+    for t in reversed(range(steps)):
+        rows = dense or rows_of(pair_at[t], counts[t], N)
+        k, pair = factors[t], rows.pair
+        dh += dy_at[t]
+        dh_row, dc_row = dh.index_select(0, pair), dc.index_select(0, pair)
+        asleep = None
+        if active is not None:
+            asleep = ~active[t].view(-1).index_select(0, pair).unsqueeze(-1)
+            through_h, through_c = dh_row, dc_row
+            dh_row, dc_row = dh_row.masked_fill(asleep, 0), dc_row.masked_fill(asleep, 0)
+
         if soft_update:
-            h_row = saved.V[t, :, K:].reshape(B * N, d).index_select(0, rows.pair)
-            a = saved.a[t].unsqueeze(-1)
-            ahead = torch.addcmul(-h_row, o, tanh_c)  # h~ - h
-            dz_t = (dh_row * ahead).sum(-1, keepdim=True) * a * (1 - a)
-            dz[t] = dz_t.squeeze(-1)
-            dz_t = dz_t * sel.update_scale
-            torch.mul(ahead, dz_t, out=D[:, 4])
-            d_tilde = torch.addcmul(a * dh_row, dz_t, saved.q[t])
+            dz_t = torch.mul((dh_row * k.ahead).sum(-1, keepdim=True), k.da, out=dz_at[t])
+            if sel.update_scale != 1:
+                dz_t = dz_t * sel.update_scale
+            torch.mul(k.ahead, dz_t, out=q_at[t])
+            d_tilde = torch.addcmul(dh_row * k.a, dz_t, k.q)
             d_old = dh_row - d_tilde
         else:
             d_tilde, d_old = dh_row, torch.zeros_like(dh_row)
-        dc_new = torch.addcmul(dc_row, d_tilde * o, 1 - tanh_c * tanh_c)
-        D[:, 0] = dc_new * saved.c[t] * f * (1 - f)
-        D[:, 1] = dc_new * g * i * (1 - i)
-        D[:, 2] = d_tilde * tanh_c * o * (1 - o)
-        D[:, 3] = dc_new * i * (1 - g * g)
-        dc_old = dc_new * f
-        if through_h is not None and through_c is not None:
-            d_old, dc_old = d_old + through_h, dc_old + through_c
-        dh.index_copy_(0, rows.pair, d_old)
-        dc.index_copy_(0, rows.pair, dc_old)
+        dc_new = torch.addcmul(dc_row, d_tilde, k.c)
+        torch.mul(dc_new.unsqueeze(1), k.fi, out=fi_at[t])
+        torch.mul(d_tilde, k.o, out=o_at[t])
+        torch.mul(dc_new, k.g, out=g_at[t])
+        dc_old = dc_new * k.f
+        if asleep is not None:
+            d_old = torch.where(asleep, through_h, d_old)
+            dc_old = torch.where(asleep, through_c, dc_old)
+        dh.index_copy_(0, pair, d_old)
+        dc.index_copy_(0, pair, dc_old)
 
-        weight = saved.weight[t].view(B * N, S).index_select(0, rows.pair)  # (R, K+N)
-        D_low = D5[t].to(product)
+        weight = weight_at[t].index_select(0, pair)  # (R, K+N)
+        D_low = D_at[t].to(product)
         dH = rows.times(D_low, W5_h).to(dh.dtype).view(R, N, d)
         if sel.peers == "soft":
-            dh += _soft_peers(dH, weight[:, K:], saved.V[t, :, K:], rows)
+            dh += soft_peers(dH, weight[:, K:], piece.V[t, :, K:], rows)
         if sel.views == "soft":
             dH_x = rows.times(D_low, W5_x).to(dh.dtype).view(R, K, d)
-            dV_x[t], dh_own = _soft_views(dH_x, weight[:, :K], saved.V[t], rows)
-            dh.index_add_(0, rows.pair, dh_own)
+            dV_x[t], dh_own = soft_views(dH_x, weight[:, :K], piece.V[t], rows)
+            dh.index_add_(0, pair, dh_own)
         dH.mul_(weight[:, K:].unsqueeze(-1))
         dh += rows.sum_by_sample(dH.view(R, N * d), B).view(B * N, d)
         if reset is not None:
@@ -123,58 +251,28 @@ def backward(
             dh.masked_fill_(fresh, 0)
             dc.masked_fill_(fresh, 0)
 
-    dW5 = torch.zeros_like(W5, dtype=weights.W.dtype)
-    db5 = dW5.new_zeros(N, W5.shape[2])
-    for t, steps in _chunks(T, R):
-        rows, order = _rows_of_steps(saved, counts, t, steps, N)
-        D = D5[t : t + steps].view(steps * R, -1).index_select(0, order)
-        H = saved.V[t : t + steps].view(steps * B, S, d).index_select(0, rows.sample)
-        weight = saved.weight[t : t + steps].view(-1, S).index_select(0, rows.pair)
-        H.mul_(weight.unsqueeze(-1))
-        D_low = D.to(product)
-        rows.outer(H.view(-1, S * d).to(product), D_low, dW5)
-        db5 += rows.sum_by_cell(D)
-        if sel.views != "soft":
-            dH = rows.times(D_low, W5_x).to(dh.dtype).view(-1, K, d)
-            dH.mul_(weight[:, :K].unsqueeze(-1))
-            dV_x[t : t + steps] = rows.sum_by_sample(dH.view(-1, K * d), steps * B).view(
-                steps, B, K, d
-            )
 
-    dx, dW_in, db_in = _input_map(dV_x.view(T * B, K * d), x, weights, product)
-    dW, dW_q = split_gates(dW5, weights.W_q, K)
-    d_bias = None
-    if weights.update_bias is not None:
-        d_bias = dz.new_zeros(N).index_add_(0, saved.pair.view(-1) % N, dz.view(-1))
-    grads = Weights(
-        dW_in, db_in, dW, None if weights.b is None else db5[:, : 4 * d].contiguous(), dW_q, d_bias
-    )
-    return dx, dh.view(B, N, d), dc.view(B, N, d), grads
-
-
-def _chunks(T: int, R: int) -> list[tuple[int, int]]:
+def _pieces(T: int, R: int) -> list[tuple[int, int]]:
     """First step and number of steps of each piece of the sequence."""
     most = max(1, ROWS_AT_ONCE // R)
     return [(t, min(most, T - t)) for t in range(0, T, most)]
 
 
-def _rows_of_steps(
-    saved: Saved, counts: list[list[int]], t: int, steps: int, N: int
-) -> tuple[Rows, Tensor]:
+def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows, Tensor]:
     """The rows of several steps as one set, and where each stood in the order of the steps.
 
     A sample of this set is a pair of step and sample.
     """
-    B, R = saved.V.shape[1], saved.pair.shape[1]
-    start = torch.arange(steps, device=saved.pair.device).unsqueeze(1) * (B * N)
-    pair = (saved.pair[t : t + steps] + start).view(-1)
-    if not counts:
-        order = torch.arange(steps * R, device=pair.device)
-        order = order.view(steps, N, B).transpose(0, 1).reshape(-1)
-        return rows_of(pair.index_select(0, order), None, N), order
-    order = pair.remainder(N).argsort(stable=True)
-    total = [sum(n) for n in zip(*counts[t : t + steps], strict=True)]
-    return rows_of(pair.index_select(0, order), total, N), order
+    steps, B, R = *piece.V.shape[:2], piece.pair.shape[1]
+    start = torch.arange(steps, device=piece.pair.device).unsqueeze(1) * (B * N)
+    pair = (piece.pair + start).view(-1)
+    if counts:
+        order = pair.remainder(N).argsort(stable=True)
+        total = [sum(n) for n in zip(*counts, strict=True)]
+        return rows_of(pair.index_select(0, order), total, N), order
+    order = torch.arange(steps * R, device=pair.device).view(steps, N, B)
+    order = order.transpose(0, 1).reshape(-1)
+    return rows_of(pair.index_select(0, order), None, N), order
 
 
 def _input_map(
@@ -187,30 +285,3 @@ def _input_map(
     dx = (low @ weights.W_in.t().to(product)).view_as(x).to(x.dtype)
     dW_in = (x.reshape(dV.shape[0], -1).t().to(product) @ low).to(weights.W_in.dtype)
     return dx, dW_in, None if weights.b_in is None else dV.sum(0)
-
-
-def _soft_views(dH: Tensor, weight: Tensor, V: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Back through x^k · softmax(s)_k: gradients of views (B, K, d) and own states (R, d)."""
-    (R, K, d), B = dH.shape, V.shape[0]
-    weight = weight.to(dH.dtype)
-    x = V[:, :K].index_select(0, rows.sample)  # (R, K, d)
-    h = V[:, K:].reshape(-1, d).index_select(0, rows.pair)  # (R, d)
-    ds = _softmax_backward(weight, (dH * x).sum(-1)).unsqueeze(-1)  # (R, K, 1)
-    d_views = torch.addcmul(dH * weight.unsqueeze(-1), ds, h.unsqueeze(1))
-    return rows.sum_by_sample(d_views.view(R, K * d), B).view(B, K, d), (ds * x).sum(1)
-
-
-def _soft_peers(dH: Tensor, weight: Tensor, h: Tensor, rows: Rows) -> Tensor:
-    """Back through the scores of h^i · softmax(r)_i: gradient of the state (B·N, d)."""
-    (R, N, d), B = dH.shape, h.shape[0]
-    others_only = weight.to(dH.dtype).scatter(1, rows.cell.unsqueeze(1), 0)
-    own = h.reshape(-1, d).index_select(0, rows.pair)  # (R, d)
-    h = h.index_select(0, rows.sample)  # (R, N, d)
-    ds = _softmax_backward(others_only, (dH * h).sum(-1)).unsqueeze(-1)  # (R, N, 1)
-    d_peers = rows.sum_by_sample((ds * own.unsqueeze(1)).view(R, N * d), B).view(B * N, d)
-    return d_peers.index_add_(0, rows.pair, (ds * h).sum(1))
-
-
-def _softmax_backward(weight: Tensor, d_weight: Tensor) -> Tensor:
-    """From the gradient of a softmax along the last dimension to that of its logits."""
-    return weight * (d_weight - (weight * d_weight).sum(-1, keepdim=True))
