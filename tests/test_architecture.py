@@ -14,13 +14,14 @@ PACKAGE = ROOT / "src" / "riglstm"
 MAY_IMPORT: dict[str, set[str]] = {
     "selection": set(),
     "variants": set(),
-    "checks": set(),
+    "autocast": set(),
+    "checks": {"autocast"},
     "cell": {"selection"},
-    "scan": {"scan", "cell", "selection"},
+    "scan": {"scan", "cell", "selection", "autocast"},
     "sequence": {"checks"},
-    "parameters": {"cell"},
+    "parameters": {"cell", "checks"},
     "layer": {"scan", "cell", "selection", "checks", "sequence", "parameters"},
-    "cell_layer": {"layer", "sequence"},
+    "cell_layer": {"layer", "sequence", "checks"},
     "onnx": {"layer", "cell", "scan", "selection", "sequence"},
     "benchmark": {"layer", "cell", "scan", "selection", "riglstm"},
     "riglstm": {"layer", "cell_layer", "scan", "variants"},
@@ -30,9 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Who may import whom inside the package; `riglstm` is the package's own __init__."""
 
 LINES: dict[str, int] = {
-    "layer.py": 370,
+    "layer.py": 400,
     "scan/batched_forward.py": 290,
-    "scan/batched_backward.py": 285,
+    "scan/batched_backward.py": 290,
 }
 """Budgets above the usual one: a docstring that is a manual, and two loops that read as one."""
 USUAL_LINES = 260
@@ -97,7 +98,7 @@ def test_the_layer_needs_torch_alone() -> None:
                 assert top in allowed or top in STANDARD, f"{path.name} imports {name}"
 
 
-STANDARD = {"collections", "dataclasses", "functools", "shutil", "typing", "warnings"}
+STANDARD = {"collections", "dataclasses", "functools", "math", "shutil", "typing", "warnings"}
 
 
 def test_every_equation_has_a_function_and_a_test() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from riglstm import checks
 from riglstm.layer import RigLSTM
 from riglstm.sequence import State
 
@@ -18,22 +20,40 @@ class RigLSTMCell(nn.Module):
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, **options: Any
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         for name in ("num_layers", "batch_first", "dropout", "bidirectional"):
             if name in options:
                 raise ValueError(f"{name} is not an option of a single step; use RigLSTM")
-        self.layer = RigLSTM(input_size, hidden_size, bias=bias, **options)
+        self.layer = RigLSTM(
+            input_size, hidden_size, bias=bias, device=device, dtype=dtype, **options
+        )
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         """See the class."""
+        checks.check_tensor("the input", input)
         if input.dim() not in (1, 2):
             raise ValueError(
                 "the input must be one step (D) or a batch of them (B, D), "
                 f"got {input.dim()} dimensions: {tuple(input.shape)}"
             )
-        state = None if hx is None else (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
+        like = self.layer.weights().W
+        checks.check_input(input, self.input_size, like)
+        state = None
+        if hx is not None:
+            checks.check_pair(hx)
+            shape = (*input.shape[:-1], self.hidden_size)
+            meaning = "batch, hidden_size" if input.dim() == 2 else "hidden_size"
+            for name, given in zip(("h_0", "c_0"), hx, strict=True):
+                checks.check_state(name, given, shape, meaning, like)
+            state = (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
         _, (h, c) = self.layer(input.unsqueeze(0), state)
         return h.squeeze(0), c.squeeze(0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from riglstm.autocast import product_dtype
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -50,9 +55,33 @@ def check_split(layer: int, features: int, num_views: int, cell_size: int) -> No
         )
 
 
+def check_switch(name: str, value: object) -> None:
+    """An option that is on or off."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_number(name: str, value: object, optional: bool) -> None:
+    """An option that is a number."""
+    if optional and value is None:
+        return
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good:
+        kind = "a finite number or None" if optional else "a finite number"
+        raise ValueError(f"{name} must be {kind}, got {value!r}")
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Weights are floating-point numbers that torch can compute with."""
+    if dtype not in FLOATS:
+        names = ", ".join(str(f) for f in FLOATS)
+        raise ValueError(f"dtype must be a floating dtype, got {dtype}; use one of {names}")
+
+
 def check_dropout(dropout: float, num_layers: int) -> None:
     """Dropout is a probability, and has layers to sit between."""
-    if isinstance(dropout, bool) or not 0 <= dropout <= 1:
+    number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
+    if not number or not 0 <= dropout <= 1:
         raise ValueError(f"dropout must be a probability in [0, 1], got {dropout!r}")
     if dropout > 0 and num_layers == 1:
         warnings.warn(
@@ -62,28 +91,41 @@ def check_dropout(dropout: float, num_layers: int) -> None:
         )
 
 
-def check_input(x: Tensor, features: int, like: Tensor) -> None:
-    """A sequence (T, B, D) fits a layer whose weights are like `like`."""
+def check_tensor(name: str, value: object, kinds: str = "a Tensor") -> None:
+    """Something is a tensor, and a dense one."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be {kinds}, got {type(value).__name__}; use torch.as_tensor")
+    if value.layout != torch.strided:
+        raise ValueError(f"{name} must be dense, got {value.layout}; use .to_dense()")
+
+
+def check_input(
+    x: Tensor, features: int, like: Tensor, given: tuple[int, ...] | None = None
+) -> None:
+    """A sequence fits a layer whose weights are like `like`; `given` is its shape as it came."""
+    shape = tuple(x.shape) if given is None else given
     if x.shape[-1] != features:
         raise ValueError(
             f"the input's last dimension must be input_size = {features}, "
-            f"got an input of shape {tuple(x.shape)}"
+            f"got an input of shape {shape}"
         )
     if x.device != like.device:
         raise ValueError(
             f"the input must be on the layer's device {like.device}, got {x.device}; "
             "move one of them with .to(device)"
         )
-    any_float = torch.is_autocast_enabled(x.device.type) and x.is_floating_point()
-    if x.dtype != like.dtype and not any_float:
+    # Under autocast a layer meets inputs of other precisions; float64 stays among itself.
+    rounds = product_dtype(like.device, like.dtype) != like.dtype
+    fits = x.dtype == like.dtype or (rounds and x.dtype in FLOATS[:3])
+    if not fits:
         raise ValueError(
             f"the input must have the layer's dtype {like.dtype}, got {x.dtype}; "
             "convert one of them with .to(dtype), or run under torch.autocast"
         )
-    if 0 in x.shape:
+    if 0 in shape:
         raise ValueError(
             "the input must have at least one step and one sequence, "
-            f"got an input of shape {tuple(x.shape)}; leave empty batches out"
+            f"got an input of shape {shape}; leave empty batches out"
         )
 
 
@@ -97,13 +139,20 @@ def check_rank(x: Tensor, batch_first: bool) -> None:
         )
 
 
-def check_state(name: str, state: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+def check_pair(hx: object) -> None:
+    """A state is h and c."""
+    if not (isinstance(hx, tuple | list) and len(hx) == 2):
+        raise ValueError(f"hx must be a pair (h_0, c_0), got {type(hx).__name__}")
+    for name, state in zip(("h_0", "c_0"), hx, strict=True):
+        check_tensor(name, state)
+
+
+def check_state(
+    name: str, state: Tensor, shape: tuple[int, ...], meaning: str, like: Tensor
+) -> None:
     """A given initial state fits."""
     if tuple(state.shape) != shape:
-        raise ValueError(
-            f"{name} must have shape {shape} = (num_layers * directions"
-            f"{', batch' if len(shape) == 3 else ''}, hidden_size), got {tuple(state.shape)}"
-        )
+        raise ValueError(f"{name} must have shape {shape} = ({meaning}), got {tuple(state.shape)}")
     if state.device != like.device or state.dtype != like.dtype:
         raise ValueError(
             f"{name} must be {like.dtype} on {like.device} like the layer, "
@@ -113,6 +162,7 @@ def check_state(name: str, state: Tensor, shape: tuple[int, ...], like: Tensor) 
 
 def check_flags(name: str, flags: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """`reset` or `mask` says something about every step of every sequence."""
+    check_tensor(name, flags, "a bool Tensor")
     if flags.dtype != torch.bool:
         raise ValueError(f"{name} must be torch.bool, got {flags.dtype}; use {name}.bool()")
     if tuple(flags.shape) != shape:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from riglstm import checks
 from riglstm.cell import Weights
 from riglstm.parameters import NAMES, from_paper, initialise, shapes, to_paper
-from riglstm.scan import Backend, reference, resolve, scan
+from riglstm.scan import Backend, BackendError, reference, resolve, scan
 from riglstm.selection import CELL_RULES, SLOT_RULES, CellRule, Selection, SlotRule, draw_noise
 from riglstm.sequence import Sequences, State, unfold
 
@@ -131,7 +131,18 @@ class RigLSTM(nn.Module):
         ):
             checks.check_positive(name, size)
         checks.check_divides(hidden_size, num_cells)
+        for name, switch in (
+            ("bias", bias),
+            ("batch_first", batch_first),
+            ("bidirectional", bidirectional),
+            ("soft_update", soft_update),
+        ):
+            checks.check_switch(name, switch)
         checks.check_dropout(dropout, num_layers)
+        checks.check_number("update_scale", update_scale, optional=False)
+        checks.check_number("update_bias", update_bias, optional=True)
+        if dtype is not None:
+            checks.check_dtype(dtype)
         num_views = num_cells if num_views is None else num_views
         checks.check_positive("num_views", num_views)
         N, K, d = num_cells, num_views, hidden_size // num_cells
@@ -161,12 +172,13 @@ class RigLSTM(nn.Module):
         self.update_bias_start = update_bias
         self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, float(update_scale))
 
-        for layer, reverse in self._directions():
-            D = input_size if layer == 0 else hidden_size * (1 + bidirectional)
-            if input_views == "split":
+        widths = [input_size] + [hidden_size * (1 + bidirectional)] * (num_layers - 1)
+        if input_views == "split":
+            for layer, D in enumerate(widths):
                 checks.check_split(layer, D, K, d)
+        for layer, reverse in self._directions():
             all_shapes = shapes(
-                *(D, N, K, d),
+                *(widths[layer], N, K, d),
                 linear=input_views == "linear",
                 bias=bias,
                 query=query if soft_update else None,
@@ -189,6 +201,7 @@ class RigLSTM(nn.Module):
 
     def weights(self, layer: int = 0, reverse: bool = False) -> Weights:
         """The parameters of one layer in one direction, as the scans take them."""
+        self._check_direction(layer, reverse)
         suffix = _suffix(layer, reverse)
         return Weights(*(getattr(self, name + suffix) for name in NAMES))
 
@@ -198,14 +211,12 @@ class RigLSTM(nn.Module):
         W_in (K, d, D), b_in (K, d), W_gates (N, 4, d, (K+N)·d), b_gates (N, 4, d),
         W_q (N, d, (K+N)·d) with the own-state block zero, update_bias (N); those that exist.
         """
-        self._check_direction(layer, reverse)
         return to_paper(self.weights(layer, reverse), self.num_cells, self.num_views)
 
     def load_paper_parameters(
         self, parameters: Mapping[str, Tensor], layer: int = 0, reverse: bool = False
     ) -> None:
         """The inverse of `paper_parameters`."""
-        self._check_direction(layer, reverse)
         from_paper(self.weights(layer, reverse), parameters, self.num_cells, self.num_views)
 
     @overload
@@ -262,7 +273,7 @@ class RigLSTM(nn.Module):
         assert isinstance(like, Tensor)
         sequences = unfold(input, self.batch_first, reset, mask)
         x = sequences.x
-        checks.check_input(x, self.input_size, like)
+        checks.check_input(x, self.input_size, like, sequences.given)
         rows = self.num_layers * (1 + self.bidirectional)
         if hx is None:
             h = c = like.new_zeros(rows, x.shape[1], self.num_cells, self.cell_size)
@@ -325,8 +336,9 @@ class RigLSTM(nn.Module):
             y = y.flatten(2)
             return y.flip(0) if reverse else y, final, []
         y, final, seen = reference.trace(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
-        output, *decisions = (v.flip(0) if reverse else v for v in (y.flatten(2), *seen))
-        return output, final, [Trace(layer, reverse, output, *decisions)]
+        y, *decisions = (v.flip(0) if reverse else v for v in (y.flatten(2), *seen))
+        ordered = (sequences.in_order(v) for v in (y, *decisions))
+        return y, final, [Trace(layer, reverse, *ordered)]
 
     def _directions(self) -> list[tuple[int, bool]]:
         both = (False, True)[: 1 + self.bidirectional]
@@ -365,8 +377,11 @@ class RigLSTM(nn.Module):
                 parts.append(f"{name}={value!r}")
         like = self.weight_gates_l0
         assert isinstance(like, Tensor)
-        runs = resolve(self.backend, like.device)
-        chosen = "" if runs == self.backend else f" -> {runs!r}"
+        try:
+            runs = resolve(self.backend, like.device)
+            chosen = "" if runs == self.backend else f" -> {runs!r}"
+        except BackendError:
+            chosen = " (cannot run here)"
         return ", ".join([*parts, f"backend={self.backend!r}{chosen}"])
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm.cell import Weights, others
+from riglstm.checks import check_tensor
 
 NAMES = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_bias")
 """Parameter names, in the order of `Weights`."""
@@ -70,17 +71,25 @@ def to_paper(weights: Weights, N: int, K: int) -> dict[str, Tensor]:
 def from_paper(weights: Weights, paper: Mapping[str, Tensor], N: int, K: int) -> None:
     """The inverse of `to_paper`: overwrite the weights in place."""
     expected = to_paper(weights, N, K)
-    if set(paper) != set(expected):
+    names = sorted(paper) if isinstance(paper, Mapping) else [type(paper).__name__]
+    if names != sorted(expected):
         raise ValueError(
             f"the paper's parameters of this layer are {', '.join(sorted(expected))}, "
-            f"got {', '.join(sorted(paper))}; paper_parameters() shows the form"
+            f"got {', '.join(names)}; paper_parameters() shows the form"
         )
     for name, tensor in expected.items():
+        check_tensor(name, paper[name])
+        if not paper[name].is_floating_point() or paper[name].is_meta:
+            raise ValueError(
+                f"{name} must hold real numbers, got {paper[name].dtype} on {paper[name].device}"
+            )
         if paper[name].shape != tensor.shape:
             raise ValueError(
                 f"{name} must have shape {tuple(tensor.shape)}, got {tuple(paper[name].shape)}"
             )
     d = weights.W.shape[2] // 4
+    # Everything is checked before the first weight changes.
+    W_q = None if weights.W_q is None else _query_rows(paper["W_q"], weights.W_q, N, K, d)
     weights.W.copy_(paper["W_gates"].permute(0, 3, 1, 2).flatten(2))
     if weights.W_in is not None:
         weights.W_in.copy_(paper["W_in"].flatten(0, 1).t())
@@ -88,8 +97,8 @@ def from_paper(weights: Weights, paper: Mapping[str, Tensor], N: int, K: int) ->
         weights.b_in.copy_(paper["b_in"].flatten())
     if weights.b is not None:
         weights.b.copy_(paper["b_gates"].flatten(1))
-    if weights.W_q is not None:
-        weights.W_q.copy_(_query_rows(paper["W_q"], weights.W_q, N, K, d))
+    if weights.W_q is not None and W_q is not None:
+        weights.W_q.copy_(W_q)
     if weights.update_bias is not None:
         weights.update_bias.copy_(paper["update_bias"])
 
@@ -106,7 +115,7 @@ def _query_rows(paper: Tensor, W_q: Tensor, N: int, K: int, d: int) -> Tensor:
     rows = slots[j.unsqueeze(1), others(N, K, paper.device)].flatten(1, 2)  # (N, (K+N-1)·d, d)
     if W_q.dim() == 3:
         return rows
-    if not torch.equal(rows, rows[:1].expand_as(rows)):
+    if not torch.equal(rows.nan_to_num(), rows[:1].nan_to_num().expand_as(rows)):
         raise ValueError(
             "W_q must be the same for every cell with query='shared', got different ones; "
             "use query='per_cell'"

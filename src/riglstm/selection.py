@@ -86,7 +86,7 @@ def top_mask(s: Tensor, k: int) -> Tensor:
     s = s.masked_fill(s.isnan(), float("inf"))
     s_i, s_j = s.unsqueeze(-1), s.unsqueeze(-2)  # (..., n, 1), (..., 1, n)
     i_first = torch.ones(n, n, dtype=torch.bool, device=s.device).triu(1)  # i < j
-    ahead = torch.where(i_first, s_i >= s_j, s_i > s_j)  # (..., n, n): i is ahead of j
+    ahead = (s_i > s_j) | ((s_i == s_j) & i_first)  # (..., n, n): i is ahead of j
     return ahead.sum(-2) < k
 
 

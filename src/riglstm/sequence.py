@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from riglstm.checks import check_flags, check_rank, check_state
+from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
 
 State: TypeAlias = tuple[Tensor, Tensor]
 
@@ -44,13 +44,30 @@ class Sequences:
             return y.squeeze(1)
         return y.transpose(0, 1) if self.batch_first else y
 
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The input's shape as it came."""
+        if self.packed is not None:
+            return tuple(self.packed.data.shape)
+        T, B, D = self.x.shape
+        if not self.batched:
+            return (T, D)
+        return (B, T, D) if self.batch_first else (T, B, D)
+
+    def in_order(self, v: Tensor) -> Tensor:
+        """A record (T, B, ...) with the sequences in the order in which they came."""
+        order = None if self.packed is None else self.packed.unsorted_indices
+        return v if order is None else v.index_select(1, order)
+
     def state_in(self, hx: State, rows: int, hidden: int, like: Tensor) -> State:
         """A checked initial state as (rows, B, hidden), in the order of x's batch."""
-        if not (isinstance(hx, tuple | list) and len(hx) == 2):
-            raise ValueError(f"hx must be a pair (h_0, c_0), got {type(hx).__name__}")
-        shape = (rows, self.x.shape[1], hidden) if self.batched else (rows, hidden)
+        check_pair(hx)
+        meaning = "num_layers * directions, batch, hidden_size"
+        shape: tuple[int, ...] = (rows, self.x.shape[1], hidden)
+        if not self.batched:
+            meaning, shape = "num_layers * directions, hidden_size", (rows, hidden)
         for name, state in zip(("h_0", "c_0"), hx, strict=True):
-            check_state(name, state, shape, like)
+            check_state(name, state, shape, meaning, like)
         h, c = hx
         if not self.batched:
             return h.unsqueeze(1), c.unsqueeze(1)
@@ -61,8 +78,7 @@ class Sequences:
         """A final state (rows, B, hidden) in the form of the input."""
         if not self.batched:
             return h.squeeze(1), c.squeeze(1)
-        order = None if self.packed is None else self.packed.unsorted_indices
-        return (h, c) if order is None else (h.index_select(1, order), c.index_select(1, order))
+        return self.in_order(h), self.in_order(c)
 
 
 def unfold(
@@ -71,11 +87,14 @@ def unfold(
     """Bring any accepted input to (T, B, D)."""
     if isinstance(x, PackedSequence):
         return _unpack(x, batch_first, reset, mask)
+    check_tensor("the input", x, "a Tensor or a PackedSequence")
     check_rank(x, batch_first)
     for name, flags in (("reset", reset), ("mask", mask)):
         if flags is not None:
             check_flags(name, flags, tuple(x.shape[:-1]), x.device)
     batched = x.dim() == 3
+    if reset is not None and mask is not None:
+        reset = reset & mask  # a step that is left out resets nothing (P19)
 
     def time_first(v: Tensor | None) -> Tensor | None:
         if v is None:
@@ -97,6 +116,11 @@ def _unpack(
     """Pad a packed batch; the padding is not `live`, so it changes no state."""
     data, sizes = packed.data, packed.batch_sizes
     T, B = len(sizes), int(sizes[0])
+    if data.dim() != 2:
+        raise ValueError(
+            "a packed sequence must hold data of 2 dimensions (steps, D), "
+            f"got {data.dim()}: {tuple(data.shape)}"
+        )
     if mask is not None:
         raise ValueError("mask must be None with a PackedSequence, which has its own lengths")
     if reset is not None:
@@ -106,6 +130,8 @@ def _unpack(
         if packed.sorted_indices is not None:
             reset = reset.index_select(1, packed.sorted_indices)
     live = torch.arange(B) < sizes.unsqueeze(1)  # (T, B), known to the host
+    if reset is not None:
+        reset = reset & live.to(data.device)
     filled = live.view(-1).nonzero().view(-1).to(data.device)
     x = data.new_zeros(T * B, data.shape[-1]).index_copy(0, filled, data).view(T, B, -1)
     return Sequences(x, live.to(data.device), reset, batch_first, True, packed, filled)

@@ -47,7 +47,7 @@ def resolve(backend: str, device: torch.device) -> str:
     """The backend that runs on a device when `backend` is asked for; only `auto` may choose."""
     if backend == "auto":
         return "batched"
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(("auto", *BACKENDS))
         raise BackendError(f"backend must be one of {names}, got {backend!r}")
     if backend == "compiled" and not compiled.available(device):

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_gradtrackingtensor
+from torch.autograd import forward_ad
 
+from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
 from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
@@ -32,9 +35,8 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
-    device = x.device.type
-    autocast = torch.is_autocast_enabled(device)
-    product = torch.get_autocast_dtype(device) if autocast else h.dtype
+    _refuse_transforms(x, h, c, *weights)
+    product = product_dtype(x.device, h.dtype)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
@@ -42,6 +44,21 @@ def scan(
         x, h, c, *weights, *(noise or Noise()), live, reset, *_flat(sel), product, learns
     )
     return y, (h, c), active
+
+
+def _refuse_transforms(*tensors: Tensor | None) -> None:
+    """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
+    if torch.compiler.is_compiling():
+        return
+    dual = forward_ad._current_level >= 0
+    for t in tensors:
+        if t is None:
+            continue
+        if is_gradtrackingtensor(t) or (dual and forward_ad.unpack_dual(t).tangent is not None):
+            raise NotImplementedError(
+                "backend='batched' has backward() only, no forward-mode derivative and none of "
+                "torch.func; use backend='reference'"
+            )
 
 
 def _flat(sel: Selection) -> Rules:

@@ -1,0 +1,421 @@
+"""The layer inside the rest of torch: compiler, autocast, DDP, functional calls, wrappers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, parametrize
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.checkpoint import checkpoint
+
+from riglstm import RigLSTM
+
+both_backends = pytest.mark.parametrize("backend", ["reference", "batched"])
+
+
+def build(dtype: torch.dtype = torch.float64, **options: Any) -> RigLSTM:
+    torch.manual_seed(0)
+    return RigLSTM(4, 12, dtype=dtype, **options)
+
+
+def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def loss_of(layer: nn.Module, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    y, (h_n, c_n) = layer(x, hx)
+    return (y * y).sum() + h_n.sum() + (c_n * c_n).sum()
+
+
+def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, of)
+
+
+def close(got: Any, expected: Any, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
+
+
+# torch's compiler, on its first use in a process, imports modules of torch that warn.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> None:
+    layer = build(backend="batched", bidirectional=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    leaves = tuple(layer.parameters())
+    for T, B in ((5, 3), (9, 2)):
+        x = numbers(T, B, 4).requires_grad_()
+        hx = (numbers(2, B, 12, seed=2), numbers(2, B, 12, seed=3))
+        with torch._dynamo.config.patch(error_on_recompile=T == 9):
+            got = compiled(x, hx)
+        expected = layer(x, hx)
+        close(got, expected)
+        close(*(gradients(y.pow(2).sum() + c.sum(), x, *leaves) for y, (_, c) in (got, expected)))
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_the_state_in_the_layers_dtype(dtype: torch.dtype, backend: str) -> None:
+    layer = build(torch.float32, backend=backend)
+    x = numbers(6, 3, 4, dtype=torch.float32)
+    with torch.autocast("cpu", dtype):
+        y, (h_n, c_n) = layer(x)
+        again, _ = layer(x, (h_n, c_n))
+        first, _ = layer(x[:1])
+        from_low, _ = layer(x.to(dtype))
+    assert {v.dtype for v in (y, h_n, c_n, again, from_low)} == {torch.float32}
+    exact, _ = layer(x[:1])
+    # From a zero state every score ties, so the first step selects alike in every precision.
+    close(first, exact, atol=2e-2)
+    assert not torch.equal(first, exact)
+    (y.sum() + again.sum()).backward()
+    for p in layer.parameters():
+        assert p.grad is not None
+        assert p.grad.dtype == torch.float32
+        assert p.grad.isfinite().all()
+
+
+@both_backends
+def test_autocast_leaves_float64_alone(backend: str) -> None:
+    layer, x = build(backend=backend), numbers(6, 3, 4)
+    expected = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = layer(x)
+    close(got, expected)
+
+
+def _ddp_worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    layer = DistributedDataParallel(build(num_layers=2))
+    x = numbers(5, 4, 4)[:, 2 * rank : 2 * rank + 2]
+    loss_of(layer, x).backward()
+    torch.save([p.grad for p in layer.module.parameters()], f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_ddp_averages_the_gradients_of_its_processes(tmp_path: Path) -> None:
+    if not dist.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    processes = mp.start_processes(
+        _ddp_worker, (str(tmp_path),), nprocs=2, join=False, start_method="spawn"
+    )
+    assert processes is not None
+    try:
+        # A join returns as soon as one process has ended.
+        assert any(processes.join(timeout=60) for _ in range(2))
+    finally:
+        for process in processes.processes:
+            if process.is_alive():
+                process.kill()
+    layer, x = build(num_layers=2), numbers(5, 4, 4)
+    halves = (loss_of(layer, x[:, :2]) + loss_of(layer, x[:, 2:])) / 2
+    expected = list(gradients(halves, *layer.parameters()))
+    for rank in range(2):
+        close(torch.load(tmp_path / f"{rank}.pt"), expected)
+
+
+@both_backends
+def test_clipping_and_an_optimizer_step_move_every_weight(backend: str) -> None:
+    layer = build(backend=backend, update_bias=0.5)
+    before = copy.deepcopy(layer.state_dict())
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    loss_of(layer, numbers(5, 3, 4)).backward()
+    assert clip_grad_norm_(layer.parameters(), 0.01) > 0.01
+    norms = [p.grad.norm() for p in layer.parameters() if p.grad is not None]
+    close(torch.stack(norms).norm(), torch.tensor(0.01, dtype=torch.float64), atol=1e-6)
+    optimizer.step()
+    assert all(not torch.equal(v, before[name]) for name, v in layer.state_dict().items())
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+@both_backends
+def test_parametrized_weights_are_the_ones_that_run(backend: str) -> None:
+    layer, plain = build(backend=backend), build(backend=backend)
+    parametrize.register_parametrization(layer, "weight_gates_l0", Doubled())
+    with torch.no_grad():
+        plain.weight_gates_l0.mul_(2)
+    x = numbers(5, 3, 4)
+    close(layer(x), plain(x))
+    (got,) = gradients(loss_of(layer, x), layer.parametrizations.weight_gates_l0.original)
+    (expected,) = gradients(loss_of(plain, x), plain.weight_gates_l0)
+    close(got, 2 * expected)
+
+
+@both_backends
+def test_functional_call_takes_other_weights(backend: str) -> None:
+    layer, other = build(backend=backend), build(backend=backend, bias=True)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(0.5)
+    x = numbers(5, 3, 4)
+    weights = {name: p.detach().requires_grad_() for name, p in other.named_parameters()}
+    y, _ = functional_call(layer, weights, (x,))
+    expected, _ = other(x)
+    assert torch.equal(y, expected)
+    got = gradients(y.sum(), *weights.values())
+    close(got, gradients(expected.sum(), *other.parameters()))
+
+
+@both_backends
+def test_checkpoint_recomputes_the_same_gradients(backend: str) -> None:
+    layer = build(backend=backend, cells="random")
+    x = numbers(5, 3, 4).requires_grad_()
+    torch.manual_seed(3)
+    expected = gradients(loss_of(layer, x), x, *layer.parameters())
+    torch.manual_seed(3)
+    loss = checkpoint(loss_of, layer, x, use_reentrant=False)
+    close(gradients(loss, x, *layer.parameters()), expected)
+
+
+# torch builds its forward-mode formulas with a part of itself that it has since deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@both_backends
+def test_transforms_of_torch_func_are_right_or_refused(backend: str) -> None:
+    layer = build(backend=backend)
+    x, direction = numbers(5, 3, 4), numbers(5, 3, 4, seed=2)
+
+    def loss(v: Tensor) -> Tensor:
+        return layer(v)[0].square().sum()
+
+    if backend == "batched":
+        for transform in (lambda: jvp(loss, (x,), (direction,)), lambda: grad(loss)(x)):
+            with pytest.raises(NotImplementedError, match="use backend='reference'"):
+                transform()
+        return
+    leaf = x.clone().requires_grad_()
+    loss(leaf).backward()
+    assert leaf.grad is not None
+    close(grad(loss)(x), leaf.grad)
+    close(jvp(loss, (x,), (direction,))[1], (leaf.grad * direction).sum())
+
+
+@both_backends
+def test_only_what_asks_for_a_gradient_gets_one(backend: str) -> None:
+    layer = build(backend=backend)
+    x, h, c = numbers(5, 3, 4), numbers(1, 3, 12, seed=2), numbers(1, 3, 12, seed=3)
+    loss_of(layer, x, (h, c.requires_grad_())).backward()
+    assert x.grad is None
+    assert h.grad is None
+    assert c.grad is not None
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+@both_backends
+def test_frozen_weights_pass_the_gradient_on(backend: str) -> None:
+    layer, x = build(backend=backend, num_layers=2), numbers(5, 3, 4).requires_grad_()
+    (expected,) = gradients(loss_of(layer, x), x)
+    layer.requires_grad_(False)
+    loss_of(layer, x).backward()
+    close(x.grad, expected)
+    assert all(p.grad is None for p in layer.parameters())
+
+
+@both_backends
+def test_partly_frozen_weights_leave_the_others_gradients_alone(backend: str) -> None:
+    layer, x = build(backend=backend), numbers(5, 3, 4)
+    expected = dict(
+        zip(
+            dict(layer.named_parameters()),
+            gradients(loss_of(layer, x), *layer.parameters()),
+            strict=True,
+        )
+    )
+    layer.weight_gates_l0.requires_grad_(False)
+    layer.bias_in_l0.requires_grad_(False)
+    loss_of(layer, x).backward()
+    for name, p in layer.named_parameters():
+        if p.requires_grad:
+            close(p.grad, expected[name])
+        else:
+            assert p.grad is None
+
+
+@both_backends
+def test_nothing_to_learn_gives_an_output_without_a_graph(backend: str) -> None:
+    layer = build(backend=backend).requires_grad_(False)
+    y, (h_n, c_n) = layer(numbers(5, 3, 4))
+    assert not any(v.requires_grad for v in (y, h_n, c_n))
+
+
+def test_gradients_of_each_output_alone() -> None:
+    """A caller may use the last state and drop the outputs, or the other way round."""
+    layer, reference = build(backend="batched"), build(backend="reference")
+    x = numbers(5, 3, 4).requires_grad_()
+
+    def outputs(rnn: RigLSTM) -> tuple[Tensor, Tensor, Tensor]:
+        y, (h_n, c_n) = rnn(x)
+        return y, h_n, c_n
+
+    for which in range(3):
+        got, expected = outputs(layer)[which], outputs(reference)[which]
+        close(
+            gradients((got * got).sum(), x, *layer.parameters()),
+            gradients((expected * expected).sum(), x, *reference.parameters()),
+        )
+
+
+@both_backends
+def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) -> None:
+    layer = build(backend=backend, num_layers=2)
+    loss = loss_of(layer, numbers(5, 3, 4))
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+    loss.backward()
+    for p, grad in zip(layer.parameters(), once, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, 2 * grad)
+
+
+@both_backends
+def test_memory_layout_of_the_inputs_does_not_matter(backend: str) -> None:
+    layer = build(backend=backend, num_layers=2, bidirectional=True)
+    x = numbers(3, 5, 4).transpose(0, 1)
+    wide = numbers(4, 3, 24, seed=2)
+    one = numbers(4, 1, 12, seed=3)
+    strided = (x, wide[:, :, ::2], one.expand(4, 3, 12))
+    results = []
+    for make in (lambda v: v, torch.Tensor.contiguous):
+        leaves = [make(v).detach().requires_grad_() for v in strided]
+        y, (h_n, c_n) = layer(leaves[0], (leaves[1], leaves[2]))
+        results.append((y, h_n, c_n, *gradients(y.sum() + (c_n * c_n).sum(), *leaves)))
+    assert not strided[0].is_contiguous()
+    for got, expected in zip(*results, strict=True):
+        close(got, expected)
+
+
+@both_backends
+def test_gradient_of_any_memory_layout_is_taken(backend: str) -> None:
+    layer = build(backend=backend, batch_first=True)
+    x = numbers(3, 5, 4).requires_grad_()
+    y, (h_n, _) = layer(x)
+    weigh = numbers(5, 3, 12, seed=4).transpose(0, 1)
+    got = gradients((y * weigh).sum() + h_n.expand(2, 3, 12).sum(), x)
+    y, (h_n, _) = layer(x)
+    close(got, gradients((y * weigh.contiguous()).sum() + 2 * h_n.sum(), x))
+
+
+class Classifier(nn.Module):
+    """As users build them: something before, the recurrent layer, something after."""
+
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.Linear(7, 4), nn.ReLU())
+        self.rnn = rnn
+        self.after = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.rnn(self.before(x))
+        logits: Tensor = self.after(y[-1])
+        return logits
+
+
+class OnlyOutput(nn.Module):
+    def forward(self, result: tuple[Tensor, Any]) -> Tensor:
+        return result[0]
+
+
+def test_layer_takes_the_place_of_nn_lstm_in_a_model() -> None:
+    x = numbers(5, 3, 7, dtype=torch.float32)
+    ours, theirs = Classifier(RigLSTM(4, 12)), Classifier(nn.LSTM(4, 12))
+    assert ours(x).shape == theirs(x).shape
+    ours.apply(lambda module: module.train(False))
+    ours(x).sum().backward()
+    assert all(p.grad is not None for p in ours.parameters())
+    names = {name for name, _ in ours.named_parameters()}
+    assert "rnn.weight_gates_l0" in names
+    again = Classifier(RigLSTM(4, 12))
+    again.load_state_dict(ours.state_dict())
+    assert torch.equal(again(x), ours(x))
+
+
+def test_layer_stands_in_a_sequential() -> None:
+    layer = build(torch.float32)
+    model = nn.Sequential(layer, OnlyOutput(), nn.Linear(12, 2))
+    assert model(numbers(5, 3, 4, dtype=torch.float32)).shape == (5, 3, 2)
+
+
+@both_backends
+def test_inference_mode_gives_the_same_numbers(backend: str) -> None:
+    layer = build(backend=backend, num_layers=2, bidirectional=True)
+    x = numbers(5, 3, 4)
+    expected, (h_n, c_n) = layer(x)
+    with torch.inference_mode():
+        y, final = layer(x)
+        carried, _ = layer(x, final)
+    assert y.is_inference()
+    assert torch.equal(y, expected)
+    assert torch.equal(carried, layer(x, (h_n, c_n))[0])
+
+
+@both_backends
+def test_outputs_made_without_gradients_can_enter_a_graph_later(backend: str) -> None:
+    layer = build(backend=backend)
+    with torch.no_grad():
+        y, (h_n, c_n) = layer(numbers(5, 3, 4))
+    scale = torch.ones(12, dtype=torch.float64, requires_grad=True)
+    for v in (y, h_n, c_n):
+        assert not v.is_inference()
+        (grad,) = gradients((v * scale).pow(2).sum(), scale)
+        assert grad.any()
+    y.add_(1)
+
+
+def test_default_dtype_is_followed() -> None:
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        layer = RigLSTM(4, 12)
+        y, (h_n, c_n) = layer(torch.randn(5, 3, 4))
+    finally:
+        torch.set_default_dtype(before)
+    dtypes = {p.dtype for p in layer.parameters()} | {v.dtype for v in (y, h_n, c_n)}
+    assert dtypes == {torch.float64}
+
+
+@both_backends
+@pytest.mark.parametrize("by_context", [False, True])
+def test_layer_made_on_meta_gets_its_weights_later(by_context: bool, backend: str) -> None:
+    if by_context:
+        with torch.device("meta"):
+            layer = RigLSTM(4, 12, num_layers=2, dtype=torch.float64, backend=backend)
+    else:
+        layer = RigLSTM(4, 12, num_layers=2, dtype=torch.float64, backend=backend, device="meta")
+    assert {p.device.type for p in layer.parameters()} == {"meta"}
+    assert "num_layers=2" in repr(layer)
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    assert all(p.isfinite().all() and p.any() for p in layer.parameters())
+    source = build(num_layers=2)
+    layer.load_state_dict(source.state_dict())
+    x = numbers(5, 3, 4)
+    close(layer(x), source(x))
+
+
+@both_backends
+def test_shapes_can_be_worked_out_on_meta(backend: str) -> None:
+    layer = RigLSTM(4, 12, 2, bidirectional=True, device="meta", backend=backend)
+    y, (h_n, c_n) = layer(torch.empty(5, 3, 4, device="meta"))
+    assert (y.shape, h_n.shape, c_n.shape) == ((5, 3, 24), (4, 3, 12), (4, 3, 12))
+    assert {v.device.type for v in (y, h_n, c_n)} == {"meta"}
+
+
+@both_backends
+def test_packed_batches_learn_too(backend: str) -> None:
+    layer = build(backend=backend, bidirectional=True)
+    x = pack_sequence([numbers(2, 4), numbers(5, 4)], enforce_sorted=False)
+    y, (h_n, _) = layer(x)
+    (y.data.sum() + h_n.sum()).backward()
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters())

@@ -1,0 +1,901 @@
+"""`RigLSTM` and `RigLSTMCell` behind the call of `nn.LSTM` and `nn.LSTMCell`."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+
+from riglstm import VARIANTS, RigLSTM, RigLSTMCell
+
+State = tuple[Tensor, Tensor]
+BACKENDS = ("reference", "batched")
+LENGTHS = (3, 6, 1, 4)
+"""Of the sequences in a packed batch; not sorted."""
+
+both_backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def build(
+    input_size: int = 4,
+    hidden_size: int = 12,
+    num_cells: int = 6,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **options: Any,
+) -> RigLSTM:
+    torch.manual_seed(seed)
+    return RigLSTM(input_size, hidden_size, num_cells=num_cells, dtype=dtype, **options)
+
+
+def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def state(layer: RigLSTM, B: int | None, seed: int = 2) -> State:
+    """A random initial state; B None: of one sequence without a batch."""
+    rows = layer.num_layers * (1 + layer.bidirectional)
+    shape = (rows, layer.hidden_size) if B is None else (rows, B, layer.hidden_size)
+    dtype = layer.weight_gates_l0.dtype
+    return numbers(*shape, seed=seed, dtype=dtype), numbers(*shape, seed=seed + 1, dtype=dtype)
+
+
+def close(got: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
+
+
+def same_state(got: State, expected: State, atol: float = 1e-12) -> None:
+    for g, e in zip(got, expected, strict=True):
+        close(g, e, atol)
+
+
+def part(layer: RigLSTM, suffix: str) -> RigLSTM:
+    """One layer in one direction, made a layer of its own."""
+    weights = {
+        name.removesuffix(suffix) + "_l0": value
+        for name, value in layer.state_dict().items()
+        if name.endswith(suffix)
+    }
+    D = weights["weight_in_l0"].shape[0]
+    single = build(D, layer.hidden_size, layer.num_cells, backend=layer.backend)
+    single.load_state_dict(weights)
+    return single
+
+
+def forms(layer: nn.LSTM | RigLSTM, form: str) -> tuple[Tensor | PackedSequence, State]:
+    """An input of a form and an initial state, float32 as both layers have it."""
+    rows = layer.num_layers * (1 + layer.bidirectional)
+    lengths = sorted(LENGTHS, reverse=True) if form == "packed" else LENGTHS
+    x: Tensor | PackedSequence
+    if form in ("batched", "batch_first"):
+        shape = (6, 4) if form == "batched" else (4, 6)
+        x, batch = torch.randn(*shape, layer.input_size), (4,)
+    elif form == "unbatched":
+        x, batch = torch.randn(6, layer.input_size), ()
+    else:
+        pieces = [torch.randn(n, layer.input_size) for n in lengths]
+        x, batch = pack_sequence(pieces, enforce_sorted=form == "packed"), (4,)
+    size = (rows, *batch, layer.hidden_size)
+    return x, (torch.randn(size), torch.randn(size))
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "form", ["batched", "batch_first", "unbatched", "packed", "packed_unsorted"]
+)
+def test_forms_and_shapes_are_those_of_nn_lstm(
+    form: str, num_layers: int, bidirectional: bool, with_state: bool
+) -> None:
+    arguments = (4, 12, num_layers, True, form == "batch_first", 0.0, bidirectional)
+    theirs, ours = nn.LSTM(*arguments), RigLSTM(*arguments)
+    x, hx = forms(theirs, form)
+    call = (x, hx) if with_state else (x,)
+    expected, got = theirs(*call), ours(*call)
+    assert type(got[0]) is type(expected[0])
+    assert isinstance(got[1], tuple)
+    if isinstance(x, PackedSequence):
+        for name in ("batch_sizes", "sorted_indices", "unsorted_indices"):
+            g, e = getattr(got[0], name), getattr(expected[0], name)
+            assert (g is None and e is None) or torch.equal(g, e)
+        got, expected = (got[0].data, got[1]), (expected[0].data, expected[1])
+    for g, e in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+        assert (g.shape, g.dtype, g.device) == (e.shape, e.dtype, e.device)
+
+
+def test_other_frameworks_find_what_they_read() -> None:
+    layer = RigLSTM(4, 12, 2, False, True, 0.25, True)
+    theirs = nn.LSTM(4, 12, 2, False, True, 0.25, True)
+    names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
+    for name in (*names, "bidirectional", "proj_size"):
+        assert getattr(layer, name) == getattr(theirs, name)
+    before = copy.deepcopy(layer.state_dict())
+    assert layer.flatten_parameters() is None
+    assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+    assert not isinstance(layer, nn.LSTM | nn.RNNBase)
+
+
+def test_a_list_serves_as_the_pair_of_states() -> None:
+    layer = build()
+    x, hx = numbers(3, 2, 4), state(layer, 2)
+    assert torch.equal(layer(x, list(hx))[0], layer(x, hx)[0])
+
+
+def test_no_state_is_a_zero_state() -> None:
+    layer = build(num_layers=2, bidirectional=True)
+    x, zero = numbers(3, 2, 4), torch.zeros(4, 2, 12, dtype=torch.float64)
+    assert torch.equal(layer(x)[0], layer(x, (zero, zero))[0])
+
+
+@both_backends
+def test_a_call_changes_neither_input_nor_state(backend: str) -> None:
+    layer = build(backend=backend, num_layers=2)
+    x, (h, c) = numbers(3, 2, 4), state(layer, 2)
+    reset = torch.ones(3, 2, dtype=torch.bool)
+    kept = [v.clone() for v in (x, h, c, reset)]
+    layer(x, (h, c), reset=reset)
+    assert all(torch.equal(v, k) for v, k in zip((x, h, c, reset), kept, strict=True))
+
+
+def test_final_state_is_the_last_output() -> None:
+    y, (h_n, _) = (layer := build(bidirectional=True))(numbers(5, 2, 4))
+    assert torch.equal(h_n[0], y[-1, :, : layer.hidden_size])
+    assert torch.equal(h_n[1], y[0, :, layer.hidden_size :])
+
+
+@both_backends
+def test_batch_first_is_the_same_run_transposed(backend: str) -> None:
+    layer = build(backend=backend, bidirectional=True)
+    turned = build(backend=backend, bidirectional=True, batch_first=True)
+    x, hx = numbers(5, 3, 4), state(layer, 3)
+    y, final = layer(x, hx)
+    z, turned_final = turned(x.transpose(0, 1), hx)
+    assert torch.equal(z.transpose(0, 1), y)
+    assert all(map(torch.equal, turned_final, final))
+
+
+@both_backends
+def test_unbatched_is_a_batch_of_one(backend: str) -> None:
+    layer = build(backend=backend, num_layers=2, bidirectional=True, batch_first=True)
+    x, (h, c) = numbers(5, 4), state(layer, None)
+    y, final = layer(x, (h, c))
+    z, batched = layer(x.unsqueeze(0), (h.unsqueeze(1), c.unsqueeze(1)))
+    assert torch.equal(y, z.squeeze(0))
+    assert all(torch.equal(f, b.squeeze(1)) for f, b in zip(final, batched, strict=True))
+
+
+@both_backends
+def test_bidirectional_equals_two_runs(backend: str) -> None:
+    layer = build(backend=backend, bidirectional=True)
+    ahead, back = part(layer, "_l0"), part(layer, "_l0_reverse")
+    x, (h, c) = numbers(7, 3, 4), state(layer, 3)
+    y, (h_n, c_n) = layer(x, (h, c))
+    y_a, (h_a, c_a) = ahead(x, (h[:1], c[:1]))
+    y_b, (h_b, c_b) = back(x.flip(0), (h[1:], c[1:]))
+    close(y, torch.cat((y_a, y_b.flip(0)), dim=2))
+    same_state((h_n, c_n), (torch.cat((h_a, h_b)), torch.cat((c_a, c_b))))
+
+
+@both_backends
+def test_layers_equal_single_layers_stacked_by_hand(backend: str) -> None:
+    layer = build(backend=backend, num_layers=3)
+    x, (h, c) = numbers(7, 3, 4), state(layer, 3)
+    y, (h_n, c_n) = layer(x, (h, c))
+    for k in range(3):
+        single = part(layer, f"_l{k}")
+        x, (h_k, c_k) = single(x, (h[k : k + 1], c[k : k + 1]))
+        same_state((h_n[k : k + 1], c_n[k : k + 1]), (h_k, c_k))
+    close(y, x)
+
+
+@both_backends
+def test_bidirectional_layers_feed_both_directions_upwards(backend: str) -> None:
+    layer = build(backend=backend, num_layers=2, bidirectional=True)
+    x, (h, c) = numbers(5, 3, 4), state(layer, 3)
+    y, (h_n, c_n) = layer(x, (h, c))
+    row = 0
+    for k in range(2):
+        outputs = []
+        for suffix in ("", "_reverse"):
+            single = part(layer, f"_l{k}{suffix}")
+            turned = [0] if suffix else []
+            z, final = single(x.flip(turned), (h[row : row + 1], c[row : row + 1]))
+            same_state((h_n[row : row + 1], c_n[row : row + 1]), final)
+            outputs.append(z.flip(turned))
+            row += 1
+        x = torch.cat(outputs, dim=2)
+    close(y, x)
+
+
+def test_dropout_acts_between_layers_only() -> None:
+    layer = build(num_layers=2, dropout=1.0)
+    x = numbers(5, 3, 4)
+    y, (h_n, _) = layer(x)
+    lower, upper = part(layer, "_l0"), part(layer, "_l1")
+    below, (h_below, _) = lower(x)
+    close(h_n[:1], h_below)
+    close(y, upper(torch.zeros_like(below))[0])
+    assert y.any()
+
+
+def test_dropout_is_off_in_eval_and_follows_the_seed_in_training() -> None:
+    layer, plain = build(num_layers=2, dropout=0.5), build(num_layers=2)
+    x = numbers(5, 3, 4)
+
+    def run(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return layer(x)[0]
+
+    assert torch.equal(run(3), run(3))
+    assert not torch.equal(run(3), run(4))
+    layer.eval()
+    assert torch.equal(run(3), plain(x)[0])
+
+
+@both_backends
+@pytest.mark.parametrize("sort", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_packed_equals_each_sequence_alone(
+    options: dict[str, Any], sort: bool, backend: str
+) -> None:
+    layer = build(backend=backend, **options)
+    lengths = sorted(LENGTHS, reverse=True) if sort else LENGTHS
+    pieces = [numbers(n, 4, seed=n).requires_grad_() for n in lengths]
+    hx = tuple(s.requires_grad_() for s in state(layer, len(lengths)))
+    packed, (h_n, c_n) = layer(pack_sequence(pieces, enforce_sorted=sort), hx)
+    padded, _ = pad_packed_sequence(packed)
+    weigh = numbers(*padded.shape, seed=9)
+    loss = (padded * weigh).sum() + (h_n * h_n).sum() + (c_n * c_n).sum()
+    grads = torch.autograd.grad(loss, [*pieces, *hx, *layer.parameters()])
+
+    alone_loss = torch.zeros((), dtype=torch.float64)
+    for b, (n, piece) in enumerate(zip(lengths, pieces, strict=True)):
+        y, (h, c) = layer(piece, (hx[0][:, b], hx[1][:, b]))
+        close(padded[:n, b], y)
+        same_state((h_n[:, b], c_n[:, b]), (h, c))
+        alone_loss = alone_loss + (y * weigh[:n, b]).sum() + (h * h).sum() + (c * c).sum()
+    alone_grads = torch.autograd.grad(alone_loss, [*pieces, *hx, *layer.parameters()])
+    for got, expected in zip(grads, alone_grads, strict=True):
+        close(got, expected, atol=1e-11)
+
+
+def in_pieces(layer: RigLSTM, x: Tensor, hx: State, reset: Tensor) -> tuple[Tensor, State]:
+    """One sequence (T, D), cut where `reset` says, its pieces run one by one.
+
+    A direction starts from hx where it enters the sequence, and from zero in every other piece.
+    """
+    directions = 1 + layer.bidirectional
+    cuts = [0, *(t for t in range(1, len(x)) if reset[t]), len(x)]
+    outputs, finals = [], []
+    for a, b in itertools.pairwise(cuts):
+        start = tuple(s.clone() for s in hx)
+        for s in start:
+            if a > 0 or reset[0]:
+                s[0::directions] = 0
+            if directions == 2 and b < len(x):
+                s[1::2] = 0
+        y, final = layer(x[a:b], start)
+        outputs.append(y)
+        finals.append(final)
+    h, c = (s.clone() for s in finals[-1])
+    if directions == 2:
+        h[1::2], c[1::2] = finals[0][0][1::2], finals[0][1][1::2]
+    return torch.cat(outputs), (h, c)
+
+
+@both_backends
+@pytest.mark.parametrize("form", ["time_first", "batch_first", "unbatched", "packed"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_reset_equals_separate_sequences(bidirectional: bool, form: str, backend: str) -> None:
+    layer = build(
+        backend=backend,
+        num_layers=2,
+        bidirectional=bidirectional,
+        batch_first=form == "batch_first",
+    )
+    lengths = (4, 7, 6) if form == "packed" else (7, 7, 7)
+    reset = torch.zeros(7, 3, dtype=torch.bool)
+    for t, b in ((2, 0), (3, 0), (0, 1), (5, 1), (6, 1)):  # the third sequence is whole
+        reset[t, b] = True
+    x, (h, c) = numbers(7, 3, 4), state(layer, 3)
+    if form == "unbatched":
+        for b in range(3):
+            got, final = layer(x[:, b], (h[:, b], c[:, b]), reset=reset[:, b])
+            expected = in_pieces(layer, x[:, b], (h[:, b], c[:, b]), reset[:, b])
+            close(got, expected[0])
+            same_state(final, expected[1])
+        return
+    if form == "packed":
+        pieces = [x[:n, b] for b, n in enumerate(lengths)]
+        packed, final = layer(pack_sequence(pieces, enforce_sorted=False), (h, c), reset=reset)
+        y, _ = pad_packed_sequence(packed)
+    elif form == "batch_first":
+        y, final = layer(x.transpose(0, 1), (h, c), reset=reset.t())
+        y = y.transpose(0, 1)
+    else:
+        y, final = layer(x, (h, c), reset=reset)
+    for b, n in enumerate(lengths):
+        expected = in_pieces(layer, x[:n, b], (h[:, b], c[:, b]), reset[:n, b])
+        close(y[:n, b], expected[0])
+        same_state((final[0][:, b], final[1][:, b]), expected[1])
+
+
+@both_backends
+def test_reset_at_the_first_step_drops_the_given_state(backend: str) -> None:
+    layer = build(backend=backend)
+    x, hx = numbers(4, 2, 4), tuple(s.requires_grad_() for s in state(layer, 2))
+    reset = torch.zeros(4, 2, dtype=torch.bool)
+    reset[0, 1] = True
+    y, final = layer(x, hx, reset=reset)
+    fresh, fresh_final = layer(x)
+    close(y[:, 1], fresh[:, 1])
+    close(final[1][:, 1], fresh_final[1][:, 1])
+    assert not torch.equal(y[:, 0], fresh[:, 0])
+    for grad in torch.autograd.grad(y.sum() + final[1].sum(), hx):
+        assert not grad[:, 1].any()
+        assert grad[:, 0].any()
+
+
+@both_backends
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_reset_beyond_the_end_of_a_packed_sequence_changes_nothing(
+    bidirectional: bool, backend: str
+) -> None:
+    layer = build(backend=backend, bidirectional=bidirectional)
+    x = pack_sequence([numbers(5, 4), numbers(2, 4)])
+    hx = state(layer, 2)
+    reset = torch.zeros(5, 2, dtype=torch.bool)
+    reset[2:, 1] = True
+    (y, final), (expected, expected_final) = layer(x, hx, reset=reset), layer(x, hx)
+    close(y.data, expected.data)
+    same_state(final, expected_final)
+
+
+@both_backends
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_masked_steps_are_left_out(options: dict[str, Any], backend: str) -> None:
+    layer = build(backend=backend, batch_first=True, **options)
+    mask = torch.tensor(
+        [[1, 1, 0, 1, 0, 0], [0, 1, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]
+    ).bool()
+    x, (h, c) = numbers(4, 6, 4).requires_grad_(), state(layer, 4)
+    y, (h_n, c_n) = layer(x, (h, c), mask=mask)
+    for b in range(3):
+        short, final = layer(x[b][mask[b]], (h[:, b], c[:, b]))
+        close(y[b][mask[b]], short)
+        same_state((h_n[:, b], c_n[:, b]), final)
+    assert torch.equal(h_n[:, 3], h[:, 3])
+    assert torch.equal(c_n[:, 3], c[:, 3])
+    (grad,) = torch.autograd.grad(y.sum() + c_n.sum(), x)
+    assert not grad[~mask].any()
+    assert grad[mask].any(dim=-1).all()
+
+
+@both_backends
+def test_output_of_a_masked_step_is_the_state_as_it_stays(backend: str) -> None:
+    layer = build(backend=backend)
+    mask = torch.tensor([[False], [True], [False], [False]])
+    x, hx = numbers(4, 1, 4), state(layer, 1)
+    y, _ = layer(x, hx, mask=mask)
+    assert torch.equal(y[0], hx[0][0])
+    assert torch.equal(y[2], y[1])
+    assert torch.equal(y[3], y[1])
+
+
+@both_backends
+def test_mask_and_reset_work_together(backend: str) -> None:
+    layer = build(backend=backend)
+    mask, reset = torch.ones(6, 1, dtype=torch.bool), torch.zeros(6, 1, dtype=torch.bool)
+    mask[2], reset[3] = False, True
+    x, hx = numbers(6, 1, 4), state(layer, 1)
+    y, final = layer(x, hx, mask=mask, reset=reset)
+    close(y[:2], layer(x[:2], hx)[0])
+    tail, tail_final = layer(x[3:])
+    close(y[3:], tail)
+    same_state(final, tail_final)
+
+
+BIT_OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_layers": 2, "query": "per_cell", "update_bias": 0.5, "update_scale": 2.0},
+    {"cells": "all", "views": "soft", "peers": "soft", "bias": False},
+)
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("B", [1, 3, 64])
+@pytest.mark.parametrize("options", BIT_OPTIONS)
+def test_pieces_with_carried_state_equal_one_run_bit_for_bit(
+    options: dict[str, Any], B: int, dtype: torch.dtype, backend: str
+) -> None:
+    layer = build(5, 42, 6, dtype, backend=backend, **options)
+    x, hx = numbers(9, B, 5, dtype=dtype), state(layer, B)
+    y, final = layer(x, hx)
+    for cuts in ((1,) * 9, (4, 1, 3, 1), (2, 7)):
+        carried, outputs = hx, []
+        for piece in x.split(cuts):
+            out, carried = layer(piece, carried)
+            outputs.append(out)
+        assert torch.equal(torch.cat(outputs), y)
+        assert all(map(torch.equal, carried, final))
+    with torch.no_grad():
+        assert torch.equal(layer(x, hx)[0], y)
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("B", [None, 1, 3, 64])
+def test_cell_steps_equal_the_layer_bit_for_bit(
+    B: int | None, dtype: torch.dtype, backend: str
+) -> None:
+    layer = build(5, 42, 6, dtype, backend=backend)
+    cell = RigLSTMCell(5, 42, num_cells=6, dtype=dtype, backend=backend)
+    cell.layer.load_state_dict(layer.state_dict())
+    shape = (4, 5) if B is None else (4, B, 5)
+    x, hx = numbers(*shape, dtype=dtype), state(layer, B)
+    y, (h_n, c_n) = layer(x, hx)
+    h, c = hx[0][0], hx[1][0]
+    for t in range(4):
+        h, c = cell(x[t], (h, c))
+        assert torch.equal(h, y[t])
+    assert torch.equal(h, h_n[0])
+    assert torch.equal(c, c_n[0])
+    assert torch.equal(cell(x[0])[0], layer(x[:1])[0][0])
+
+
+def test_cell_has_the_call_of_nn_lstm_cell() -> None:
+    cell, theirs = RigLSTMCell(4, 12, False), nn.LSTMCell(4, 12, False)
+    for x in (torch.randn(3, 4), torch.randn(4)):
+        got, expected = cell(x), theirs(x)
+        assert [v.shape for v in got] == [v.shape for v in expected]
+        again = cell(x, got)
+        assert [v.shape for v in again] == [v.shape for v in expected]
+    assert (cell.input_size, cell.hidden_size, cell.bias) == (4, 12, False)
+    assert all("bias" not in name for name, _ in cell.named_parameters())
+
+
+def test_state_dict_names_are_those_of_the_docs() -> None:
+    layer = build(bidirectional=True, num_layers=2, update_bias=0.0)
+    names = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_bias")
+    suffixes = ("_l0", "_l0_reverse", "_l1", "_l1_reverse")
+    assert list(layer.state_dict()) == [n + s for s in suffixes for n in names]
+    shapes = {name: tuple(v.shape) for name, v in layer.state_dict().items()}
+    assert shapes["weight_in_l0"] == (4, 12)
+    assert shapes["weight_in_l1"] == (24, 12)
+    assert shapes["bias_in_l0"] == (12,)
+    assert shapes["weight_gates_l0"] == (6, 24, 8)
+    assert shapes["bias_gates_l0"] == (6, 8)
+    assert shapes["weight_query_l0"] == (22, 2)
+    assert shapes["update_bias_l0"] == (6,)
+
+
+def test_parameters_that_a_layer_does_not_need_do_not_exist() -> None:
+    assert set(build(bias=False).state_dict()) == {
+        "weight_in_l0",
+        "weight_gates_l0",
+        "weight_query_l0",
+    }
+    assert set(build(12, input_views="split", soft_update=False).state_dict()) == {
+        "weight_gates_l0",
+        "bias_gates_l0",
+    }
+    per_cell = build(query="per_cell").state_dict()
+    assert tuple(per_cell["weight_query_l0"].shape) == (6, 22, 2)
+
+
+@pytest.mark.parametrize("name", [None, *VARIANTS])
+def test_saved_weights_load_into_a_new_layer(name: str | None) -> None:
+    options = {} if name is None else VARIANTS[name]
+    layer, other = build(12, seed=0, **options), build(12, seed=1, **options)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    x = numbers(4, 2, 12)
+    torch.manual_seed(0)
+    expected = layer(x)[0]
+    torch.manual_seed(0)
+    assert torch.equal(other(x)[0], expected)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+def test_copies_give_the_same_outputs_and_share_nothing(way: str) -> None:
+    layer = build(num_layers=2, bidirectional=True, views="soft", update_bias=1.0)
+    if way == "deepcopy":
+        twin = copy.deepcopy(layer)
+    elif way == "pickle":
+        twin = pickle.loads(pickle.dumps(layer))
+    else:
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    x = numbers(4, 2, 4)
+    expected = layer(x)[0]
+    assert torch.equal(twin(x)[0], expected)
+    assert repr(twin) == repr(layer)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    assert torch.equal(layer(x)[0], expected)
+
+
+@both_backends
+@pytest.mark.parametrize(
+    ("convert", "dtype", "tolerance"),
+    [
+        (nn.Module.half, torch.float16, 2e-3),
+        (nn.Module.bfloat16, torch.bfloat16, 2e-2),
+        (nn.Module.float, torch.float32, 1e-6),
+        (nn.Module.double, torch.float64, 1e-12),
+        (lambda m: m.to(torch.bfloat16), torch.bfloat16, 2e-2),
+        (lambda m: m.to("cpu", torch.float16), torch.float16, 2e-3),
+    ],
+)
+def test_layer_converts_to_other_dtypes(
+    convert: Any, dtype: torch.dtype, tolerance: float, backend: str
+) -> None:
+    layer = build(backend=backend, bidirectional=True, update_bias=0.5)
+    x = numbers(5, 2, 4)
+    # From a zero state every score ties, so the first step selects alike in every dtype.
+    expected = layer(x[:1])[0]
+    low = convert(copy.deepcopy(layer))
+    assert {p.dtype for p in low.parameters()} == {dtype}
+    close(low(x[:1].to(dtype))[0].double(), expected, atol=tolerance)
+    y, (h_n, c_n) = low(x.to(dtype))
+    assert {y.dtype, h_n.dtype, c_n.dtype} == {dtype}
+    (y.sum() + c_n.sum()).backward()
+    for p in low.parameters():
+        assert p.grad is not None
+        assert p.grad.dtype == dtype
+        assert p.grad.isfinite().all()
+
+
+@both_backends
+@pytest.mark.parametrize("query", ["shared", "per_cell"])
+@pytest.mark.parametrize("name", [None, *VARIANTS])
+def test_gradient_reaches_every_parameter(name: str | None, query: Any, backend: str) -> None:
+    options = {} if name is None else dict(VARIANTS[name])
+    if options.get("soft_update", True):
+        options |= {"query": query, "update_bias": 0.5}
+    layer = build(12, backend=backend, **options)
+    y, (_, c_n) = layer(numbers(10, 5, 12), state(layer, 5))
+    ((y * y).sum() + c_n.sum()).backward()
+    for parameter_name, p in layer.named_parameters():
+        assert p.grad is not None, parameter_name
+        assert p.grad.isfinite().all(), parameter_name
+        per_cell = p.grad.dim() == 3 or parameter_name.startswith(("bias_gates", "update_bias"))
+        parts = p.grad.reshape(6, -1) if per_cell else p.grad.unsqueeze(0)
+        assert parts.flatten(1).any(dim=1).all(), parameter_name
+
+
+def test_reset_parameters_draws_anew_within_the_start_range() -> None:
+    layer = build(update_bias=0.75)
+    before = copy.deepcopy(layer.state_dict())
+    layer.reset_parameters()
+    for name, value in layer.state_dict().items():
+        if name == "update_bias_l0":
+            assert (value == 0.75).all()
+            continue
+        fan_in = {"weight_in_l0": 4, "bias_in_l0": 4, "weight_query_l0": 22}.get(name, 12)
+        assert not torch.equal(value, before[name])
+        assert value.abs().max() <= fan_in**-0.5
+        assert value.abs().max() > 0.5 * fan_in**-0.5
+
+
+@pytest.mark.parametrize(
+    ("N", "K_a", "K_h"),
+    [(1, 1, 0), (2, 1, 1), (3, 2, 2), (4, 3, 3), (5, 3, 3), (6, 4, 4), (7, 5, 5), (8, 5, 5)],
+)
+def test_two_thirds_of_the_cells_are_active_by_default(N: int, K_a: int, K_h: int) -> None:
+    layer = build(4, 2 * N, N)
+    assert (layer.num_cells, layer.num_views, layer.cell_size) == (N, N, 2)
+    sel = layer.selection
+    assert (sel.K_a, sel.K_x, sel.K_h) == (K_a, K_a, K_h)
+
+
+def test_counts_follow_active_cells_up_to_their_caps() -> None:
+    few_views = build(num_views=2).selection
+    assert (few_views.K, few_views.K_a, few_views.K_x, few_views.K_h) == (2, 4, 2, 4)
+    all_awake = build(active_cells=6, num_views=8).selection
+    assert (all_awake.K_a, all_awake.K_x, all_awake.K_h) == (6, 6, 5)
+    one_awake = build(active_cells=1).selection
+    assert (one_awake.K_a, one_awake.K_x, one_awake.K_h) == (1, 1, 1)
+
+
+def test_default_is_the_papers_literal_model() -> None:
+    layer = RigLSTM(4, 600)
+    sel = layer.selection
+    assert (layer.num_cells, layer.cell_size, layer.input_views) == (6, 100, "linear")
+    assert (sel.cells, sel.views, sel.peers, sel.update_scale) == ("top", "top", "top", 1.0)
+    assert (layer.soft_update, layer.query, layer.update_bias_start) == (True, "shared", None)
+
+
+PAPER_TABLE = {
+    "no_input_trans",
+    "all_cells",
+    "rand_cells",
+    "all_inputs",
+    "rand_inputs",
+    "soft_inputs",
+    "all_h",
+    "rand_h",
+    "soft_h",
+    "no_soft_state_updating",
+}
+
+
+def test_variants_are_the_ten_of_the_papers_table() -> None:
+    assert set(VARIANTS) == PAPER_TABLE
+
+
+@both_backends
+@pytest.mark.parametrize("name", sorted(PAPER_TABLE))
+def test_each_variant_runs_and_differs_from_the_default(name: str, backend: str) -> None:
+    layer = build(12, backend=backend, **VARIANTS[name])
+    default = build(12, backend=backend)
+    default.load_state_dict(layer.state_dict(), strict=False)
+    x = numbers(10, 4, 12)
+    torch.manual_seed(0)
+    y, _ = layer(x)
+    assert y.isfinite().all()
+    assert not torch.allclose(y, default(x)[0])
+
+
+def test_repr_shows_the_sizes_and_the_backend_that_runs() -> None:
+    assert repr(RigLSTM(4, 12)) == (
+        "RigLSTM(4, 12, num_cells=6, num_views=6, active_cells=4, views_per_cell=4, "
+        "peers_per_cell=4, backend='auto' -> 'batched')"
+    )
+
+
+def test_repr_shows_every_option_that_is_not_the_default() -> None:
+    layer = RigLSTM(
+        *(10, 20, 2, False, True, 0.5, True),
+        num_cells=4,
+        num_views=2,
+        active_cells=1,
+        views_per_cell=2,
+        peers_per_cell=3,
+        cells="random",
+        views="soft",
+        peers="all",
+        query="per_cell",
+        update_scale=3.0,
+        update_bias=-1.0,
+        backend="reference",
+    )
+    assert repr(layer) == (
+        "RigLSTM(10, 20, num_layers=2, bias=False, batch_first=True, dropout=0.5, "
+        "bidirectional=True, num_cells=4, num_views=2, active_cells=1, views_per_cell=2, "
+        "peers_per_cell=3, cells='random', views='soft', peers='all', query='per_cell', "
+        "update_scale=3.0, update_bias=-1.0, backend='reference')"
+    )
+    split = repr(RigLSTM(12, 12, input_views="split", soft_update=False, backend="batched"))
+    assert "input_views='split', soft_update=False, backend='batched')" in split
+
+
+@both_backends
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_trace_has_an_entry_for_each_row_of_the_state(
+    options: dict[str, Any], backend: str
+) -> None:
+    layer = build(backend=backend, num_views=5, **options)
+    x, hx = numbers(7, 3, 4), state(layer, 3)
+    traces = layer.trace(x, hx)
+    y, (h_n, _) = layer(x, hx)
+    assert [(t.layer, t.reverse) for t in traces] == [
+        (k, r) for k in range(layer.num_layers) for r in (False, True)[: 1 + layer.bidirectional]
+    ]
+    for row, trace in enumerate(traces):
+        close(trace.output[0 if trace.reverse else -1], h_n[row])
+        assert trace.output.shape == (7, 3, 12)
+        assert trace.active.shape == trace.keep.shape == (7, 3, 6)
+        assert trace.views.shape == trace.view_scores.shape == (7, 3, 6, 5)
+        assert trace.peers.shape == trace.peer_scores.shape == (7, 3, 6, 6)
+    top = [t.output for t in traces if t.layer == layer.num_layers - 1]
+    close(torch.cat(top, dim=2), y)
+
+
+def test_trace_counts_what_was_selected() -> None:
+    layer = build(active_cells=3, views_per_cell=2, peers_per_cell=1)
+    (trace,) = layer.trace(numbers(7, 3, 4), state(layer, 3))
+    assert trace.active.dtype == trace.views.dtype == trace.peers.dtype == torch.bool
+    assert (trace.active.sum(-1) == 3).all()
+    assert (trace.views.sum(-1) == 2).all()
+    assert (trace.peers.sum(-1) == 2).all()
+    assert trace.peers.diagonal(dim1=2, dim2=3).all()
+    assert (trace.keep[~trace.active] == 1).all()
+    awake = trace.keep[trace.active]
+    assert ((awake > 0) & (awake < 1)).all()
+    best = trace.view_scores.sum(-1).topk(3).indices.sort(-1).values
+    assert torch.equal(best, trace.active.nonzero()[:, 2].view(7, 3, 3))
+
+
+def test_trace_holds_weights_for_the_soft_rules() -> None:
+    (trace,) = build(views="soft", peers="soft", soft_update=False).trace(numbers(5, 3, 4))
+    ones = torch.ones(5, 3, 6, dtype=torch.float64)
+    close(trace.views.sum(-1), ones)
+    close(trace.peers.sum(-1), 2 * ones)
+    close(trace.peers.diagonal(dim1=2, dim2=3), ones)
+    assert torch.equal(trace.keep, (~trace.active).double())
+
+
+@both_backends
+def test_random_rules_follow_the_seed_alike_in_trace_and_forward(backend: str) -> None:
+    layer = build(
+        backend=backend, bidirectional=True, cells="random", views="random", peers="random"
+    )
+    x = numbers(6, 3, 4)
+
+    def seeded(seed: int) -> tuple[list[Any], Tensor]:
+        torch.manual_seed(seed)
+        traces = layer.trace(x)
+        torch.manual_seed(seed)
+        return traces, layer(x)[0]
+
+    (traces, y), (again, _), (other, _) = seeded(5), seeded(5), seeded(6)
+    close(torch.cat([t.output for t in traces], dim=2), y)
+    for one, two, three in zip(traces, again, other, strict=True):
+        assert torch.equal(one.active, two.active)
+        assert torch.equal(one.views, two.views)
+        assert torch.equal(one.peers, two.peers)
+        assert not torch.equal(one.active, three.active)
+        assert (one.active.sum(-1) == 4).all()
+
+
+def test_trace_follows_the_order_of_a_packed_batch() -> None:
+    layer = build()
+    pieces = [numbers(n, 4, seed=n) for n in LENGTHS]
+    x, hx = pack_sequence(pieces, enforce_sorted=False), state(layer, 4)
+    (trace,) = layer.trace(x, hx)
+    y, lengths = pad_packed_sequence(layer(x, hx)[0])
+    for b, n in enumerate(lengths.tolist()):
+        close(trace.output[:n, b], y[:n, b])
+        assert not trace.active[n:, b].any()
+
+
+@both_backends
+@pytest.mark.parametrize("name", [None, *VARIANTS])
+def test_nan_in_the_input_stays_in_its_sequence_and_is_not_hidden(
+    name: str | None, backend: str
+) -> None:
+    layer = build(12, backend=backend, **({} if name is None else VARIANTS[name]))
+    x, hx = numbers(6, 3, 12), state(layer, 3)
+    x[2, 1, 4] = float("nan")
+    torch.manual_seed(0)
+    y, (h_n, c_n) = layer(x, hx)
+    bad = y.isnan().any(-1)
+    assert bad[2:, 1].all()
+    assert not bad[:2].any()
+    assert not bad[:, [0, 2]].any()
+    assert h_n[:, 1].isnan().any()
+    assert c_n[:, 1].isnan().any()
+
+
+@both_backends
+def test_nan_in_one_cells_state_wakes_that_cell(backend: str) -> None:
+    layer = build(backend=backend, active_cells=1, peers_per_cell=1)
+    x, (h, c) = numbers(3, 2, 4), state(layer, 2)
+    h[0, 1, 2 * 4] = float("nan")  # of cell 4
+    y, _ = layer(x, (h, c))
+    (trace,) = layer.trace(x, (h, c))
+    assert trace.active[0, 1].nonzero().item() == 4
+    assert trace.peers[0, 1, :, 4].all()
+    assert y[:, 1].isnan().any(-1).all()
+    assert not y[:, 0].isnan().any()
+
+
+def lstm_in_papers_notation(lstm: nn.LSTM, N: int, K: int) -> dict[str, Tensor]:
+    """nn.LSTM's gates i, f, g, o, cut into N cells, in the order f, i, o, g."""
+    d = lstm.hidden_size // N
+    order = [1, 0, 3, 2]
+
+    def cut(v: Tensor) -> Tensor:
+        return v.detach().unflatten(0, (4, N, d))[order].transpose(0, 1)  # (N, 4, d, …)
+
+    W = torch.cat((cut(lstm.weight_ih_l0), cut(lstm.weight_hh_l0)), dim=-1)
+    paper = {"W_gates": W, "b_gates": cut(lstm.bias_ih_l0) + cut(lstm.bias_hh_l0)}
+    identity = torch.eye(K * d, dtype=torch.float64).view(K, d, K * d)
+    return paper | {"W_in": identity, "b_in": torch.zeros(K, d, dtype=torch.float64)}
+
+
+@both_backends
+@pytest.mark.parametrize("input_views", ["linear", "split"])
+@pytest.mark.parametrize(("N", "K"), [(1, 1), (3, 3), (3, 2), (2, 5)])
+def test_without_selection_and_soft_update_the_layer_is_nn_lstm(
+    N: int, K: int, input_views: Any, backend: str
+) -> None:
+    """With one cell and one view the default rules select nothing away, so they stay."""
+    d = 5
+    torch.manual_seed(0)
+    theirs = nn.LSTM(K * d, N * d, dtype=torch.float64)
+    rules: dict[str, Any] = {} if N == K == 1 else {"cells": "all", "views": "all", "peers": "all"}
+    ours = build(
+        *(K * d, N * d, N),
+        num_views=K,
+        input_views=input_views,
+        soft_update=False,
+        backend=backend,
+        **rules,
+    )
+    paper = lstm_in_papers_notation(theirs, N, K)
+    if input_views == "split":
+        del paper["W_in"], paper["b_in"]
+    ours.load_paper_parameters(paper)
+    x, hx = numbers(9, 4, K * d).requires_grad_(), state(ours, 4)
+    got, expected = ours(x, hx), theirs(x, hx)
+    close(got[0], expected[0])
+    same_state(got[1], expected[1])
+    weigh = numbers(9, 4, N * d, seed=5)
+    close(
+        *(torch.autograd.grad((y * weigh).sum() + c.sum(), x)[0] for y, (_, c) in (got, expected)),
+        atol=1e-11,
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"soft_update": False},
+        {"views": "soft", "peers": "soft"},
+        {"cells": "random", "views": "random", "peers": "random"},
+        {"query": "per_cell", "update_bias": 0.1},
+        {"bias": False},
+        {"input_views": "split"},
+    ],
+)
+@pytest.mark.parametrize(("N", "K"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_smallest_sizes_run_forward_and_backward_alike(
+    N: int, K: int, options: dict[str, Any]
+) -> None:
+    D = K if "input_views" in options else 1
+    results = []
+    for backend in BACKENDS:
+        layer = build(D, N, N, num_views=K, peers_per_cell=0, backend=backend, **options)
+        x, hx = numbers(3, 1, D).requires_grad_(), state(layer, 1)
+        torch.manual_seed(0)
+        y, (h_n, c_n) = layer(x, hx)
+        grads = torch.autograd.grad((y * y).sum() + c_n.sum(), [x, *layer.parameters()])
+        results.append((y, h_n, c_n, *grads))
+    for one, two in zip(*results, strict=True):
+        assert one.isfinite().all()
+        close(one, two)
+
+
+def losses_of_training(backend: str, steps: int) -> Sequence[float]:
+    """Say the sign of the first of eight inputs at the end."""
+    layer = build(2, 12, 4, backend=backend)
+    head = nn.Linear(12, 1, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(numbers(1, 12, seed=3))
+        head.bias.zero_()
+    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.02)
+    x = numbers(8, 32, 2)
+    target = (x[0, :, :1] > 0).double()
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        y, _ = layer(x)
+        loss = nn.functional.binary_cross_entropy_with_logits(head(y[-1]), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_both_backends_learn_and_take_the_same_path() -> None:
+    reference, batched = (losses_of_training(backend, 60) for backend in BACKENDS)
+    assert reference[-1] < reference[0] / 5
+    assert batched == pytest.approx(reference, rel=0, abs=1e-6)

@@ -1,0 +1,286 @@
+"""`riglstm.onnx.export`: the file says in onnxruntime what the layer says in torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import riglstm.onnx
+from riglstm import RigLSTM, RigLSTMCell
+from riglstm.onnx import export
+
+onnx = pytest.importorskip("onnx", reason="needs the extra riglstm[onnx]")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra riglstm[onnx]")
+pytest.importorskip("onnxscript", reason="needs the extra riglstm[onnx]")
+
+GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "deep": {
+        "num_layers": 2,
+        "bidirectional": True,
+        "batch_first": True,
+        "dropout": 0.5,
+        "num_views": 3,
+        "active_cells": 2,
+        "peers_per_cell": 1,
+        "query": "per_cell",
+        "bias": False,
+        "dtype": torch.float64,
+    },
+    "soft": {
+        "input_size": 1,
+        "views": "soft",
+        "peers": "soft",
+        "update_scale": 2.0,
+        "update_bias": 0.5,
+    },
+    "all": {
+        "input_size": 12,
+        "num_layers": 2,
+        "input_views": "split",
+        "cells": "all",
+        "views": "all",
+        "peers": "all",
+        "soft_update": False,
+    },
+}
+"""Few layers that have every option between them: an export takes seconds."""
+TOL = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def build(input_size: int = 5, **options: Any) -> RigLSTM:
+    torch.manual_seed(0)
+    return RigLSTM(input_size, 12, **options)
+
+
+def load(path: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    # One thread, and no remark about the default values of h_0 and c_0.
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return onnxruntime.InferenceSession(str(path), options)
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RigLSTM, Path]:
+    """A layer and its file."""
+    layer = build(**LAYERS[request.param])
+    path = tmp_path_factory.mktemp("onnx") / "layer.onnx"
+    export(layer, path)
+    return layer.eval(), path
+
+
+@pytest.fixture(scope="module")
+def session(exported: tuple[RigLSTM, Path]) -> Any:
+    return load(exported[1])
+
+
+def numbers(layer: RigLSTM, *shape: int) -> Tensor:
+    return torch.randn(shape, dtype=layer.weight_gates_l0.dtype)
+
+
+def sequence(layer: RigLSTM, T: int, B: int) -> Tensor:
+    return numbers(layer, *((B, T) if layer.batch_first else (T, B)), layer.input_size)
+
+
+def state(layer: RigLSTM, B: int) -> tuple[Tensor, Tensor]:
+    rows = layer.num_layers * (1 + layer.bidirectional)
+    h, c = numbers(layer, 2, rows, B, layer.hidden_size)
+    return h, c
+
+
+def assert_equal(session: Any, layer: RigLSTM, x: Tensor, hx: tuple[Tensor, Tensor] | None) -> None:
+    feed = {"input": x.numpy()}
+    if hx is not None:
+        feed |= {"h_0": hx[0].numpy(), "c_0": hx[1].numpy()}
+    with torch.no_grad():
+        output, (h_n, c_n) = layer(x, hx)
+    got = session.run(["output", "h_n", "c_n"], feed)
+    for value, expected in zip(got, (output, h_n, c_n), strict=True):
+        assert value.shape == expected.shape
+        assert value.dtype == expected.numpy().dtype
+        tol = TOL[expected.dtype]
+        np.testing.assert_allclose(value, expected.numpy(), rtol=0, atol=tol)
+
+
+@pytest.mark.parametrize(("T", "B"), [(13, 4), (1, 1), (1, 3), (6, 1)])
+def test_any_length_and_batch_size_equal_the_layer(
+    exported: tuple[RigLSTM, Path], session: Any, T: int, B: int
+) -> None:
+    layer, _ = exported
+    assert_equal(session, layer, sequence(layer, T, B), state(layer, B))
+
+
+def test_no_state_is_a_zero_state(exported: tuple[RigLSTM, Path], session: Any) -> None:
+    """With a zero state all scores tie, and the lower index wins."""
+    layer, _ = exported
+    x = sequence(layer, 7, 3)
+    assert_equal(session, layer, x, None)
+    zero = torch.zeros_like(state(layer, 3)[0])
+    assert_equal(session, layer, x, (zero, zero))
+
+
+def test_ties_between_equal_cells_go_to_the_lower_index(
+    exported: tuple[RigLSTM, Path], session: Any
+) -> None:
+    layer, _ = exported
+    h, c = state(layer, 2)
+    d = layer.cell_size
+    alike = h[..., :d].repeat(1, 1, layer.num_cells)
+    assert_equal(session, layer, sequence(layer, 1, 2), (alike, c))
+
+
+def test_carried_state_continues_a_sequence(exported: tuple[RigLSTM, Path], session: Any) -> None:
+    layer, _ = exported
+    if layer.bidirectional:
+        pytest.skip("the reverse direction needs the end of the sequence first")
+    x = sequence(layer, 9, 2).numpy()
+    whole, h_whole, c_whole = session.run(None, {"input": x})
+    first, h, c = session.run(None, {"input": x[:5]})
+    second, h, c = session.run(None, {"input": x[5:], "h_0": h, "c_0": c})
+    np.testing.assert_array_equal(np.concatenate((first, second)), whole)
+    np.testing.assert_array_equal(h, h_whole)
+    np.testing.assert_array_equal(c, c_whole)
+
+
+def test_nan_passes_through(exported: tuple[RigLSTM, Path], session: Any) -> None:
+    layer, _ = exported
+    x = sequence(layer, 4, 2)
+    clean = x.clone()
+    (x[0] if layer.batch_first else x[:, 0])[2].fill_(float("nan"))
+    with torch.no_grad():
+        expected, _ = layer(x)
+    output = session.run(["output"], {"input": x.numpy()})[0]
+    np.testing.assert_array_equal(np.isnan(output), expected.isnan().numpy())
+    assert np.isnan(output).any()
+    assert not np.isnan(session.run(["output"], {"input": clean.numpy()})[0]).any()
+
+
+def test_file_is_valid_and_its_sizes_are_open(exported: tuple[RigLSTM, Path], session: Any) -> None:
+    layer, path = exported
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    rows = layer.num_layers * (1 + layer.bidirectional)
+    assert Counter(node.op_type for node in model.graph.node)["Scan"] == rows
+    axes = ["batch", "time"] if layer.batch_first else ["time", "batch"]
+    hidden = (1 + layer.bidirectional) * layer.hidden_size
+    given = {v.name: v.shape for v in session.get_inputs()}
+    assert given == {"input": [*axes, layer.input_size]}
+    state = [rows, "batch", layer.hidden_size]
+    optional = {v.name: v.shape for v in session.get_overridable_initializers()}
+    assert optional == {"h_0": state, "c_0": state}
+    results = {v.name: v.shape for v in session.get_outputs()}
+    assert results == {"output": [*axes, hidden], "h_n": state, "c_n": state}
+
+
+def test_file_holds_each_weight_once_and_no_path(exported: tuple[RigLSTM, Path]) -> None:
+    layer, path = exported
+    tensors = [onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer]
+    count = sum(t.size for t in tensors if t.dtype.kind == "f")
+    weights = sum(p.numel() for p in layer.parameters())
+    assert count == weights + 2 * layer.num_layers * (1 + layer.bidirectional) * layer.hidden_size
+    for folder in (Path(riglstm.onnx.__file__).parent, Path(torch.__file__).parent):
+        assert str(folder).encode() not in path.read_bytes()
+
+
+def test_random_rules_cannot_be_exported(tmp_path: Path) -> None:
+    layer = build(cells="random", peers="random")
+    message = "expects rules that choose by score.*got cells='random', peers='random'; use 'top'"
+    with pytest.raises(ValueError, match=message):
+        export(layer, tmp_path / "layer.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_cannot_be_exported(tmp_path: Path, dtype: torch.dtype) -> None:
+    message = rf"expects a layer in float32 or float64, got {dtype}; export copy\.deepcopy"
+    with pytest.raises(ValueError, match=message):
+        export(build(dtype=dtype), tmp_path / "layer.onnx")
+
+
+def test_other_modules_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"a RigLSTM, got RigLSTMCell; of a RigLSTMCell .* \.layer"):
+        export(RigLSTMCell(5, 12), tmp_path / "layer.onnx")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
+def test_missing_packages_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r"onnx and onnxscript.*pip install 'riglstm\[onnx\]'"):
+        export(build(), tmp_path / "layer.onnx")
+
+
+def test_importing_the_module_does_not_need_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, None)
+    importlib.reload(riglstm.onnx)
+
+
+def guide_blocks(title: str) -> list[str]:
+    """The code in one section of docs/frameworks.md."""
+    section = GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+
+
+def run_guide(title: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
+    for block in guide_blocks(title):
+        exec(block, names)
+    return names
+
+
+def test_guides_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_guide("ONNX")
+    assert names["output"].shape == (50, 8, 60)
+    assert names["h_n"].shape == names["c_n"].shape == (2, 8, 60)
+    assert (tmp_path / "rig.onnx").exists()
+
+
+def test_docstring_has_the_guides_example() -> None:
+    start = ["import torch", "from riglstm import RigLSTM"]
+    code = re.findall(r"^ +>>> (.*)$", export.__doc__ or "", re.M)
+    (block,) = guide_blocks("ONNX")
+    assert sorted(code) == sorted([*start, *filter(None, block.splitlines())])
+
+
+def test_guides_packed_input_resets_and_masks_do_what_it_says() -> None:
+    names = run_guide("Packed input, resets, masks")
+    rnn, x = names["rnn"], names["x"]
+    _, (h_9, _) = rnn(x[:1])
+    _, (h_6, _) = rnn(x[1:, :6])
+    torch.testing.assert_close(names["state"][0], torch.cat((h_9, h_6), 1))
+
+
+def test_guides_compiled_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whether the graph is whole is the question here; building it takes the compiler long.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    assert run_guide("torch.compile")["output"].shape == (50, 8, 60)
+
+
+def test_guides_ddp_gives_every_weight_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    torchrun = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    try:
+        rnn = run_guide("DistributedDataParallel")["rnn"]
+        assert all(p.grad is not None for p in rnn.parameters())
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,239 @@
+"""The weights in the paper's notation: out, in, and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from riglstm import VARIANTS, RigLSTM
+
+N, K, D, d = 4, 3, 6, 2
+"""Cells, views, input features (K · d, so that the input can also be split) and the cell size."""
+
+FORMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "per_cell": {"query": "per_cell"},
+    "no_bias": {"bias": False},
+    "update_bias": {"update_bias": 0.5},
+    "per_cell_update_bias": {"query": "per_cell", "update_bias": -1.0},
+    **VARIANTS,
+}
+
+
+def build(seed: int = 0, **options: Any) -> RigLSTM:
+    torch.manual_seed(seed)
+    return RigLSTM(D, N * d, num_cells=N, num_views=K, dtype=torch.float64, **options)
+
+
+def output(layer: RigLSTM) -> Tensor:
+    """What a layer does with one fixed input, and one fixed draw where it draws."""
+    x = torch.randn(5, 3, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.manual_seed(0)
+    y: Tensor = layer(x)[0]
+    return y
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_keys_and_shapes_are_the_papers(form: str) -> None:
+    options = FORMS[form]
+    expected: dict[str, tuple[int, ...]] = {"W_gates": (N, 4, d, (K + N) * d)}
+    if options.get("bias", True):
+        expected["b_gates"] = (N, 4, d)
+    if options.get("input_views") != "split":
+        expected["W_in"] = (K, d, D)
+        if options.get("bias", True):
+            expected["b_in"] = (K, d)
+    if options.get("soft_update", True):
+        expected["W_q"] = (N, d, (K + N) * d)
+    if "update_bias" in options:
+        expected["update_bias"] = (N,)
+    paper = build(**options).paper_parameters()
+    assert {name: tuple(v.shape) for name, v in paper.items()} == expected
+    assert {v.dtype for v in paper.values()} == {torch.float64}
+
+
+def test_each_number_stands_where_the_paper_has_it() -> None:
+    """Row vectors times the layer's matrices, and the paper's matrices times column vectors."""
+    layer = build(query="per_cell", update_bias=0.5)
+    paper, weights = layer.paper_parameters(), layer.weights()
+    x = torch.randn(D, dtype=torch.float64)
+    H = torch.randn((K + N) * d, dtype=torch.float64)
+    views = x @ weights.W_in + weights.b_in
+    for k in range(K):
+        torch.testing.assert_close(
+            paper["W_in"][k] @ x + paper["b_in"][k], views[k * d : (k + 1) * d]
+        )
+    for j in range(N):
+        gates = H @ weights.W[j] + weights.b[j]
+        for gate in range(4):
+            torch.testing.assert_close(
+                paper["W_gates"][j, gate] @ H + paper["b_gates"][j, gate],
+                gates[gate * d : (gate + 1) * d],
+            )
+        own = slice((K + j) * d, (K + j + 1) * d)
+        Q = torch.cat((H[: own.start], H[own.stop :]))
+        torch.testing.assert_close(paper["W_q"][j] @ H, Q @ weights.W_q[j])
+    assert torch.equal(paper["update_bias"], weights.update_bias)
+
+
+@pytest.mark.parametrize("query", ["shared", "per_cell"])
+def test_own_state_block_of_the_query_is_zero_and_no_other(query: Any) -> None:
+    W_q = build(query=query).paper_parameters()["W_q"].unflatten(2, (K + N, d))  # (N, d, K+N, d)
+    for j in range(N):
+        for slot in range(K + N):
+            assert W_q[j, :, slot].any() == (slot != K + j)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_loading_gives_another_layer_the_same_weights_and_outputs(form: str) -> None:
+    layer, other = build(0, **FORMS[form]), build(1, **FORMS[form])
+    assert not torch.equal(output(other), output(layer))
+    other.load_paper_parameters(layer.paper_parameters())
+    for name, value in layer.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
+    assert torch.equal(output(other), output(layer))
+
+
+def test_each_layer_and_direction_has_its_own() -> None:
+    layer = build(0, num_layers=3, bidirectional=True, query="per_cell", update_bias=0.0)
+    other = build(1, num_layers=3, bidirectional=True, query="per_cell", update_bias=0.0)
+    for k in range(3):
+        for reverse in (False, True):
+            before = {name: v.clone() for name, v in other.state_dict().items()}
+            paper = layer.paper_parameters(k, reverse)
+            assert tuple(paper["W_in"].shape) == (K, d, D if k == 0 else 2 * N * d)
+            other.load_paper_parameters(paper, layer=k, reverse=reverse)
+            suffix = f"_l{k}" + "_reverse" * reverse
+            for name, value in other.state_dict().items():
+                source = layer.state_dict() if name.endswith(suffix) else before
+                assert torch.equal(value, source[name]), name
+    assert torch.equal(output(other), output(layer))
+
+
+def test_parameters_are_copies_and_loading_keeps_the_layers_own_tensors() -> None:
+    layer, other = build(0), build(1)
+    before = output(layer)
+    for value in layer.paper_parameters().values():
+        assert not value.requires_grad
+        value.fill_(1.0)
+    assert torch.equal(output(layer), before)
+    held = dict(other.named_parameters())
+    paper = layer.paper_parameters()
+    other.load_paper_parameters(paper)
+    for value in paper.values():
+        value.zero_()
+    assert torch.equal(output(other), before)
+    assert all(p is held[name] and p.requires_grad for name, p in other.named_parameters())
+
+
+def test_loading_converts_to_the_layers_dtype() -> None:
+    layer = build(0)
+    low = RigLSTM(D, N * d, num_cells=N, num_views=K, dtype=torch.float32)
+    low.load_paper_parameters(layer.paper_parameters())
+    for name, value in low.state_dict().items():
+        assert torch.equal(value, layer.state_dict()[name].float())
+
+
+def test_shared_query_can_be_loaded_into_a_layer_with_one_per_cell() -> None:
+    layer, other = build(0), build(1, query="per_cell")
+    other.load_paper_parameters(layer.paper_parameters())
+    torch.testing.assert_close(output(other), output(layer), rtol=0, atol=1e-12)
+
+
+def broken(**changes: Tensor) -> dict[str, Tensor]:
+    return build(1).paper_parameters() | changes
+
+
+def refuses(parameters: dict[str, Tensor], message: str) -> None:
+    """The message, and a layer whose weights are as they were."""
+    layer = build(0)
+    before = {name: v.clone() for name, v in layer.state_dict().items()}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        layer.load_paper_parameters(parameters)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_unknown_keys_are_refused() -> None:
+    refuses(
+        broken(W_out=torch.zeros(1)),
+        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, "
+        "got W_gates, W_in, W_out, W_q, b_gates, b_in; paper_parameters() shows the form",
+    )
+
+
+def test_missing_keys_are_refused() -> None:
+    parameters = broken()
+    del parameters["b_in"]
+    refuses(
+        parameters,
+        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, "
+        "got W_gates, W_in, W_q, b_gates; paper_parameters() shows the form",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("W_in", (K, d, D)),
+        ("b_in", (K, d)),
+        ("W_gates", (N, 4, d, (K + N) * d)),
+        ("b_gates", (N, 4, d)),
+        ("W_q", (N, d, (K + N) * d)),
+    ],
+)
+def test_wrong_shapes_are_refused(name: str, expected: tuple[int, ...]) -> None:
+    got = (*expected[:-1], expected[-1] + 1)
+    refuses(
+        broken(**{name: torch.zeros(got, dtype=torch.float64)}),
+        f"{name} must have shape {expected}, got {got}",
+    )
+
+
+def test_wrong_shape_of_the_update_bias_is_refused() -> None:
+    layer = build(update_bias=0.5)
+    parameters = layer.paper_parameters() | {"update_bias": torch.zeros(1)}
+    with pytest.raises(ValueError, match=re.escape("update_bias must have shape (4,), got (1,)")):
+        layer.load_paper_parameters(parameters)
+
+
+def test_numbers_in_the_own_state_block_are_refused() -> None:
+    W_q = broken()["W_q"]
+    W_q[2, 1, (K + 2) * d] = 1e-9
+    refuses(
+        broken(W_q=W_q),
+        "W_q must be zero in the block of each cell's own state, which Q leaves out (Eq. 19), "
+        "got other values there; set them to zero",
+    )
+
+
+def test_a_query_per_cell_is_refused_by_a_shared_one() -> None:
+    refuses(
+        broken(W_q=build(1, query="per_cell").paper_parameters()["W_q"]),
+        "W_q must be the same for every cell with query='shared', got different ones; "
+        "use query='per_cell'",
+    )
+
+
+@pytest.mark.parametrize("layer", [-1, 2, 1.0, True])
+def test_layers_that_do_not_exist_are_refused(layer: Any) -> None:
+    rig = build(num_layers=2)
+    message = re.escape(
+        f"layer must be a whole number in [0, num_layers - 1] = [0, 1], got {layer}"
+    )
+    with pytest.raises(ValueError, match=message):
+        rig.paper_parameters(layer)
+    with pytest.raises(ValueError, match=message):
+        rig.load_paper_parameters({}, layer)
+
+
+def test_reverse_of_a_layer_with_one_direction_is_refused() -> None:
+    message = "reverse must be False, got True; the layer is not bidirectional"
+    with pytest.raises(ValueError, match=message):
+        build().paper_parameters(reverse=True)
+    with pytest.raises(ValueError, match=message):
+        build().load_paper_parameters({}, reverse=True)

@@ -1,0 +1,138 @@
+"""sb3-contrib's RecurrentPPO with RigLSTM in its policy, as docs/frameworks.md shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from riglstm import RigLSTM
+
+pytest.importorskip("sb3_contrib", reason="needs the extra riglstm[sb3]")
+gymnasium = pytest.importorskip("gymnasium", reason="needs the extra riglstm[sb3]")
+
+GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
+
+
+class FiveSteps(gymnasium.Env):  # type: ignore[name-defined, misc]
+    """Episodes shorter than a rollout, so that they start inside the sequences PPO learns from."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._look(), float(action), self.t == 5, False, {}
+
+    def _look(self) -> Any:
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def guide() -> dict[str, Any]:
+    """What the page's section defines."""
+    section = GUIDE.read_text().split("\n## sb3-contrib\n")[1].split("\n## ")[0]
+    names: dict[str, Any] = {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
+    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
+        exec(block, names)
+    return names
+
+
+def build(guide: dict[str, Any], policy: str, **options: Any) -> Any:
+    return guide["RecurrentPPO"](
+        guide[policy],
+        FiveSteps(),
+        n_steps=32,
+        batch_size=32,
+        n_epochs=1,
+        policy_kwargs={"lstm_hidden_size": 12, "n_lstm_layers": 2, "net_arch": [], **options},
+        seed=0,
+        device="cpu",
+    )
+
+
+def layers(model: Any) -> list[RigLSTM]:
+    found = [m for m in model.policy.modules() if isinstance(m, RigLSTM)]
+    assert not any(isinstance(m, torch.nn.LSTM) for m in model.policy.modules())
+    return found
+
+
+def rollout(model: Any, observations: Any) -> list[Any]:
+    """What the policy does, one step at a time, with its state carried and once reset."""
+    state, actions = None, []
+    for t, observation in enumerate(observations):
+        start = np.array([t in (0, 4)])
+        action, state = model.predict(observation, state, episode_start=start, deterministic=True)
+        actions.append((action, *state))
+    return actions
+
+
+def test_guides_model_is_built_of_rig_lstms(guide: dict[str, Any]) -> None:
+    assert [m.hidden_size for m in layers(guide["model"])] == [60, 60]
+
+
+@pytest.mark.parametrize("policy", ["RigLSTMPolicy", "FastRigLSTMPolicy"])
+def test_recurrent_ppo_moves_every_weight(guide: dict[str, Any], policy: str) -> None:
+    model = build(guide, policy)
+    actor, critic = layers(model)
+    before = {n: p.detach().clone() for n, p in model.policy.named_parameters() if "lstm" in n}
+    model.learn(128)
+    after = dict(model.policy.named_parameters())
+    assert len(before) == len([*actor.parameters(), *critic.parameters()])
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+
+
+def test_one_critic_can_share_the_actors_layer(guide: dict[str, Any]) -> None:
+    model = build(guide, "RigLSTMPolicy", shared_lstm=True, enable_critic_lstm=False)
+    (actor,) = layers(model)
+    before = actor.weight_gates_l1.detach().clone()
+    model.learn(32)
+    assert not torch.equal(before, actor.weight_gates_l1)
+
+
+def test_predict_carries_and_resets_the_state(guide: dict[str, Any]) -> None:
+    model = build(guide, "RigLSTMPolicy")
+    observations = np.random.default_rng(0).uniform(-1, 1, (8, 3)).astype(np.float32)
+    steps = rollout(model, observations)
+    actor = layers(model)[0]
+    for piece in (slice(0, 4), slice(4, 8)):
+        with torch.no_grad():
+            _, (h, c) = actor(torch.from_numpy(observations[piece]).unsqueeze(1))
+        _, h_last, c_last = steps[piece.stop - 1]
+        np.testing.assert_allclose(h_last, h.numpy(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(c_last, c.numpy(), rtol=0, atol=1e-6)
+
+
+def test_saved_model_acts_as_before(guide: dict[str, Any], tmp_path: Path) -> None:
+    model = build(guide, "FastRigLSTMPolicy")
+    model.learn(32)
+    model.save(tmp_path / "model.zip")
+    again = guide["RecurrentPPO"].load(tmp_path / "model.zip", device="cpu")
+    assert len(layers(again)) == 2
+    observations = np.random.default_rng(1).uniform(-1, 1, (6, 3)).astype(np.float32)
+    for step, same in zip(rollout(model, observations), rollout(again, observations), strict=True):
+        for value, other in zip(step, same, strict=True):
+            np.testing.assert_array_equal(value, other)
+
+
+def test_one_call_with_resets_equals_the_loop_of_sb3(guide: dict[str, Any]) -> None:
+    B, T = 3, 7
+    layer = RigLSTM(4, 12, num_layers=2, dtype=torch.float64)
+    features = torch.randn(B * T, 4, dtype=torch.float64)
+    state = tuple(torch.randn(2, 2, B, 12, dtype=torch.float64))
+    starts = (torch.rand(B * T) < 0.3).double()
+    assert starts.view(B, T)[:, 1:].any()
+    by_loop, by_call = (
+        guide[policy]._process_sequence(features, state, starts, layer)
+        for policy in ("RigLSTMPolicy", "FastRigLSTMPolicy")
+    )
+    torch.testing.assert_close(by_call, by_loop, rtol=0, atol=1e-12)

@@ -1,0 +1,120 @@
+"""torchrl's LSTMModule around RigLSTM, as docs/frameworks.md shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from riglstm import RigLSTM
+
+pytest.importorskip("torchrl", reason="needs the extra riglstm[torchrl]")
+pytest.importorskip("gymnasium", reason="the guide's environment is CartPole")
+
+from tensordict import TensorDict
+from torchrl.modules import LSTMModule, set_recurrent_mode
+
+GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
+
+
+def build() -> Any:
+    rnn = RigLSTM(3, 12, num_layers=2, batch_first=True, dtype=torch.float64)
+    return LSTMModule(lstm=rnn, in_key="observation", out_key="embed")
+
+
+def batch(starts: list[tuple[int, int]], B: int = 2, T: int = 9) -> Any:
+    """Observations and a random state before each step; `starts`: where an episode begins."""
+    is_init = torch.zeros(B, T, 1, dtype=torch.bool)
+    for b, t in starts:
+        is_init[b, t] = True
+    gen = torch.Generator().manual_seed(1)
+    data = {"observation": torch.randn(B, T, 3, generator=gen, dtype=torch.float64)}
+    for s in "hc":
+        state = torch.randn(B, T, 2, 12, generator=gen, dtype=torch.float64)
+        # What InitTracker and the primer give: no state before an episode.
+        data[f"recurrent_state_{s}"] = state.masked_fill(is_init.unsqueeze(-1), 0)
+    return TensorDict({**data, "is_init": is_init}, [B, T])
+
+
+def in_steps(module: Any, data: Any) -> tuple[Tensor, Any]:
+    """The outputs of one step after another, each with the state of the one before."""
+    outputs = []
+    state = data[:, 0].select("recurrent_state_h", "recurrent_state_c")
+    for t in range(data.shape[1]):
+        step = module(data[:, t].clone().update(state))
+        outputs.append(step["embed"])
+        state = step["next"].select("recurrent_state_h", "recurrent_state_c")
+    return torch.stack(outputs, 1), state
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+STARTS = [[], [(0, 0), (1, 0)], [(0, 0), (0, 4), (0, 5), (1, 7)]]
+"""No episode begins; all begin with the data; some begin within it."""
+
+
+@pytest.mark.parametrize("starts", STARTS)
+def test_recurrent_mode_equals_stepping(starts: list[tuple[int, int]]) -> None:
+    module, data = build(), batch(starts)
+    stepped, state = in_steps(module, data)
+    with set_recurrent_mode(True):
+        whole = module(data.clone())
+    close(whole["embed"], stepped)
+    for s in "hc":
+        close(whole["next", f"recurrent_state_{s}"][:, -1], state[f"recurrent_state_{s}"])
+
+
+def test_episodes_inside_a_sequence_equal_separate_ones() -> None:
+    module, data = build(), batch([(0, 0), (0, 4), (0, 5), (1, 7)])
+    with set_recurrent_mode(True):
+        whole = module(data.clone())["embed"]
+    for b, begin, end in ((0, 0, 4), (0, 4, 5), (0, 5, 9), (1, 7, 9)):
+        alone, _ = module.lstm(data["observation"][b : b + 1, begin:end])
+        close(whole[b : b + 1, begin:end], alone)
+
+
+def test_layer_equals_its_own_resets() -> None:
+    """torchrl cuts a sequence at its starts and pads; RigLSTM's `reset` does without."""
+    module, data = build(), batch([(0, 4), (1, 2), (1, 7)])
+    with set_recurrent_mode(True):
+        whole = module(data.clone())["embed"]
+    state = tuple(data[f"recurrent_state_{s}"][:, 0].transpose(0, 1) for s in "hc")
+    output, _ = module.lstm(data["observation"], state, reset=data["is_init"].squeeze(-1))
+    close(whole, output)
+
+
+def test_optimizer_step_moves_every_weight() -> None:
+    module, data = build(), batch([(0, 0), (0, 4), (1, 0)])
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with set_recurrent_mode(True):
+        module(data)["embed"].pow(2).sum().backward()
+    optimizer.step()
+    after = dict(module.named_parameters())
+    assert any("weight_gates_l1" in name for name in after)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+
+
+def test_backends_that_bypass_the_layer_raise() -> None:
+    """As the guide says: no silent arithmetic of another layer."""
+    module = build()
+    module.recurrent_backend = "scan"
+    with set_recurrent_mode(True), pytest.raises(AttributeError, match="_all_weights"):
+        module(batch([(0, 0), (1, 0)]))
+
+
+def test_guides_rollout_equals_its_recurrent_pass() -> None:
+    section = GUIDE.read_text().split("\n## torchrl\n")[1].split("\n## ")[0]
+    names: dict[str, Any] = {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
+    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
+        exec(block, names)
+    data, features = names["data"], names["features"]
+    assert isinstance(names["rnn"].lstm, RigLSTM)
+    assert data["is_init"][1:].any(), "the rollout has no episode that starts inside it"
+    torch.testing.assert_close(features, data["embed"], rtol=0, atol=1e-5)
