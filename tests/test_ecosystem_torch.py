@@ -274,9 +274,9 @@ def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) ->
     loss.backward(retain_graph=True)
     once = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
     loss.backward()
-    for p, grad in zip(layer.parameters(), once, strict=True):
+    for p, first in zip(layer.parameters(), once, strict=True):
         assert p.grad is not None
-        assert torch.equal(p.grad, 2 * grad)
+        assert torch.equal(p.grad, 2 * first)
 
 
 @both_backends
