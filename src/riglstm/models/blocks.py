@@ -1,0 +1,238 @@
+"""The parts that RIM and BRIM are made of; `rim.RIMCell` puts them in order.
+
+Shapes: B sequences, N cells of size d, K slots of input with null as the first, M heads of
+key size d_k and value size d_v. All matrices are for row vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm import checks
+from riglstm.models.base import State, Trace
+
+GROUP_STD = 0.01
+"""Start values of the maps without bias: 0.01·N(0, 1)."""
+
+
+class Factory(TypedDict):
+    """Where and in which type parameters are made."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class GroupLinear(nn.Module):
+    """y_j = x_j W_j: a map of its own for each cell, without bias."""
+
+    def __init__(self, N: int, inputs: int, outputs: int, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(N, inputs, outputs, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new start values."""
+        nn.init.normal_(self.weight, std=GROUP_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, inputs) to (B, N, outputs)."""
+        return torch.einsum("bni,nio->bno", x, self.weight)
+
+
+class BlockLSTM(nn.Module):
+    """h̃_j, c̃_j = LSTM_j(u_j, h_j, c_j): N LSTMs that share nothing; gates i, f, g, o.
+
+    The weights start uniform in ±bound. `bias`: two vectors as in nn.LSTM, or none.
+    """
+
+    def __init__(
+        self, N: int, inputs: int, d: int, bias: bool, bound: float, **factory: Unpack[Factory]
+    ) -> None:
+        super().__init__()
+        self.bound = bound
+        self.weight = nn.Parameter(torch.empty(N, inputs + d, 4 * d, **factory))
+        self.bias_ih, self.bias_hh = (
+            nn.Parameter(torch.empty(N, 4 * d, **factory)) if bias else None for _ in range(2)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new start values."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -self.bound, self.bound)
+
+    def forward(self, u: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (B, N, inputs) and the state (B, N, d) to the candidates h̃, c̃."""
+        H = torch.cat((u, h), dim=-1)  # (B, N, inputs + d)
+        gates = torch.einsum("bnj,njg->bng", H, self.weight).to(c.dtype)  # (B, N, 4·d)
+        if self.bias_ih is not None and self.bias_hh is not None:
+            gates = gates + (self.bias_ih + self.bias_hh)
+        i, f, g, o = gates.chunk(4, dim=-1)  # (B, N, d) each
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class InputAttention(nn.Module):
+    """p_j = softmax([0, q_j · k / √d_k]), u_j = Σ p_j v: what each cell takes from the slots.
+
+    Queries are the cells' own, q_j = h_j W^q_j; keys and values belong to the slots,
+    k = x W^k and v = x W^v. The null slot's input is 0, so its key and value are exactly 0: it
+    needs no matrices, and with one slot beside it p_j = σ(q_j · k / √d_k).
+    """
+
+    def __init__(
+        self,
+        N: int,
+        d: int,
+        slot_sizes: Sequence[int],
+        heads: int,
+        key_size: int,
+        value_size: int,
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = GroupLinear(N, d, heads * key_size, **factory)
+        self.keys, self.values = (
+            nn.ParameterList(torch.empty(D, heads * size, **factory) for D in slot_sizes)
+            for size in (key_size, value_size)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new start values."""
+        for weight in (*self.keys, *self.values):
+            nn.init.normal_(weight, std=GROUP_STD)
+
+    def forward(self, h: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores and weights (B, N, M, K) of the slots, and the inputs u (B, N, M·d_v)."""
+        q = self.query(h).unflatten(2, (self.heads, 1, -1))  # (B, N, M, 1, d_k)
+        k, v = (self._project(slots, weights) for weights in (self.keys, self.values))
+        # In float32 or better, also under autocast: a rounded score wakes another cell.
+        exact = torch.promote_types(h.dtype, torch.float32)
+        s = (q.to(exact) * k.to(exact)).sum(dim=-1) / q.shape[-1] ** 0.5
+        s = F.pad(s, (1, 0))  # (B, N, M, K)
+        p = s.softmax(dim=-1)
+        u = (p[..., 1:].unsqueeze(-1) * v).sum(dim=3).flatten(2)
+        return s, p, u.to(h.dtype)
+
+    def _project(self, slots: Sequence[Tensor], weights: nn.ParameterList) -> Tensor:
+        """Each slot's own map of its input, (B, 1, M, K - 1, d_k or d_v)."""
+        mapped = [x @ W for x, W in zip(slots, weights, strict=True)]
+        return torch.stack([m.unflatten(1, (1, self.heads, -1)) for m in mapped], dim=3)
+
+
+def attend(
+    qkv: Tensor, heads: int, key_size: int, dropout: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """a_j = Σ_i softmax_i(q_j · k_i / √d_k) v_i over all N cells: a (B, N, M·d_v).
+
+    `qkv` (B, N, M·(d_k + d_k + d_v)). Also returned: scores and weights (B, N, M, N).
+    """
+    sizes = (key_size, key_size, qkv.shape[-1] // heads - 2 * key_size)
+    q, k, v = qkv.unflatten(2, (heads, -1)).split(sizes, dim=-1)  # (B, N, M, ·) each
+    s = torch.einsum("bjmk,bimk->bjmi", q, k) / key_size**0.5
+    p = s.softmax(dim=-1)
+    a = torch.einsum("bjmi,bimv->bjmv", F.dropout(p, dropout) if dropout else p, v.to(p.dtype))
+    return s, p, a.flatten(2)
+
+
+class Communication(nn.Module):
+    """h'_j = h̃_j + σ(G a_j + b_g) ⊙ tanh(Dropout(F a_j + b_f)): the cells read one another.
+
+    a_j is the attention of cell j over all cells, by queries, keys and values of their own; G and
+    F are shared by the cells, and side by side in one map.
+    """
+
+    def __init__(
+        self, N: int, d: int, heads: int, size: int, dropout: float, **factory: Unpack[Factory]
+    ) -> None:
+        super().__init__()
+        self.heads, self.size, self.dropout = heads, size, dropout
+        self.qkv = GroupLinear(N, d, heads * 3 * size, **factory)
+        self.gate_update = nn.Linear(heads * size, 2 * d, **factory)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates (B, N, d) to h' (B, N, d), and scores and weights (B, N, M, N)."""
+        s, p, a = attend(self.qkv(h), self.heads, self.size)
+        gate, update = self.gate_update(a.to(h.dtype)).to(h.dtype).chunk(2, dim=-1)  # (B, N, d)
+        return h + gate.sigmoid() * F.dropout(update, self.dropout, self.training).tanh(), s, p
+
+
+def gradient_mask(h: Tensor, active: Tensor) -> Tensor:
+    """The values of h (B, N, d); backwards, the gradient times m_j: 0 into cells that sleep."""
+    return torch.where(active.unsqueeze(-1), h, h.detach())
+
+
+def merge(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """m h' + (1 - m) h, chosen instead of multiplied: sleeping cells keep every bit."""
+    return torch.where(active.unsqueeze(-1), new, old)
+
+
+def reset_parts(module: nn.Module) -> None:
+    """Draw new start values in every part of a model."""
+    for part in module.modules():
+        if isinstance(part, GroupLinear | BlockLSTM | InputAttention | nn.Linear):
+            part.reset_parameters()
+
+
+class Seen(NamedTuple):
+    """What one layer did in one step."""
+
+    output: Tensor
+    """(B, N·d)."""
+    active: Tensor
+    """(B, N) bool."""
+    views: Tensor
+    """(B, N, M, K)."""
+    peers: Tensor
+    """(B, N, M, N)."""
+    view_scores: Tensor
+    """(B, N, M, K)."""
+    peer_scores: Tensor
+    """(B, N, M, N)."""
+
+
+Advance: TypeAlias = Callable[[Tensor, State], tuple[State, Sequence[Seen]]]
+"""One step: x (B, D) and the state to the next state and what each layer did."""
+
+
+def trace(advance: Advance, x: Tensor, state: State) -> list[Trace]:
+    """What each layer did over a sequence x (T, B, D)."""
+    steps = []
+    for x_t in x.unbind():
+        state, seen = advance(x_t, state)
+        steps.append(seen)
+    return [_to_trace(seen, layer) for layer, seen in enumerate(zip(*steps, strict=True))]
+
+
+def _to_trace(seen: Sequence[Seen], layer: int) -> Trace:
+    output, active, *by_head = (torch.stack(parts) for parts in zip(*seen, strict=True))
+    views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
+    keep = (~active).to(output.dtype)
+    return Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
+
+
+def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> tuple[int, int, int]:
+    """N, d and K_a, checked; two thirds of the cells are active if not said otherwise."""
+    checks.check_positive("hidden_size", hidden_size)
+    checks.check_positive("num_cells", num_cells)
+    checks.check_divides(hidden_size, num_cells)
+    K_a = max(1, round(2 * num_cells / 3)) if active_cells is None else active_cells
+    checks.check_count("active_cells", K_a, 1, num_cells, "[1, num_cells]")
+    return num_cells, hidden_size // num_cells, K_a
+
+
+def check_options(dropout: float, **sizes: int) -> None:
+    """Sizes are whole and above zero, dropout is a probability."""
+    for name, size in sizes.items():
+        checks.check_positive(name, size)
+    if isinstance(dropout, bool) or not 0 <= dropout <= 1:
+        raise ValueError(
+            f"dropout must be a probability in [0, 1], got {dropout!r}; use 0 for none"
+        )

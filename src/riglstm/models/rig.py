@@ -1,0 +1,89 @@
+"""RigLSTM behind the contract of the other models, with the paper's ten ablations by name.
+
+Shapes: T steps, B sequences, D input features, N cells of size d.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from riglstm.cell import step
+from riglstm.checks import check_choice
+from riglstm.layer import RigLSTM, Trace
+from riglstm.models.base import State, check_sequence, check_state
+from riglstm.selection import draw_noise
+from riglstm.variants import VARIANTS
+
+
+class Rig(nn.Module):
+    """`layer`, a `RigLSTM`, as a model.
+
+    Args:
+        input_size, hidden_size: as in `RigLSTM`.
+        variant: the paper's name of an ablation, a key of `riglstm.VARIANTS`.
+        options: other arguments of `RigLSTM`.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, variant: str | None = None, **options: Any
+    ) -> None:
+        super().__init__()
+        changes: dict[str, Any] = {}
+        if variant is not None:
+            check_choice("variant", variant, tuple(VARIANTS))
+            changes = VARIANTS[variant]
+        for name in changes.keys() & options.keys():
+            raise ValueError(
+                f"variant={variant!r} sets {name}={changes[name]!r}, "
+                f"got {name}={options[name]!r} as well; leave one of them out"
+            )
+        self.layer = RigLSTM(input_size, hidden_size, **changes, **options)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.output_size = hidden_size * (1 + self.layer.bidirectional)
+        self.batch_first, self.streaming = self.layer.batch_first, not self.layer.bidirectional
+
+    def reset_parameters(self) -> None:
+        """Draw new start values."""
+        self.layer.reset_parameters()
+
+    def initial_state(self, batch: int) -> State:
+        """h and c, (layers · directions, B, N·d) each: zero."""
+        rows = self.layer.num_layers * (1 + self.layer.bidirectional)
+        like = self.layer.weights().W
+        return tuple(like.new_zeros(rows, batch, self.hidden_size) for _ in range(2))
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step of every layer for x (B, D): the output (B, N·d), and the state."""
+        if not self.streaming:
+            raise ValueError(
+                "a bidirectional layer has no single step: it needs the steps to come; "
+                "expected bidirectional=False, got True"
+            )
+        sel, cells = self.layer.selection, (self.layer.num_cells, self.layer.cell_size)
+        h, c = (s.unflatten(2, cells) for s in state)  # (layers, B, N, d)
+        h_new, c_new = [], []
+        for i in range(self.layer.num_layers):
+            if i > 0 and self.layer.dropout > 0:
+                x = nn.functional.dropout(x, self.layer.dropout, self.training)
+            noise = draw_noise(sel, 1, x.shape[0], x.device)
+            drawn = None if noise is None else noise.at(0)
+            h_i, c_i, _ = step(x, h[i], c[i], self.layer.weights(i), sel, drawn)
+            x = h_i.flatten(1)
+            h_new.append(x)
+            c_new.append(c_i.flatten(1))
+        return x, (torch.stack(h_new), torch.stack(c_new))
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
+        check_sequence(x, self.input_size, self.batch_first)
+        if state is not None:
+            check_state(state, self.initial_state(x.shape[0 if self.batch_first else 1]))
+        y, (h, c) = self.layer(x, state)
+        return y, (h, c)
+
+    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
+        """See `RigLSTM.trace`."""
+        return self.layer.trace(x, None if state is None else (state[0], state[1]))

@@ -1,0 +1,243 @@
+"""RIM: Recurrent Independent Mechanisms (Goyal et al., 2019), and the cell of a later rewrite.
+
+Shapes: T steps, B sequences, D input features, N cells of size d, K_a of them active, M heads.
+The cells are written here in the order of a step; their parts are in `blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm import checks
+from riglstm.cell import scores
+from riglstm.models import blocks
+from riglstm.models.base import State, Trace, prepare, run, step_of
+from riglstm.selection import top_mask
+
+
+class RIMCell(nn.Module):
+    """One layer of mechanisms, the original cell; BRIM stacks two of them.
+
+    `slot_sizes`: the width of each input beside the null slot. The LSTMs start in ±1/√(N·d), the
+    range of one LSTM of the joint size.
+    """
+
+    def __init__(
+        self,
+        slot_sizes: Sequence[int],
+        N: int,
+        d: int,
+        K_a: int,
+        *,
+        key_size: int,
+        comm_heads: int,
+        comm_size: int,
+        dropout: float,
+        input_heads: int = 1,
+        **factory: Unpack[blocks.Factory],
+    ) -> None:
+        super().__init__()
+        self.K_a, self.dropout = K_a, dropout
+        self.input_attention = blocks.InputAttention(
+            N, d, slot_sizes, input_heads, key_size, 4 * d // input_heads, **factory
+        )
+        self.lstm = blocks.BlockLSTM(N, 4 * d, d, bias=True, bound=(N * d) ** -0.5, **factory)
+        self.communication = blocks.Communication(N, d, comm_heads, comm_size, dropout, **factory)
+
+    def forward(
+        self, slots: Sequence[Tensor], h: Tensor, c: Tensor
+    ) -> tuple[Tensor, Tensor, blocks.Seen]:
+        """One step: inputs (B, ·) and the state (B, N, d) to the new state and what was seen."""
+        s, p, u = self.input_attention(h, slots)
+        # The cells that the null slot draws most sleep; equal ones (all, at a zero state) by index.
+        active = top_mask(-p[..., 0].mean(dim=2), self.K_a)  # (B, N)
+        h_tilde, c_tilde = self.lstm(F.dropout(u, self.dropout, self.training), h, c)
+        # Sleeping cells are read too, as the candidates that they will not become.
+        h_new, r, a = self.communication(blocks.gradient_mask(h_tilde, active))
+        h, c = blocks.merge(active, h_new, h), blocks.merge(active, c_tilde, c)
+        return h, c, blocks.Seen(h.flatten(1), active, p, a, s, r)
+
+
+class DidoCell(nn.Module):
+    """The cell of the rewrite by GitHub user dido1998; it differs from the original in:
+
+    keys and values of the input have biases, which are the null slot's key and value; the K_a
+    largest scores of the input wake, not the smallest null weights; sleeping cells' inputs are
+    zero; LSTMs have no bias and start in ±1/√d; in the communication values are of size d, each
+    cell has an output map M·d to d, and its result is added as it is; dropout acts on attention
+    weights. (It also zeroes the queries of sleeping cells, whose results the merge discards:
+    there is nothing to compute.)
+    """
+
+    def __init__(
+        self,
+        slot_sizes: Sequence[int],
+        N: int,
+        d: int,
+        K_a: int,
+        *,
+        key_size: int,
+        comm_heads: int,
+        comm_size: int,
+        dropout: float,
+        **factory: Unpack[blocks.Factory],
+    ) -> None:
+        super().__init__()
+        (D,) = slot_sizes
+        self.K_a, self.key_size, self.dropout = K_a, key_size, dropout
+        self.comm_heads, self.comm_size = comm_heads, comm_size
+        self.query = blocks.GroupLinear(N, d, key_size, **factory)
+        self.key = nn.Linear(D, key_size, **factory)
+        self.value = nn.Linear(D, 4 * d, **factory)
+        self.lstm = blocks.BlockLSTM(N, 4 * d, d, bias=False, bound=d**-0.5, **factory)
+        self.comm_qkv = blocks.GroupLinear(N, d, comm_heads * (2 * comm_size + d), **factory)
+        self.comm_out = blocks.GroupLinear(N, comm_heads * d, d, **factory)
+
+    def forward(
+        self, slots: Sequence[Tensor], h: Tensor, c: Tensor
+    ) -> tuple[Tensor, Tensor, blocks.Seen]:
+        """One step: the input (B, D) and the state (B, N, d), as in `RIMCell`."""
+        (x,) = slots
+        k, v = _with_null(self.key, x), _with_null(self.value, x)
+        s = scores(self.query(h), k) / self.key_size**0.5  # (B, N, 2): null, x
+        active = top_mask(s[..., 1], self.K_a)  # (B, N)
+        p = s.softmax(dim=-1)
+        u = F.dropout(p, self.dropout, self.training) @ v.to(p.dtype)  # (B, N, 4·d)
+        u = (u * active.unsqueeze(-1)).to(h.dtype)
+        h_tilde, c_tilde = self.lstm(u, h, c)
+        h_tilde = blocks.gradient_mask(h_tilde, active)
+        dropout = self.dropout if self.training else 0.0
+        r, a, y = blocks.attend(self.comm_qkv(h_tilde), self.comm_heads, self.comm_size, dropout)
+        h_new = h_tilde + self.comm_out(y.to(h.dtype)).to(h.dtype)
+        h, c = blocks.merge(active, h_new, h), blocks.merge(active, c_tilde, c)
+        return h, c, blocks.Seen(h.flatten(1), active, p.unsqueeze(2), a, s.unsqueeze(2), r)
+
+
+def _with_null(slot_map: nn.Linear, x: Tensor) -> Tensor:
+    """The slots null and x (B, D) through a map with bias, (B, 2, ·): of null, the bias is left."""
+    y = slot_map(x)
+    return torch.stack((slot_map.bias.to(y.dtype).expand_as(y), y), dim=1)
+
+
+CELLS: dict[str, type[RIMCell | DidoCell]] = {"original": RIMCell, "dido": DidoCell}
+
+
+class RIM(nn.Module):
+    r"""Recurrent Independent Mechanisms.
+
+    In each step the cells ask what the input holds for them; the K_a cells that the null slot
+    draws least run an LSTM of their own on it and then read the other cells:
+
+    .. math::
+        p_j = \sigma(q_j \cdot k / \sqrt{d_k}), \quad q_j = W^q_j h_j, \; k = W^k x, \; v = W^v x
+
+        \tilde h_j, \tilde c_j = \mathrm{LSTM}_j(\mathrm{Dropout}(p_j v), h_j, c_j)
+
+        h'_j = \tilde h_j + \sigma(G a_j + b_g) \odot \tanh(\mathrm{Dropout}(F a_j + b_f))
+
+    with a_j the attention of cell j over all h̃. The other cells keep h and c, and their LSTMs get
+    no gradient in that step.
+
+    Args:
+        input_size: D.
+        hidden_size: the whole width N·d; 600 = 6 x 100 in the paper.
+        batch_first: (B, T, D) instead of (T, B, D).
+        num_cells: N.
+        active_cells: K_a; default: two thirds of the cells, rounded: 4 of 6.
+        cell: `original`, or `dido`: see `DidoCell`.
+        key_size: d_k of the input attention; its values are of size 4·d.
+        comm_heads: heads of the communication.
+        comm_size: its d_k per head, and the original cell's d_v; 32 in the paper's appendix, 16
+            in its authors' code.
+        dropout: in training only.
+        compile_step: run the step through torch.compile, from the first call on.
+
+    Inputs: x (T, B, D); state = (h, c), each (1, B, hidden_size), zero if not given.
+    Outputs: h of every step, all cells (T, B, hidden_size); the last state.
+
+    At 600, 600 there are 1,777,800 parameters; 1,649,800 with the authors' comm_size=16, and
+    2,150,864 or 1,675,664 in the dido cell with 4 or 1 comm_heads. All of them learn: the null
+    slot's matrices and off-block LSTM weights of the authors' code, which do not, are left out.
+    """
+
+    streaming = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        batch_first: bool = False,
+        num_cells: int = 6,
+        active_cells: int | None = None,
+        cell: Literal["original", "dido"] = "original",
+        key_size: int = 64,
+        comm_heads: int = 4,
+        comm_size: int = 32,
+        dropout: float = 0.1,
+        compile_step: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        blocks.check_options(
+            dropout,
+            input_size=input_size,
+            key_size=key_size,
+            comm_heads=comm_heads,
+            comm_size=comm_size,
+        )
+        N, d, K_a = blocks.cell_counts(hidden_size, num_cells, active_cells)
+        checks.check_choice("cell", cell, tuple(CELLS))
+        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
+        self.batch_first, self.num_cells, self.cell_size = batch_first, N, d
+        self.active_cells, self.kind = K_a, cell
+        self.cell = CELLS[cell](
+            *((input_size,), N, d, K_a),
+            key_size=key_size,
+            comm_heads=comm_heads,
+            comm_size=comm_size,
+            dropout=dropout,
+            device=device,
+            dtype=dtype,
+        )
+        self._step = step_of(self, compile_step)
+
+    def reset_parameters(self) -> None:
+        """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
+        blocks.reset_parts(self.cell)
+
+    def initial_state(self, batch: int) -> State:
+        """h and c of all cells, (1, B, N·d) each: zero."""
+        like, size = self.cell.lstm.weight, (1, batch, self.hidden_size)
+        return like.new_zeros(size), like.new_zeros(size)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step for x (B, D): the output (B, N·d), and the state."""
+        state, (seen,) = self._advance(x, state)
+        return seen.output, state
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
+        return run(self, self._step, x, state)
+
+    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
+        """What the cells did, time first; `views` are the weights of the slots null, x."""
+        return blocks.trace(self._advance, *prepare(self, x, state))
+
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[blocks.Seen]]:
+        h, c = (s.squeeze(0).unflatten(1, (self.num_cells, -1)) for s in state)  # (B, N, d)
+        h, c, seen = self.cell((x,), h, c)
+        return (h.flatten(1).unsqueeze(0), c.flatten(1).unsqueeze(0)), (seen,)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return (
+            f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
+            f"active_cells={self.active_cells}, cell={self.kind!r}"
+        )

@@ -1,0 +1,142 @@
+"""Relational Memory Core (Santoro et al., 2018), with the details of its first published code.
+
+Shapes: T steps, B sequences, D input features, S memory slots of size m = heads · head size;
+Z has S + 1 rows, the slots and the input.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm.checks import check_positive
+from riglstm.models.base import State, Trace, check_multiple, prepare, run, step_of
+
+
+class RMC(nn.Module):
+    r"""A memory whose slots attend to each other and to the input, then pass through LSTM gates.
+
+    .. math::
+        Z = [M; x'], \quad x' = W x + b
+
+        Z \leftarrow \mathrm{LN}(Z + \mathrm{MHA}(Z)), \quad
+        Z \leftarrow \mathrm{LN}(Z + \mathrm{MLP}(Z)), \quad \hat M = Z_{1..S}
+
+        M \leftarrow \sigma(i) \odot \tanh(\hat M) + \sigma(f + 1) \odot M, \quad
+        [i, f] = W_x x' + W_m \tanh(M)
+
+    Args:
+        input_size: features of the input.
+        hidden_size: the whole memory S·m, which is the output.
+        num_slots: S.
+        num_heads: of the attention; keys and values have m / heads features each.
+        batch_first: (B, T, D) instead of (T, B, D).
+        compile_step: run the step through torch.compile, from the first call on.
+    """
+
+    streaming = True
+    input_bias, forget_bias = 0.0, 1.0
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_slots: int = 6,
+        num_heads: int = 4,
+        batch_first: bool = False,
+        compile_step: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (
+            ("input_size", input_size),
+            ("hidden_size", hidden_size),
+            ("num_slots", num_slots),
+            ("num_heads", num_heads),
+        ):
+            check_positive(name, size)
+        check_multiple(hidden_size, "num_slots * num_heads", num_slots * num_heads)
+        m = hidden_size // num_slots
+        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
+        self.batch_first = batch_first
+        self.num_slots, self.num_heads, self.slot_size = num_slots, num_heads, m
+
+        def linear(inputs: int, outputs: int) -> nn.Linear:
+            return nn.Linear(inputs, outputs, device=device, dtype=dtype)
+
+        def norm(size: int) -> nn.LayerNorm:
+            return nn.LayerNorm(size, device=device, dtype=dtype)
+
+        self.input = linear(input_size, m)
+        self.qkv, self.norm_qkv = linear(m, 3 * m), norm(3 * m)
+        self.norm_attention = norm(m)
+        self.mlp_in, self.mlp_out, self.norm_mlp = linear(m, m), linear(m, m), norm(m)
+        self.gates_input, self.gates_memory = linear(m, 2 * m), linear(m, 2 * m)
+        self._step = step_of(self, compile_step)
+
+    def reset_parameters(self) -> None:
+        """Draw new start values: those of nn.Linear and nn.LayerNorm."""
+        for layer in self.children():
+            assert isinstance(layer, nn.Linear | nn.LayerNorm)
+            layer.reset_parameters()
+
+    def initial_state(self, batch: int) -> State:
+        """M (1, B, S·m): each slot starts as another unit vector, so that they can differ."""
+        like = self.input.weight
+        M = torch.eye(self.num_slots, self.slot_size, device=like.device, dtype=like.dtype)
+        return (M.flatten().expand(1, batch, -1).clone(),)
+
+    def attend(self, Z: Tensor) -> tuple[Tensor, Tensor]:
+        """MHA(Z) (B, S+1, m) for Z (B, S+1, m), and its weights (B, heads, S+1, S+1)."""
+        qkv = self.norm_qkv(self.qkv(Z))
+        qkv = qkv.unflatten(2, (self.num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        q, k, v = qkv.unbind()  # (B, heads, S+1, head size) each
+        a = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(dim=-1)
+        return (a @ v).transpose(1, 2).flatten(2), a
+
+    def _advance(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """One step: the next M (B, S, m), the attention's weights, the forget gate (B, S, m)."""
+        M = state[0][0].unflatten(1, (self.num_slots, self.slot_size))  # (B, S, m)
+        x = self.input(x).unsqueeze(1)  # (B, 1, m)
+        Z = torch.cat((M, x.to(M.dtype)), dim=1)  # (B, S+1, m)
+        attended, a = self.attend(Z)
+        Z = self.norm_attention(Z + attended)
+        Z = self.norm_mlp(Z + self.mlp_out(F.relu(self.mlp_in(Z))))
+        i, f = (self.gates_input(x) + self.gates_memory(M.tanh())).chunk(2, dim=2)  # (B, S, m)
+        keep = (f + self.forget_bias).sigmoid()
+        M = (i + self.input_bias).sigmoid() * Z[:, :-1].tanh() + keep * M
+        return M, a, keep
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step for x (B, D): the output, which is the flat memory (B, S·m), and the state."""
+        M = self._advance(x, state)[0].flatten(1)
+        return M, (M.unsqueeze(0),)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, S·m) and the last state."""
+        return run(self, self._step, x, state)
+
+    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
+        """How much each slot attended to the input (`views`, K = 1) and to the slots (`peers`).
+
+        `keep` is the forget gate, averaged over a slot's features.
+        """
+        x, state = prepare(self, x, state)
+        steps = []
+        for x_t in x.unbind():
+            M, a, keep = self._advance(x_t, state)
+            state = (M.flatten(1).unsqueeze(0),)
+            steps.append((M.flatten(1), a.mean(dim=1)[:, :-1], keep.mean(dim=2)))
+        output, a, keep = (torch.stack(s) for s in zip(*steps, strict=True))
+        views, peers = a[..., -1:], a[..., :-1]
+        return [Trace(output=output, views=views, peers=peers, keep=keep)]
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return (
+            f"{self.input_size}, {self.hidden_size}, num_slots={self.num_slots}, "
+            f"num_heads={self.num_heads}"
+        )

@@ -1,0 +1,180 @@
+"""Transformer encoder (Vaswani et al., 2017; norm first) as a sequence model that does not stream.
+
+Shapes: T steps, B sequences, D input features, H width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm.checks import check_input, check_positive
+from riglstm.models.base import State, Trace, check_multiple, check_sequence
+
+
+class Transformer(nn.Module):
+    """Every step attends to every other, later ones included.
+
+    The output (T, B, H) is the encoder's, one vector for each step. A classifier reads the mean
+    over the steps: `riglstm.models.base.summary` does this for models that do not stream.
+
+    Positions are sinusoids of the step's index, computed for the length at hand: they have no
+    parameters and no longest sequence, so a model trained on 196 steps runs on 576.
+
+    Args:
+        input_size: features of the input.
+        hidden_size: H, the width of the encoder; 256 in the specification.
+        num_layers, num_heads: 4 and 8 there.
+        ffn_size: width between the two maps of each layer; default: 4·H.
+        dropout: on attention weights, on each branch, and on the embedded input; when training.
+        batch_first: (B, T, D) instead of (T, B, D).
+    """
+
+    streaming = False
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 4,
+        num_heads: int = 8,
+        ffn_size: int | None = None,
+        dropout: float = 0.1,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        ffn_size = 4 * hidden_size if ffn_size is None else ffn_size
+        for name, size in (
+            ("input_size", input_size),
+            ("hidden_size", hidden_size),
+            ("num_layers", num_layers),
+            ("num_heads", num_heads),
+            ("ffn_size", ffn_size),
+        ):
+            check_positive(name, size)
+        check_multiple(hidden_size, "num_heads", num_heads)
+        if hidden_size % 2:
+            raise ValueError(
+                "hidden_size must be even, as positions are pairs of sine and cosine, "
+                f"got {hidden_size}; take hidden_size={hidden_size + 1}"
+            )
+        if isinstance(dropout, bool) or not 0 <= dropout <= 1:
+            raise ValueError(f"dropout must be a probability in [0, 1], got {dropout!r}")
+        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
+        self.batch_first, self.dropout = batch_first, float(dropout)
+        self.input = nn.Linear(input_size, hidden_size, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(
+            EncoderLayer(hidden_size, num_heads, ffn_size, self.dropout, device, dtype)
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(hidden_size, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw new start values: those of nn.Linear and nn.LayerNorm."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                module.reset_parameters()
+
+    def initial_state(self, batch: int) -> State:
+        """Nothing: there is no state that could stand for past steps."""
+        return ()
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """A whole sequence (T, B, D), or (B, T, D), to outputs (T, B, H).
+
+        The state returned is the last output (1, B, H), to look at: it cannot be carried on.
+        """
+        z = self._embed(x, state)
+        for layer in self.layers:
+            z = layer(z)
+        z = self.norm(z)  # (B, T, H)
+        return z if self.batch_first else z.transpose(0, 1), (z[:, -1].unsqueeze(0),)
+
+    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
+        """Per layer, with heads as the cells and steps as the views: `views` (T, B, heads, T)."""
+        z = self._embed(x, state)
+        traces = []
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, EncoderLayer)
+            scores = layer.scores(z).permute(2, 0, 1, 3)  # (T, B, heads, T)
+            z = layer(z)
+            traces.append(
+                Trace(
+                    output=z.transpose(0, 1),
+                    views=scores.softmax(dim=-1),
+                    view_scores=scores,
+                    layer=i,
+                )
+            )
+        return traces
+
+    def _embed(self, x: Tensor, state: State | None) -> Tensor:
+        """The checked input, embedded, with positions: (B, T, H)."""
+        check_sequence(x, self.input_size, self.batch_first)
+        check_input(x, self.input_size, self.input.weight)
+        if state:
+            raise ValueError(
+                "the Transformer does not stream: every output attends to every step of the "
+                "sequence, later ones included, so no state can stand for the steps before; "
+                f"expected state=None, got {len(state)} tensors; pass the whole sequence at once"
+            )
+        x = x if self.batch_first else x.transpose(0, 1)
+        z = self.input(x)
+        z = z + positions(z.shape[1], z.shape[2], z)
+        return F.dropout(z, self.dropout, self.training)
+
+
+class EncoderLayer(nn.Module):
+    """z + MHA(LN(z)), then z + FFN(LN(z)), for z (B, T, H)."""
+
+    def __init__(
+        self,
+        H: int,
+        num_heads: int,
+        ffn_size: int,
+        dropout: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.norm_attention = nn.LayerNorm(H, device=device, dtype=dtype)
+        self.qkv = nn.Linear(H, 3 * H, device=device, dtype=dtype)
+        self.attention_out = nn.Linear(H, H, device=device, dtype=dtype)
+        self.norm_ffn = nn.LayerNorm(H, device=device, dtype=dtype)
+        self.ffn_in = nn.Linear(H, ffn_size, device=device, dtype=dtype)
+        self.ffn_out = nn.Linear(ffn_size, H, device=device, dtype=dtype)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """One layer."""
+        p = self.dropout if self.training else 0.0
+        q, k, v = self._heads(z)
+        a = F.scaled_dot_product_attention(q, k, v, dropout_p=p)
+        z = z + F.dropout(self.attention_out(a.transpose(1, 2).flatten(2)), p)
+        y = F.dropout(F.relu(self.ffn_in(self.norm_ffn(z))), p)
+        return z + F.dropout(self.ffn_out(y), p)
+
+    def scores(self, z: Tensor) -> Tensor:
+        """q · k / √(head size), (B, heads, T, T): what the attention's softmax is taken of."""
+        q, k, _ = self._heads(z)
+        return q @ k.mT / math.sqrt(q.shape[-1])
+
+    def _heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = self.qkv(self.norm_attention(z)).unflatten(2, (3, self.num_heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, T, head size) each
+        return q, k, v
+
+
+def positions(T: int, H: int, like: Tensor) -> Tensor:
+    """sin and cos of t / 10000^(2i/H), (T, H), for any T; half precision could not count to T."""
+    exact = torch.promote_types(like.dtype, torch.float32)
+    t = torch.arange(T, device=like.device, dtype=exact).unsqueeze(1)
+    i = torch.arange(0, H, 2, device=like.device, dtype=exact)
+    angle = t * torch.exp(i * (-math.log(10000.0) / H))  # (T, H/2)
+    return torch.stack((angle.sin(), angle.cos()), dim=2).flatten(1).to(like.dtype)

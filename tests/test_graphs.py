@@ -1,0 +1,179 @@
+"""Captured training steps: the bookkeeping everywhere, the capture itself where there is a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from riglstm import graphs
+from riglstm.models import MODELS, build
+
+T, B, D, H = 5, 3, 10, 24
+
+
+class Repeated:
+    """`graphs.Captured` for a CPU: a replay does the work anew, into the memory of the first."""
+
+    def __init__(self, work: Callable[[], tuple[Tensor | None, ...]], pool: Any = None) -> None:
+        self.work, self.pool = work, None
+        self.results = work()
+
+    def replay(self) -> None:
+        for old, new in zip(self.results, self.work(), strict=True):
+            if old is not None and new is not None:
+                old.copy_(new)
+
+
+class Stream:
+    """A stream that waits for nothing."""
+
+    def wait_stream(self, _: Stream) -> None:
+        pass
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., graphs.Graphed]:
+    """`graphed` without a GPU."""
+    monkeypatch.setattr(graphs, "Captured", Repeated)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    return lambda core, x, warmup=1: graphs.Graphed(core, x, warmup)
+
+
+def models(name: str) -> tuple[Any, Any]:
+    """Two equal models in training mode, without dropout."""
+    torch.manual_seed(0)
+    options = {"dropout": 0.0} if name in ("rim", "brim", "transformer") else {}
+    model, other = (build(name, D, H, dtype=torch.float64, **options) for _ in range(2))
+    other.load_state_dict(model.state_dict())
+    return model, other
+
+
+def batch(seed: int, device: str = "cpu") -> Tensor:
+    x = torch.randn(T, B, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return x.to(device).requires_grad_()
+
+
+def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
+    """Two batches, gradients accumulated; the second from the first one's state if it streams."""
+    state = twin_state = None
+    for seed in (1, 2):
+        x, twin_x = batch(seed, device), batch(seed, device)
+        y, state = captured(x, state)
+        twin_y, twin_state = twin(twin_x, twin_state)
+        torch.testing.assert_close(y, twin_y)
+        torch.testing.assert_close(state, twin_state)
+        for output, last in ((y, state), (twin_y, twin_state)):
+            (output.square().sum() + sum(s.sin().sum() for s in last)).backward()
+        torch.testing.assert_close(x.grad, twin_x.grad)
+        state, twin_state = (
+            tuple(s.detach() for s in last) if twin.streaming else None
+            for last in (state, twin_state)
+        )
+    for p, q in zip(core.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_equal_the_cores_own(
+    name: str, capture: Callable[..., graphs.Graphed]
+) -> None:
+    core, twin = models(name)
+    compare(core, capture(core, batch(0)), twin)
+
+
+# torch, when the first product of a process runs in the backward thread.
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_captured_core_equals_the_core_on_a_gpu(name: str) -> None:
+    core, twin = (model.cuda() for model in models(name))
+    compare(core, graphs.graphed(core, batch(0, "cuda")), twin, "cuda")
+
+
+def test_new_weights_are_seen(capture: Callable[..., graphs.Graphed]) -> None:
+    core, _ = models("rmc")
+    captured, x = capture(core, batch(0)), batch(1)
+    before, _ = captured(x)
+    with torch.no_grad():
+        for p in core.parameters():
+            p.mul_(0.5)
+    torch.testing.assert_close(captured(x)[0], core(x)[0])
+    assert not torch.equal(captured(x)[0], before)
+
+
+def test_earlier_outputs_and_gradients_are_not_overwritten(
+    capture: Callable[..., graphs.Graphed],
+) -> None:
+    core, _ = models("rmc")
+    captured = capture(core, batch(0))
+    kept = []
+    for seed in (1, 2):
+        core.zero_grad(set_to_none=True)
+        y, state = captured(batch(seed))
+        y.sum().backward()
+        kept.append((y, *state, core.qkv.weight.grad, y.clone(), core.qkv.weight.grad.clone()))
+    for y, *_, grad, y_then, grad_then in kept:
+        assert torch.equal(y, y_then)
+        assert torch.equal(grad, grad_then)
+
+
+def test_backward_through_an_earlier_pass_is_refused(
+    capture: Callable[..., graphs.Graphed],
+) -> None:
+    core, _ = models("entnet")
+    captured = capture(core, batch(0))
+    first, _ = captured(batch(1))
+    captured(batch(2))
+    with pytest.raises(RuntimeError, match="last forward pass only: expected backward through"):
+        first.sum().backward()
+
+
+def test_what_was_not_captured_is_refused(capture: Callable[..., graphs.Graphed]) -> None:
+    core, _ = models("entnet")
+    captured = capture(core, batch(0).detach())
+    with pytest.raises(ValueError, match=r"must be as captured, torch.float64 \(5, 3, 10\)"):
+        captured(batch(1).detach()[:4])
+    with pytest.raises(ValueError, match="must be as captured"):
+        captured(batch(1).detach(), ())
+    with pytest.raises(ValueError, match="the input requires a gradient, the captured one did not"):
+        captured(batch(1))
+    core.eval()
+    with pytest.raises(ValueError, match="captured with training=True, got training=False"):
+        captured(batch(1).detach())
+
+
+def test_a_learned_start_gets_its_gradient(capture: Callable[..., graphs.Graphed]) -> None:
+    core, twin = models("entnet")
+    captured = capture(core, batch(0))
+    captured(batch(1))[0].square().sum().backward()
+    plain = twin(batch(1))[0]
+    plain.square().sum().backward()
+    torch.testing.assert_close(core.keys.grad, twin.keys.grad)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+def test_the_capture_keeps_the_autocast_that_was_active(
+    capture: Callable[..., graphs.Graphed],
+) -> None:
+    torch.manual_seed(0)
+    core: Any = build("rmc", D, H)
+    x = batch(0).float().detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        captured = capture(core, x)
+        expected, _ = core(x)
+    assert torch.equal(captured(x)[0], expected)
+    assert not torch.equal(core(x)[0], expected)
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    core: Any = build("lstm", D, H)
+    with pytest.raises(ValueError, match="need a CUDA device, got an input on cpu; move core"):
+        graphs.graphed(core, torch.randn(T, B, D))

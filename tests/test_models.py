@@ -1,0 +1,443 @@
+"""What every model of the registry must do. A new model joins by its line in MODELS.
+
+Sizes suit every model's defaults: T steps, B sequences, D input features, H wide.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from riglstm import VARIANTS
+from riglstm.models import MODELS, base, build
+from riglstm.models.base import State
+from riglstm.models.brim import PRESETS
+from riglstm.models.lstm import LSTM
+from riglstm.models.rmc import RMC
+
+T, B, D, H = 7, 3, 10, 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and options that make it another one."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    input_size: int = D
+    draws: bool = False
+    """Whether a forward pass draws random numbers, also in eval mode."""
+    repeats: bool = False
+    """Whether another case's step has the same code, at other sizes or with another selection
+    chosen, so that it need not be compiled twice."""
+
+    def __str__(self) -> str:
+        return "-".join((self.name, *(str(v) for v in self.options.values())))
+
+    def build(self, seed: int = 0, **options: Any) -> Any:
+        """The model in eval mode, its weights spread out so that every path counts."""
+        torch.manual_seed(seed)
+        model = build(self.name, self.input_size, H, **self.options, **options).eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.2 * torch.randn_like(p))
+        return model
+
+    def input(self, *, steps: int = T, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A batch (T, B, D)."""
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(steps, B, self.input_size, generator=generator).to(dtype)
+
+
+def variant(name: str) -> Case:
+    """An ablation of RigLSTM."""
+    # This one cuts the input into views as large as a cell.
+    width = H if name == "no_input_trans" else D
+    repeats = name in ("all_inputs", "all_h", "rand_inputs", "rand_h")
+    return Case("riglstm", {"variant": name}, width, name.startswith("rand"), repeats)
+
+
+CASES = [
+    *(Case(name) for name in MODELS),
+    *(variant(name) for name in VARIANTS),
+    Case("rim", {"cell": "dido"}),
+    Case("riglstm", {"num_layers": 2}, repeats=True),
+    Case("brim", PRESETS["cifar"], repeats=True),
+]
+SOLID = [case for case in CASES if not case.draws]
+"""Cases whose sequences do not depend on their neighbours in the batch through shared draws."""
+
+NO_GRADIENT: dict[str, dict[str, str]] = {}
+"""By case: parameters that rightly get no gradient, and why. None so far."""
+
+DISTINCT = [case for case in CASES if not case.repeats]
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_distinct_case = pytest.mark.parametrize("case", DISTINCT, ids=str)
+every_solid_case = pytest.mark.parametrize("case", SOLID, ids=str)
+
+
+def run(model: Any, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    """A forward pass whose draws, if any, are always the same."""
+    torch.manual_seed(2)
+    output, state = model(x, state)
+    return output, state
+
+
+def train(model: Any, x: Tensor) -> dict[str, Tensor | None]:
+    """Gradients of all parameters after one training step, by name."""
+    model.zero_grad()
+    output, _ = run(model.train(), x)
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
+    (output.float() * weight).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_the_registry_holds_the_papers_models() -> None:
+    names = ["lstm", "gridlstm", "rim", "brim", "rmc", "entnet", "transformer", "riglstm"]
+    assert list(MODELS) == names
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"one of lstm, gridlstm, .*, riglstm, got 'gru'"):
+        build("gru", D, H)
+
+
+@every_case
+def test_shapes_and_attributes_follow_the_contract(case: Case) -> None:
+    model = case.build()
+    assert (model.input_size, model.hidden_size) == (case.input_size, H)
+    assert model.batch_first is False
+    assert isinstance(model.streaming, bool)
+    output, state = run(model, case.input())
+    assert output.shape == (T, B, model.output_size)
+    assert isinstance(state, tuple)
+    assert all(s.shape[1] == B for s in state)
+    start = model.initial_state(B)
+    if model.streaming:
+        assert [s.shape for s in start] == [s.shape for s in state]
+    assert all(s.dtype == torch.float32 for s in (*start, *state))
+
+
+@every_case
+def test_batch_first_swaps_the_first_two_dimensions_of_input_and_output(case: Case) -> None:
+    x = case.input()
+    output, state = run(case.build(), x)
+    swapped, swapped_state = run(case.build(batch_first=True), x.transpose(0, 1))
+    torch.testing.assert_close(swapped.transpose(0, 1), output)
+    torch.testing.assert_close(swapped_state, state)
+
+
+@every_case
+def test_carried_state_equals_one_long_run(case: Case) -> None:
+    model, x = case.build(dtype=torch.float64), case.input(dtype=torch.float64)
+    whole, last = run(model, x)
+    if not model.streaming:
+        with pytest.raises(ValueError, match="does not stream"):
+            model(x, last)
+        return
+    torch.manual_seed(2)
+    state, parts = model.initial_state(B), []
+    for part in x.split((1, 4, 2)):
+        output, state = model(part, state)
+        parts.append(output)
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(state, last, rtol=0, atol=1e-12)
+
+
+@every_case
+def test_the_step_in_a_loop_equals_forward(case: Case) -> None:
+    model, x = case.build(dtype=torch.float64), case.input(dtype=torch.float64)
+    if not hasattr(model, "step"):
+        pytest.skip("the model does not stream, so it has no step")
+    whole, last = run(model, x)
+    torch.manual_seed(2)
+    output, state = base.unroll(model.step, x, model.initial_state(B))
+    torch.testing.assert_close(output, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(state, last, rtol=0, atol=1e-12)
+
+
+@every_solid_case
+def test_input_and_state_can_be_cut_by_sequence(case: Case) -> None:
+    model, x = case.build(dtype=torch.float64), case.input(dtype=torch.float64)
+    state = run(model, x)[1] if model.streaming else ()
+    whole, last = run(model, x, state)
+    part, part_last = run(model, x[:, 1:], tuple(s[:, 1:] for s in state))
+    torch.testing.assert_close(part, whole[:, 1:], rtol=0, atol=1e-12)
+    torch.testing.assert_close(part_last, tuple(s[:, 1:] for s in last), rtol=0, atol=1e-12)
+
+
+@every_case
+def test_a_seed_decides_weights_outputs_and_gradients(case: Case) -> None:
+    x = case.input()
+    first, second, other = case.build(), case.build(), case.build(seed=1)
+    assert torch.equal(run(first.train(), x)[0], run(second.train(), x)[0])
+    assert not torch.equal(run(first, x)[0], run(other.train(), x)[0])
+    for a, b in zip(train(first, x).values(), train(second, x).values(), strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+
+
+@every_case
+def test_reset_parameters_draws_new_start_values_of_the_same_kind(case: Case) -> None:
+    torch.manual_seed(0)
+    model: Any = build(case.name, case.input_size, H, **case.options)
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(5)
+    model.reset_parameters()
+    for name, p in model.state_dict().items():
+        drawn = before[name].unique().numel() > 1
+        assert torch.equal(p, before[name]) != drawn, name
+        if drawn and p.numel() > 30:
+            assert 0.6 < p.std() / before[name].std() < 1.6, name
+            assert (p.mean() - before[name].mean()).abs() < before[name].std(), name
+
+
+@every_case
+def test_gradients_are_finite_and_not_zero_for_every_parameter(case: Case) -> None:
+    silent = NO_GRADIENT.get(str(case), {})
+    for name, grad in train(case.build(), case.input()).items():
+        if name in silent:
+            assert grad is None or not grad.any(), f"{name} learns after all"
+            continue
+        assert grad is not None, name
+        assert grad.isfinite().all(), name
+        assert grad.any(), name
+
+
+@every_solid_case
+def test_gradients_reach_the_input_and_the_given_state(case: Case) -> None:
+    model, x = case.build().train(), case.input().requires_grad_()
+    start = tuple(s.detach().clone().requires_grad_() for s in model.initial_state(B))
+    output, _ = run(model, x, start)
+    output[-1].square().sum().backward()
+    for t in (x, *start):
+        assert t.grad is not None
+        assert t.grad.isfinite().all()
+        assert t.grad.any()
+
+
+@every_case
+def test_float64_is_float64_throughout(case: Case) -> None:
+    model, low = case.build(dtype=torch.float64), case.build()
+    low.load_state_dict(model.state_dict())
+    output, state = run(model, case.input(steps=1, dtype=torch.float64))
+    assert {t.dtype for t in (output, *state, *model.initial_state(B))} == {torch.float64}
+    torch.testing.assert_close(
+        output.float(), run(low, case.input(steps=1))[0], rtol=1e-4, atol=1e-5
+    )
+
+
+# A processor without bf16 computes it in another way, and torch says so.
+@every_case
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+def test_bf16_autocast_rounds_products_and_carries_the_state_in_full(case: Case) -> None:
+    model, x = case.build(), case.input()
+    exact, _ = run(model, x[:1])
+    with torch.autocast("cpu", torch.bfloat16):
+        first, _ = run(model, x[:1])
+        output, state = run(model, x, None)
+        grads = train(model, x)
+    # One step: later ones may wake other cells.
+    assert (first.float() - exact).abs().max() < 0.05
+    assert not torch.equal(first.float(), exact)
+    assert output.isfinite().all()
+    if model.streaming:
+        assert {s.dtype for s in state} == {torch.float32}
+    for name, grad in grads.items():
+        assert grad is not None, name
+        assert grad.dtype == torch.float32, name
+        assert grad.isfinite().all(), name
+
+
+@every_case
+def test_a_saved_model_loads_into_a_new_one(case: Case) -> None:
+    model, other, x = case.build(), case.build(seed=1), case.input()
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(run(other, x)[0], run(model, x)[0])
+
+
+@every_case
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_is_equal_and_independent(case: Case, clone: Callable[[Any], Any]) -> None:
+    model, x = case.build(), case.input()
+    before, _ = run(model, x)
+    other = clone(model)
+    assert torch.equal(run(other, x)[0], before)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(0.5)
+    assert not torch.equal(run(other, x)[0], before)
+    assert torch.equal(run(model, x)[0], before)
+
+
+@every_case
+def test_bad_inputs_are_refused_with_what_was_expected(case: Case) -> None:
+    model, x = case.build(), case.input()
+    wide = torch.randn(T, B, case.input_size + 1)
+    with pytest.raises(ValueError, match=rf"input_size = {case.input_size}.*got"):
+        model(wide)
+    with pytest.raises(ValueError, match=r"\(T, B, D\).*got"):
+        model(x.unsqueeze(0))
+    with pytest.raises(
+        ValueError, match=r"at least one step and one sequence.*leave empty batches"
+    ):
+        model(x[:0])
+    with pytest.raises(ValueError, match=r"dtype torch.float32, got torch.float64"):
+        model(x.double())
+
+
+@every_case
+def test_bad_states_are_refused_with_what_was_expected(case: Case) -> None:
+    model, x = case.build(), case.input()
+    if not model.streaming:
+        pytest.skip("the model takes no state")
+    start = model.initial_state(B)
+    with pytest.raises(ValueError, match=r"state must be a tuple of tensors of shapes.*got"):
+        model(x, model.initial_state(B + 1))
+    with pytest.raises(ValueError, match=r"state must be a tuple of tensors of shapes.*got"):
+        model(x, (*start, start[0]))
+    with pytest.raises(ValueError, match=r"state must be torch.float32.*got torch.float64"):
+        model(x, tuple(s.double() for s in start))
+
+
+@every_case
+@pytest.mark.parametrize("size", [0, -3, 2.5])
+def test_sizes_that_are_no_sizes_are_refused(case: Case, size: float) -> None:
+    with pytest.raises(ValueError, match=rf"input_size must be .* at least 1, got {size}"):
+        build(case.name, size, H, **case.options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"hidden_size must be .* at least 1, got {size}"):
+        build(case.name, case.input_size, size, **case.options)  # type: ignore[arg-type]
+
+
+@every_distinct_case
+def test_the_compiled_step_equals_the_eager_one_forward_and_backward(case: Case) -> None:
+    # Every layer is the same code.
+    options = {"num_layers": 1} if case.name == "transformer" else {}
+    model = case.build(dtype=torch.float64, **options)
+    x = case.input(steps=2, dtype=torch.float64)
+    if not hasattr(model, "step"):
+
+        def step(x: Tensor, _: State) -> tuple[Tensor, State]:
+            output, state = model(x)
+            return output, state
+
+        given, start = x, model.initial_state(B)
+    else:
+        step = model.step
+        # From a state that has moved: at a zero one every cell is alike.
+        given, start = x[1], run(model, x[:1])[1]
+    results = []
+    for run_step in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        leaves = [t.detach().clone().requires_grad_() for t in (given, *start)]
+        torch.manual_seed(2)
+        output, state = run_step(leaves[0], tuple(leaves[1:]))
+        total = sum(t.square().sum() for t in (output, *state))
+        learned = [*leaves, *model.parameters()]
+        grads = torch.autograd.grad(total, learned, allow_unused=True, materialize_grads=True)
+        results.append((output, *state, *grads))
+    torch.compiler.reset()
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["rim", "brim", "rmc", "entnet"])
+def test_compile_step_compiles_once_when_first_called(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+
+    def count(function: Any, **options: Any) -> Any:
+        compiled.append(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", count)
+    case = Case(name)
+    model, plain, x = case.build(compile_step=True), case.build(), case.input()
+    assert compiled == []
+    for _ in range(2):
+        assert torch.equal(run(model, x)[0], run(plain, x)[0])
+    assert compiled == [{"fullgraph": True}]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(run(other, x)[0], run(plain, x)[0])
+        with torch.no_grad():
+            for p in other.parameters():
+                p.mul_(0.5)
+        assert not torch.equal(run(other, x)[0], run(plain, x)[0])
+    assert len(compiled) == 3
+
+
+def test_a_classifier_reads_the_last_step_of_a_model_that_streams() -> None:
+    for batch_first in (False, True):
+        model = LSTM(D, H, batch_first=batch_first)
+        output, (h, _) = model(torch.randn(4, 4, D))
+        assert torch.equal(base.summary(model, output), h[0])
+
+
+def test_models_of_one_class_do_not_use_up_each_others_recompilations() -> None:
+    steps = []
+    for size in (4, 8):
+        step: Any = base.step_of(RMC(D, size, num_slots=2, num_heads=1), compile_step=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "compile", lambda function, fullgraph: function)
+            step(torch.randn(B, D), (torch.zeros(1, B, size),))
+        steps.append(step.compiled)
+    assert steps[0].__code__ is not steps[1].__code__
+
+
+def test_a_variant_and_the_option_that_it_sets_cannot_both_be_given() -> None:
+    with pytest.raises(ValueError, match=r"variant='all_h' sets peers='all', got peers='top'"):
+        build("riglstm", D, H, variant="all_h", peers="top")
+    with pytest.raises(ValueError, match=r"variant must be one of no_input_trans, .*got 'none'"):
+        build("riglstm", D, H, variant="none")
+
+
+def test_a_bidirectional_riglstm_does_not_stream_and_has_no_step() -> None:
+    model: Any = build("riglstm", D, H, bidirectional=True)
+    assert not model.streaming
+    assert model.output_size == 2 * H
+    output, state = model(torch.randn(T, B, D))
+    assert output.shape == (T, B, 2 * H)
+    assert [s.shape for s in model.initial_state(B)] == [s.shape for s in state]
+    with pytest.raises(ValueError, match="bidirectional layer has no single step"):
+        model.step(torch.randn(B, D), state)
+
+
+def test_riglstm_is_the_layer_itself() -> None:
+    case = Case("riglstm")
+    model, x = case.build(), case.input()
+    output, _ = model(x)
+    assert torch.equal(output, model.layer(x)[0])
+    (trace,) = model.trace(x)
+    torch.testing.assert_close(trace.output, output)
+    (second,) = model.trace(x[1:], model(x[:1])[1])
+    assert torch.equal(second.active, trace.active[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "core", "network"),
+    [({}, 3_353_000, 3.36), ({"query": "per_cell"}, 3_903_000, 3.91)],
+    ids=["shared", "per_cell"],
+)
+def test_parameters_of_riglstm_at_the_papers_size(
+    options: dict[str, str], core: int, network: float
+) -> None:
+    model: nn.Module = build("riglstm", 600, 600, **options)
+    assert sum(p.numel() for p in model.parameters()) == core
+    embedding, readout = 2 * 600, 600 * 10 + 10
+    assert round((core + embedding + readout) / 1e6, 2) == network

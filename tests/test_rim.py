@@ -1,0 +1,609 @@
+"""RIM, both cells: against the NumPy version, and the properties that make it a RIM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rim_oracle
+from riglstm.models.base import State
+from riglstm.models.rim import RIM, DidoCell, RIMCell
+
+TOL = 1e-10
+"""float64 against NumPy: sums in another order."""
+FD_TOL = 1e-7
+"""Central differences with a step of 1e-6 of a loss of some 10: rounding leaves 1e-9."""
+
+both_cells = pytest.mark.parametrize("cell", ["original", "dido"])
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def scramble(model: nn.Module, gen: torch.Generator) -> None:
+    """Weights far from their small start values, so that every path counts."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5, generator=gen)
+
+
+def a_rim(gen: torch.Generator, D: int = 5, N: int = 4, d: int = 3, **options: Any) -> RIM:
+    options = {"key_size": 4, "comm_size": 2, "active_cells": 2, **options}
+    model = RIM(D, N * d, num_cells=N, dtype=torch.float64, **options)
+    scramble(model, gen)
+    return model.eval()
+
+
+def random(gen: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=gen, dtype=torch.float64)
+
+
+def a_state(gen: torch.Generator, model: nn.Module, B: int) -> State:
+    assert callable(model.initial_state)
+    return tuple(random(gen, *s.shape) for s in model.initial_state(B))
+
+
+def group(weight: Tensor, M: int) -> np.ndarray:
+    """A map per cell (N, in, M·out) as the oracle has it, (N, M, out, in)."""
+    return weight.detach().unflatten(2, (M, -1)).permute(0, 2, 3, 1).numpy()
+
+
+def oracle_lstm(weight: Tensor, d: int) -> rim_oracle.Weights:
+    gates = weight.detach().unflatten(2, (4, d)).permute(0, 2, 3, 1).numpy()  # (N, 4, d, in + d)
+    return {"W_ih": gates[..., :-d], "W_hh": gates[..., -d:]}
+
+
+def oracle_weights(cell: RIMCell | DidoCell) -> rim_oracle.Weights:
+    """A cell's parameters under the specification's names."""
+    d = cell.lstm.weight.shape[2] // 4
+    p = oracle_lstm(cell.lstm.weight, d)
+    if isinstance(cell, DidoCell):
+        p["W_q"] = group(cell.query.weight, 1)[:, 0]
+        for name, slot_map in (("k", cell.key), ("v", cell.value)):
+            p[f"W_{name}"] = slot_map.weight.detach().numpy()
+            p[f"b_{name}"] = slot_map.bias.detach().numpy()
+        qkv, size = group(cell.comm_qkv.weight, cell.comm_heads), cell.comm_size
+        p["O"] = group(cell.comm_out.weight, 1)[:, 0]
+    else:
+        for name in ("b_ih", "b_hh"):
+            bias = getattr(cell.lstm, name.replace("b_", "bias_"))
+            p[name] = bias.detach().unflatten(1, (4, d)).numpy()
+        M = cell.input_attention.heads
+        p["W_q"] = group(cell.input_attention.query.weight, M)
+        for name, maps in (("k", cell.input_attention.keys), ("v", cell.input_attention.values)):
+            p[f"W_{name}"] = [group(W.unsqueeze(0), M)[0] for W in maps]
+        comm = cell.communication
+        qkv, size = group(comm.qkv.weight, comm.heads), comm.size
+        p["G"], p["F"] = comm.gate_update.weight.detach().chunk(2)
+        p["b_g"], p["b_f"] = comm.gate_update.bias.detach().chunk(2)
+        p |= {name: p[name].numpy() for name in ("G", "F", "b_g", "b_f")}
+    p["C_q"], p["C_k"], p["C_v"] = np.split(qkv, [size, 2 * size], axis=2)
+    return p
+
+
+def run_oracle(
+    model: RIM, x: Tensor, state: State, held: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    h, c = (s[0].detach().unflatten(1, (model.num_cells, -1)).numpy() for s in state)
+    p = oracle_weights(model.cell)
+    return rim_oracle.run(x.detach().numpy(), h, c, p, model.active_cells, model.kind, held)
+
+
+def same(got: Tensor, want: np.ndarray, tol: float = TOL) -> None:
+    assert got.shape == want.shape
+    assert np.abs(got.detach().numpy() - want).max() < tol
+
+
+def check_gradients(
+    leaves: list[Tensor], loss: Callable[[], Tensor], oracle_loss: Callable[[], float]
+) -> None:
+    """Autograd's gradient of the loss, at entries of every leaf, equals the oracle's slope."""
+    gradients = torch.autograd.grad(loss(), leaves)
+    gen, step = np.random.default_rng(0), 1e-6
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        values, slopes = leaf.data.view(-1), gradient.reshape(-1)
+        assert slopes.abs().max() > 0
+        entries = {int(slopes.abs().argmax()), *gen.integers(0, len(values), 3).tolist()}
+        for i in entries:
+            at, side = values[i].item(), []
+            for value in (at + step, at - step):
+                values[i] = value
+                side.append(oracle_loss())
+            values[i] = at
+            assert abs((side[0] - side[1]) / (2 * step) - slopes[i].item()) < FD_TOL
+
+
+# The compiler asks carried states, which are no leaves, whether they have a gradient.
+compiles = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
+)
+
+
+def check_compiled_step(model: nn.Module, x: Tensor, state: State) -> None:
+    """Steps compiled as one graph give eager's outputs, states and gradients."""
+    assert callable(model.step)
+    compiled = torch.compile(model.step, backend="aot_eager", fullgraph=True)
+    results = []
+    for step in (model.step, compiled):
+        torch.manual_seed(0)
+        leaves = [leaf.detach().clone().requires_grad_() for leaf in (x, *state)]
+        y, carried = [], tuple(leaves[1:])
+        for x_t in leaves[0].unbind():
+            out, carried = step(x_t, carried)
+            y.append(out)
+        values = [torch.stack(y), *carried]
+        loss = sum((value.sin() * value).sum() for value in values)
+        assert isinstance(loss, Tensor)
+        gradients = torch.autograd.grad(loss, [*leaves, *model.parameters()])
+        results.append([*values, *gradients])
+    for eager, other in zip(*results, strict=True):
+        assert (eager - other).abs().max() < 1e-12
+
+
+class CountOps(TorchDispatchMode):
+    """How many operations run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def ops_of_a_step(model: nn.Module, D: int) -> int:
+    assert callable(model.step)
+    assert callable(model.initial_state)
+    state = model.initial_state(2)
+    with CountOps() as ops:
+        model.step(state[0].new_zeros(2, D), state)
+    return ops.count
+
+
+@both_cells
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_numpy(cell: str, seed: int) -> None:
+    gen = seeded(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=gen))
+
+    T, B, D, N, d = draw(3, 6), draw(1, 3), draw(1, 6), draw(1, 6), draw(1, 5)
+    sizes = {"key_size": draw(1, 5), "comm_heads": draw(1, 3), "comm_size": draw(1, 4)}
+    model = a_rim(gen, D, N, d, cell=cell, active_cells=draw(1, N), **sizes)
+    x, state = random(gen, T, B, D), a_state(gen, model, B)
+    want = run_oracle(model, x, state)
+    output, (h, c) = model(x, state)
+    (trace,) = model.trace(x, state)
+    assert trace.active is not None
+    assert trace.views is not None
+    assert trace.peers is not None
+    assert np.array_equal(trace.active.numpy(), want["active"])
+    same(output, want["h"].reshape(T, B, -1))
+    same(h[0], want["h"][-1].reshape(B, -1))
+    same(c[0], want["c"][-1].reshape(B, -1))
+    same(trace.views, want["views"])
+    if cell == "original":
+        same(trace.peers, want["peers"])
+    else:
+        # Only the oracle zeroes the queries of sleeping cells: nothing comes of what they read.
+        awake = trace.active
+        same(trace.peers[awake], want["peers"][want["active"]])
+
+
+@both_cells
+def test_equals_numpy_from_the_zero_state_at_the_default_sizes(cell: str) -> None:
+    gen = seeded(9)
+    model = RIM(7, 12, cell=cell, dtype=torch.float64).eval()
+    scramble(model, gen)
+    x = random(gen, 5, 2, 7)
+    want = run_oracle(model, x, model.initial_state(2))
+    output, (_, c) = model(x)
+    same(output, want["h"].reshape(5, 2, -1))
+    same(c[0], want["c"][-1].reshape(2, -1))
+
+
+def test_a_cells_gain_is_the_logistic_of_its_score() -> None:
+    gen = seeded(1)
+    model = a_rim(gen)
+    assert isinstance(model.cell, RIMCell)
+    x, state = random(gen, 1, 3, 5), a_state(gen, model, 3)
+    attention = model.cell.input_attention
+    q = torch.einsum("bnd,ndk->bnk", state[0][0].unflatten(1, (4, 3)), attention.query.weight)
+    k, v = x[0] @ attention.keys[0], x[0] @ attention.values[0]
+    p = torch.sigmoid(torch.einsum("bnk,bk->bn", q, k) / 4**0.5)
+    (trace,) = model.trace(x, state)
+    assert trace.views is not None
+    assert (trace.views[0, :, :, 1] - p).abs().max() < TOL
+    assert (trace.views[0, :, :, 0] - (1 - p)).abs().max() < TOL
+    u = attention(state[0][0].unflatten(1, (4, 3)), (x[0],))[2]
+    assert (u - p.unsqueeze(2) * v.unsqueeze(1)).abs().max() < TOL
+
+
+@both_cells
+@pytest.mark.parametrize("K_a", [1, 2, 4])
+def test_exactly_the_active_cells_move_and_the_others_keep_h_and_c(cell: str, K_a: int) -> None:
+    gen = seeded(2)
+    model = a_rim(gen, cell=cell, active_cells=K_a).train()
+    x, state = random(gen, 8, 3, 5), a_state(gen, model, 3)
+    torch.manual_seed(0)
+    (trace,) = model.trace(x, state)
+    assert trace.active is not None
+    assert (trace.active.sum(dim=2) == K_a).all()
+    torch.manual_seed(0)
+    for x_t, active in zip(x, trace.active, strict=True):
+        _, after = model.step(x_t, state)
+        for old, new in zip(state, after, strict=True):
+            moved = (old != new)[0].unflatten(1, (4, 3))
+            assert torch.equal(moved.any(dim=2), active)
+        state = after
+
+
+@both_cells
+def test_the_cells_with_the_largest_scores_wake(cell: str) -> None:
+    gen = seeded(3)
+    model = a_rim(gen, cell=cell)
+    (trace,) = model.trace(random(gen, 20, 3, 5), a_state(gen, model, 3))
+    assert trace.active is not None
+    assert trace.view_scores is not None
+    score = trace.view_scores[..., 1]
+    sleeps = score.masked_fill(trace.active, float("-inf")).amax(dim=2)
+    wakes = score.masked_fill(~trace.active, float("inf")).amin(dim=2)
+    assert (wakes > sleeps).all()
+    assert len(set(map(tuple, trace.active.flatten(0, 1).tolist()))) > 2
+
+
+def test_dido_ranks_by_the_score_of_the_input_not_by_its_weight() -> None:
+    gen = seeded(4)
+    model = a_rim(gen, cell="dido")
+    (trace,) = model.trace(random(gen, 20, 3, 5), a_state(gen, model, 3))
+    assert trace.active is not None
+    assert trace.views is not None
+    weight = trace.views[..., 1]
+    sleeps = weight.masked_fill(trace.active, 0).amax(dim=2)
+    wakes = weight.masked_fill(~trace.active, 1).amin(dim=2)
+    assert (wakes < sleeps).any()
+
+
+@both_cells
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_tie_at_the_zero_state_goes_to_the_lower_index(cell: str, dtype: torch.dtype) -> None:
+    model = RIM(5, 24, num_cells=6, active_cells=4, cell=cell, dtype=dtype)
+    (trace,) = model.trace(torch.randn(1, 3, 5, dtype=dtype))
+    assert trace.view_scores is not None
+    assert not trace.view_scores.any()
+    assert trace.active is not None
+    assert trace.active[0].tolist() == [[True] * 4 + [False] * 2] * 3
+
+
+def one_step_gradients(model: RIM, gen: torch.Generator) -> tuple[Tensor, list[Tensor]]:
+    """A step of one sample: who was active, and the gradients of a sum weighted by 1s of h, c."""
+    x = random(gen, 1, 5)
+    state = [s.requires_grad_() for s in a_state(gen, model, 1)]
+    (trace,) = model.trace(x.unsqueeze(0), tuple(state))
+    assert trace.active is not None
+    _, (h, c) = model.step(x, tuple(state))
+    (h.sum() + c.sum()).backward()
+    gradients = [s.grad[0, 0].unflatten(0, (4, 3)) for s in state if s.grad is not None]
+    return trace.active[0, 0], gradients
+
+
+@both_cells
+def test_a_sleeping_cells_lstm_and_queries_get_no_gradient(cell: str) -> None:
+    gen = seeded(5)
+    model = a_rim(gen, cell=cell)
+    active, _ = one_step_gradients(model, gen)
+    lstm = model.cell.lstm
+    query = (
+        model.cell.query if isinstance(model.cell, DidoCell) else model.cell.input_attention.query
+    )
+    for parameter in (lstm.weight, lstm.bias_ih, lstm.bias_hh, query.weight):
+        if parameter is not None:
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad.flatten(1).any(dim=1), active)
+
+
+@both_cells
+def test_a_sleeping_cells_messages_learn_and_its_state_carries_gradient(cell: str) -> None:
+    """The mask stops at the candidate: what the others read of it, they read by learned maps."""
+    gen = seeded(6)
+    model = a_rim(gen, cell=cell)
+    active, (grad_h, grad_c) = one_step_gradients(model, gen)
+    comm = model.cell.comm_qkv if isinstance(model.cell, DidoCell) else model.cell.communication.qkv
+    assert comm.weight.grad is not None
+    q, k, v = comm.weight.grad.unflatten(2, (4, -1)).split(
+        [2, 2, 3 if cell == "dido" else 2], dim=3
+    )
+    assert torch.equal(q.flatten(1).any(dim=1), active)
+    assert k.flatten(1).any(dim=1).all()
+    assert v.flatten(1).any(dim=1).all()
+    assert (grad_h[~active] == 1).all()
+    assert (grad_c[~active] == 1).all()
+    assert (grad_h[active] != 1).all()
+
+
+@both_cells
+def test_gradients_equal_central_differences_with_sleeping_candidates_held(cell: str) -> None:
+    """The gradient mask makes autograd differ from the slope of the output, on purpose.
+
+    It is the slope of the function in which the candidates of sleeping cells are constants. The
+    oracle is that function when it is given the candidates of the unperturbed run.
+    """
+    gen = seeded(7)
+    model = a_rim(gen, cell=cell)
+    x = random(gen, 4, 2, 5).requires_grad_()
+    state = tuple(s.requires_grad_() for s in a_state(gen, model, 2))
+    first = run_oracle(model, x, state)
+    weight = random(gen, *first["h"].shape)
+    weight_c = random(gen, *first["c"][-1].shape)
+
+    def loss() -> Tensor:
+        y, (_, c) = model(x, state)
+        return (y * weight.flatten(2)).sum() + (c[0] * weight_c.flatten(1)).sum()
+
+    def oracle_loss() -> float:
+        now = run_oracle(model, x, state, held=first["candidates"])
+        assert np.array_equal(now["active"], first["active"])
+        return float((now["h"] * weight.numpy()).sum() + (now["c"][-1] * weight_c.numpy()).sum())
+
+    assert abs(loss().item() - oracle_loss()) < TOL
+    check_gradients([x, *state, *model.parameters()], loss, oracle_loss)
+
+
+@both_cells
+def test_gradcheck_with_every_cell_awake(cell: str) -> None:
+    gen = seeded(8)
+    model = a_rim(gen, N=3, d=2, cell=cell, active_cells=3, comm_heads=2)
+    x = random(gen, 2, 2, 5).requires_grad_()
+    state = tuple(s.requires_grad_() for s in a_state(gen, model, 2))
+    names = [name for name, _ in model.named_parameters()]
+
+    def run(x: Tensor, h: Tensor, c: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        replaced = dict(zip(names, values, strict=True))
+        y, state = torch.func.functional_call(model, replaced, (x, (h, c)))
+        return y, *state
+
+    assert torch.autograd.gradcheck(run, (x, *state, *model.parameters()), fast_mode=True)
+
+
+@both_cells
+def test_dropout_acts_in_training_only(cell: str) -> None:
+    gen = seeded(10)
+    model, plain = a_rim(gen, cell=cell, dropout=0.5), a_rim(gen, cell=cell, dropout=0.0)
+    plain.load_state_dict(model.state_dict())
+    x, state = random(gen, 6, 2, 5), a_state(gen, model, 2)
+    want = plain(x, state)[0]
+    assert torch.equal(model(x, state)[0], want)
+    assert torch.equal(plain.train()(x, state)[0], want)
+    model.train()
+    assert not torch.equal(model(x, state)[0], want)
+    assert not torch.equal(model(x, state)[0], model(x, state)[0])
+
+
+@both_cells
+def test_dropping_everything_leaves_the_lstms_alone_with_their_state(cell: str) -> None:
+    """Full dropout empties what cells take in, and what they say to each other."""
+    gen = seeded(11)
+    model = a_rim(gen, cell=cell, dropout=1.0, active_cells=4).train()
+    x, state = random(gen, 1, 2, 5), a_state(gen, model, 2)
+    h, c = (s[0].unflatten(1, (4, 3)) for s in state)
+    want = model.cell.lstm(h.new_zeros(2, 4, 12), h, c)
+    for got, expected in zip(model(x, state)[1], want, strict=True):
+        assert torch.equal(got[0], expected.flatten(1))
+
+
+@both_cells
+def test_steps_with_carried_state_equal_one_long_run(cell: str) -> None:
+    gen = seeded(12)
+    model = a_rim(gen, cell=cell)
+    x = random(gen, 7, 2, 5)
+    whole, last = model(x)
+    state = model.initial_state(2)
+    pieces = []
+    for piece in x.split((1, 4, 2)):
+        y, state = model(piece, state)
+        pieces.append(y)
+    assert torch.equal(torch.cat(pieces), whole)
+    for got, want in zip(state, last, strict=True):
+        assert torch.equal(got, want)
+
+
+@compiles
+@both_cells
+def test_compiled_steps_equal_eager_ones_forward_and_backward(cell: str) -> None:
+    gen = seeded(13)
+    model = a_rim(gen, cell=cell).train()
+    check_compiled_step(model, random(gen, 3, 2, 5), a_state(gen, model, 2))
+
+
+@both_cells
+def test_a_step_runs_without_reading_any_value(cell: str) -> None:
+    model = RIM(5, 24, cell=cell, device="meta")
+    output, state = model.step(torch.empty(2, 5, device="meta"), model.initial_state(2))
+    assert output.shape == (2, 24)
+    assert [s.shape for s in state] == [(1, 2, 24)] * 2
+
+
+@both_cells
+def test_a_step_is_as_many_operations_for_any_number_of_cells(cell: str) -> None:
+    counts = {
+        ops_of_a_step(RIM(5, 24, num_cells=N, active_cells=N - 1, cell=cell), 5) for N in (2, 12)
+    }
+    assert len(counts) == 1
+
+
+@both_cells
+def test_trace_says_what_forward_did(cell: str) -> None:
+    gen = seeded(14)
+    model = a_rim(gen, cell=cell, batch_first=True)
+    x, state = random(gen, 3, 6, 5), a_state(gen, model, 3)
+    (trace,) = model.trace(x, state)
+    assert torch.equal(trace.output.transpose(0, 1), model(x, state)[0])
+    assert trace.active is not None
+    assert trace.views is not None
+    assert trace.peers is not None
+    assert trace.view_scores is not None
+    assert trace.peer_scores is not None
+    assert trace.keep is not None
+    assert trace.active.shape == (6, 3, 4)
+    assert trace.active.dtype == torch.bool
+    assert trace.views.shape == trace.view_scores.shape == (6, 3, 4, 2)
+    assert trace.peers.shape == trace.peer_scores.shape == (6, 3, 4, 4)
+    assert (trace.view_scores.softmax(dim=3) - trace.views).abs().max() < TOL
+    assert (trace.peers.sum(dim=3) - 1).abs().max() < TOL
+    assert torch.equal(trace.keep == 1, ~trace.active)
+    assert torch.equal(trace.keep == 0, trace.active)
+
+
+@both_cells
+def test_scores_and_state_stay_in_float32_under_autocast(cell: str) -> None:
+    model = RIM(5, 24, cell=cell)
+    x = torch.randn(4, 2, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, state = model(x)
+        (trace,) = model.trace(x)
+    assert trace.view_scores is not None
+    assert {v.dtype for v in (output, *state, trace.view_scores)} == {torch.float32}
+    output.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_start_values_are_the_specifications() -> None:
+    original, dido = RIM(600, 600), RIM(600, 600, cell="dido")
+    assert isinstance(original.cell, RIMCell)
+    assert isinstance(dido.cell, DidoCell)
+    lstm, attention = original.cell.lstm, original.cell.input_attention
+    assert lstm.bias_ih is not None
+    assert lstm.bias_hh is not None
+    for parameters, bound in (
+        ((lstm.weight, lstm.bias_ih, lstm.bias_hh), 600**-0.5),
+        (original.cell.communication.gate_update.parameters(), 128**-0.5),
+        (dido.cell.lstm.parameters(), 100**-0.5),
+        (dido.cell.key.parameters(), 600**-0.5),
+        (dido.cell.value.parameters(), 600**-0.5),
+    ):
+        for parameter in parameters:
+            assert 0.9 * bound < parameter.abs().max() <= bound
+    for weight in (
+        *(attention.query.weight, attention.keys[0], attention.values[0]),
+        *(original.cell.communication.qkv.weight, dido.cell.query.weight),
+        *(dido.cell.comm_qkv.weight, dido.cell.comm_out.weight),
+    ):
+        assert abs(weight.std().item() - 0.01) < 2e-4
+
+
+@both_cells
+def test_reset_parameters_draws_every_parameter_anew(cell: str) -> None:
+    model = RIM(5, 24, cell=cell)
+    before = [p.detach().clone() for p in model.parameters()]
+    model.reset_parameters()
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert (old != new).all()
+
+
+def stored(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_the_original_cell_has_the_specifications_parameters() -> None:
+    """Ours at comm_size 16 is the specification's "1.66M that ever receive gradient".
+
+    That count is the core, the table of two pixels (2 x 600) and the readout (600 -> 10). The
+    specification's 2.10M add what its source builds and never trains: the null slot's key and
+    value maps (600 x 64 and 600 x 400), and a gate of the input attention (400 -> 400 with bias;
+    its size is inferred from the remainder); its 8.10M add the LSTM's off-block weights,
+    which are zero. None of these is stored here. With the default comm_size 32 the maps of the
+    communication are twice as wide: 3 x 6 x 100 x 64 and 2 x 100 x 64 more.
+    """
+    D = H = 600
+    around = 2 * D + H * 10 + 10
+    core = stored(RIM(D, H, comm_size=16))
+    attention = 6 * 100 * 64 + D * 64 + D * 400
+    lstm = 6 * 4 * 100 * (400 + 100) + 2 * 4 * H
+    communication = 3 * 6 * 100 * 64 + 2 * (100 * 64 + 100)
+    assert core == attention + lstm + communication == 1_649_800
+    assert round((core + around) / 1e6, 2) == 1.66
+    untrained = D * 64 + D * 400 + (400 * 400 + 400)
+    assert round((core + around + untrained) / 1e6, 2) == 2.10
+    off_block = 4 * H * (6 * 400 + H) - 6 * 4 * 100 * (400 + 100)
+    assert round((core + around + untrained + off_block) / 1e6, 2) == 8.10
+    assert stored(RIM(D, H)) == core + 3 * 6 * 100 * 64 + 2 * 100 * 64 == 1_777_800
+
+
+@pytest.mark.parametrize(("heads", "count", "quoted"), [(4, 2_150_864, 2.15), (1, 1_675_664, 1.68)])
+def test_the_dido_cell_has_the_specifications_parameters(
+    heads: int, count: int, quoted: float
+) -> None:
+    """The specification's figures are the core's, rounded; everything in it is trained.
+
+    With table and readout (7,210) they would be 2.16M and 1.68M.
+    """
+    attention = 6 * 100 * 64 + 600 * 64 + 64 + 600 * 400 + 400
+    lstm = 6 * 4 * 100 * (400 + 100)
+    communication = 6 * 100 * heads * (32 + 32 + 100) + 6 * heads * 100 * 100
+    core = stored(RIM(600, 600, cell="dido", comm_heads=heads))
+    assert core == attention + lstm + communication == count
+    assert round(core / 1e6, 2) == quoted
+
+
+@pytest.mark.parametrize(("cell", "comm_size"), [("original", 16), ("original", 32), ("dido", 32)])
+def test_every_stored_parameter_learns(cell: str, comm_size: int) -> None:
+    model = RIM(6, 24, cell=cell, comm_size=comm_size)
+    model(torch.randn(12, 8, 6))[0].square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad.unsqueeze(0)
+        assert rows.any(dim=1).all(), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_size": 0}, r"input_size must be a whole number of at least 1, got 0"),
+        ({"hidden_size": 0}, r"hidden_size must be a whole number of at least 1, got 0"),
+        ({"hidden_size": 25}, r"multiple of num_cells = 6, got 25; take hidden_size=24 or 30"),
+        ({"num_cells": 0}, r"num_cells must be a whole number of at least 1, got 0"),
+        ({"active_cells": 7}, r"active_cells must be .* in \[1, num_cells\] = \[1, 6\], got 7"),
+        ({"active_cells": 0}, r"active_cells must be .* in \[1, num_cells\] = \[1, 6\], got 0"),
+        ({"cell": "gru"}, r"cell must be one of original, dido, got 'gru'"),
+        ({"key_size": 0}, r"key_size must be a whole number of at least 1, got 0"),
+        ({"comm_heads": 0}, r"comm_heads must be a whole number of at least 1, got 0"),
+        ({"comm_size": 1.5}, r"comm_size must be a whole number of at least 1, got 1.5"),
+        ({"dropout": 1.5}, r"dropout must be a probability in \[0, 1\], got 1.5; use 0 for none"),
+        ({"dropout": True}, r"dropout must be a probability in \[0, 1\], got True"),
+    ],
+)
+def test_errors_say_expected_got_and_the_way_out(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RIM(**{"input_size": 5, "hidden_size": 24, **options})
+
+
+def test_a_wrong_input_or_state_is_refused() -> None:
+    model = RIM(5, 24)
+    x, state = torch.randn(3, 2, 5), model.initial_state(2)
+    for call in (model, model.trace):
+        with pytest.raises(ValueError, match=r"input_size = 5, got shape \(3, 2, 4\)"):
+            call(x[..., :4])
+        with pytest.raises(ValueError, match=r"the state must be a tuple of tensors of shapes"):
+            call(x, state[:1])
+
+
+def test_the_default_wakes_two_thirds_of_the_cells() -> None:
+    sizes = {N: RIM(5, 60, num_cells=N).active_cells for N in (1, 2, 3, 4, 5, 6)}
+    assert sizes == {1: 1, 2: 1, 3: 2, 4: 3, 5: 3, 6: 4}
+
+
+@both_cells
+def test_repr_tells_the_sizes_and_the_cell(cell: str) -> None:
+    line = f"5, 24, num_cells=6, active_cells=4, cell={cell!r}"
+    assert line in repr(RIM(5, 24, cell=cell))
