@@ -7,12 +7,14 @@ WORKERS ?= 2
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test check fast test-gpu bench wheel clean
+.PHONY: help demo test check test-gpu bench wheel clean
 help:
 	@grep -E '^#   make' Makefile | sed 's/^#   //'
 	@echo "make check     ruff and mypy"
 	@echo "make bench     speed on this CPU, beside nn.LSTM"
+	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make wheel     build the package into dist/"
+	@echo "make clean     remove the environment and everything built"
 
 $(READY): pyproject.toml constraints.txt
 	@echo "== creating $(VENV) with $$($(PYTHON) --version), and installing riglstm and its tools"

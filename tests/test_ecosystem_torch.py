@@ -202,6 +202,74 @@ def test_transforms_of_torch_func_are_right_or_refused(backend: str) -> None:
     close(jvp(loss, (x,), (direction,))[1], (leaf.grad * direction).sum())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_compiled_layer_takes_strided_input_and_state() -> None:
+    layer = build(backend="batched", batch_first=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    x = numbers(3, 5, 4).requires_grad_()
+    hx = (numbers(1, 12, 3, seed=2).mT, numbers(1, 12, 3, seed=3).mT)
+    got = gradients(loss_of(compiled, x, hx), x, *layer.parameters())
+    expected = gradients(loss_of(layer, x, hx), x, *layer.parameters())
+    close(got, expected)
+
+
+def test_operators_pass_torchs_own_check_on_strided_tensors() -> None:
+    layer = build(backend="batched")
+    sel = layer.selection
+    x = numbers(3, 5, 4).transpose(0, 1).requires_grad_()
+    h, c = (numbers(2, 6, 3, seed=seed).permute(2, 1, 0).requires_grad_() for seed in (2, 3))
+    rules = (sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h, "top", "top", "top", 1.0)
+    nothing = (None,) * 5
+    args = (x, h, c, *layer.weights(), *nothing, *rules, torch.float64, True)
+    torch.library.opcheck(torch.ops.riglstm.batched_forward.default, args)
+
+
+def test_backward_computes_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from riglstm.scan.rows import Rows
+
+    products = []
+    outer = Rows.outer
+
+    def counted(self: Rows, *args: Tensor) -> None:
+        products.append("weights")
+        outer(self, *args)
+
+    monkeypatch.setattr(Rows, "outer", counted)
+    layer = build(backend="batched")
+    x = numbers(5, 3, 4).requires_grad_()
+    (expected,) = gradients(loss_of(layer, x), x)
+    assert products == ["weights"]
+    layer.requires_grad_(False)
+    (got,) = gradients(loss_of(layer, x), x)
+    assert products == ["weights"]
+    close(got, expected)
+
+
+# As above; and torch's compiler about its own look at tensors that are no leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each kind of call has a budget of its own; a step that is not compiled would raise."""
+    from riglstm.scan import compiled
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda run: compile_(run, backend="aot_eager"))
+    compiled._step.cache_clear()
+    torch._dynamo.reset()
+    twin, layer = build(backend="reference"), build(backend="compiled")
+    for B in (4, 5, 1):
+        x = numbers(3, B, 4)
+        flags = torch.rand(3, B, generator=torch.Generator().manual_seed(1)) < 0.5
+        close(layer(x)[0], twin(x)[0])
+        with torch.no_grad():
+            for options in ({}, {"mask": flags}, {"reset": flags}):
+                close(layer(x, **options)[0], twin(x, **options)[0])
+    compiled._step.cache_clear()
+
+
 @both_backends
 def test_only_what_asks_for_a_gradient_gets_one(backend: str) -> None:
     layer = build(backend=backend)

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import riglstm
-from riglstm import BackendError, RigLSTM, RigLSTMCell, scan
+from riglstm import BackendError, RigLSTM, RigLSTMCell
+from riglstm.scan import scan
 from riglstm.selection import Selection
 
 MODULES = ("checks", "sequence", "layer", "cell_layer", "parameters", "scan/__init__")
@@ -164,7 +165,7 @@ def test_wrong_rank_of_the_input(shape: tuple[int, ...], call: Callable[..., Any
     for batch_first, form in ((False, "(T, B, D)"), (True, "(B, T, D)")):
         with raises(
             f"the input must be a sequence (T, D) or a batch {form}, "
-            f"got {len(shape)} dimensions: {shape}"
+            f"got {len(shape)} dimensions: {shape}; add or merge some with reshape"
         ):
             call(build(batch_first=batch_first), torch.zeros(shape))
 
@@ -276,7 +277,7 @@ def test_wrong_shape_of_a_state(form: str, which: str, call: Callable[..., Any])
         states[which == "c_0"] = torch.zeros(got)
         with raises(
             f"{which} must have shape {shape} = (num_layers * directions{batch}, hidden_size), "
-            f"got {got}"
+            f"got {got}; leave hx out to start from zero"
         ):
             call(build(bidirectional=True), x, tuple(states))
 
@@ -294,7 +295,7 @@ def test_state_of_another_dtype_or_device(form: str, which: str, call: Callable[
         states[which == "c_0"] = got
         with raises(
             f"{which} must be torch.float32 on cpu like the layer, got {dtype} on {device}; "
-            f"use {which}.to(weight)"
+            f"use {which}.to('cpu', torch.float32)"
         ):
             call(build(bidirectional=True), x, tuple(states))
 
@@ -312,7 +313,7 @@ def test_state_of_another_dtype_or_device(form: str, which: str, call: Callable[
     ],
 )
 def test_a_state_that_is_not_a_pair(hx: Any, got: str, call: Callable[..., Any]) -> None:
-    with raises(f"hx must be a pair (h_0, c_0), got {got}"):
+    with raises(f"hx must be a pair (h_0, c_0), got {got}; leave it out to start from zero"):
         call(build(), torch.zeros(5, 2, 4), hx)
 
 
@@ -333,12 +334,18 @@ def test_flags_of_another_shape(name: str, call: Callable[..., Any]) -> None:
         ((5, 4), (5,), [(4,), (5, 1), (1, 5), ()]),
     ):
         for got in wrong:
-            with raises(f"{name} must have the input's shape without features, {shape}, got {got}"):
+            with raises(
+                f"{name} must have the input's shape without features, {shape}, got {got}; "
+                "give one flag for every step of every sequence"
+            ):
                 call(build(), torch.zeros(x), **{name: torch.zeros(got, dtype=torch.bool)})
 
 
 def test_flags_follow_batch_first(call: Callable[..., Any]) -> None:
-    with raises("reset must have the input's shape without features, (2, 5), got (5, 2)"):
+    with raises(
+        "reset must have the input's shape without features, (2, 5), got (5, 2); "
+        "give one flag for every step of every sequence"
+    ):
         call(
             build(batch_first=True),
             torch.zeros(2, 5, 4),
@@ -351,7 +358,10 @@ def test_reset_of_a_packed_sequence_has_the_padded_shape(
     batch_first: bool, shape: tuple[int, int], call: Callable[..., Any]
 ) -> None:
     got = shape[::-1]
-    with raises(f"reset must have the input's shape without features, {shape}, got {got}"):
+    with raises(
+        f"reset must have the input's shape without features, {shape}, got {got}; "
+        "give one flag for every step of every sequence"
+    ):
         call(
             build(batch_first=batch_first),
             packed_zeros(),
@@ -361,7 +371,7 @@ def test_reset_of_a_packed_sequence_has_the_padded_shape(
 
 @FLAGS
 def test_flags_on_another_device(name: str, call: Callable[..., Any]) -> None:
-    with raises(f"{name} must be on the input's device cpu, got meta"):
+    with raises(f"{name} must be on the input's device cpu, got meta; use {name}.to('cpu')"):
         call(
             build(),
             torch.zeros(5, 2, 4),
@@ -370,7 +380,10 @@ def test_flags_on_another_device(name: str, call: Callable[..., Any]) -> None:
 
 
 def test_mask_beside_a_packed_sequence(call: Callable[..., Any]) -> None:
-    with raises("mask must be None with a PackedSequence, which has its own lengths"):
+    with raises(
+        "mask must be None with a PackedSequence, which has its own lengths, got a mask; "
+        "leave it out, or pass padded sequences"
+    ):
         call(build(), packed_zeros(), mask=torch.ones(5, 2, dtype=torch.bool))
 
 

@@ -899,3 +899,77 @@ def test_both_backends_learn_and_take_the_same_path() -> None:
     reference, batched = (losses_of_training(backend, 60) for backend in BACKENDS)
     assert reference[-1] < reference[0] / 5
     assert batched == pytest.approx(reference, rel=0, abs=1e-6)
+
+
+@both_backends
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_stands_in_a_masked_step_reaches_no_gradient(wrong: float, backend: str) -> None:
+    layer = build(backend=backend)
+    x, mask = numbers(5, 3, 4), torch.ones(5, 3, dtype=torch.bool)
+    mask[2, 1] = False
+    y, _ = layer(x, mask=mask)
+    y.sum().backward()
+    expected = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+    layer.zero_grad()
+    x[2, 1] = wrong
+    y, _ = layer(x, mask=mask)
+    y.sum().backward()
+    for p, grad in zip(layer.parameters(), expected, strict=True):
+        assert p.grad is not None
+        close(p.grad, grad)
+
+
+@both_backends
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_mask_and_reset_equal_the_live_steps_run_in_pieces(
+    bidirectional: bool, backend: str
+) -> None:
+    """Leading, inner and trailing steps left out; resets on live steps and on ones left out."""
+    layer = build(backend=backend, bidirectional=bidirectional)
+    gen = torch.Generator().manual_seed(4)
+    for _ in range(20):
+        x = torch.randn(7, 1, 4, generator=gen, dtype=torch.float64)
+        mask = torch.rand(7, 1, generator=gen) < 0.6
+        reset = torch.rand(7, 1, generator=gen) < 0.4
+        if not mask.any():
+            continue
+        hx = state(layer, 1)
+        y, final = layer(x, hx, reset=reset, mask=mask)
+        pending, starts = False, []
+        for live, start in zip(mask[:, 0].tolist(), reset[:, 0].tolist(), strict=True):
+            pending = pending or start
+            if live:
+                starts.append(pending)
+                pending = False
+        alone, expected = layer(x[mask[:, 0]], hx, reset=torch.tensor(starts).unsqueeze(1))
+        close(y[mask[:, 0]], alone)
+        same_state(final, expected)
+
+
+def test_packed_input_costs_one_scan_of_the_padded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from riglstm import layer as module
+
+    shapes = []
+    scan = module.scan
+
+    def counted(x: Tensor, *args: Any, **options: Any) -> Any:
+        shapes.append(tuple(x.shape))
+        return scan(x, *args, **options)
+
+    monkeypatch.setattr(module, "scan", counted)
+    layer = build(num_layers=2, bidirectional=True)
+    layer(pack_sequence([numbers(5, 4), numbers(3, 4), numbers(1, 4)]))
+    assert shapes == [(5, 3, 4)] * 2 + [(5, 3, 2 * layer.hidden_size)] * 2
+
+
+def test_trace_keeps_no_graph_alive() -> None:
+    (trace,) = build().trace(numbers(5, 3, 4).requires_grad_())
+    assert not any(v.requires_grad for v in trace if isinstance(v, Tensor))
+
+
+def test_under_autocast_a_rounded_state_is_accepted() -> None:
+    layer = build(dtype=torch.float32)
+    hx = tuple(s.to(torch.bfloat16) for s in state(layer, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        y, (h_n, c_n) = layer(numbers(5, 3, 4, dtype=torch.float32), (hx[0], hx[1]))
+    assert y.dtype == h_n.dtype == c_n.dtype == torch.float32

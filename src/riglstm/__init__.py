@@ -7,9 +7,9 @@
 
 from riglstm.cell_layer import RigLSTMCell
 from riglstm.layer import RigLSTM
-from riglstm.scan import BackendError, scan
+from riglstm.scan import BackendError
 from riglstm.variants import VARIANTS
 
 __version__ = "0.1.0"
 
-__all__ = ["VARIANTS", "BackendError", "RigLSTM", "RigLSTMCell", "__version__", "scan"]
+__all__ = ["VARIANTS", "BackendError", "RigLSTM", "RigLSTMCell", "__version__"]

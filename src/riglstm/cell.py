@@ -105,6 +105,22 @@ def others(N: int, K: int, device: torch.device) -> Tensor:
     return slot + (slot >= own)
 
 
+def spread_query(W_q: Tensor, N: int, K: int) -> Tensor:
+    """W_q as a map of H^j for each cell, (N, K+N, d, d): zero in the block of the own state."""
+    d = W_q.shape[-1]
+    blocks = W_q.new_zeros(N, K + N, d, d)
+    j = torch.arange(N, device=W_q.device).unsqueeze(1)
+    blocks[j, others(N, K, W_q.device)] = W_q.view(-1, K + N - 1, d, d)
+    return blocks
+
+
+def gather_query(blocks: Tensor, K: int) -> Tensor:
+    """The inverse: from (N, K+N, d, d) to a W_q for each cell, (N, (K+N-1)·d, d)."""
+    N = blocks.shape[0]
+    j = torch.arange(N, device=blocks.device).unsqueeze(1)
+    return blocks[j, others(N, K, blocks.device)].flatten(1, 2)
+
+
 def soft_update(
     h: Tensor, h_tilde: Tensor, q: Tensor, scale: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:

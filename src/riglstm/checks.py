@@ -135,14 +135,17 @@ def check_rank(x: Tensor, batch_first: bool) -> None:
         shape = "(B, T, D)" if batch_first else "(T, B, D)"
         raise ValueError(
             f"the input must be a sequence (T, D) or a batch {shape}, "
-            f"got {x.dim()} dimensions: {tuple(x.shape)}"
+            f"got {x.dim()} dimensions: {tuple(x.shape)}; add or merge some with reshape"
         )
 
 
 def check_pair(hx: object) -> None:
     """A state is h and c."""
     if not (isinstance(hx, tuple | list) and len(hx) == 2):
-        raise ValueError(f"hx must be a pair (h_0, c_0), got {type(hx).__name__}")
+        raise ValueError(
+            f"hx must be a pair (h_0, c_0), got {type(hx).__name__}; "
+            "leave it out to start from zero"
+        )
     for name, state in zip(("h_0", "c_0"), hx, strict=True):
         check_tensor(name, state)
 
@@ -152,11 +155,16 @@ def check_state(
 ) -> None:
     """A given initial state fits."""
     if tuple(state.shape) != shape:
-        raise ValueError(f"{name} must have shape {shape} = ({meaning}), got {tuple(state.shape)}")
-    if state.device != like.device or state.dtype != like.dtype:
+        raise ValueError(
+            f"{name} must have shape {shape} = ({meaning}), got {tuple(state.shape)}; "
+            "leave hx out to start from zero"
+        )
+    rounds = product_dtype(like.device, like.dtype) != like.dtype
+    fits = state.dtype == like.dtype or (rounds and state.dtype in FLOATS[:3])
+    if state.device != like.device or not fits:
         raise ValueError(
             f"{name} must be {like.dtype} on {like.device} like the layer, "
-            f"got {state.dtype} on {state.device}; use {name}.to(weight)"
+            f"got {state.dtype} on {state.device}; use {name}.to('{like.device}', {like.dtype})"
         )
 
 
@@ -168,7 +176,10 @@ def check_flags(name: str, flags: Tensor, shape: tuple[int, ...], device: torch.
     if tuple(flags.shape) != shape:
         raise ValueError(
             f"{name} must have the input's shape without features, {shape}, "
-            f"got {tuple(flags.shape)}"
+            f"got {tuple(flags.shape)}; give one flag for every step of every sequence"
         )
     if flags.device != device:
-        raise ValueError(f"{name} must be on the input's device {device}, got {flags.device}")
+        raise ValueError(
+            f"{name} must be on the input's device {device}, got {flags.device}; "
+            f"use {name}.to('{device}')"
+        )

@@ -15,7 +15,7 @@ from riglstm.cell import Weights
 from riglstm.parameters import NAMES, from_paper, initialise, shapes, to_paper
 from riglstm.scan import Backend, BackendError, reference, resolve, scan
 from riglstm.selection import CELL_RULES, SLOT_RULES, CellRule, Selection, SlotRule, draw_noise
-from riglstm.sequence import Sequences, State, unfold
+from riglstm.sequence import Sequences, State, reverse_reset, unfold
 
 
 class Trace(NamedTuple):
@@ -81,7 +81,8 @@ class RigLSTM(nn.Module):
         * hx = (h_0, c_0), each (layers · directions, B, hidden_size); zero if not given.
         * reset (keyword), bool (T, B), (B, T) with `batch_first`: True starts a sequence anew
           before that step. In the reverse direction the same pieces are run from their ends.
-        * mask (keyword), bool, same shape: False leaves a step out: the state stays as it is.
+        * mask (keyword), bool, same shape: False leaves a step out: the state stays as it is. A
+          reset on such a step acts on the next one that is not left out.
 
     Outputs: output, (h_n, c_n)
         * output (T, B, directions · hidden_size), or in the form of the input.
@@ -250,6 +251,7 @@ class RigLSTM(nn.Module):
         y, h_n, c_n, _ = self._run(sequences, h, c, record=False)
         return sequences.restore(y), sequences.state_out(h_n, c_n)
 
+    @torch.no_grad()
     def trace(
         self,
         input: Tensor | PackedSequence,
@@ -320,13 +322,10 @@ class RigLSTM(nn.Module):
         """One layer in one direction: output (T, B, hidden_size), final state, and its trace."""
         live, reset = sequences.live, sequences.reset
         if reverse:
-            # Run from the end: padding comes first and changes nothing; a piece that starts at t
-            # ends, seen from there, before step t - 1.
+            # Padding comes first then, and changes nothing.
             x = x.flip(0)
             live = None if live is None else live.flip(0)
-            reset = None if reset is None else reset.roll(-1, 0).flip(0)
-            if reset is not None:
-                reset[0] = False
+            reset = reverse_reset(reset, live)
         weights, sel = self.weights(layer, reverse), self.selection
         noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
         if not record:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from riglstm.cell import Weights, others
+from riglstm.cell import Weights, gather_query, spread_query
 from riglstm.checks import check_tensor
 
 NAMES = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_bias")
@@ -57,11 +57,8 @@ def to_paper(weights: Weights, N: int, K: int) -> dict[str, Tensor]:
     if weights.b is not None:
         paper["b_gates"] = weights.b.detach().view(N, 4, d).clone()
     if weights.W_q is not None:
-        W_q = weights.W_q.detach()
-        slots = W_q.new_zeros(N, K + N, d, d)
-        j = torch.arange(N, device=W_q.device).unsqueeze(1)
-        slots[j, others(N, K, W_q.device)] = W_q.view(-1, K + N - 1, d, d)
-        paper["W_q"] = slots.flatten(1, 2).mT.clone()  # (N, d, (K+N)·d)
+        blocks = spread_query(weights.W_q.detach(), N, K)
+        paper["W_q"] = blocks.flatten(1, 2).mT.clone()  # (N, d, (K+N)·d)
     if weights.update_bias is not None:
         paper["update_bias"] = weights.update_bias.detach().clone()
     return paper
@@ -105,14 +102,14 @@ def from_paper(weights: Weights, paper: Mapping[str, Tensor], N: int, K: int) ->
 
 def _query_rows(paper: Tensor, W_q: Tensor, N: int, K: int, d: int) -> Tensor:
     """W_q (N, d, (K+N)·d) of the paper as the layer stores it."""
-    slots: Tensor = paper.mT.unflatten(1, (K + N, d))  # (N, K+N, d, d)
+    blocks: Tensor = paper.mT.unflatten(1, (K + N, d))  # (N, K+N, d, d)
     j = torch.arange(N, device=paper.device)
-    if slots[j, K + j].any():
+    if blocks[j, K + j].any():
         raise ValueError(
             "W_q must be zero in the block of each cell's own state, which Q leaves out (Eq. 19), "
             "got other values there; set them to zero"
         )
-    rows = slots[j.unsqueeze(1), others(N, K, paper.device)].flatten(1, 2)  # (N, (K+N-1)·d, d)
+    rows = gather_query(blocks, K)
     if W_q.dim() == 3:
         return rows
     if not torch.equal(rows.nan_to_num(), rows[:1].nan_to_num().expand_as(rows)):

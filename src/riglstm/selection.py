@@ -83,10 +83,12 @@ def top_mask(s: Tensor, k: int) -> Tensor:
     n = s.shape[-1]
     if k >= n:
         return torch.ones_like(s, dtype=torch.bool)
-    s = s.masked_fill(s.isnan(), float("inf"))
+    nan = s.isnan()
     s_i, s_j = s.unsqueeze(-1), s.unsqueeze(-2)  # (..., n, 1), (..., 1, n)
+    nan_i, nan_j = nan.unsqueeze(-1), nan.unsqueeze(-2)
     i_first = torch.ones(n, n, dtype=torch.bool, device=s.device).triu(1)  # i < j
-    ahead = (s_i > s_j) | ((s_i == s_j) & i_first)  # (..., n, n): i is ahead of j
+    equal = (s_i == s_j) | (nan_i & nan_j)
+    ahead = (s_i > s_j) | (nan_i & ~nan_j) | (equal & i_first)  # (..., n, n): i is ahead of j
     return ahead.sum(-2) < k
 
 
@@ -130,5 +132,10 @@ def weigh_peers(s: Tensor, sel: Selection, noise: Tensor | None) -> Tensor:
     own = torch.eye(sel.N, dtype=torch.bool, device=s.device)
     if sel.peers == "soft":
         return s.masked_fill(own, float("-inf")).softmax(dim=-1) + own
-    rank = (s if noise is None else noise).masked_fill(own, float("-inf"))
-    return top_mask(rank, sel.K_h) | own
+    rank = others_first(s if noise is None else noise)
+    return top_mask(rank.masked_fill(own, float("-inf")), sel.K_h) | own
+
+
+def others_first(s: Tensor) -> Tensor:
+    """Lift scores of -inf, so that a cell's own score can be set below every other."""
+    return s.clamp(min=torch.finfo(s.dtype).min)

@@ -68,7 +68,7 @@ class Sequences:
             meaning, shape = "num_layers * directions, hidden_size", (rows, hidden)
         for name, state in zip(("h_0", "c_0"), hx, strict=True):
             check_state(name, state, shape, meaning, like)
-        h, c = hx
+        h, c = (state.to(like.dtype) for state in hx)  # under autocast a state may come rounded
         if not self.batched:
             return h.unsqueeze(1), c.unsqueeze(1)
         order = None if self.packed is None else self.packed.sorted_indices
@@ -93,8 +93,6 @@ def unfold(
         if flags is not None:
             check_flags(name, flags, tuple(x.shape[:-1]), x.device)
     batched = x.dim() == 3
-    if reset is not None and mask is not None:
-        reset = reset & mask  # a step that is left out resets nothing (P19)
 
     def time_first(v: Tensor | None) -> Tensor | None:
         if v is None:
@@ -103,11 +101,34 @@ def unfold(
             return v.unsqueeze(1)
         return v.transpose(0, 1) if batch_first else v
 
-    steps = time_first(x)
+    steps, live = time_first(x), time_first(mask)
     assert steps is not None
-    return Sequences(
-        steps, time_first(mask), time_first(reset), batch_first, batched, packed=None, filled=None
-    )
+    if live is not None:
+        # What stands in a step that is left out, NaN as well, must not reach a gradient either.
+        steps = steps.masked_fill(~live.unsqueeze(-1), 0)
+    starts = settle(time_first(reset), live)
+    return Sequences(steps, live, starts, batch_first, batched, packed=None, filled=None)
+
+
+def settle(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
+    """Move each reset (T, B) on a step that does not happen to the next one that does (P19)."""
+    if reset is None or live is None:
+        return reset
+    so_far = reset.cumsum(0)
+    at_live = so_far.masked_fill(~live, 0).cummax(0).values
+    before = torch.cat((torch.zeros_like(at_live[:1]), at_live[:-1]))  # at the live step before
+    return live & (so_far > before)
+
+
+def reverse_reset(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
+    """The resets of the reverse direction, for flipped time and flipped `live`.
+
+    A piece that starts at step t ends, seen from the end, after it: the next step is fresh.
+    """
+    if reset is None:
+        return None
+    after = torch.cat((torch.zeros_like(reset[:1]), reset.flip(0)[:-1]))
+    return settle(after, live)
 
 
 def _unpack(
@@ -122,7 +143,10 @@ def _unpack(
             f"got {data.dim()}: {tuple(data.shape)}"
         )
     if mask is not None:
-        raise ValueError("mask must be None with a PackedSequence, which has its own lengths")
+        raise ValueError(
+            "mask must be None with a PackedSequence, which has its own lengths, got a mask; "
+            "leave it out, or pass padded sequences"
+        )
     if reset is not None:
         shape = (B, T) if batch_first else (T, B)
         check_flags("reset", reset, shape, data.device)
@@ -130,8 +154,7 @@ def _unpack(
         if packed.sorted_indices is not None:
             reset = reset.index_select(1, packed.sorted_indices)
     live = torch.arange(B) < sizes.unsqueeze(1)  # (T, B), known to the host
-    if reset is not None:
-        reset = reset & live.to(data.device)
     filled = live.view(-1).nonzero().view(-1).to(data.device)
     x = data.new_zeros(T * B, data.shape[-1]).index_copy(0, filled, data).view(T, B, -1)
-    return Sequences(x, live.to(data.device), reset, batch_first, True, packed, filled)
+    alive = live.to(data.device)
+    return Sequences(x, alive, settle(reset, alive), batch_first, True, packed, filled)

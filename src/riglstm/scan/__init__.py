@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan import batched, compiled, reference
+from riglstm.scan.base import BackendError, Scan, State
 from riglstm.selection import Noise, Selection
 
+__all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
+
 Backend: TypeAlias = Literal["auto", "reference", "batched", "compiled"]
-State: TypeAlias = tuple[Tensor, Tensor]
-
-
-class BackendError(RuntimeError):
-    """A backend asked for by name cannot run here."""
-
-
-class Scan(Protocol):
-    """What a backend is."""
-
-    def __call__(
-        self,
-        x: Tensor,
-        h: Tensor,
-        c: Tensor,
-        weights: Weights,
-        sel: Selection,
-        *,
-        noise: Noise | None = None,
-        live: Tensor | None = None,
-        reset: Tensor | None = None,
-    ) -> tuple[Tensor, State, Tensor]: ...
-
 
 BACKENDS: dict[str, Scan] = {
     "reference": reference.scan,
@@ -73,8 +53,8 @@ def scan(
     """Run RigLSTM over a sequence: x (T, B, D), h and c (B, N, d).
 
     `live` (T, B) bool: where False the step does not happen for that sample. `reset` (T, B) bool:
-    where True the sample's state is zero before the step. `noise` is what `random` rules rank.
-    Returns y (T, B, N, d), the final (h, c), and active (T, B, N).
+    where True the sample's state is zero before the step, live or not. `noise` is what `random`
+    rules rank. Returns y (T, B, N, d), the final (h, c), and active (T, B, N).
     """
     run = BACKENDS[resolve(backend, x.device)]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

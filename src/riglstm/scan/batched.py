@@ -1,4 +1,4 @@
-"""All cells in one product per step, and a backward pass written by hand.
+"""All cells of a step at once, and a backward pass written by hand.
 
 Both passes are custom operators: torch.compile sees each as one node, so a sequence of any length
 compiles at once and its data-dependent row counts stay out of the graph.
@@ -6,11 +6,11 @@ compiles at once and its data-dependent row counts stay out of the graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd import forward_ad
 
 from riglstm.autocast import product_dtype
@@ -19,6 +19,14 @@ from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
 from riglstm.scan.rows import awake_only
 from riglstm.selection import Noise, Selection
+
+try:
+    from torch._C._functorch import is_gradtrackingtensor
+except ImportError:  # a torch that keeps it elsewhere: then torch refuses by itself
+
+    def is_gradtrackingtensor(tensor: Tensor) -> bool:
+        return False
+
 
 Rules = tuple[int, int, int, int, int, str, str, str, float]
 
@@ -50,14 +58,14 @@ def _refuse_transforms(*tensors: Tensor | None) -> None:
     """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
     if torch.compiler.is_compiling():
         return
-    dual = forward_ad._current_level >= 0
+    dual = getattr(forward_ad, "_current_level", -1) >= 0
     for t in tensors:
         if t is None:
             continue
         if is_gradtrackingtensor(t) or (dual and forward_ad.unpack_dual(t).tangent is not None):
             raise NotImplementedError(
-                "backend='batched' has backward() only, no forward-mode derivative and none of "
-                "torch.func; use backend='reference'"
+                "backend='batched' has backward() only: no forward-mode derivative, and none of "
+                "torch.func's grad, jvp and jac*; use backend='reference'"
             )
 
 
@@ -122,7 +130,7 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     saved = empty_saved(x.shape[0] if save else 1, h, Selection(*rules), W_q is not None)
     y = h.new_empty(x.shape[0], *h.shape)
     active = h.new_empty(x.shape[0], *h.shape[:2], dtype=torch.bool)
-    return y, torch.empty_like(h), torch.empty_like(c), active, *saved
+    return y, h.new_empty(h.shape), c.new_empty(c.shape), active, *saved
 
 
 @torch.library.custom_op("riglstm::batched_backward", mutates_args=())
@@ -151,20 +159,34 @@ def _backward(
     update_scale: float,
     product: torch.dtype,
     idle: bool,
+    for_input: bool,
+    for_gates: bool,
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
     dx, dh, dc, grads = backward(
-        dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle
+        *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
+        *(for_input, for_gates),
     )
-    return [dx, dh, dc, *(g for g in grads if g is not None)]
+    asked = _asked(dx, grads, for_input, for_gates)
+    return [dh, dc, *(g for g in asked if g is not None)]
+
+
+def _asked(
+    x: Tensor | None, weights: Iterable[Tensor | None], for_input: bool, for_gates: bool
+) -> list[Tensor | None]:
+    """What belongs to x and each weight, None for what is not asked for or does not exist."""
+    W_in, b_in, *gates = weights
+    inputs: list[Tensor | None] = [x, W_in, b_in] if for_input else [None] * 3
+    return inputs + (gates if for_gates else [None] * 4)
 
 
 @_backward.register_fake
 def _(
     dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
 ) -> list[Tensor]:
-    return [torch.empty_like(t) for t in (x, dh, dc, *args[:6]) if t is not None]
+    asked = _asked(x, args[:6], *args[-2:])
+    return [t.new_empty(t.shape) for t in (dh, dc, *asked) if t is not None]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -189,11 +211,15 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
 
     dy = whole(grads[0], ctx.shape)
     dh, dc = (whole(g, ctx.shape[1:]) for g in grads[1:3])
-    out = iter(
-        _backward(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle)
+    need_x, _, _, *need = ctx.needs_input_grad[:9]
+    for_input, for_gates = need_x or any(need[:2]), any(need[2:])
+    dh, dc, *out = _backward(
+        *(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle),
+        *(for_input, for_gates),
     )
-    dx, dh, dc = next(out), next(out), next(out)
-    dw = (None if w is None else next(out) for w in weights)
+    given = iter(out)
+    asked = _asked(x, weights, for_input, for_gates)
+    dx, *dw = (None if t is None else next(given) for t in asked)
     nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
     return dx, dh, dc, *dw, *nothing
 

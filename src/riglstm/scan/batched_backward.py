@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights, others
+from riglstm.cell import Weights, gather_query, spread_query
 from riglstm.scan.batched_forward import Saved
 from riglstm.scan.batched_soft import soft_peers, soft_views
 from riglstm.scan.rows import Rows, all_rows, rows_of
@@ -30,22 +30,17 @@ def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:
     """W (N, (K+N)·d, 4·d) with W_q as a fifth gate, (N, (K+N)·d, 5·d)."""
     if W_q is None:
         return W
-    N, d = W.shape[0], W.shape[2] // 4
-    fifth = W.new_zeros(N, K + N, d, d)
-    j = torch.arange(N, device=W.device).unsqueeze(1)
-    fifth[j, others(N, K, W.device)] = W_q.view(-1, K + N - 1, d, d)
-    return torch.cat((W, fifth.view(N, -1, d)), dim=2)
+    return torch.cat((W, spread_query(W_q, W.shape[0], K).flatten(1, 2)), dim=2)
 
 
 def split_gates(dW5: Tensor, W_q: Tensor | None, K: int) -> tuple[Tensor, Tensor | None]:
     """The inverse for gradients: dW, and dW_q, summed over cells where they share it."""
     if W_q is None:
         return dW5, None
-    N, d = dW5.shape[0], dW5.shape[2] // 5
-    j = torch.arange(N, device=dW5.device).unsqueeze(1)
-    fifth = dW5[:, :, 4 * d :].reshape(N, K + N, d, d)
-    dW_q = fifth[j, others(N, K, dW5.device)].view(N, -1, d)  # (N, (K+N-1)·d, d)
-    return dW5[:, :, : 4 * d].contiguous(), dW_q.sum(0) if W_q.dim() == 2 else dW_q
+    d = dW5.shape[2] // 5
+    dW, fifth = dW5.split((4 * d, d), dim=2)
+    dW_q = gather_query(fifth.unflatten(1, (-1, d)), K)  # (N, (K+N-1)·d, d)
+    return dW.contiguous(), dW_q.sum(0) if W_q.dim() == 2 else dW_q
 
 
 def backward(
@@ -60,10 +55,13 @@ def backward(
     reset: Tensor | None,
     product: torch.dtype,
     idle: bool,
-) -> tuple[Tensor, Tensor, Tensor, Weights]:
+    for_input: bool,
+    for_gates: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
     """Gradients of x, h, c and of every weight, from those of y (T, B, N, d) and the final state.
 
-    `idle` says that some rows did not update, as `active` tells.
+    `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
+    computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
     """
     T, B, S, d = saved.V.shape
     K, N, R = sel.K, sel.N, saved.pair.shape[1]
@@ -97,23 +95,28 @@ def backward(
                 dz,
                 dV_x[now],
             )
+        if not (for_input or for_gates):
+            continue
         rows, order = _rows_of_steps(piece, counts[now], N)
         D = D5.view(steps * R, -1).index_select(0, order)
-        H = piece.V.reshape(steps * B, S, d).index_select(0, rows.sample)
         weight = piece.weight.reshape(-1, S).index_select(0, rows.pair)
-        H.mul_(weight.unsqueeze(-1))
         D_low = D.to(product)
-        rows.outer(H.view(-1, S * d).to(product), D_low, dW5)
-        db5 += rows.sum_by_cell(D)
-        if d_bias is not None:
-            d_bias += rows.sum_by_cell(dz.view(-1, 1).index_select(0, order)).view(-1)
-        if sel.views != "soft":
+        if for_gates:
+            H = piece.V.reshape(steps * B, S, d).index_select(0, rows.sample)
+            H.mul_(weight.unsqueeze(-1))
+            rows.outer(H.view(-1, S * d).to(product), D_low, dW5)
+            db5 += rows.sum_by_cell(D)
+            if d_bias is not None:
+                d_bias += rows.sum_by_cell(dz.view(-1, 1).index_select(0, order)).view(-1)
+        if for_input and sel.views != "soft":
             dH = rows.times(D_low, W5_x).to(dh.dtype).view(-1, K, d)
             dH.mul_(weight[:, :K].unsqueeze(-1))
             dH = rows.sum_by_sample(dH.view(-1, K * d), steps * B)
             dV_x[now] = dH.view(steps, B, K, d)
 
-    dx, dW_in, db_in = _input_map(dV_x.view(T * B, K * d), x, weights, product)
+    dx = dW_in = db_in = None
+    if for_input:
+        dx, dW_in, db_in = _input_map(dV_x.view(T * B, K * d), x, weights, product)
     dW, dW_q = split_gates(dW5, weights.W_q, K)
     db = None if weights.b is None else db5[:, : 4 * d].contiguous()
     grads = Weights(dW_in, db_in, dW, db, dW_q, d_bias)

@@ -1,4 +1,4 @@
-"""Forward pass of the `batched` backend: all cells in one product, nothing kept for autograd.
+"""Forward pass of the `batched` backend: all cells at once, nothing kept for autograd.
 
 Shapes as in `cell.py`; R rows as in `rows.py`; V = [x^1..x^K, h^1..h^N] is what cells choose from.
 """
@@ -17,6 +17,7 @@ from riglstm.selection import (
     Noise,
     Selection,
     choose_cells,
+    others_first,
     weigh_peers,
     weigh_views,
     write_top_mask,
@@ -116,7 +117,9 @@ def _loop(
     """All steps: updates c in place, and fills y, woke and saved."""
     T, (B, N, d), K = x.shape[0], h.shape, sel.K
     S, skip = K + N, awake_only(h.device, sel)
-    W_in, b_in, W, b, W_q, _ = (None if w is None else w.to(product) for w in weights)
+    W_in, W, W_q = (
+        None if w is None else w.to(product) for w in (weights.W_in, weights.W, weights.W_q)
+    )
     assert W is not None
     # A row may belong to a cell that does not update: asleep, or its sequence is over.
     idle = live is not None or (not skip and sel.awake < N)
@@ -126,7 +129,7 @@ def _loop(
     def steps(buffer: Tensor) -> tuple[Tensor, ...]:
         return buffer.unbind() if save else buffer.unbind() * T
 
-    x_at, y_at = (x.to(product) if mixed else x).unbind(), y.view(T, B * N, d).unbind()
+    x_at, y_at = x.unbind(), y.view(T, B * N, d).unbind()
     V_at, V_x, V_h = steps(saved.V), steps(saved.V[:, :, :K].flatten(2)), steps(saved.V[:, :, K:])
     weight_at = steps(saved.weight.view(-1, B * N, S))
     pair_at, c_at, gates_at, tanh_at = map(steps, (saved.pair, saved.c, saved.gates, saved.tanh_c))
@@ -145,7 +148,7 @@ def _loop(
             fresh = reset[t].repeat_interleave(N).unsqueeze(-1)
             h_flat = h_flat.masked_fill(fresh, 0)
             c_flat.masked_fill_(fresh, 0)
-        _views(x_at[t], W_in, b_in, V_x[t])
+        _views(x_at[t], W_in, weights.b_in, V_x[t])
         V_h[t].copy_(h_flat.view(B, N, d))
 
         active = select(t, noise)
@@ -160,9 +163,12 @@ def _loop(
         torch.index_select(V_at[t], 0, rows.sample, out=H)
         H.mul_(weight_at[t].index_select(0, pair).unsqueeze(-1))
         H_low = H_flat.to(product) if mixed else H_flat
-        gates = rows.times(H_low, W, b, out=None if mixed else gates_at[t])
         if mixed:
-            gates_at[t].copy_(gates)
+            gates_at[t].copy_(rows.times(H_low, W))
+            if weights.b is not None:
+                gates_at[t].add_(weights.b.index_select(0, rows.cell))
+        else:
+            rows.times(H_low, W, weights.b, out=gates_at[t])
         fio[t].sigmoid_()
         g_only[t].tanh_()
         h_row = h_flat.index_select(0, pair)
@@ -241,6 +247,7 @@ class _Selector:
         else:
             self.views[t].copy_(weigh_views(s_views, sel, draw.views))
         if self.fast_peers:
+            s_peers.copy_(others_first(s_peers))
             self.own_scores.fill_(float("-inf"))
             write_top_mask(s_peers, sel.K_h, self.first_h, self.peers[t])
             self.own[t].fill_(True)
@@ -279,8 +286,10 @@ def _views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor) -> 
     """
     if W_in is None:
         out.copy_(x)
-    elif x.dtype != out.dtype:
-        out.copy_(x @ W_in if b_in is None else torch.addmm(b_in, x, W_in))
+    elif W_in.dtype != out.dtype:
+        out.copy_(x.to(W_in.dtype) @ W_in)
+        if b_in is not None:
+            out += b_in
     elif b_in is None:
         torch.mm(x, W_in, out=out)
     else:

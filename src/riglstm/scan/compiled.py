@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
+from riglstm.autocast import product_dtype
 from riglstm.cell import Weights, step
+from riglstm.scan.base import BackendError, State, loop
 from riglstm.selection import Noise, Selection
+
+Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def available(device: torch.device) -> bool:
@@ -25,14 +29,15 @@ def available(device: torch.device) -> bool:
 
 
 @functools.cache
-def _step(sel: Selection) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """A compiled step per selection, so that each meets few shapes and recompiles rarely."""
+def _step(sel: Selection, kind: Hashable) -> Step:
+    """A compiled step for each selection and kind of call, so that each meets few shapes."""
 
     def run(
         x: Tensor,
         h: Tensor,
         c: Tensor,
         weights: Weights,
+        _: Selection,
         noise: Noise | None,
         live: Tensor | None,
         reset: Tensor | None,
@@ -40,6 +45,9 @@ def _step(sel: Selection) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
         h, c, seen = step(x, h, c, weights, sel, noise, live, reset)
         return h, c, seen.active
 
+    # The compiler counts recompilations per code object, and gives up after some: with one object
+    # for all, those of other kinds would use up this one's.
+    run.__code__ = run.__code__.replace()
     return torch.compile(run)
 
 
@@ -53,20 +61,21 @@ def scan(
     noise: Noise | None = None,
     live: Tensor | None = None,
     reset: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+) -> tuple[Tensor, State, Tensor]:
     """See `riglstm.scan.scan`."""
-    run = _step(sel)
-    y, active = [], []
-    for t in range(x.shape[0]):
-        h, c, woke = run(
-            x[t],
-            h,
-            c,
-            weights,
-            None if noise is None else noise.at(t),
-            None if live is None else live[t],
-            None if reset is None else reset[t],
-        )
-        y.append(h)
-        active.append(woke)
-    return torch.stack(y), (h, c), torch.stack(active)
+    tensors = (x, h, c, *weights, *(noise or Noise()), live, reset)
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    kind = (
+        *(None if t is None else (t.dtype, t.device) for t in tensors),
+        *(product_dtype(x.device, h.dtype), x.shape[2], learns),
+    )
+    try:
+        # torch would go on without compiling, and say so in a log only.
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            y, state, active = loop(_step(sel, kind), x, h, c, weights, sel, noise, live, reset)
+    except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+        raise BackendError(
+            "backend='compiled' has met too many different shapes, and torch.compile gives up; "
+            "use fewer batch sizes, or backend='batched'"
+        ) from error
+    return y, state, torch.stack(active)

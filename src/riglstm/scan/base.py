@@ -1,0 +1,65 @@
+"""What a backend is, and the loop that two of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.selection import Noise, Selection
+
+State: TypeAlias = tuple[Tensor, Tensor]
+Extra = TypeVar("Extra")
+
+
+class BackendError(RuntimeError):
+    """A backend asked for by name cannot run here."""
+
+
+class Scan(Protocol):
+    """A backend: see `riglstm.scan.scan` for the arguments."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        h: Tensor,
+        c: Tensor,
+        weights: Weights,
+        sel: Selection,
+        *,
+        noise: Noise | None = None,
+        live: Tensor | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor, State, Tensor]: ...
+
+
+def loop(
+    step: Callable[..., tuple[Tensor, Tensor, Extra]],
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    noise: Noise | None,
+    live: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, State, list[Extra]]:
+    """A step over x (T, B, D): y (T, B, N, d), the final state, and what each step gave besides."""
+    y, extras = [], []
+    for t in range(x.shape[0]):
+        h, c, extra = step(
+            x[t],
+            h,
+            c,
+            weights,
+            sel,
+            None if noise is None else noise.at(t),
+            None if live is None else live[t],
+            None if reset is None else reset[t],
+        )
+        y.append(h)
+        extras.append(extra)
+    return torch.stack(y), (h, c), extras
