@@ -414,7 +414,7 @@ def test_cell_shows_the_shape_of_the_input_as_it_was_given(shape: tuple[int, ...
 def test_cell_shows_the_shape_of_the_state_as_it_was_given(
     x: tuple[int, ...], got: tuple[int, ...]
 ) -> None:
-    message = f"^h_0 must have shape .*, got {re.escape(str(got))}$"
+    message = f"^h_0 must have shape .*, got {re.escape(str(got))}; leave hx out"
     with pytest.raises(ValueError, match=message):
         RigLSTMCell(4, 6, num_cells=3)(torch.zeros(x), (torch.zeros(got), torch.zeros(got)))
 

@@ -77,7 +77,7 @@ def backward(
     for t, steps in reversed(_pieces(T, R)):
         now = slice(t, t + steps)
         piece = Saved(*(buffer[now] for buffer in saved))
-        D5, dz = dh.new_empty(steps, R, W5.shape[2]), dh.new_empty(steps, R)
+        D5, dz = dh.new_empty(steps, R, W5.shape[2]), dh.new_zeros(steps, R)
         # As in the forward pass: nothing inside is differentiated, and what stays is made here.
         with torch.inference_mode():
             _loop(

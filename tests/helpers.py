@@ -1,0 +1,311 @@
+"""What the tests share: tolerances, random problems, the oracle's answers, comparisons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from riglstm.cell import Seen, Weights
+from riglstm.parameters import shapes, to_paper
+from riglstm.scan import reference, scan
+from riglstm.scan.batched_forward import forward
+from riglstm.selection import Noise, Selection
+from riglstm.variants import VARIANTS
+
+# A CPU without bf16 instructions says so once, and multiplies another way.
+slow_bf16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+
+ALL_VARIANTS: dict[str, dict[str, Any]] = {"default": {}, **VARIANTS}
+
+
+class Tol(NamedTuple):
+    """How far a dtype may be from float64, and why that far."""
+
+    value: float
+    """Outputs and states, in units of their largest entry, or of 1 if that is smaller."""
+    grad: float
+    """Gradients, in units of the largest entry of each tensor."""
+    margin: float
+    """Scores this close, in units of the largest of the step, may be ranked either way."""
+    share: float
+    """Of all sequences, those in which every selection is float64's."""
+    reason: str
+
+
+TOL = {
+    torch.float64: Tol(
+        1e-10, 1e-10, 1e-10, 1.0, "64 steps of sums over 528 products leave 1e-13; the rest is room"
+    ),
+    torch.float32: Tol(
+        3e-6, 2e-5, 3e-6, 0.99, "rounding by 6e-8 in 8 steps of sums over 96 products"
+    ),
+    torch.float16: Tol(
+        6e-3, 3e-2, 5e-3, 0.8, "rounding by 5e-4 of each state and gate, carried over 8 steps"
+    ),
+    torch.bfloat16: Tol(
+        8e-2, 2.5e-1, 8e-2, 0.4, "rounding by 4e-3 of each state and gate, carried over 8 steps"
+    ),
+}
+"""The only tolerances of these tests: twice the worst of 12 draws of each short-dtype problem."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All arguments of `scan`."""
+
+    x: Tensor
+    h: Tensor
+    c: Tensor
+    weights: Weights
+    sel: Selection
+    noise: Noise | None = None
+    live: Tensor | None = None
+    reset: Tensor | None = None
+
+    def run(self, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """y (T, B, N, d), final h and c, active (T, B, N)."""
+        y, (h, c), active = scan(*self._args, **self._flags, backend=backend)
+        return y, h, c, active
+
+    def trace(self) -> Seen:
+        """Every decision of the reference backend, time first."""
+        return reference.trace(*self._args, **self._flags)[2]
+
+    @property
+    def _args(self) -> tuple[Any, ...]:
+        return self.x, self.h, self.c, self.weights, self.sel
+
+    @property
+    def _flags(self) -> dict[str, Any]:
+        return {"noise": self.noise, "live": self.live, "reset": self.reset}
+
+    def leaves(self) -> dict[str, Tensor]:
+        """What can have a gradient: x, h, c and the weights that exist."""
+        named = {"x": self.x, "h": self.h, "c": self.c, **self.weights._asdict()}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def with_leaves(self, leaves: dict[str, Tensor]) -> Problem:
+        """The same problem with other numbers."""
+        weights = {name: leaves.get(name) for name in Weights._fields}
+        return replace(
+            self, x=leaves["x"], h=leaves["h"], c=leaves["c"], weights=Weights(**weights)
+        )
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """The same problem, rounded to a dtype."""
+        return self.with_leaves({name: leaf.to(dtype) for name, leaf in self.leaves().items()})
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator of its own for each problem."""
+    return torch.Generator().manual_seed(seed)
+
+
+def random_problem(
+    gen: torch.Generator,
+    *,
+    T: int = 6,
+    B: int = 3,
+    N: int = 4,
+    K: int = 3,
+    d: int = 3,
+    D: int = 5,
+    K_a: int = 2,
+    K_x: int = 2,
+    K_h: int = 1,
+    cells: str = "top",
+    views: str = "top",
+    peers: str = "top",
+    input_views: str = "linear",
+    soft_update: bool = True,
+    query: str = "shared",
+    bias: bool = True,
+    update_scale: float = 1.0,
+    update_bias: bool = False,
+    live: bool = False,
+    reset: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> Problem:
+    """A problem with non-zero states and weights that move every gate.
+
+    Views that are split from the input set D themselves. As in the layer, there is no
+    update_bias without the soft update.
+    """
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(shape, generator=gen, dtype=torch.float64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=gen)
+
+    linear = input_views == "linear"
+    D = D if linear else K * d
+    all_shapes = shapes(
+        *(D, N, K, d),
+        linear=linear,
+        bias=bias,
+        query=query if soft_update else None,
+        learned=update_bias and soft_update,
+    )
+    fan_in = (D, 4, (K + N) * d, 4, (K + N) * d, 1)
+    weights = Weights(
+        *(
+            None if shape is None else normal(*shape, scale=2 * n**-0.5)
+            for shape, n in zip(all_shapes, fan_in, strict=True)
+        )
+    )
+    noise = Noise(
+        uniform(T, B, N) if cells == "random" else None,
+        uniform(T, B, N, K) if views == "random" else None,
+        uniform(T, B, N, N) if peers == "random" else None,
+    )
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    return Problem(
+        normal(T, B, D),
+        normal(B, N, d, scale=0.5),
+        normal(B, N, d),
+        weights,
+        sel,
+        noise if sel.draws else None,
+        uniform(T, B) < 0.8 if live else None,
+        uniform(T, B) < 0.2 if reset else None,
+    ).to(dtype)
+
+
+def ask_oracle(p: Problem, paper: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The oracle's answer, from the weights in the paper's notation."""
+    sel = p.sel
+    paper = to_paper(p.weights, sel.N, sel.K) if paper is None else paper
+    drawn = {} if p.noise is None else p.noise._asdict()
+    answer = oracle.run(
+        *(v.detach().double().numpy() for v in (p.x, p.h, p.c)),
+        {name: value.double().numpy() for name, value in paper.items()},
+        K_a=sel.K_a,
+        K_x=sel.K_x,
+        K_h=sel.K_h,
+        cells=sel.cells,
+        views=sel.views,
+        peers=sel.peers,
+        soft_update=p.weights.W_q is not None,
+        update_scale=sel.update_scale,
+        noise={name: n.numpy() for name, n in drawn.items() if n is not None},
+        live=None if p.live is None else p.live.numpy(),
+        reset=None if p.reset is None else p.reset.numpy(),
+    )
+    return {name: torch.from_numpy(value) for name, value in answer.items()}
+
+
+def selections(
+    p: Problem, backend: str, product: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a backend decided: active (T, B, N), views (T, B, N, K), peers (T, B, N, N).
+
+    Bool, or the weights of soft rules. `product` is the dtype in which `batched` multiplies,
+    where it is not the state's.
+    """
+    if backend == "reference":
+        seen = p.trace()
+        return seen.active, seen.views, seen.peers
+    assert backend == "batched", f"{backend} does not tell"
+    *_, active, saved = forward(
+        *(p.x, p.h, p.c, p.weights, p.sel, p.noise, p.live, p.reset),
+        product or p.h.dtype,
+        save=True,
+    )
+    views, peers = saved.weight.split((p.sel.K, p.sel.N), dim=3)
+    return (
+        active,
+        views if p.sel.views == "soft" else views.bool(),
+        peers if p.sel.peers == "soft" else peers.bool(),
+    )
+
+
+def gradients(
+    p: Problem, backend: str, upstream: str = "yhc", share: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The gradient of every leaf, from random ones of those of y, h, c that `upstream` names.
+
+    `share` (B): the weight of each sequence in the loss.
+    """
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
+    out = p.with_leaves(leaves).run(backend)
+    gen = seeded(7)
+    loss = torch.zeros((), dtype=torch.float64)
+    for name, value in zip("yhc", out, strict=False):
+        towards = torch.randn(value.shape, generator=gen, dtype=torch.float64)
+        if share is not None:
+            towards *= share[:, None, None]
+        if name in upstream:
+            loss = loss + (value.double() * towards).sum()
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
+    }
+
+
+def margins(p: Problem) -> Tensor:
+    """(T, B): how far the closest rival was from being selected in each step.
+
+    In units of the largest score. Infinite where nothing competes: rules other than `top`, or a
+    state that was just reset, whose scores are zero and stay so.
+    """
+    seen = p.trace()
+    own = torch.eye(p.sel.N, dtype=torch.bool)
+    peer_scores = seen.peer_scores.masked_fill(own, float("-inf"))
+    best = torch.full(p.x.shape[:2], float("inf"), dtype=p.h.dtype)
+    for rule, score, k, n in (
+        (p.sel.cells, seen.view_scores.sum(-1).unsqueeze(2), p.sel.K_a, p.sel.N),
+        (p.sel.views, seen.view_scores, p.sel.K_x, p.sel.K),
+        (p.sel.peers, peer_scores, p.sel.K_h, p.sel.N - 1),
+    ):
+        if rule == "top" and 0 < k < n:
+            largest = score.nan_to_num(neginf=0).abs().amax((-2, -1))
+            ranked = score.sort(dim=-1, descending=True).values
+            ahead = (ranked[..., k - 1] - ranked[..., k]).amin(-1)
+            best = torch.minimum(best, ahead / largest)
+    return best if p.reset is None else best.masked_fill(p.reset, float("inf"))
+
+
+def clear_problem(**options: Any) -> Problem:
+    """A random problem in which no selection is close, so that a small push changes none."""
+    for seed in range(1000):
+        p = random_problem(seeded(seed), **options)
+        if margins(p).min() > 1e-4:
+            return p
+    raise AssertionError(f"no problem without close calls among 1000: {options}")
+
+
+def assert_close(got: Tensor, want: Tensor, tol: float, what: str = "values") -> None:
+    """Equal shapes, and no entry further off than tol times the largest entry, or 1."""
+    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(want.shape)}"
+    error = (got.double() - want.double()).abs().max()
+    scale = want.double().abs().max().clamp(min=1)
+    assert error <= tol * scale, f"{what}: off by {error:.2e}, largest entry {scale:.2e}"
+
+
+def assert_same_gradients(got: dict[str, Tensor], want: dict[str, Tensor], tol: float) -> None:
+    """Every gradient within tol times its largest entry."""
+    assert got.keys() == want.keys()
+    for name in want:
+        assert got[name].shape == want[name].shape, name
+        error = (got[name].double() - want[name].double()).abs().max()
+        scale = want[name].double().abs().max()
+        assert error <= tol * scale, f"d{name}: off by {error:.2e}, largest entry {scale:.2e}"
+
+
+def assert_equals_oracle(
+    out: tuple[Tensor, Tensor, Tensor, Tensor], answer: dict[str, Tensor]
+) -> None:
+    """Selections first, then the numbers: a different cell would excuse any number."""
+    y, h, c, active = (v.detach() for v in out)
+    tol = TOL[torch.float64].value
+    assert torch.equal(active, answer["active"])
+    assert_close(y, answer["output"], tol, "output")
+    assert_close(h, answer["h"], tol, "h")
+    assert_close(c, answer["c"], tol, "c")

@@ -1,0 +1,681 @@
+"""Three witnesses: the oracle equals the reference, and the fast backends equal both.
+
+Selections are compared before numbers. Buffers that a backend leaves unwritten hold NaN here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers import (
+    ALL_VARIANTS,
+    TOL,
+    Problem,
+    ask_oracle,
+    assert_close,
+    assert_equals_oracle,
+    assert_same_gradients,
+    clear_problem,
+    gradients,
+    margins,
+    random_problem,
+    seeded,
+    selections,
+    slow_bf16,
+)
+from riglstm import BackendError, RigLSTM
+from riglstm.cell import input_views, scores
+from riglstm.scan import batched, batched_backward, batched_forward, compiled, resolve, rows
+from riglstm.selection import CELL_RULES, SLOT_RULES, draw_noise, top_mask
+
+pytestmark = pytest.mark.usefixtures("nan_filled_empty")
+
+CPU = torch.device("cpu")
+EXACT = TOL[torch.float64]
+EAGER = ("reference", "batched")
+
+
+def compiles(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test of compiled code."""
+    marks = (
+        pytest.mark.skipif(not compiled.available(CPU), reason="torch.compile needs a compiler"),
+        pytest.mark.usefixtures("fresh_compiler"),
+        # torch's compiler imports scripts that torch deprecates, and looks at any tensor's .grad.
+        pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is:DeprecationWarning"),
+        pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is:UserWarning"),
+    )
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No test meets code compiled for another one, and none may quietly run without any."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+
+
+def test_unwritten_buffers_hold_nan_in_these_tests() -> None:
+    like = torch.zeros(3)
+    with torch.inference_mode():
+        for buffer in (torch.empty(3), like.new_empty(3), torch.empty_like(like)):
+            assert buffer.isnan().all()
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict[str, Any]:
+    """Sizes and rules of a problem; the number of cell updates is bounded for the oracle's sake."""
+    T, N, K = draw(st.integers(1, 64)), draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    return {
+        "T": T,
+        "B": draw(st.integers(1, max(1, min(3, 512 // (T * N))))),
+        "N": N,
+        "K": K,
+        "d": draw(st.integers(1, 33)),
+        "D": draw(st.integers(1, 9)),
+        "K_a": draw(st.integers(1, N)),
+        "K_x": draw(st.integers(1, K)),
+        "K_h": draw(st.integers(0, N - 1)),
+        "cells": draw(st.sampled_from(CELL_RULES)),
+        "views": draw(st.sampled_from(SLOT_RULES)),
+        "peers": draw(st.sampled_from(SLOT_RULES)),
+        "input_views": draw(st.sampled_from(("linear", "split"))),
+        "soft_update": draw(st.booleans()),
+        "query": draw(st.sampled_from(("shared", "per_cell"))),
+        "bias": draw(st.booleans()),
+        "update_scale": draw(st.sampled_from((1.0, 0.25, 3.0))),
+        "update_bias": draw(st.booleans()),
+        "live": draw(st.booleans()),
+        "reset": draw(st.booleans()),
+    }
+
+
+@pytest.mark.parametrize("backend", EAGER)
+@given(options(), st.integers(0, 2**32))
+@example({"T": 1, "B": 1, "N": 1, "K": 1, "d": 1, "K_a": 1, "K_x": 1, "K_h": 0}, 0)
+@example({"T": 64, "B": 1, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 5, "K_h": 5}, 1)
+@example({"T": 63, "B": 2, "N": 5, "K": 4, "d": 33, "K_a": 3, "K_x": 1, "K_h": 0}, 2)
+def test_the_oracle_equals_the_backend_at_any_size(
+    backend: str, problem: dict[str, Any], seed: int
+) -> None:
+    p = random_problem(seeded(seed), **problem)
+    answer = ask_oracle(p)
+    active, views, peers = selections(p, backend)
+    assert torch.equal(active, answer["active"])
+    for name, rule, chosen in (("views", p.sel.views, views), ("peers", p.sel.peers, peers)):
+        if rule == "soft":
+            assert_close(chosen, answer[name], EXACT.value, name)
+        else:
+            assert torch.equal(chosen, answer[name].bool()), name
+    assert_equals_oracle(p.run(backend), answer)
+
+
+def variant_layer(name: str, backend: str) -> tuple[RigLSTM, Problem]:
+    """A layer of a variant, and the problem that a call of it poses, random draws included."""
+    N, K, d = 4, 3, 5
+    T, B, D = 5, 2, K * d
+    torch.manual_seed(11)
+    layer = RigLSTM(
+        D,
+        N * d,
+        num_cells=N,
+        num_views=K,
+        active_cells=2,
+        views_per_cell=2,
+        peers_per_cell=1,
+        backend=backend,
+        dtype=torch.float64,
+        **ALL_VARIANTS[name],
+    )
+    plain = random_problem(seeded(12), T=T, B=B, N=N, K=K, d=d, D=D, live=True, reset=True)
+    torch.manual_seed(13)
+    noise = draw_noise(layer.selection, T, B, CPU)
+    # Steps that are left out hold nothing here; what a layer makes of them (P19) it tests itself.
+    assert plain.live is not None
+    assert plain.reset is not None
+    return layer, replace(
+        plain,
+        x=plain.x.masked_fill(~plain.live.unsqueeze(-1), 0),
+        weights=layer.weights(),
+        sel=layer.selection,
+        noise=noise,
+        reset=plain.reset & plain.live,
+    )
+
+
+def call(layer: RigLSTM, p: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and final state of a layer, (T, B, N·d) and (B, N·d), with the problem's draws."""
+    torch.manual_seed(13)
+    hx = (p.h.flatten(1).unsqueeze(0), p.c.flatten(1).unsqueeze(0))
+    y, (h, c) = layer(p.x, hx, reset=p.reset, mask=p.live)
+    return y, h[0], c[0]
+
+
+def assert_layer_equals_oracle(
+    out: tuple[Tensor, Tensor, Tensor], layer: RigLSTM, p: Problem
+) -> None:
+    answer = ask_oracle(p, layer.paper_parameters())
+    for name, got in zip(("output", "h", "c"), out, strict=True):
+        assert_close(got.detach(), answer[name].flatten(-2), EXACT.value, name)
+
+
+@pytest.mark.parametrize("name", ALL_VARIANTS)
+@pytest.mark.parametrize("backend", EAGER)
+def test_the_oracle_equals_every_variant_of_the_layer(backend: str, name: str) -> None:
+    layer, p = variant_layer(name, backend)
+    assert_layer_equals_oracle(call(layer, p), layer, p)
+
+
+@compiles
+@pytest.mark.parametrize("name", ALL_VARIANTS)
+def test_the_oracle_equals_every_variant_of_the_compiled_layer(name: str) -> None:
+    """Three variants with their gradients, the others forward only: a compilation takes 10 s.
+
+    No vector instructions: without them the compiler needs half the time. The test of ties below
+    is compiled with them.
+    """
+    layer, p = variant_layer(name, "compiled")
+    with torch._inductor.config.patch({"cpp.simdlen": 1}):
+        if name not in ("default", "soft_inputs", "soft_h"):
+            with torch.no_grad():
+                assert_layer_equals_oracle(call(layer, p), layer, p)
+            return
+        got, out = layer_gradients(layer, p)
+    assert_layer_equals_oracle(out, layer, p)
+    layer.backend = "reference"
+    assert_same_gradients(got, layer_gradients(layer, p)[0], EXACT.grad)
+
+
+def layer_gradients(
+    layer: RigLSTM, p: Problem
+) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Gradients of x, h, c and the layer's parameters, and what the layer gave."""
+    leaves = {name: getattr(p, name).clone().requires_grad_() for name in ("x", "h", "c")}
+    out = call(layer, replace(p, **leaves))
+    gen = seeded(3)
+    loss = sum((v * torch.randn(v.shape, generator=gen, dtype=v.dtype)).sum() for v in out)
+    assert isinstance(loss, Tensor)
+    leaves |= dict(layer.named_parameters())
+    return dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True)), out
+
+
+@pytest.mark.parametrize("name", ALL_VARIANTS)
+def test_the_oracle_equals_the_trace_of_every_variant(name: str) -> None:
+    layer, p = variant_layer(name, "batched")
+    torch.manual_seed(13)
+    hx = (p.h.flatten(1).unsqueeze(0), p.c.flatten(1).unsqueeze(0))
+    (trace,) = layer.trace(p.x, hx, reset=p.reset, mask=p.live)
+    answer = ask_oracle(p, layer.paper_parameters())
+    assert torch.equal(trace.active, answer["active"])
+    for what in ("views", "peers", "view_scores", "peer_scores", "keep"):
+        assert_close(getattr(trace, what).detach(), answer[what], EXACT.value, what)
+    assert_close(trace.output.detach(), answer["output"].flatten(2), EXACT.value, "output")
+    for rule, chosen in ((p.sel.views, trace.views), (p.sel.peers, trace.peers)):
+        assert chosen.dtype == (torch.float64 if rule == "soft" else torch.bool)
+
+
+def test_selections_leave_something_out_in_these_tests() -> None:
+    """A test of variants says nothing where every rule would choose everything."""
+    _, p = variant_layer("default", "reference")
+    active, views, peers = selections(p, "reference")
+    for chosen in (active, views, peers):
+        assert not chosen.all()
+        assert chosen.any()
+    assert len({tuple(row) for row in active.flatten(0, 1).tolist()}) > 2
+
+
+@pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
+@pytest.mark.parametrize("query", ["shared", "per_cell"])
+@pytest.mark.parametrize("learned", [False, True], ids=["literal", "learned"])
+@pytest.mark.parametrize("name", ALL_VARIANTS)
+def test_backends_agree_in_every_gradient(
+    name: str, learned: bool, query: str, flags: dict[str, bool]
+) -> None:
+    """`learned`: with a bias and a scale in Eq. (21), both ours."""
+    extra = {"update_bias": True, "update_scale": 2.0} if learned else {"bias": False}
+    p = random_problem(seeded(21), T=7, **ALL_VARIANTS[name], query=query, **extra, **flags)
+    want = gradients(p, "reference")
+    assert all(grad.abs().max() > 0 for grad in want.values())
+    assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
+
+
+@pytest.mark.parametrize("cells", CELL_RULES)
+@pytest.mark.parametrize("views", SLOT_RULES)
+@pytest.mark.parametrize("peers", SLOT_RULES)
+def test_backends_agree_in_every_gradient_for_rules_together(
+    cells: str, views: str, peers: str
+) -> None:
+    chosen = {"cells": cells, "views": views, "peers": peers}
+    flags = {"update_bias": True, "live": True, "reset": True}
+    p = random_problem(seeded(22), K_h=2, **chosen, **flags)
+    assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), EXACT.grad)
+
+
+@pytest.mark.parametrize("upstream", ["y", "h", "c", "yh", "hc"])
+@pytest.mark.parametrize("name", ["default", "soft_inputs", "soft_h", "no_soft_state_updating"])
+@pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
+def test_gradients_agree_wherever_they_come_from(
+    upstream: str, name: str, flags: dict[str, bool]
+) -> None:
+    p = random_problem(seeded(23), **ALL_VARIANTS[name], **flags)
+    want = gradients(p, "reference", upstream)
+    assert_same_gradients(gradients(p, "batched", upstream), want, EXACT.grad)
+
+
+@given(options(), st.integers(0, 2**32))
+def test_backends_agree_in_every_gradient_at_any_size(problem: dict[str, Any], seed: int) -> None:
+    problem |= {"T": min(problem["T"], 9), "d": min(problem["d"], 9)}
+    p = random_problem(seeded(seed), **problem)
+    assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), EXACT.grad)
+
+
+def test_inputs_and_gradients_need_not_be_contiguous() -> None:
+    p = random_problem(seeded(24))
+    leaves = p.leaves()
+    strided = {name: v.mT.contiguous().mT for name, v in leaves.items() if v.dim() > 1}
+    assert not strided["x"].is_contiguous()
+    q = p.with_leaves(leaves | strided)
+    assert_same_gradients(gradients(q, "batched"), gradients(p, "reference"), EXACT.grad)
+    h = p.h.clone().requires_grad_()
+    (expanded,) = torch.autograd.grad(replace(p, h=h).run("batched")[0].sum(), h)
+    (want,) = torch.autograd.grad(replace(p, h=h).run("reference")[0].sum(), h)
+    assert_close(expanded, want, EXACT.grad)
+
+
+SMALL = {"T": 3, "B": 2, "N": 3, "K": 2, "d": 2, "D": 3, "K_x": 1}
+
+
+def tuple_of_leaves(p: Problem, backend: str) -> tuple[Any, tuple[Tensor, ...]]:
+    """A function of all leaves of a problem, as gradcheck takes it, and those leaves."""
+    leaves = p.leaves()
+
+    def f(*values: Tensor) -> tuple[Tensor, ...]:
+        return p.with_leaves(dict(zip(leaves, values, strict=True))).run(backend)[:3]
+
+    return f, tuple(v.clone().requires_grad_() for v in leaves.values())
+
+
+@pytest.mark.parametrize("backend", EAGER)
+@pytest.mark.parametrize(
+    ("extra", "fast"),
+    [
+        ({}, False),
+        ({"views": "soft", "peers": "soft", "query": "per_cell", "update_bias": True}, False),
+        ({"cells": "all", "input_views": "split", "soft_update": False}, True),
+        ({"views": "random", "update_scale": 2.0, "live": True, "reset": True}, True),
+    ],
+    ids=["default", "soft", "split", "flags"],
+)
+def test_gradcheck_of_inputs_states_and_all_weights(
+    backend: str, extra: dict[str, Any], fast: bool
+) -> None:
+    """`fast` compares along one random direction per tensor, not entry by entry."""
+    f, leaves = tuple_of_leaves(clear_problem(**SMALL, **extra), backend)
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=fast)
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"views": "soft", "peers": "soft", "update_bias": True}], ids=["default", "soft"]
+)
+def test_the_reference_can_be_differentiated_twice(extra: dict[str, Any]) -> None:
+    tiny = {"T": 2, "B": 1, "N": 3, "K": 2, "d": 1, "D": 2, "K_x": 1}
+    f, leaves = tuple_of_leaves(clear_problem(**tiny, **extra), "reference")
+    assert torch.autograd.gradgradcheck(f, leaves)
+
+
+def test_batched_says_that_it_cannot_be_differentiated_twice() -> None:
+    f, leaves = tuple_of_leaves(random_problem(seeded(25)), "batched")
+    (dx,) = torch.autograd.grad(f(*leaves)[0].sum(), leaves[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="use backend='reference'"):
+        dx.sum().backward()
+
+
+def agreeing(
+    p: Problem, backend: str, exact: Problem, product: torch.dtype | None = None
+) -> Tensor:
+    """(T, B): every selection of the step is the one that float64 makes."""
+    same = torch.ones(p.x.shape[:2], dtype=torch.bool)
+    pairs = zip(selections(p, backend, product), selections(exact, "reference"), strict=True)
+    for got, want in pairs:
+        if want.dtype == torch.bool:
+            same &= (got == want).flatten(2).all(-1)
+    return same
+
+
+def assert_flips_were_close(same: Tensor, exact: Problem, margin: float) -> None:
+    """Where a sequence first leaves float64's selections, the choice was a close one."""
+    flipped = (~same).any(0).nonzero().flatten()
+    first = (~same).int().argmax(0)
+    assert (margins(exact)[first[flipped], flipped] < margin).all()
+
+
+@slow_bf16
+@pytest.mark.parametrize("backend", EAGER)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["default", "soft_inputs", "soft_h", "no_soft_state_updating"])
+def test_short_dtypes_follow_float64_wherever_they_select_alike(
+    name: str, dtype: torch.dtype, backend: str
+) -> None:
+    sizes = {"T": 8, "B": 64, "N": 6, "K": 6, "d": 8, "K_h": 2}
+    low = random_problem(seeded(31), **sizes, **ALL_VARIANTS[name], dtype=dtype)
+    exact, tol = low.to(torch.float64), TOL[dtype]
+    same = agreeing(low, backend, exact)
+    assert_flips_were_close(same, exact, tol.margin)
+    alike = same.all(0)
+    assert alike.double().mean() >= tol.share
+
+    y, h, c, _ = low.run(backend)
+    assert {y.dtype, h.dtype, c.dtype} == {dtype}
+    want = exact.run("reference")
+    assert_close(y[:, alike], want[0][:, alike], tol.value, "y")
+    assert_close(h[alike], want[1][alike], tol.value, "h")
+    assert_close(c[alike], want[2][alike], tol.value, "c")
+    got = gradients(low, backend, share=alike.double())
+    assert all(grad.dtype == dtype for grad in got.values())
+    assert_same_gradients(got, gradients(exact, "reference", share=alike.double()), tol.grad)
+
+
+@slow_bf16
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["autocast", "bfloat16"])
+@pytest.mark.parametrize("backend", EAGER)
+def test_scores_stay_float32_where_products_are_bf16(backend: str, dtype: torch.dtype) -> None:
+    p = random_problem(seeded(32), T=1, B=256, N=6, K=6, d=8, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
+        if backend == "reference":
+            x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, 6)
+        else:
+            saved = batched_forward.forward(
+                *(p.x, p.h, p.c, p.weights, p.sel, None, None, None), torch.bfloat16, save=True
+            )[4]
+            x = saved.V[0, :, :6]
+        active, views, _ = selections(p, backend, torch.bfloat16)
+        y, h, c, woke = p.run(backend)
+    assert {y.dtype, h.dtype, c.dtype} == {dtype}
+    s = scores(p.h, x)
+    assert s.dtype == torch.float32
+    assert torch.equal(active[0], top_mask(s.sum(-1), 2))
+    assert torch.equal(views[0], top_mask(s, 2))
+    assert torch.equal(woke, active)
+    # The views are rounded, and scores rounded as much would have chosen otherwise.
+    W_in, b_in = (w.double() for w in p.weights[:2])
+    assert not torch.equal(x.double(), input_views(p.x[0].double(), W_in, b_in, 6))
+    rounded = (p.h.bfloat16().unsqueeze(2) * x.bfloat16().unsqueeze(1)).sum(-1)
+    assert not torch.equal(views[0], top_mask(rounded, 2))
+
+
+@slow_bf16
+@pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
+def test_backends_agree_under_autocast(input_dtype: torch.dtype) -> None:
+    p = random_problem(seeded(33), T=8, B=64, N=6, K=6, d=8, K_h=2, dtype=torch.float32)
+    exact, tol = p.to(torch.float64), TOL[torch.bfloat16]
+    p = replace(p, x=p.x.to(input_dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same = agreeing(p, "reference", exact) & agreeing(p, "batched", exact, torch.bfloat16)
+    assert_flips_were_close(same, exact, tol.margin)
+    alike = same.all(0)
+    assert alike.double().mean() >= tol.share
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = {backend: p.run(backend) for backend in EAGER}
+        grads = {backend: gradients(p, backend, share=alike.double()) for backend in EAGER}
+    for y, h, c, _ in out.values():
+        assert {y.dtype, h.dtype, c.dtype} == {torch.float32}
+    for a, b in zip(out["batched"][:3], out["reference"][:3], strict=True):
+        pick = (slice(None), alike) if a.dim() == 4 else alike
+        assert_close(a[pick], b[pick], tol.value)
+    for grad in (*grads["batched"].values(), *grads["reference"].values()):
+        assert grad.isfinite().all()
+    assert {n: g.dtype for n, g in grads["batched"].items()} == {
+        n: g.dtype for n, g in grads["reference"].items()
+    }
+    assert_same_gradients(grads["batched"], grads["reference"], tol.grad)
+
+
+@pytest.mark.parametrize("backend", EAGER)
+def test_a_zero_state_wakes_the_first_cells_and_shows_them_the_first_views(backend: str) -> None:
+    p = random_problem(seeded(41), N=5, K=4, K_a=3, K_x=2, K_h=2)
+    p = replace(p, h=torch.zeros_like(p.h))
+    active, views, peers = selections(p, backend)
+    assert torch.equal(active[0], (torch.arange(5) < 3).expand(3, 5))
+    assert torch.equal(views[0], (torch.arange(4) < 2).expand(3, 5, 4))
+    first_others = torch.tensor(
+        [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 0, 1]]
+    )
+    assert torch.equal(peers[0], first_others.bool().expand(3, 5, 5))
+
+
+def tied_problem(dtype: torch.dtype) -> Problem:
+    """Eight equal views, and eight equal states: every choice of the first step is a tie."""
+    sizes = {"T": 3, "B": 4, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 3, "K_h": 4}
+    p = random_problem(seeded(42), **sizes, input_views="split", dtype=dtype)
+    return replace(
+        p, x=p.x[:, :, :33].repeat(1, 1, 8), h=p.h[:, :1].expand_as(p.h), c=torch.zeros_like(p.c)
+    )
+
+
+@slow_bf16
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", EAGER)
+def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
+    backend: str, dtype: torch.dtype
+) -> None:
+    active, views, peers = selections(tied_problem(dtype), backend)
+    assert torch.equal(active[0], (torch.arange(8) < 5).expand(4, 8))
+    assert torch.equal(views, (torch.arange(8) < 3).expand_as(views))
+    own = torch.eye(8, dtype=torch.bool)
+    rank = torch.where(own, 8, (~own).cumsum(1) - 1)  # a cell's place among the others
+    assert torch.equal(peers[0], ((rank < 4) | own).expand(4, 8, 8))
+
+
+@compiles
+def test_compiled_breaks_ties_as_the_reference_does() -> None:
+    p = tied_problem(torch.float32)
+    with torch.no_grad():
+        got = p.run("compiled")
+    assert torch.equal(got[3][0], (torch.arange(8) < 5).expand(4, 8))
+    want = p.run("reference")
+    assert torch.equal(got[3], want[3])
+    for a, b in zip(got[:3], want[:3], strict=True):
+        assert_close(a, b, TOL[torch.float32].value)
+
+
+@pytest.mark.parametrize("input_views", ["linear", "split"])
+@pytest.mark.parametrize("backend", EAGER)
+def test_nan_in_the_input_reaches_its_own_sample_from_then_on(
+    backend: str, input_views: str
+) -> None:
+    p = random_problem(seeded(43), T=6, B=4, input_views=input_views)
+    p.x[2, 1, -1] = float("nan")
+    y, h, c, active = p.run(backend)
+    broken = y.isnan().flatten(2).any(-1)  # (T, B)
+    want = torch.zeros_like(broken)
+    want[2:, 1] = True
+    assert torch.equal(broken, want)
+    assert torch.equal(h.isnan().flatten(1).any(1), want[-1])
+    assert torch.equal(c.isnan().flatten(1).any(1), want[-1])
+    assert (active.sum(-1) == p.sel.K_a).all()
+
+
+@pytest.mark.parametrize("backend", EAGER)
+def test_nan_in_a_state_wakes_its_cell_and_is_heard_by_the_others(backend: str) -> None:
+    p = random_problem(seeded(44), B=4, K_a=1, K_h=1)
+    p.h[2, 3, 0] = float("nan")
+    active, _, peers = selections(p, backend)
+    assert active[0, 2].tolist() == [False, False, False, True]
+    assert peers[0, 2, :, 3].all()
+    assert (active.sum(-1) == 1).all()
+    y = p.run(backend)[0]
+    assert y[:, 2].isnan().flatten(1).any(1).all()
+    assert y[:, [0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", EAGER)
+def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
+    """Not the own state in their place, though its score is set to -inf to keep it out."""
+    p = random_problem(seeded(45), T=1, B=1, N=3, d=3, K_h=1)
+    h = 1e200 * torch.tensor([[[1.0, -1, 0], [-1, 0, 1], [0, 1, -1]]], dtype=torch.float64)
+    p = replace(p, h=h)
+    assert (p.trace().peer_scores[0, 0, [0, 0, 1], [1, 2, 2]] == float("-inf")).all()
+    peers = selections(p, backend)[2]
+    assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
+
+
+@pytest.fixture
+def _dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of devices other than a CPU: a row for every cell, awake or not."""
+    for module in (rows, batched_forward, batched):
+        monkeypatch.setattr(module, "awake_only", lambda device, sel: False)
+
+
+@pytest.mark.usefixtures("_dense")
+@pytest.mark.parametrize("query", ["shared", "per_cell"])
+@pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
+@pytest.mark.parametrize("name", ALL_VARIANTS)
+def test_batched_with_the_rows_of_sleeping_cells_equals_the_reference(
+    name: str, flags: dict[str, bool], query: str
+) -> None:
+    p = random_problem(seeded(51), **ALL_VARIANTS[name], **flags, query=query, update_scale=2.0)
+    saved = batched_forward.forward(
+        *(p.x, p.h, p.c, p.weights, p.sel, p.noise, p.live, p.reset), p.h.dtype, save=True
+    )[4]
+    assert saved.pair.shape[1] == p.h.shape[0] * p.sel.N
+    got, want = p.run("batched"), p.run("reference")
+    assert torch.equal(got[3], want[3])
+    for a, b in zip(got[:3], want[:3], strict=True):
+        assert_close(a, b, EXACT.value)
+    assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), EXACT.grad)
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["awake", "dense"])
+@pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])
+@pytest.mark.parametrize("rows_at_once", [1, 13, 20])
+def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    rows_at_once: int,
+    name: str,
+    dense: bool,
+) -> None:
+    if dense:
+        request.getfixturevalue("_dense")
+    p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
+    pieces = []
+    outer = rows.Rows.outer
+    monkeypatch.setattr(rows.Rows, "outer", lambda *args: (pieces.append(args), outer(*args)))
+    whole = gradients(p, "batched")
+    assert len(pieces) == 1
+    monkeypatch.setattr(batched_backward, "ROWS_AT_ONCE", rows_at_once)
+    assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
+    assert len(pieces) > 2
+
+
+def test_inactive_cells_keep_h_and_c_bit_for_bit_on_every_backend() -> None:
+    p = random_problem(seeded(53), T=1, B=5, live=True)
+    for backend in EAGER:
+        y, h, c, active = p.run(backend)
+        assert torch.equal(h[~active[0]], p.h[~active[0]])
+        assert torch.equal(c[~active[0]], p.c[~active[0]])
+        assert not (c[active[0]] == p.c[active[0]]).any()
+        assert torch.equal(y[-1], h)
+
+
+@pytest.mark.parametrize(
+    ("learns", "graph", "steps"), [(True, True, 6), (True, False, 1), (False, True, 1)]
+)
+def test_steps_are_kept_only_for_a_gradient(
+    monkeypatch: pytest.MonkeyPatch, learns: bool, graph: bool, steps: int
+) -> None:
+    kept = []
+
+    def spy(*args: Any) -> Any:
+        out = batched_forward.forward(*args)
+        kept.append(out[4])
+        return out
+
+    monkeypatch.setattr(batched, "forward", spy)
+    p = random_problem(seeded(54), T=6)
+    p.weights.W.requires_grad_(learns)
+    with nullcontext() if graph else torch.no_grad():
+        p.run("batched")
+    (saved,) = kept
+    assert {len(v) for v in saved} == {steps}
+
+
+def test_the_custom_operators_keep_torch_s_rules() -> None:
+    """Fake tensors, schemas and autograd keys, as torch.compile and export rely on them."""
+    p = random_problem(seeded(55), live=True, reset=True)
+    for weights in (p.weights, p.weights._replace(W_q=None)):
+        leaves = [v.clone().requires_grad_() for v in (p.x, p.h, p.c)]
+        args = (*leaves, *weights, None, None, None, p.live, p.reset, *batched._flat(p.sel))
+        torch.library.opcheck(batched._forward, (*args, torch.float64, True))
+
+
+def test_auto_is_batched_and_other_names_raise() -> None:
+    assert resolve("auto", CPU) == "batched"
+    assert [resolve(name, CPU) for name in EAGER] == list(EAGER)
+    with pytest.raises(BackendError, match="one of auto, reference, batched, compiled, got 'fast'"):
+        resolve("fast", CPU)
+
+
+def test_compiled_without_a_compiler_raises_and_names_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(BackendError, match=r"got none; install g\+\+ or clang\+\+, or use"):
+        random_problem(seeded(56)).run("compiled")
+
+
+@compiles
+def test_compiled_does_not_turn_into_another_backend_after_many_selections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A backend asked for by name runs or raises: torch.compile gives up after 8 recompilations."""
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **kw: plain(f, **{**kw, "backend": "eager"}))
+    compiled._step.cache_clear()
+    with torch.no_grad():
+        for views, peers in product(SLOT_RULES, SLOT_RULES):
+            random_problem(seeded(57), T=1, views=views, peers=peers).run("compiled")
+    compiled._step.cache_clear()
+
+
+@compiles
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"N": 1, "K": 1, "K_a": 1, "K_x": 1, "K_h": 0, "d": 1, "T": 3},
+        {"N": 8, "K": 5, "K_a": 3, "K_x": 2, "K_h": 4, "d": 33, "T": 11, "query": "per_cell"},
+        {"N": 5, "K": 8, "K_a": 4, "K_x": 8, "K_h": 2, "d": 7, "T": 4, "soft_update": False},
+        {"N": 3, "K": 2, "d": 9, "T": 63, "B": 2, "update_bias": True, "update_scale": 0.3},
+        {"N": 6, "K": 6, "d": 4, "T": 5, "views": "soft", "peers": "soft", "bias": False},
+        {"N": 4, "K": 4, "d": 5, "T": 6, "input_views": "split", "cells": "random"},
+        {"N": 4, "K": 3, "d": 5, "T": 6, "live": True, "reset": True},
+    ],
+    ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
+)
+def test_compiled_loop_equals_the_oracle_and_every_gradient(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At many sizes and rules: traced and differentiated by the compiler, without code generation.
+
+    Generated code is what the tests of the variants and of ties compare.
+    """
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda run: plain(run, backend="aot_eager"))
+    compiled._step.cache_clear()
+    p = random_problem(seeded(60), **changes)
+    assert_equals_oracle(p.run("compiled"), ask_oracle(p))
+    assert_same_gradients(gradients(p, "compiled"), gradients(p, "reference"), EXACT.grad)
+    compiled._step.cache_clear()

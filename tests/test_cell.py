@@ -1,0 +1,258 @@
+"""One test or more per equation (13)-(21), and the step that runs them in order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import TOL, assert_close, random_problem, seeded, slow_bf16
+from riglstm.cell import (
+    cell_scores,
+    gather,
+    input_views,
+    lstm,
+    others,
+    query,
+    scores,
+    soft_update,
+    step,
+)
+
+B, N, K, D, d = 3, 4, 2, 5, 6
+EXACT = TOL[torch.float64].value
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def test_input_views_are_k_linear_maps() -> None:
+    x, W, b = numbers(B, D), numbers(K, d, D, seed=1), numbers(K, d, seed=2)
+    views = input_views(x, W.flatten(0, 1).t(), b.flatten(), K)
+    assert views.shape == (B, K, d)
+    for k in range(K):
+        assert_close(views[:, k], x @ W[k].t() + b[k], EXACT)
+    assert_close(input_views(x, W.flatten(0, 1).t(), None, K), views - b, EXACT)
+
+
+def test_input_views_without_a_map_are_pieces_of_the_input() -> None:
+    x = numbers(B, K * d)
+    views = input_views(x, None, None, K)
+    assert torch.equal(views[:, 0], x[:, :d])
+    assert torch.equal(views[:, 1], x[:, d:])
+
+
+def test_eq13_scores_are_inner_products_with_the_previous_state() -> None:
+    """P1, in `step`: changing h_0 changes the scores, which know nothing of the new state."""
+    p = random_problem(seeded(0), T=1)
+    for h in (p.h, 2 * p.h):
+        _, _, seen = step(p.x[0], h, p.c, p.weights, p.sel)
+        x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, p.sel.K)
+        assert_close(seen.view_scores, torch.einsum("bnd,bkd->bnk", h, x), EXACT)
+        assert_close(seen.peer_scores, torch.einsum("bjd,bid->bji", h, h), EXACT)
+
+
+def test_eq13_scores_of_equal_vectors_are_equal_to_the_last_bit() -> None:
+    h = numbers(B, 1, 33).float().expand(B, 8, 33)
+    v = numbers(B, 1, 33, seed=1).float().repeat(1, 8, 1)
+    s = scores(h, v)
+    assert torch.equal(s, s[:, :1, :1].expand(B, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_eq13_scores_are_never_rounded_below_float32(
+    dtype: torch.dtype, exact: torch.dtype, autocast: bool
+) -> None:
+    h, v = numbers(B, N, d).to(dtype), numbers(B, K, d, seed=1).to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        s = scores(h, v)
+    assert s.dtype == exact
+    want = torch.einsum("bnd,bkd->bnk", h.double(), v.double())
+    assert_close(s, want, TOL[exact].value)
+
+
+def test_eq14_cell_score_is_the_sum_over_views() -> None:
+    s = numbers(B, N, K)
+    assert_close(cell_scores(s), s[..., 0] + s[..., 1], EXACT)
+
+
+def test_eq17_h_zeroes_what_is_not_selected() -> None:
+    x, h = numbers(B, K, d), numbers(B, N, d, seed=1)
+    views, peers = numbers(B, N, K, seed=2) > 0, numbers(B, N, N, seed=3) > 0
+    H = gather(x, h, views, peers)
+    assert H.shape == (B, N, K + N, d)
+    for b in range(B):
+        for j in range(N):
+            for k in range(K):
+                assert torch.equal(H[b, j, k], x[b, k] * views[b, j, k])
+            for i in range(N):
+                assert torch.equal(H[b, j, K + i], h[b, i] * peers[b, j, i])
+
+
+def test_eq17_h_holds_weighted_vectors_under_soft_rules() -> None:
+    x, h, views = numbers(B, K, d), numbers(B, N, d, seed=1), numbers(B, N, K, seed=2)
+    H = gather(x, h, views, torch.ones(B, N, N, dtype=torch.bool))
+    assert_close(H[:, :, :K], torch.einsum("bnk,bkd->bnkd", views, x), EXACT)
+    assert torch.equal(H[:, :, K:], h.unsqueeze(1).expand(B, N, N, d))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_eq18_is_an_lstm_cell(bias: bool) -> None:
+    """Ours has the gates f, i, o, g, nn.LSTMCell i, f, g, o."""
+    width = (K + N) * d
+    H, c = numbers(B, N, K + N, d), numbers(B, N, d, seed=1)
+    W, b = numbers(N, width, 4 * d, seed=2), numbers(N, 4 * d, seed=3) if bias else None
+    h_tilde, c_new = lstm(H, c, W, b)
+    for j in range(N):
+        cell = nn.LSTMCell(width, d, bias=bias, dtype=torch.float64)
+
+        def as_torch(v: Tensor) -> Tensor:
+            f, i, o, g = v.chunk(4, dim=-1)
+            return torch.cat((i, f, g, o), dim=-1)
+
+        with torch.no_grad():
+            cell.weight_ih.copy_(as_torch(W[j]).t())
+            if b is not None:
+                cell.bias_ih.copy_(as_torch(b[j]))
+                cell.bias_hh.zero_()
+            want_h, want_c = cell(H[:, j].flatten(1), (torch.zeros(B, d).double(), c[:, j]))
+        assert_close(h_tilde[:, j], want_h, EXACT)
+        assert_close(c_new[:, j], want_c, EXACT)
+
+
+def test_eq19_others_are_all_slots_but_the_own_one() -> None:
+    slots = others(3, 2, torch.device("cpu"))
+    assert slots.tolist() == [[0, 1, 3, 4], [0, 1, 2, 4], [0, 1, 2, 3]]
+    assert others(1, 1, torch.device("cpu")).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("shape", [((K + N - 1) * d, d), (N, (K + N - 1) * d, d)])
+def test_eq19_query_leaves_out_the_own_state(shape: tuple[int, ...]) -> None:
+    H, W_q = numbers(B, N, K + N, d), numbers(*shape, seed=1)
+    q = query(H, W_q, K)
+    assert q.shape == (B, N, d)
+    for j in range(N):
+        W_j = W_q if W_q.dim() == 2 else W_q[j]
+        slots = [s for s in range(K + N) if s != K + j]
+        assert_close(q[:, j], H[:, j, slots].flatten(1) @ W_j, EXACT)
+        changed = H.clone()
+        changed[:, j, K + j] += 1
+        assert torch.equal(query(changed, W_q, K), q)
+        changed[:, j, slots[-1]] += 1
+        assert not torch.equal(query(changed, W_q, K)[:, j], q[:, j])
+
+
+def pairs() -> tuple[Tensor, Tensor, Tensor]:
+    """Old states, proposals and queries."""
+    return numbers(B, N, d), numbers(B, N, d, seed=1), numbers(B, N, d, seed=2)
+
+
+def test_eq21_weights_sum_to_one() -> None:
+    """With the same vector as old state and proposal, that vector comes out."""
+    h, h_tilde, q = pairs()
+    mixed, keep = soft_update(h, h, q, 1.0, None)
+    assert_close(mixed, h, EXACT)
+    assert_close(keep, torch.full((B, N), 0.5).double(), EXACT)
+    mixed, keep = soft_update(h, h_tilde, q, 1.0, None)
+    keep = keep.unsqueeze(-1)
+    assert ((keep > 0) & (keep < 1)).all()
+    assert_close(mixed, keep * h + (1 - keep) * h_tilde, EXACT)
+
+
+def test_eq21_weights_are_the_softmax_of_what_the_query_finds_in_the_pair() -> None:
+    h, h_tilde, q = pairs()
+    old, new = (h * q).sum(-1), (h_tilde * q).sum(-1)
+    bias = numbers(N, seed=3)
+    for scale in (1.0, 0.25):
+        for b in (None, bias):
+            _, keep = soft_update(h, h_tilde, q, scale, b)
+            shift = 0 if b is None else b
+            want = (scale * old).exp() / ((scale * old).exp() + (scale * new + shift).exp())
+            assert_close(keep, want, EXACT)
+
+
+def test_eq21_a_large_bias_takes_the_new_state() -> None:
+    h, h_tilde, q = pairs()
+    mixed, keep = soft_update(h, h_tilde, q, 1.0, torch.tensor([60.0, 60.0, -60.0, -60.0]).double())
+    assert_close(mixed[:, :2], h_tilde[:, :2], EXACT)
+    assert_close(mixed[:, 2:], h[:, 2:], EXACT)
+    assert_close(keep, torch.tensor([0.0, 0, 1, 1]).double().expand(B, N), EXACT)
+
+
+@slow_bf16
+@pytest.mark.parametrize("soft_update", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_inactive_cells_keep_h_and_c(dtype: torch.dtype, soft_update: bool) -> None:
+    """P17: bit for bit, and every active cell moves."""
+    p = random_problem(seeded(1), T=1, soft_update=soft_update, dtype=dtype)
+    h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel)
+    asleep = ~seen.active
+    assert asleep.any()
+    assert torch.equal(h[asleep], p.h[asleep])
+    assert torch.equal(c[asleep], p.c[asleep])
+    for before, after in ((p.h, h), (p.c, c)):
+        assert (before != after)[seen.active].any(-1).all()
+    assert (seen.keep[asleep] == 1).all()
+    assert (seen.keep[seen.active] < 1).all()
+
+
+def test_c_of_an_active_cell_is_not_softened() -> None:
+    """P6: with the old h kept whole, c is still the LSTM's."""
+    p = random_problem(seeded(2), T=1, update_bias=True)
+    kept = p.weights._replace(update_bias=torch.full((4,), -200.0).double())
+    h, c, _ = step(p.x[0], p.h, p.c, kept, p.sel)
+    _, c_hard, _ = step(p.x[0], p.h, p.c, kept._replace(W_q=None, update_bias=None), p.sel)
+    assert_close(h, p.h, EXACT)
+    assert torch.equal(c, c_hard)
+    assert not torch.equal(c, p.c)
+
+
+def test_without_the_soft_update_the_proposal_is_the_new_state() -> None:
+    p = random_problem(seeded(3), T=1, soft_update=False)
+    h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel)
+    x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, p.sel.K)
+    h_tilde, _ = lstm(gather(x, p.h, seen.views, seen.peers), p.c, p.weights.W, p.weights.b)
+    assert torch.equal(h[seen.active], h_tilde[seen.active])
+    assert (seen.keep[seen.active] == 0).all()
+    assert not torch.equal(c, p.c)
+
+
+def test_a_step_that_is_not_live_wakes_no_cell() -> None:
+    p = random_problem(seeded(4), T=1)
+    live = torch.tensor([True, False, True])
+    h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel, live=live)
+    plain_h, plain_c, plain = step(p.x[0], p.h, p.c, p.weights, p.sel)
+    assert torch.equal(seen.active, plain.active & live.unsqueeze(1))
+    assert torch.equal(h, torch.where(live[:, None, None], plain_h, p.h))
+    assert torch.equal(c, torch.where(live[:, None, None], plain_c, p.c))
+
+
+def test_a_reset_step_starts_from_zero() -> None:
+    p = random_problem(seeded(5), T=1)
+    reset = torch.tensor([False, True, False])
+    h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel, reset=reset)
+    fresh = (~reset).double()[:, None, None]
+    want_h, want_c, _ = step(p.x[0], p.h * fresh, p.c * fresh, p.weights, p.sel)
+    assert torch.equal(h, want_h)
+    assert torch.equal(c, want_c)
+    assert (seen.view_scores[1] == 0).all()
+
+
+def test_a_reset_ends_nan_and_infinity() -> None:
+    """Zero times NaN is NaN: the state is overwritten, not multiplied."""
+    p = random_problem(seeded(6), T=1)
+    broken = torch.full_like(p.h, float("nan"))
+    reset = torch.ones(3, dtype=torch.bool)
+    h, c, _ = step(p.x[0], broken, broken, p.weights, p.sel, reset=reset)
+    assert h.isfinite().all()
+    assert c.isfinite().all()

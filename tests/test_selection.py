@@ -1,0 +1,220 @@
+"""The rules behind Eqs. (14)-(16): who is chosen, who wins a tie, what a soft rule gives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers import TOL, assert_close, seeded
+from riglstm.selection import (
+    CELL_RULES,
+    SLOT_RULES,
+    Noise,
+    Selection,
+    choose_cells,
+    draw_noise,
+    top_mask,
+    weigh_peers,
+    weigh_views,
+    write_top_mask,
+)
+
+INF, NAN = math.inf, math.nan
+# Few different numbers, so that most draws hold ties.
+NUMBERS = st.sampled_from((-INF, -2.5, -1.0, -0.0, 0.0, 1e-30, 1.0, 1.0, 2.5, INF, NAN))
+ROWS = st.integers(1, 9).flatmap(
+    lambda n: st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=4)
+)
+
+
+def best(row: list[float], k: int) -> list[bool]:
+    """Whom sorting by (-score, index) puts into the first k places; NaN comes before all."""
+    order = sorted(range(len(row)), key=lambda i: (-INF if math.isnan(row[i]) else -row[i], i))
+    order.sort(key=lambda i: not math.isnan(row[i]))
+    return [i in order[:k] for i in range(len(row))]
+
+
+def rules(**changes: object) -> Selection:
+    """Five cells and four views, three, two and two of them chosen."""
+    return Selection(**{**{"N": 5, "K": 4, "K_a": 3, "K_x": 2, "K_h": 2}, **changes})  # type: ignore[arg-type]
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
+
+
+@settings(max_examples=300)
+@given(ROWS, st.data())
+def test_top_mask_sorts_by_score_and_then_by_index(
+    rows: list[list[float]], data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(0, len(rows[0])))
+    mask = top_mask(torch.tensor(rows, dtype=torch.float64), k)
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == [best(row, k) for row in rows]
+    assert (mask.sum(-1) == k).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@settings(max_examples=300)
+@given(ROWS, st.data())
+def test_write_top_mask_equals_top_mask(
+    dtype: torch.dtype, rows: list[list[float]], data: st.DataObject
+) -> None:
+    n = len(rows[0])
+    k = data.draw(st.integers(0, n))
+    # As the scan uses it: scores and mask are slices of larger buffers.
+    s = torch.zeros(len(rows), n + 3, dtype=dtype)
+    out = torch.ones(len(rows), n + 3, dtype=torch.bool)
+    s[:, 2 : n + 2] = torch.tensor(rows, dtype=dtype)
+    write_top_mask(s[:, 2 : n + 2], k, torch.arange(n) < k, out[:, 2 : n + 2])
+    assert torch.equal(out[:, 2 : n + 2], top_mask(s[:, 2 : n + 2], k))
+    assert out[:, [0, 1, n + 2]].all()
+
+
+def test_nan_is_chosen_before_infinity() -> None:
+    """P13: a selection that could prefer infinity to NaN would hide a broken run."""
+    for row in ([INF, NAN], [NAN, INF]):
+        s = torch.tensor(row)
+        out = torch.zeros(2, dtype=torch.bool)
+        write_top_mask(s, 1, torch.arange(2) < 1, out)
+        assert torch.equal(out, s.isnan())
+        assert torch.equal(top_mask(s, 1), s.isnan())
+
+
+def test_equal_scores_choose_the_first() -> None:
+    assert top_mask(torch.zeros(2, 3, 6), 4).tolist() == [[[True] * 4 + [False] * 2] * 3] * 2
+
+
+def test_noise_of_a_step_is_that_step_alone() -> None:
+    noise = Noise(cells=numbers(3, 2, 5), peers=numbers(3, 2, 5, 5))
+    at = noise.at(1)
+    assert torch.equal(at.cells, noise.cells[1])
+    assert at.views is None
+    assert torch.equal(at.peers, noise.peers[1])
+
+
+def test_noise_is_drawn_for_random_rules_alone() -> None:
+    cpu = torch.device("cpu")
+    assert draw_noise(rules(views="soft", peers="all"), 3, 2, cpu) is None
+    drawn = draw_noise(rules(cells="random", peers="random"), 3, 2, cpu)
+    assert drawn is not None
+    assert drawn.views is None
+    assert drawn.cells.shape == (3, 2, 5)
+    assert drawn.peers.shape == (3, 2, 5, 5)
+    (views,) = (n for n in draw_noise(rules(views="random"), 3, 2, cpu) if n is not None)
+    assert views.shape == (3, 2, 5, 4)
+
+
+def test_noise_comes_from_torch_s_generator_and_differs_between_steps() -> None:
+    sel = rules(cells="random")
+
+    def draw() -> Tensor:
+        noise = draw_noise(sel, 20, 1, torch.device("cpu"))
+        assert noise is not None
+        return choose_cells(torch.zeros(20, 1, 5), sel, noise.cells)
+
+    torch.manual_seed(5)
+    first = draw()
+    assert not torch.equal(first, draw())
+    torch.manual_seed(5)
+    assert torch.equal(first, draw())
+    assert len({tuple(row) for row in first[:, 0].tolist()}) > 3
+
+
+def test_eq14_top_cells_are_the_k_best() -> None:
+    s = torch.tensor([[0.1, 3.0, -1.0, 2.0, 0.2], [1.0, 1.0, 1.0, 1.0, 2.0]])
+    active = choose_cells(s, rules(), None)
+    assert active.int().tolist() == [[0, 1, 0, 1, 1], [1, 1, 0, 0, 1]]
+
+
+def test_all_cells_wake_and_count_as_awake() -> None:
+    sel = rules(cells="all", K_a=1)
+    assert choose_cells(numbers(2, 5), sel, None).all()
+    assert sel.awake == 5
+    assert rules().awake == 3
+
+
+@pytest.mark.parametrize("rule", CELL_RULES)
+def test_every_cell_rule_wakes_its_number(rule: str) -> None:
+    sel = rules(cells=rule)
+    noise = numbers(40, 5, seed=1) if rule == "random" else None
+    assert (choose_cells(numbers(40, 5), sel, noise).sum(-1) == sel.awake).all()
+
+
+@pytest.mark.parametrize(("rule", "count"), [("top", 2), ("random", 2), ("all", 4)])
+def test_eq15_each_cell_takes_k_x_views(rule: str, count: int) -> None:
+    noise = numbers(7, 5, 4, seed=1) if rule == "random" else None
+    s = numbers(7, 5, 4)
+    views = weigh_views(s, rules(views=rule), noise)
+    assert views.dtype == torch.bool
+    assert (views.sum(-1) == count).all()
+    if rule == "top":
+        chosen = s.masked_fill(~views, INF).amin(-1)
+        assert (chosen > s.masked_fill(views, -INF).amax(-1)).all()
+
+
+def test_soft_views_are_the_softmax_of_the_scores_of_each_cell() -> None:
+    s = numbers(7, 5, 4)
+    views = weigh_views(s, rules(views="soft"), None)
+    assert_close(views.sum(-1), torch.ones(7, 5, dtype=torch.float64), TOL[torch.float64].value)
+    assert_close(views, s.exp() / s.exp().sum(-1, keepdim=True), TOL[torch.float64].value)
+    assert weigh_views(s.float(), rules(views="soft"), None).dtype == torch.float32
+
+
+@pytest.mark.parametrize("rule", SLOT_RULES)
+@pytest.mark.parametrize("N", [1, 2, 5])
+def test_eq16_own_state_is_always_in(rule: str, N: int) -> None:
+    for K_h in range(N):
+        sel = rules(N=N, K_a=1, K_h=K_h, peers=rule)
+        noise = numbers(7, N, N, seed=1) if rule == "random" else None
+        peers = weigh_peers(numbers(7, N, N), sel, noise)
+        assert (peers.diagonal(dim1=1, dim2=2) == 1).all()
+        if rule != "soft":
+            assert peers.dtype == torch.bool
+            assert (peers.sum(-1) == 1 + (N - 1 if rule == "all" else K_h)).all()
+
+
+def test_eq16_the_others_are_ranked_without_the_own_score() -> None:
+    s = numbers(7, 5, 5)
+    s.diagonal(dim1=1, dim2=2).fill_(100)
+    peers = weigh_peers(s, rules(), None)
+    for b in range(7):
+        for j in range(5):
+            others = sorted((i for i in range(5) if i != j), key=lambda i: -s[b, j, i])
+            assert peers[b, j].nonzero().flatten().tolist() == sorted([j, *others[:2]])
+
+
+def test_eq16_nan_and_infinity_leave_the_count_as_it_is() -> None:
+    s = numbers(4, 5, 5)
+    s[0] = NAN
+    s[1, :, 2:] = INF
+    s[2] = -INF
+    s[3, :, 1:] = -INF
+    assert (weigh_peers(s, rules(), None).sum(-1) == 3).all()
+
+
+def test_soft_peers_weigh_the_others_by_a_softmax_over_them() -> None:
+    s = numbers(7, 5, 5)
+    peers = weigh_peers(s, rules(peers="soft"), None)
+    own = torch.eye(5, dtype=torch.bool)
+    e = s.exp().masked_fill(own, 0)
+    want = (e / e.sum(-1, keepdim=True)).masked_fill(own, 1)
+    assert_close(peers, want, TOL[torch.float64].value)
+    assert_close(peers.sum(-1), 2 * torch.ones(7, 5).double(), TOL[torch.float64].value)
+
+
+def test_random_rules_rank_the_noise_and_not_the_scores() -> None:
+    sel = rules(cells="random", views="random", peers="random")
+    noise = Noise(numbers(7, 5, seed=1), numbers(7, 5, 4, seed=2), numbers(7, 5, 5, seed=3))
+    for seed in (4, 5):
+        s = Noise(numbers(7, 5, seed=seed), numbers(7, 5, 4, seed=seed), numbers(7, 5, 5))
+        assert torch.equal(choose_cells(s.cells, sel, noise.cells), top_mask(noise.cells, 3))
+        assert torch.equal(weigh_views(s.views, sel, noise.views), top_mask(noise.views, 2))
+        by_noise = weigh_peers(noise.peers, rules(), None)
+        assert torch.equal(weigh_peers(s.peers, sel, noise.peers), by_noise)
