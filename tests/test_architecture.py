@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cell_layer": {"layer", "sequence", "checks"},
     "riglstm": {"layer", "cell_layer", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},
-    "models": {"layer", "cell", "selection", "checks", "variants"},
+    "models": {"layer", "cell", "selection", "checks", "autocast", "variants"},
     "graphs": {"models"},
     "benchmark": {"riglstm", "layer", "cell", "scan", "selection"},
     "cli": {"benchmark", "scan", "riglstm"},
@@ -36,7 +37,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 LINES: dict[str, int] = {
     "layer.py": 400,
-    "scan/batched_forward.py": 300,
     "scan/batched_backward.py": 290,
 }
 """Budgets above the usual one: a docstring that is a manual, and two loops that read as one."""
@@ -99,10 +99,7 @@ def test_the_layer_needs_torch_alone() -> None:
                 names = [node.module or ""]
             for name in names:
                 top = name.split(".")[0]
-                assert top in allowed or top in STANDARD, f"{path.name} imports {name}"
-
-
-STANDARD = {"collections", "dataclasses", "functools", "math", "shutil", "typing", "warnings"}
+                assert top in allowed or top in sys.stdlib_module_names, f"{path.name} imports {name}"
 
 
 def test_every_equation_has_a_function_and_a_test() -> None:

@@ -132,10 +132,7 @@ def weigh_peers(s: Tensor, sel: Selection, noise: Tensor | None) -> Tensor:
     own = torch.eye(sel.N, dtype=torch.bool, device=s.device)
     if sel.peers == "soft":
         return s.masked_fill(own, float("-inf")).softmax(dim=-1) + own
-    rank = others_first(s if noise is None else noise)
-    return top_mask(rank.masked_fill(own, float("-inf")), sel.K_h) | own
-
-
-def others_first(s: Tensor) -> Tensor:
-    """Lift scores of -inf, so that a cell's own score can be set below every other."""
-    return s.clamp(min=torch.finfo(s.dtype).min)
+    rank = s if noise is None else noise
+    # Scores of -inf are lifted, so that the own score can be set below every other.
+    rank = rank.clamp(min=torch.finfo(rank.dtype).min).masked_fill(own, float("-inf"))
+    return top_mask(rank, sel.K_h) | own
