@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"layer", "cell", "selection", "checks", "autocast", "variants"},
     "graphs": {"models"},
     "benchmark": {"riglstm", "layer", "cell", "scan", "selection"},
-    "cli": {"benchmark", "scan", "riglstm"},
+    "cli": {"benchmark", "scan", "models", "riglstm"},
     "__main__": {"cli"},
 }
 """Who may import whom inside the package; `riglstm` is the package's own __init__."""
@@ -99,7 +99,8 @@ def test_the_layer_needs_torch_alone() -> None:
                 names = [node.module or ""]
             for name in names:
                 top = name.split(".")[0]
-                assert top in allowed or top in sys.stdlib_module_names, f"{path.name} imports {name}"
+                known = top in allowed or top in sys.stdlib_module_names
+                assert known, f"{path.name} imports {name}"
 
 
 def test_every_equation_has_a_function_and_a_test() -> None:

@@ -1,0 +1,150 @@
+"""How jobs are timed against each other: compared, warmed up, then run in interleaved rounds.
+
+Every job runs once in each round, so that whatever else the machine does falls on all of them;
+what counts is the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-4
+"""Largest difference to what is expected, as a share of its largest value: float32, long sums."""
+AGREEING = 0.95
+"""Least share of sequences within TOLERANCE: rounding may turn a near tie into another choice,
+and from there on that sequence is another one."""
+
+
+class Job(NamedTuple):
+    """One timed piece of work."""
+
+    name: str
+    run: Callable[[], tuple[Tensor, ...]]
+    """Returns results with sequences on dimension 1, for the comparison."""
+    steps: int
+    """Time steps in it."""
+    ours: bool = True
+    """Whether it must give what is expected."""
+
+
+class Timing(NamedTuple):
+    """What was measured of a job."""
+
+    seconds: tuple[float, ...]
+    """One for each round; empty if the job does not give what is expected."""
+    peak_bytes: int
+    difference: float | None
+    """As in `TOLERANCE`, over the sequences that agree; None: not compared."""
+    agreeing: float | None
+    """Share of the sequences that agree."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and the 10 % and 90 % points beside it."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Meter(NamedTuple):
+    """How a device is measured."""
+
+    seconds: Callable[[Callable[[], object]], float]
+    peak_bytes: Callable[[Callable[[], object]], int]
+    """Memory at the highest point of a call, beyond what was held before it."""
+
+
+def _cpu_seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _cpu_peak_bytes(run: Callable[[], object]) -> int:
+    """Tensor memory as torch's allocator reports it, so the same in every run.
+
+    The size of the process would depend on what earlier calls left in the heap. Buffers that a
+    library under torch allocates for itself are not in it.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        run()
+    results = None if profile.profiler is None else profile.profiler.kineto_results
+    assert results is not None
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+METERS: dict[str, Meter] = {"cpu": Meter(_cpu_seconds, _cpu_peak_bytes)}
+
+
+def compare(got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[float, float]:
+    """Largest difference among the sequences that agree, and the share of those that do.
+
+    A difference is a share of the largest value expected. NaN agrees with nothing.
+    """
+    shares = [
+        (g - w).abs().amax(dim=(0, 2)) / w.abs().max() for g, w in zip(got, want, strict=True)
+    ]
+    worst = torch.stack(shares).amax(dim=0)  # (B)
+    agree = worst <= TOLERANCE
+    return float((worst[agree] if agree.any() else worst).max()), float(agree.float().mean())
+
+
+def measure(
+    jobs: Sequence[Job],
+    meter: Meter,
+    *,
+    rounds: int,
+    expected: Callable[[], tuple[Tensor, ...]] | None = None,
+    tick: Callable[[str], None] = lambda name: None,
+) -> list[Timing]:
+    """Compare our jobs with what is expected, measure memory, then time all that agree.
+
+    `tick` hears the name of a job before each of its `runs(rounds, compared)`.
+    """
+    want = None if expected is None else expected()
+    checks: list[tuple[float, float] | None] = []
+    peaks: list[int] = []
+    for job in jobs:
+        check = None
+        if want is not None:
+            tick(job.name)
+            got = job.run()
+            check = compare(got, want) if job.ours else None
+        tick(job.name)
+        peaks.append(meter.peak_bytes(job.run))
+        checks.append(check)
+    seconds: list[list[float]] = [[] for _ in jobs]
+    for _ in range(rounds):
+        for job, check, taken in zip(jobs, checks, seconds, strict=True):
+            tick(job.name)
+            if check is None or check[1] >= AGREEING:
+                taken.append(meter.seconds(job.run))
+    return [
+        Timing(tuple(taken), peak, *(check or (None, None)))
+        for taken, peak, check in zip(seconds, peaks, checks, strict=True)
+    ]
+
+
+def runs(rounds: int, compared: bool) -> int:
+    """How often `measure` runs a job; what comes before the rounds is the warm-up."""
+    return rounds + (2 if compared else 1)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and 10-90 % points."""
+    points = torch.tensor((0.5, 0.1, 0.9), dtype=torch.float64)
+    return Spread(*torch.tensor(values, dtype=torch.float64).quantile(points).tolist())

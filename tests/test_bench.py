@@ -1,0 +1,199 @@
+"""The benchmark: the per-cell loop, the measuring, and a small run of all of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from riglstm import RigLSTM
+from riglstm.benchmark import per_cell_loop
+from riglstm.benchmark.contestants import LOOP, WORK, contestants, onednn
+from riglstm.benchmark.tables import Section, growth, rows
+from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs, spread
+from riglstm.cli.main import main
+from riglstm.scan import reference
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_views": 5, "views_per_cell": 2, "active_cells": 1, "peers_per_cell": 3},
+        {"query": "per_cell", "update_scale": 0.3, "update_bias": 1.5},
+        {"soft_update": False, "bias": False},
+        {"input_views": "split", "num_views": 3},
+        {"num_cells": 1, "num_views": 1},
+    ],
+)
+def test_per_cell_loop_equals_the_reference(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(9, 12, **{"num_cells": 4, **options}, dtype=torch.float64)
+    N, d = layer.num_cells, layer.cell_size
+    x = torch.randn(7, 3, 9, dtype=torch.float64, requires_grad=True)
+    h, c = torch.randn(2, 3, N, d, dtype=torch.float64)
+    arguments = (x, h, c, layer.weights(), layer.selection)
+    y, (h_n, c_n), active = per_cell_loop(*arguments)
+    want, (want_h, want_c), want_active = reference.scan(*arguments)
+    assert torch.equal(active, want_active)
+    for got, expected in ((y, want), (h_n, want_h), (c_n, want_c)):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    inputs = (x, *layer.parameters())
+    for got, expected in zip(
+        torch.autograd.grad(y.square().sum(), inputs),
+        torch.autograd.grad(want.square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+def test_all_our_contestants_do_the_same_work() -> None:
+    torch.manual_seed(0)
+    who = contestants(6, 8, 2, ["batched", "reference"], "cpu")
+    x = torch.randn(5, 3, 6, requires_grad=True)
+    ours = [w for w in who if w.ours]
+    assert [w.name for w in ours] == ["RigLSTM batched", "RigLSTM reference", LOOP]
+    for work in WORK.values():
+        first, *others = (work(w, x) for w in ours)
+        for other in others:
+            difference, agreeing = compare(other, first)
+            assert difference < 1e-5
+            assert agreeing == 1
+
+
+def test_streaming_gives_the_outputs_of_one_call() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 1, 6)
+    for who in contestants(6, 8, 2, ["batched"], "cpu"):
+        assert compare(WORK["streaming"](who, x), WORK["inference"](who, x))[1] == 1.0
+
+
+def test_the_two_modes_of_nn_lstm_run_with_onednn_on_and_off() -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    before = torch.backends.mkldnn.enabled
+    for enabled in (True, False):
+        with onednn(enabled):
+            assert torch.backends.mkldnn.enabled is enabled
+        assert torch.backends.mkldnn.enabled is before
+    modes = {w.name: w.onednn for w in contestants(6, 8, 2, [], "cpu") if not w.ours}
+    assert modes == {"nn.LSTM, oneDNN on": True, "nn.LSTM, oneDNN off": False}
+
+
+def test_comparing_counts_the_sequences_that_differ() -> None:
+    want = torch.ones(3, 4, 2)
+    got = want.clone()
+    got[1, 0, 0] += 1e-6
+    got[2, 1, 1] += 1
+    got[0, 2, 0] = float("nan")
+    difference, agreeing = compare((got,), (want,))
+    assert difference == pytest.approx(1e-6, rel=0.1)
+    assert agreeing == 0.5
+
+
+def fake_meter(seconds: dict[str, list[float]], order: list[str]) -> Meter:
+    """Says what a job is told to take, and writes down who ran."""
+
+    def take(run: Any) -> float:
+        order.append(run())
+        return seconds[order[-1]].pop(0)
+
+    return Meter(take, lambda run: 3_000_000)
+
+
+def named(name: str, steps: int = 1, ours: bool = False) -> Job:
+    return Job(name, lambda: name, steps, ours)  # type: ignore[arg-type, return-value]
+
+
+def test_rounds_are_interleaved() -> None:
+    order: list[str] = []
+    meter = fake_meter({"a": [1.0, 2.0], "b": [3.0, 4.0]}, order)
+    heard: list[str] = []
+    a, b = measure([named("a"), named("b")], meter, rounds=2, tick=heard.append)
+    assert order == ["a", "b", "a", "b"]
+    assert (a.seconds, b.seconds) == ((1.0, 2.0), (3.0, 4.0))
+    assert len(heard) == 2 * runs(2, compared=False)
+
+
+def test_ratios_are_taken_round_by_round_to_the_fastest_base() -> None:
+    meter = fake_meter({"slow": [9, 9, 9], "fast": [1, 2, 4], "ours": [3, 4, 12]}, [])
+    jobs = [named("slow"), named("fast"), named("ours")]
+    section = Section("t", "inference", 1, jobs, ["slow", "fast"], 3)
+    *_, ours = rows(section, meter, lambda name: None)
+    assert ours.base == "fast"
+    assert ours.ratio is not None
+    assert ours.ratio.median == 3
+    assert ours.ms is not None
+    assert ours.ms.median == 4000
+    assert ours.peak_mb == 3
+
+
+def test_a_job_that_differs_from_the_reference_is_not_timed() -> None:
+    def job(name: str, value: float) -> Job:
+        return Job(name, lambda: (torch.full((2, 4, 3), value),), 2)
+
+    def expected() -> tuple[Tensor, ...]:
+        return (torch.ones(2, 4, 3),)
+
+    right, wrong = job("right", 1.0), job("wrong", 1.1)
+    section = Section("t", "inference", 4, [right, wrong], ["right"], 2, expected)
+    good, bad = rows(section, METERS["cpu"], lambda name: None)
+    assert good.rounds == 2
+    assert bad.rounds == 0
+    assert bad.ms is None
+    assert bad.ratio is None
+    assert bad.agreeing == 0
+    assert bad.difference == pytest.approx(0.1, rel=1e-3)
+
+
+def test_growth_is_measured_a_step() -> None:
+    who = contestants(6, 8, 2, ["batched"], "cpu")[2]
+    section = growth("g", "inference", who, [torch.randn(T, 1, 6) for T in (2, 4)], 1)
+    assert [(j.name, j.steps) for j in section.jobs] == [("T = 2", 2), ("T = 4", 4)]
+    assert section.bases == ["T = 2"]
+
+
+def test_peak_memory_counts_what_is_held_at_once() -> None:
+    megabyte = 250_000
+
+    def hold_two_then_one() -> None:
+        two = [torch.empty(megabyte), torch.empty(megabyte)]
+        del two
+        torch.empty(megabyte)
+
+    assert METERS["cpu"].peak_bytes(hold_two_then_one) == 2_000_000
+
+
+def test_spread_is_the_median_and_the_outer_tenths() -> None:
+    s = spread([float(i) for i in range(11)])
+    assert (s.median, s.low, s.high) == (5, 1, 9)
+
+
+def test_the_quick_benchmark_prints_every_row_and_writes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bench.json"
+    assert main(["bench", "--device", "cpu", "--quick", "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    written = json.loads(path.read_text())
+    assert written["machine"]["torch"] == torch.__version__
+    assert written["machine"]["threads"] == torch.get_num_threads()
+    assert written["machine"]["processor"]
+    assert written["options"]["quick"] is True
+    table = written["rows"]
+    assert [(r["table"], r["work"]) for r in table if r["name"] == "per-cell loop"] == [
+        ("batch", "inference"),
+        ("batch", "training"),
+        ("stream", "streaming"),
+        ("stream", "inference"),
+    ]
+    for row in table:
+        assert row["name"] in out
+        assert row["ms"]["low"] <= row["ms"]["median"] <= row["ms"]["high"]
+        if row["name"] == row["base"]:
+            assert row["ratio"]["median"] == 1
+        if row["table"] != "growth":
+            assert row["name"].startswith("nn.LSTM") or row["agreeing"] == 1
+    assert {r["T"] for r in table if r["table"] == "growth"} == {4, 8}
