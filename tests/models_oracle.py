@@ -66,8 +66,8 @@ def rmc_step(x: Array, M: Array, p: dict[str, Array], heads: int) -> Array:
     return new
 
 
-def rmc(x: Array, p: dict[str, Array], S: int, heads: int) -> Array:
-    """A sequence x (T, B, D) from the start memory to outputs (T, B, S·m)."""
+def rmc(x: Array, p: dict[str, Array], S: int, heads: int, start: Array | None = None) -> Array:
+    """A sequence x (T, B, D), from `start` (B, S·m) or its own, to outputs (T, B, S·m)."""
     T, B, _ = x.shape
     m = len(p["b"])
     out = np.zeros((T, B, S * m))
@@ -75,6 +75,8 @@ def rmc(x: Array, p: dict[str, Array], S: int, heads: int) -> Array:
         M = np.zeros((S, m))
         for s in range(min(S, m)):
             M[s, s] = 1.0
+        if start is not None:
+            M = start[b].reshape(S, m)
         for t in range(T):
             M = rmc_step(x[t, b], M, p, heads)
             out[t, b] = M.reshape(-1)
@@ -96,13 +98,13 @@ def entnet_step(x: Array, h: Array, p: dict[str, Array]) -> Array:
     return new
 
 
-def entnet(x: Array, p: dict[str, Array]) -> Array:
-    """A sequence x (T, B, D), from slots that start as their keys, to outputs (T, B, N·d)."""
+def entnet(x: Array, p: dict[str, Array], start: Array | None = None) -> Array:
+    """A sequence x (T, B, D), from `start` (B, N·d) or the slots' keys, to outputs (T, B, N·d)."""
     T, B, _ = x.shape
     N, d = p["w"].shape
     out = np.zeros((T, B, N * d))
     for b in range(B):
-        h = p["w"].copy()
+        h = p["w"].copy() if start is None else start[b].reshape(N, d)
         for t in range(T):
             h = entnet_step(x[t, b], h, p)
             out[t, b] = h.reshape(-1)

@@ -2,7 +2,9 @@
 
 Shapes: T steps, B samples, N cells of size d, S slots beside the null slot, M heads. Weights are
 for column vectors: an input map W_k[s] (M, d_k, D_s), a map per cell C_k (N, M, d_k, d). Gates are
-in the order i, f, g, o. Dropout is off.
+in the order i, f, g, o. Dropout is off, unless the weights hold factors for it: `drop_u` (N, M·d_v)
+on what a cell takes in and `drop_update` (N, d) on F a_j + b_f of the original; `drop_views` (N, 2)
+and `drop_peers` (N, M, N) on the weights of dido's attentions.
 
 `held` (T, B, N, d): what the communication reads of a cell that sleeps, in place of its candidate.
 With the candidates of another run it makes the gradient mask visible to finite differences: the
@@ -64,7 +66,8 @@ def attend(h: Array, p: Weights, asks: Array) -> tuple[Array, Array]:
                 k = p["C_k"][i, m] @ h[i]
                 s[i] = q @ k / np.sqrt(len(k))
             weights[j, m] = softmax(s)
-            a[j][m] = sum(weights[j, m, i] * (p["C_v"][i, m] @ h[i]) for i in range(N))
+            used = weights[j, m] * p["drop_peers"][j, m] if "drop_peers" in p else weights[j, m]
+            a[j][m] = sum(used[i] * (p["C_v"][i, m] @ h[i]) for i in range(N))
     return np.array([np.concatenate(heads) for heads in a]), weights
 
 
@@ -90,7 +93,8 @@ def original(
 
     h_tilde, c_tilde = np.zeros_like(h), np.zeros_like(c)
     for j in range(N):
-        h_tilde[j], c_tilde[j] = lstm(u[j].reshape(-1), h[j], c[j], p, j)
+        taken = u[j].reshape(-1) * p["drop_u"][j] if "drop_u" in p else u[j].reshape(-1)
+        h_tilde[j], c_tilde[j] = lstm(taken, h[j], c[j], p, j)
     read = h_tilde.copy()
     if held is not None:
         read[~active] = held[~active]
@@ -98,8 +102,10 @@ def original(
     h_next, c_next = h.copy(), c.copy()
     for j in range(N):
         if active[j]:
-            gate, update = sigmoid(p["G"] @ a[j] + p["b_g"]), np.tanh(p["F"] @ a[j] + p["b_f"])
-            h_next[j], c_next[j] = h_tilde[j] + gate * update, c_tilde[j]
+            gate, update = sigmoid(p["G"] @ a[j] + p["b_g"]), p["F"] @ a[j] + p["b_f"]
+            if "drop_update" in p:
+                update = update * p["drop_update"][j]
+            h_next[j], c_next[j] = h_tilde[j] + gate * np.tanh(update), c_tilde[j]
     return {
         **{"h": h_next, "c": c_next, "active": active, "candidates": h_tilde},
         **{"views": views.mean(axis=1), "peers": peers.mean(axis=1)},
@@ -125,7 +131,8 @@ def dido(
     h_tilde, c_tilde = np.zeros_like(h), np.zeros_like(c)
     for j in range(N):
         views[j] = softmax(scores[j])
-        u = (views[j, 0] * values[0] + views[j, 1] * values[1]) * active[j]
+        used = views[j] * p["drop_views"][j] if "drop_views" in p else views[j]
+        u = (used[0] * values[0] + used[1] * values[1]) * active[j]
         h_tilde[j], c_tilde[j] = lstm(u, h[j], c[j], p, j)
     read = h_tilde.copy()
     if held is not None:

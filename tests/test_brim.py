@@ -18,6 +18,7 @@ from test_rim import (
     check_compiled_step,
     check_gradients,
     compiles,
+    known_dropout,
     ops_of_a_step,
     oracle_weights,
     random,
@@ -37,7 +38,11 @@ def a_brim(gen: torch.Generator, D: int = 5, H: int = 8, **options: Any) -> BRIM
 
 
 def run_oracle(
-    model: BRIM, x: Tensor, state: State, held: tuple[np.ndarray, np.ndarray] | None = None
+    model: BRIM,
+    x: Tensor,
+    state: State,
+    held: tuple[np.ndarray, np.ndarray] | None = None,
+    weights: tuple[rim_oracle.Weights, rim_oracle.Weights] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     N = model.num_cells
     h, c = (
@@ -47,7 +52,7 @@ def run_oracle(
         )
         for s in state
     )
-    p = oracle_weights(model.lower), oracle_weights(model.upper)
+    p = weights or (oracle_weights(model.lower), oracle_weights(model.upper))
     K_a = model.active_cells[0], model.active_cells[1]
     return rim_oracle.run_brim(x.detach().numpy(), h, c, p, K_a, held)
 
@@ -399,8 +404,11 @@ def test_presets_have_the_specifications_parameters(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_stored_parameter_learns(preset: str) -> None:
-    model = BRIM(6, 24, **PRESETS[preset])
-    model(torch.randn(12, 8, 6))[0].square().sum().backward()
+    gen = seeded(16)
+    model = BRIM(6, 24, dtype=torch.float64, **PRESETS[preset])
+    scramble(model, gen)
+    # From random states, so that every cell of both layers wakes in some sample of the first step.
+    model(random(gen, 4, 32, 6), a_state(gen, model, 32))[0].square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad.unsqueeze(0)
@@ -423,6 +431,34 @@ def test_reset_parameters_draws_every_parameter_anew() -> None:
     model.reset_parameters()
     for old, new in zip(before, model.parameters(), strict=True):
         assert (old != new).all()
+
+
+def test_the_presets_are_the_authors_two_set_ups() -> None:
+    assert PRESETS == {
+        "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
+        "cifar": {"num_cells": (6, 6), "active_cells": (4, 4), "input_heads": 1, "key_size": 32},
+    }
+
+
+def test_the_default_dropout_is_a_tenth_in_both_layers() -> None:
+    model = BRIM(5, 12)
+    for layer in (model.lower, model.upper):
+        assert layer.dropout == layer.communication.dropout == 0.1
+
+
+def test_dropout_falls_on_what_cells_take_in_and_before_the_tanh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gen = seeded(17)
+    model = a_brim(gen, dropout=0.3, num_cells=(4, 2)).train()
+    mask = known_dropout(monkeypatch)
+    x, state = random(gen, 3, 2, 5), a_state(gen, model, 2)
+    layers = []
+    for layer, (N, d) in ((model.lower, (4, 2)), (model.upper, (2, 4))):
+        p = oracle_weights(layer)
+        layers.append(p | {"drop_u": mask(N, 4 * d), "drop_update": mask(N, d)})
+    want = run_oracle(model, x, state, weights=(layers[0], layers[1]))
+    same(model(x, state)[0], want[1]["h"].reshape(3, 2, -1))
 
 
 def test_the_default_is_the_mnist_preset() -> None:
@@ -448,7 +484,7 @@ def test_the_default_is_the_mnist_preset() -> None:
         ({"key_size": 0}, r"key_size must be a whole number of at least 1, got 0"),
         ({"comm_heads": 0}, r"comm_heads must be a whole number of at least 1, got 0"),
         ({"comm_size": 0}, r"comm_size must be a whole number of at least 1, got 0"),
-        ({"dropout": -0.1}, r"dropout must be a probability in \[0, 1\], got -0.1; use 0 for none"),
+        ({"dropout": -0.1}, r"dropout must be a probability in \[0, 1\], got -0.1"),
     ],
 )
 def test_errors_say_expected_got_and_the_way_out(options: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import models_oracle as oracle
 from riglstm.models.entnet import EntNet
@@ -33,6 +34,25 @@ def test_it_equals_the_numpy_version(T: int, B: int, D: int, N: int, d: int) -> 
     output, (state,) = model(x)
     np.testing.assert_allclose(output.detach().numpy(), expected, rtol=0, atol=1e-10)
     np.testing.assert_allclose(state[0].detach().numpy(), expected[-1], rtol=0, atol=1e-10)
+    start = torch.randn(1, B, N * d, dtype=torch.float64)
+    expected = oracle.entnet(x.numpy(), p, start[0].numpy())
+    output, _ = model(x, (start,))
+    np.testing.assert_allclose(output.detach().numpy(), expected, rtol=0, atol=1e-10)
+
+
+def test_gradcheck_from_a_given_state() -> None:
+    torch.manual_seed(0)
+    model = EntNet(4, 12, num_slots=3, dtype=torch.float64)
+    x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    start = torch.randn(1, 2, 12, dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in model.named_parameters()]
+
+    def run(x: Tensor, start: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+        replaced = dict(zip(names, values, strict=True))
+        y, (state,) = torch.func.functional_call(model, replaced, (x, (start,)))
+        return y, state
+
+    assert torch.autograd.gradcheck(run, (x, start, *model.parameters()), fast_mode=True)
 
 
 def test_slots_have_unit_length() -> None:
@@ -88,6 +108,15 @@ def test_start_values_have_a_spread_of_a_tenth_and_slopes_of_one() -> None:
     assert torch.equal(model.slope, torch.ones(100))
     for name in ("weight_in", "keys", "weight_state", "weight_input", "weight_key"):
         assert abs(getattr(model, name).std().item() - 0.1) < 0.01
+    # Both biases are drawn like all else; they are short, so the spread is that of many draws.
+    for name in ("bias_gate", "bias"):
+        draws = []
+        for _ in range(40):
+            model.reset_parameters()
+            draws.append(getattr(model, name).detach().clone())
+        drawn = torch.cat(draws)
+        assert abs(drawn.std().item() - 0.1) < 0.02, name
+        assert abs(drawn.mean().item()) < 0.02, name
 
 
 @pytest.mark.parametrize(
@@ -99,5 +128,7 @@ def test_parameters_at_the_papers_sizes(D: int, N: int, d: int, count: int) -> N
 
 
 def test_slots_that_do_not_share_the_width_evenly_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"multiple of num_slots = 6, got 20"):
+    with pytest.raises(
+        ValueError, match=r"multiple of num_slots = 6, got 20; take hidden_size=18 or 24"
+    ):
         EntNet(5, 20)

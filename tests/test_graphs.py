@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from riglstm import graphs
-from riglstm.models import MODELS, build
+from riglstm.models import MODELS, build, options_of
 
 T, B, D, H = 5, 3, 10, 24
 
@@ -46,11 +46,13 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., graphs.Graphed]:
     return lambda core, x, warmup=1: graphs.Graphed(core, x, warmup)
 
 
-def models(name: str) -> tuple[Any, Any]:
-    """Two equal models in training mode, without dropout."""
+def models(name: str, **options: Any) -> tuple[Any, Any]:
+    """Two equal models in training mode, without dropout if not said otherwise."""
     torch.manual_seed(0)
-    options = {"dropout": 0.0} if name in ("rim", "brim", "transformer") else {}
-    model, other = (build(name, D, H, dtype=torch.float64, **options) for _ in range(2))
+    quiet = {"dropout": 0.0} if "dropout" in options_of(name) else {}
+    model, other = (
+        build(name, D, H, **{"dtype": torch.float64, **quiet, **options}) for _ in range(2)
+    )
     other.load_state_dict(model.state_dict())
     return model, other
 
@@ -88,14 +90,89 @@ def test_outputs_and_gradients_equal_the_cores_own(
     compare(core, capture(core, batch(0)), twin)
 
 
-# torch, when the first product of a process runs in the backward thread.
-@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+# torch, when the first product of a process runs in the backward thread; the compiler, which asks
+# carried states, which are no leaves, for their gradient, advises faster products, and loads parts
+# of torch that torch has given up.
+on_a_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is depr:DeprecationWarning"),
+]
+
+
+def marked(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of the capture itself."""
+    for mark in on_a_gpu:
+        test = mark(test)
+    return test
+
+
+@marked
 @pytest.mark.parametrize("name", MODELS)
 def test_a_captured_core_equals_the_core_on_a_gpu(name: str) -> None:
     core, twin = (model.cuda() for model in models(name))
     compare(core, graphs.graphed(core, batch(0, "cuda")), twin, "cuda")
+
+
+def train(captured: Any, core: Any, seed: int) -> tuple[Tensor, ...]:
+    """Output and gradients of a pass whose draws follow from the seed."""
+    torch.manual_seed(seed)
+    core.zero_grad(set_to_none=True)
+    y, _ = captured(batch(1, "cuda"))
+    y.square().sum().backward()
+    return y.detach(), *(p.grad for p in core.parameters() if p.grad is not None)
+
+
+@marked
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rim", {"dropout": 0.5}),
+        ("rim", {"dropout": 0.5, "compile_step": True}),
+        ("transformer", {"dropout": 0.5}),
+        ("riglstm", {"variant": "rand_cells"}),
+    ],
+)
+def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
+    name: str, options: dict[str, Any]
+) -> None:
+    core = models(name, **options)[0].cuda()
+    captured = graphs.graphed(core, batch(0, "cuda"))
+    first, again, other = (train(captured, core, seed) for seed in (3, 3, 4))
+    for a, b in zip(first, again, strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(first[0], other[0])
+    y = captured(batch(1, "cuda"))[0].detach()
+    assert not torch.equal(captured(batch(1, "cuda"))[0], y)
+
+
+@marked
+@pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
+def test_a_captured_compiled_step_equals_the_core_on_a_gpu(name: str) -> None:
+    core, twin = models(name, compile_step=True)[0].cuda(), models(name)[0].cuda()
+    compare(core, graphs.graphed(core, batch(0, "cuda")), twin, "cuda")
+
+
+@marked
+@pytest.mark.parametrize("name", ["lstm", "rmc", "riglstm"])
+def test_the_capture_keeps_bf16_autocast_on_a_gpu(name: str) -> None:
+    core, twin = (model.cuda() for model in models(name, dtype=torch.float32))
+    x = batch(0, "cuda").float().detach()
+    with torch.autocast("cuda", torch.bfloat16):
+        captured = graphs.graphed(core, x)
+    # As in a capture: with remembered casts, the steps' gradients would add up in bf16.
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        expected, _ = twin(x)
+    output, _ = captured(x)
+    assert torch.equal(output, expected)
+    assert not torch.equal(twin(x)[0], expected)
+    for y in (output, expected):
+        y.float().square().sum().backward()
+    for p, q in zip(core.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
 
 
 def test_new_weights_are_seen(capture: Callable[..., graphs.Graphed]) -> None:
@@ -146,8 +223,53 @@ def test_what_was_not_captured_is_refused(capture: Callable[..., graphs.Graphed]
     with pytest.raises(ValueError, match="the input requires a gradient, the captured one did not"):
         captured(batch(1))
     core.eval()
-    with pytest.raises(ValueError, match="captured with training=True, got training=False"):
+    with pytest.raises(ValueError, match="captured in training mode, and is in eval mode now"):
         captured(batch(1).detach())
+
+
+def test_a_second_backward_through_one_pass_is_refused(
+    capture: Callable[..., graphs.Graphed],
+) -> None:
+    core, _ = models("entnet")
+    captured = capture(core, batch(0))
+    y, state = captured(batch(1))
+    y.sum().backward(retain_graph=True)
+    before = core.keys.grad.clone()
+    for again in (y, state[0]):
+        with pytest.raises(RuntimeError, match=r"expected one backward through pass 1, got a sec"):
+            again.sum().backward(retain_graph=True)
+    assert torch.equal(core.keys.grad, before)
+    captured(batch(1))[0].sum().backward()
+
+
+def test_what_cannot_be_trained_is_not_captured(capture: Callable[..., graphs.Graphed]) -> None:
+    core, _ = models("entnet")
+    with pytest.raises(ValueError, match=r"expected a core in training mode, got one in eval"):
+        capture(core.eval(), batch(0))
+    core.train().requires_grad_(False)
+    with pytest.raises(ValueError, match=r"parameters or an input that require a gradient, got no"):
+        capture(core, batch(0).detach())
+    x = batch(1)
+    capture(core, batch(0))(x)[0].sum().backward()
+    assert x.grad is not None
+
+
+def test_parameters_that_moved_or_froze_are_refused(
+    capture: Callable[..., graphs.Graphed],
+) -> None:
+    core, _ = models("entnet")
+    captured = capture(core, batch(0))
+    for freeze in (core.keys, core.slope):
+        freeze.requires_grad_(False)
+        with pytest.raises(ValueError, match=r"frozen or unfrozen since; capture the core anew"):
+            captured(batch(1))
+        freeze.requires_grad_()
+    captured(batch(1))
+    held, core.bias.data = core.bias.data, core.bias.data.clone()
+    with pytest.raises(ValueError, match=r"moved in memory, .*; capture the core anew"):
+        captured(batch(1))
+    core.bias.data = held
+    captured(batch(1))
 
 
 def test_a_learned_start_gets_its_gradient(capture: Callable[..., graphs.Graphed]) -> None:

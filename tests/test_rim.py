@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rim_oracle
+from riglstm.models import blocks
 from riglstm.models.base import State
 from riglstm.models.rim import RIM, DidoCell, RIMCell
 
@@ -89,10 +91,14 @@ def oracle_weights(cell: RIMCell | DidoCell) -> rim_oracle.Weights:
 
 
 def run_oracle(
-    model: RIM, x: Tensor, state: State, held: np.ndarray | None = None
+    model: RIM,
+    x: Tensor,
+    state: State,
+    held: np.ndarray | None = None,
+    weights: rim_oracle.Weights | None = None,
 ) -> dict[str, np.ndarray]:
     h, c = (s[0].detach().unflatten(1, (model.num_cells, -1)).numpy() for s in state)
-    p = oracle_weights(model.cell)
+    p = weights or oracle_weights(model.cell)
     return rim_oracle.run(x.detach().numpy(), h, c, p, model.active_cells, model.kind, held)
 
 
@@ -118,6 +124,22 @@ def check_gradients(
                 side.append(oracle_loss())
             values[i] = at
             assert abs((side[0] - side[1]) / (2 * step) - slopes[i].item()) < FD_TOL
+
+
+def known_dropout(monkeypatch: pytest.MonkeyPatch) -> Callable[..., np.ndarray]:
+    """Dropout at 0.3 by a mask that the shape of a sample decides; the mask as a function of it."""
+
+    def mask(*shape: int) -> np.ndarray:
+        kept: np.ndarray = np.random.default_rng(shape).random(shape) > 0.3
+        kept.flat[0] = False
+        return kept / 0.7
+
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+        assert (p, training) == (0.3, True)
+        return x * torch.as_tensor(mask(*x.shape[1:]))
+
+    monkeypatch.setattr(F, "dropout", dropout)
+    return mask
 
 
 # The compiler asks carried states, which are no leaves, whether they have a gradient.
@@ -263,6 +285,33 @@ def test_the_cells_with_the_largest_scores_wake(cell: str) -> None:
     assert len(set(map(tuple, trace.active.flatten(0, 1).tolist()))) > 2
 
 
+def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
+    """The gain of each is below the rounding of its null weight, float32's 1."""
+    model = RIM(1, 4, num_cells=4, active_cells=1, key_size=1)
+    assert isinstance(model.cell, RIMCell)
+    scores = torch.tensor([-60.0, -50.0, -40.0, -20.0])
+    with torch.no_grad():
+        model.cell.input_attention.query.weight.copy_(scores.view(4, 1, 1))
+        model.cell.input_attention.keys[0].fill_(1)
+    (trace,) = model.trace(torch.ones(1, 1, 1), (torch.ones(1, 1, 4), torch.zeros(1, 1, 4)))
+    assert trace.view_scores is not None
+    assert trace.views is not None
+    assert trace.active is not None
+    assert torch.equal(trace.view_scores[0, 0, :, 1], scores)
+    assert (trace.views[0, 0, :, 0] == 1).all()
+    assert trace.active[0, 0].tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_cells_are_ranked_by_the_null_slots_mean_weight_over_heads(sign: int) -> None:
+    s = F.pad(3 * random(seeded(16), 50, 5, 4, 2), (1, 0))
+    odds, p = blocks.log_odds(s), s.softmax(dim=3)[..., 0].mean(dim=2)
+    assert (odds - ((1 - p) / p).log()).abs().max() < TOL
+    # Far out the largest exponent is all that is left, whichever head and slot it is in.
+    far = blocks.log_odds(sign * torch.tensor([[[[0.0, 200.0, 100.0], [0.0, 300.0, 50.0]]]]))
+    assert far.item() == pytest.approx(200.0 if sign > 0 else -50.0, abs=2)
+
+
 def test_dido_ranks_by_the_score_of_the_input_not_by_its_weight() -> None:
     gen = seeded(4)
     model = a_rim(gen, cell="dido")
@@ -388,6 +437,31 @@ def test_dropout_acts_in_training_only(cell: str) -> None:
     model.train()
     assert not torch.equal(model(x, state)[0], want)
     assert not torch.equal(model(x, state)[0], model(x, state)[0])
+
+
+@both_cells
+def test_dropout_falls_where_the_specification_has_it(
+    cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Original: on u, and before the communication's tanh; dido: on both attentions' weights."""
+    gen = seeded(15)
+    model = a_rim(gen, cell=cell, dropout=0.3, comm_heads=2).train()
+    mask = known_dropout(monkeypatch)
+    x, state = random(gen, 3, 2, 5), a_state(gen, model, 2)
+    drops = {
+        "original": {"drop_u": mask(4, 12), "drop_update": mask(4, 3)},
+        "dido": {"drop_views": mask(4, 2), "drop_peers": mask(4, 2, 4)},
+    }
+    want = run_oracle(model, x, state, weights=oracle_weights(model.cell) | drops[cell])
+    same(model(x, state)[0], want["h"].reshape(3, 2, -1))
+
+
+@both_cells
+def test_the_default_dropout_is_a_tenth(cell: str) -> None:
+    model = RIM(5, 24, cell=cell)
+    assert model.cell.dropout == 0.1
+    if isinstance(model.cell, RIMCell):
+        assert model.cell.communication.dropout == 0.1
 
 
 @both_cells
@@ -558,8 +632,11 @@ def test_the_dido_cell_has_the_specifications_parameters(
 
 @pytest.mark.parametrize(("cell", "comm_size"), [("original", 16), ("original", 32), ("dido", 32)])
 def test_every_stored_parameter_learns(cell: str, comm_size: int) -> None:
-    model = RIM(6, 24, cell=cell, comm_size=comm_size)
-    model(torch.randn(12, 8, 6))[0].square().sum().backward()
+    gen = seeded(17)
+    model = RIM(6, 24, cell=cell, comm_size=comm_size, dtype=torch.float64)
+    scramble(model, gen)
+    # From random states, so that every cell wakes in some sample of the first step.
+    model(random(gen, 4, 32, 6), a_state(gen, model, 32))[0].square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad.unsqueeze(0)
@@ -579,7 +656,7 @@ def test_every_stored_parameter_learns(cell: str, comm_size: int) -> None:
         ({"key_size": 0}, r"key_size must be a whole number of at least 1, got 0"),
         ({"comm_heads": 0}, r"comm_heads must be a whole number of at least 1, got 0"),
         ({"comm_size": 1.5}, r"comm_size must be a whole number of at least 1, got 1.5"),
-        ({"dropout": 1.5}, r"dropout must be a probability in \[0, 1\], got 1.5; use 0 for none"),
+        ({"dropout": 1.5}, r"dropout must be a probability in \[0, 1\], got 1.5"),
         ({"dropout": True}, r"dropout must be a probability in \[0, 1\], got True"),
     ],
 )

@@ -106,6 +106,12 @@ def test_trace_shows_the_attention_of_every_layer_and_head() -> None:
     torch.testing.assert_close(traces[1].output, z.transpose(0, 1))
 
 
+def test_the_default_dropout_is_a_tenth() -> None:
+    model = Transformer(5, 16)
+    assert model.dropout == 0.1
+    assert [layer.dropout for layer in model.layers] == [0.1] * 4
+
+
 def test_dropout_acts_in_training_only() -> None:
     torch.manual_seed(0)
     model, x = Transformer(5, 16, num_layers=1, dropout=0.5), torch.randn(6, 2, 5)
@@ -125,8 +131,8 @@ def test_parameters_at_the_specified_size() -> None:
 @pytest.mark.parametrize(
     ("hidden", "options", "message"),
     [
-        (20, {}, "multiple of num_heads = 8, got 20"),
-        (15, {"num_heads": 3}, "must be even, as positions are pairs"),
+        (20, {}, "multiple of num_heads = 8, got 20; take hidden_size=16 or 24"),
+        (15, {"num_heads": 3}, "must be even, as positions are pairs.*take hidden_size=18"),
         (16, {"dropout": 1.5}, r"dropout must be a probability in \[0, 1\], got 1.5"),
         (16, {"num_layers": 0}, "num_layers must be a whole number of at least 1, got 0"),
     ],

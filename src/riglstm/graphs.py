@@ -2,7 +2,7 @@
 
 A step of a recurrent model is many small kernels; started one by one from Python, a GPU waits for
 most of them. A captured graph starts them all at once. What it costs: shapes are fixed, inputs are
-copied into the graph's own memory, and only the last forward pass can be differentiated.
+copied into the graph's own memory, and only the last forward pass can be differentiated, once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Trainable(Core, Protocol):
 
 
 def graphed(core: Trainable, example_x: Tensor, *, warmup: int = 3) -> Graphed:
-    """Capture a core's forward and backward pass for inputs like `example_x`, on a GPU.
+    """Capture a core's training step, forward and backward, for inputs like `example_x`, on a GPU.
 
     Called like the core, `output, state = graphed(core, x)(x, state)`, with its present
     parameters, and differentiated like it; gradients may be accumulated. The capture holds for the
     shape, dtype and device of `example_x`, whose requires_grad says whether gradients of the input
-    are wanted, for the core's present mode (training or not), and under the autocast that is
-    active now. A core built with compile_step=True is compiled before it is captured.
+    are wanted, and under the autocast that is active now. The core must be in training mode, and
+    its parameters stay where they are, frozen or not as they are. A core built with
+    compile_step=True is compiled before it is captured.
 
     Nothing in the core's forward or backward pass may wait for the GPU (`.item()`, shapes that
     depend on data). `warmup`: passes before the capture, in which compilers and libraries settle.
@@ -70,16 +71,29 @@ class Graphed:
     """Where the recorded backward pass starts from."""
 
     def __init__(self, core: Trainable, example_x: Tensor, warmup: int) -> None:
-        self.core, self.training = core, core.training
+        if not core.training:
+            raise ValueError(
+                "a training step is captured: expected a core in training mode, got one in eval "
+                "mode; call core.train(), or call the core itself"
+            )
+        self.core = core
         self.batch = example_x.shape[0 if core.batch_first else 1]
         self.runs = 0
         """Forward passes so far: activations are those of the last."""
+        self.spent = 0
+        """The last pass that was differentiated: its activations are gone."""
         # Gradients of the state are always there: a start may be learned, or carried on.
         self.x = example_x.detach().clone().requires_grad_(example_x.requires_grad)
         self.state = tuple(
             s.detach().clone().requires_grad_() for s in core.initial_state(self.batch)
         )
         self.parameters = tuple(p for p in core.parameters() if p.requires_grad)
+        if not self.parameters and not self.x.requires_grad:
+            raise ValueError(
+                "a training step is captured: expected parameters or an input that require a "
+                "gradient, got none; unfreeze some, or call the core itself"
+            )
+        self.places = _places(core)
         self.learned = tuple(t for t in (self.x, *self.state, *self.parameters) if t.requires_grad)
         # Casts that autocast remembers from before the capture would not be repeated by it.
         self.autocast = torch.autocast(
@@ -96,10 +110,15 @@ class Graphed:
 
     def __call__(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The core's forward pass; the results are the caller's to keep."""
-        if self.core.training != self.training:
+        if not self.core.training:
             raise ValueError(
-                f"the core was captured with training={self.training}, "
-                f"got training={self.core.training}; call the core itself, or capture it anew"
+                "the core was captured in training mode, and is in eval mode now; "
+                "call the core itself, or core.train() first"
+            )
+        if _places(self.core) != self.places:
+            raise ValueError(
+                "the core's parameters must be as captured, got some that have moved in memory, "
+                "or that were frozen or unfrozen since; capture the core anew"
             )
         state = self.core.initial_state(self.batch) if state is None else state
         if _forms(x, *state) != _forms(self.x, *self.state):
@@ -124,6 +143,8 @@ class Graphed:
                 self.output_grads = tuple(torch.zeros_like(o) for o in self._forward())
                 self._backward()
         torch.cuda.current_stream().wait_stream(stream)
+        # An autograd graph that is still there would lend its nodes, and their stream, to the next.
+        del self.outputs
 
     def _forward(self) -> tuple[Tensor, ...]:
         with torch.enable_grad(), self.autocast:
@@ -158,6 +179,13 @@ class _Replay(torch.autograd.Function):
                 f"backward through pass {graphed.runs}, got pass {ctx.run}; call backward before "
                 "the next forward pass, or capture the core once for each"
             )
+        if ctx.run == graphed.spent:
+            raise RuntimeError(
+                "the captured backward pass uses up the activations: expected one backward "
+                f"through pass {ctx.run}, got a second; add the losses up before backward, or "
+                "call the core itself"
+            )
+        graphed.spent = ctx.run
         for own, grad in zip(graphed.output_grads, grads, strict=True):
             own.copy_(grad)
         graphed.backward_pass.replay()
@@ -167,6 +195,11 @@ class _Replay(torch.autograd.Function):
             _copy(next(found)) if t.requires_grad else None
             for t in (graphed.x, *graphed.state, *graphed.parameters)
         )
+
+
+def _places(core: Trainable) -> tuple[tuple[int, bool], ...]:
+    """Where the parameters are, and whether they learn: what a replay takes for granted."""
+    return tuple((p.data_ptr(), p.requires_grad) for p in core.parameters())
 
 
 def _copy(grad: Tensor | None) -> Tensor | None:

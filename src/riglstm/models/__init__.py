@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from riglstm.layer import RigLSTM
 from riglstm.models.brim import BRIM
 from riglstm.models.entnet import EntNet
 from riglstm.models.gridlstm import GridLSTM
@@ -37,7 +39,22 @@ def build(name: str, input_size: int, hidden_size: int, **options: Any) -> nn.Mo
     """The model of that name; options are the keyword arguments of its class."""
     if name not in MODELS:
         raise ValueError(f"the model must be one of {', '.join(MODELS)}, got {name!r}")
+    known = options_of(name)
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"{option!r} is no option of the model {name!r}; it takes {', '.join(known)}"
+            )
     return MODELS[name](input_size, hidden_size, **options)
 
 
-__all__ = ["MODELS", "build"]
+def options_of(name: str) -> tuple[str, ...]:
+    """The options that `build` takes for a model."""
+    names = dict.fromkeys(inspect.signature(MODELS[name]).parameters)
+    if MODELS[name] is Rig:
+        del names["options"]
+        names |= dict.fromkeys(inspect.signature(RigLSTM).parameters)
+    return tuple(n for n in names if n not in ("input_size", "hidden_size"))
+
+
+__all__ = ["MODELS", "build", "options_of"]

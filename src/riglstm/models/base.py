@@ -5,13 +5,14 @@ Shapes: T steps, B sequences, D input features, N cells of size d.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from riglstm.checks import check_input
+from riglstm.autocast import product_dtype
+from riglstm.checks import check_dtype, check_input, check_switch, check_tensor
 
 State: TypeAlias = tuple[Tensor, ...]
 """Tensors with the batch on dimension 1, so that a state can be cut and joined by sequence."""
@@ -36,8 +37,13 @@ class Core(Protocol):
         """Run a sequence."""
 
 
-class Stepping(Protocol):
+class Stepping(Core, Protocol):
     """A model that has a step."""
+
+    training: bool
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Its parameters."""
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """See `Step`."""
@@ -67,36 +73,45 @@ class Trace(NamedTuple):
     layer: int = 0
 
 
-def step_of(model: Stepping, compile_step: bool) -> Step:
-    """The model's step, or with `compile_step` one that is compiled when it is first called.
+class CompiledSteps:
+    """A model's step through torch.compile, once for each kind of call, when it is first made.
 
-    To be kept by the model as an attribute: a copy or a pickle of the model then has its own.
+    The compiler counts recompilations per code object, and gives up after some: with one object
+    for all, calls of other kinds would use up this one's. Each kind meets two batch sizes at the
+    most before the compiler takes the batch for a variable.
+
+    To be kept by the model as an attribute. The model is not kept here but given to each call, so
+    that a shallow copy (nn.DataParallel makes them) runs itself; a deep copy or a pickle of the
+    model compiles anew.
     """
-    return _CompiledStep(model) if compile_step else model.step
 
+    def __init__(self) -> None:
+        self.steps: dict[Hashable, Callable[[Stepping, Tensor, State], tuple[Tensor, State]]] = {}
 
-class _CompiledStep:
-    """A step compiled on first use; copied and pickled as what it was before that."""
+    def of(self, model: Stepping) -> Step:
+        """The step of a model, as it is now."""
+        learns = tuple(p.requires_grad for p in model.parameters())
+        mode = (model.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), learns)
 
-    def __init__(self, model: Stepping) -> None:
-        self.model = model
-        self.compiled: Step | None = None
+        def step(x: Tensor, state: State) -> tuple[Tensor, State]:
+            tensors = tuple((t.dtype, t.device, t.requires_grad) for t in (x, *state))
+            kind = (mode, tensors, product_dtype(x.device, state[0].dtype), len(x) == 1)
+            if kind not in self.steps:
+                self.steps[kind] = _compile()
+            return self.steps[kind](model, x, state)
 
-    def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        if self.compiled is None:
-            step = self.model.step
-
-            def run(x: Tensor, state: State) -> tuple[Tensor, State]:
-                return step(x, state)
-
-            # The compiler counts recompilations per code object, and gives up after some: with one
-            # object for all models, those of other sizes would use up this one's.
-            run.__code__ = run.__code__.replace()
-            self.compiled = torch.compile(run, fullgraph=True)
-        return self.compiled(x, state)
+        return step
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "compiled": None}
+        return {"steps": {}}
+
+
+def _compile() -> Callable[[Stepping, Tensor, State], tuple[Tensor, State]]:
+    def run(model: Stepping, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return model.step(x, state)
+
+    run.__code__ = run.__code__.replace()
+    return torch.compile(run, fullgraph=True)
 
 
 def unroll(step: Step, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -116,14 +131,15 @@ def prepare(core: Core, x: Tensor, state: State | None) -> tuple[Tensor, State]:
     check_input(x, core.input_size, start[0])
     if state is None:
         return x, start
-    check_state(state, start)
-    return x, state
+    return x, check_state(state, start)
 
 
-def run(core: Core, step: Step, x: Tensor, state: State | None) -> tuple[Tensor, State]:
-    """`forward` of a model that is nothing but its step."""
+def run(
+    core: Stepping, compiled: CompiledSteps | None, x: Tensor, state: State | None
+) -> tuple[Tensor, State]:
+    """`forward` of a model that is nothing but its step, which may be compiled."""
     x, state = prepare(core, x, state)
-    y, state = unroll(step, x, state)
+    y, state = unroll(core.step if compiled is None else compiled.of(core), x, state)
     return y.transpose(0, 1) if core.batch_first else y, state
 
 
@@ -137,8 +153,17 @@ def summary(core: Core, output: Tensor) -> Tensor:
     return output.select(time, -1) if core.streaming else output.mean(dim=time)
 
 
+def check_options(batch_first: bool, dtype: torch.dtype | None, compile_step: bool = False) -> None:
+    """The options that models have in common."""
+    check_switch("batch_first", batch_first)
+    check_switch("compile_step", compile_step)
+    if dtype is not None:
+        check_dtype(dtype)
+
+
 def check_sequence(x: Tensor, input_size: int, batch_first: bool) -> None:
     """A batch of sequences fits the model."""
+    check_tensor("the input", x)
     shape = "(B, T, D)" if batch_first else "(T, B, D)"
     if x.dim() != 3 or x.shape[2] != input_size:
         raise ValueError(
@@ -153,17 +178,24 @@ def check_sequence(x: Tensor, input_size: int, batch_first: bool) -> None:
 
 
 def check_multiple(hidden_size: int, name: str, parts: int) -> None:
-    """The parts of a model share its width evenly."""
+    """The parts of a model share its width evenly: `checks.check_divides` for parts of any name."""
     if hidden_size % parts:
+        below = hidden_size // parts * parts
+        near = f"{below} or {below + parts}" if below else f"{parts}"
         raise ValueError(
             f"hidden_size must be a multiple of {name} = {parts}, got {hidden_size}; "
-            f"take hidden_size={-(-hidden_size // parts) * parts}, or another {name}"
+            f"take hidden_size={near}, or another {name}"
         )
 
 
-def check_state(state: State, expected: State) -> None:
-    """A given state has the form of the initial one."""
+def check_state(state: State, expected: State) -> State:
+    """A given state has the form of the initial one; given back as a tuple."""
     want = [tuple(s.shape) for s in expected]
+    if not isinstance(state, tuple | list) or not all(isinstance(s, Tensor) for s in state):
+        raise ValueError(
+            f"the state must be a tuple of tensors of shapes {want}, got {describe(state)}; "
+            "take it from the model's own output, or leave it out"
+        )
     got = [tuple(s.shape) for s in state]
     if want != got:
         raise ValueError(
@@ -176,3 +208,11 @@ def check_state(state: State, expected: State) -> None:
                 f"the state must be {want_s.dtype} on {want_s.device} like the model, "
                 f"got {got_s.dtype} on {got_s.device}; move it with .to()"
             )
+    return tuple(state)
+
+
+def describe(state: object) -> str:
+    """What was given as a state, in a word or two."""
+    if isinstance(state, Iterable) and not isinstance(state, Tensor | str):
+        return f"a {type(state).__name__} of {[type(s).__name__ for s in state]}"
+    return f"a {type(state).__name__}"

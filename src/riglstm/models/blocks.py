@@ -113,7 +113,8 @@ class InputAttention(nn.Module):
         """The scores and weights (B, N, M, K) of the slots, and the inputs u (B, N, M·d_v)."""
         q = self.query(h).unflatten(2, (self.heads, 1, -1))  # (B, N, M, 1, d_k)
         k, v = (self._project(slots, weights) for weights in (self.keys, self.values))
-        # In float32 or better, also under autocast: a rounded score wakes another cell.
+        # Summed in float32 or better: autocast has rounded queries and keys, which are products;
+        # scores rounded once more would tie, and wake other cells.
         exact = torch.promote_types(h.dtype, torch.float32)
         s = (q.to(exact) * k.to(exact)).sum(dim=-1) / q.shape[-1] ** 0.5
         s = F.pad(s, (1, 0))  # (B, N, M, K)
@@ -125,6 +126,16 @@ class InputAttention(nn.Module):
         """Each slot's own map of its input, (B, 1, M, K - 1, d_k or d_v)."""
         mapped = [x @ W for x, W in zip(slots, weights, strict=True)]
         return torch.stack([m.unflatten(1, (1, self.heads, -1)) for m in mapped], dim=3)
+
+
+def log_odds(s: Tensor) -> Tensor:
+    """log (1 - p) / p for the null slot's weight p, the mean over heads: (B, N) of s (B, N, M, K).
+
+    It ranks cells as 1 - p does, and goes on where p rounds to 1. With one slot beside null and
+    one head it is that slot's score.
+    """
+    log_p = s.detach().log_softmax(dim=-1)
+    return log_p[..., 1:].flatten(2).logsumexp(dim=2) - log_p[..., 0].logsumexp(dim=2)
 
 
 def attend(
@@ -228,11 +239,8 @@ def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> t
     return num_cells, hidden_size // num_cells, K_a
 
 
-def check_options(dropout: float, **sizes: int) -> None:
+def check_sizes(dropout: float, **sizes: int) -> None:
     """Sizes are whole and above zero, dropout is a probability."""
     for name, size in sizes.items():
         checks.check_positive(name, size)
-    if isinstance(dropout, bool) or not 0 <= dropout <= 1:
-        raise ValueError(
-            f"dropout must be a probability in [0, 1], got {dropout!r}; use 0 for none"
-        )
+    checks.check_dropout(dropout, num_layers=2)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from riglstm.models.base import State, Trace, prepare, run, step_of
-from riglstm.models.blocks import Seen, cell_counts, check_options, reset_parts, trace
+from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, run
+from riglstm.models.blocks import Seen, cell_counts, check_sizes, reset_parts, trace
 from riglstm.models.rim import RIMCell
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -71,7 +71,8 @@ class BRIM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_options(
+        check_options(batch_first, dtype, compile_step)
+        check_sizes(
             dropout,
             input_size=input_size,
             input_heads=input_heads,
@@ -111,7 +112,7 @@ class BRIM(nn.Module):
                 ((input_size, hidden_size), (hidden_size,)), sizes, strict=True
             )
         )
-        self._step = step_of(self, compile_step)
+        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
@@ -129,7 +130,7 @@ class BRIM(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, hidden_size) and the last state."""
-        return run(self, self._step, x, state)
+        return run(self, self._compiled, x, state)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """What the cells of each layer did, the lower one first, time first.

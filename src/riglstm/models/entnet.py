@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_positive
-from riglstm.models.base import State, Trace, check_multiple, prepare, run, step_of
+from riglstm.models.base import (
+    CompiledSteps,
+    State,
+    Trace,
+    check_multiple,
+    check_options,
+    prepare,
+    run,
+)
 
 
 class EntNet(nn.Module):
@@ -49,6 +57,7 @@ class EntNet(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_options(batch_first, dtype, compile_step)
         for name, size in (
             ("input_size", input_size),
             ("hidden_size", hidden_size),
@@ -71,7 +80,7 @@ class EntNet(nn.Module):
         self.weight_key = parameter(d, d)
         self.bias, self.slope = parameter(d), parameter(d)
         self.reset_parameters()
-        self._step = step_of(self, compile_step)
+        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: N(0, 0.1²), and slopes of 1, with which φ changes nothing."""
@@ -108,7 +117,7 @@ class EntNet(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
-        return run(self, self._step, x, state)
+        return run(self, self._compiled, x, state)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """The gates g_j (`views`, K = 1) and their logits; `keep` is what the norm left of h_j."""

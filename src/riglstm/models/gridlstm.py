@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from riglstm.checks import check_positive
-from riglstm.models.base import State, check_multiple
+from riglstm.checks import check_divides, check_positive
+from riglstm.models.base import State
 from riglstm.models.lstm import LSTM
 
 
@@ -36,7 +36,7 @@ class GridLSTM(nn.Module):
         super().__init__()
         check_positive("num_cells", num_cells)
         check_positive("hidden_size", hidden_size)
-        check_multiple(hidden_size, "num_cells", num_cells)
+        check_divides(hidden_size, num_cells)
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.batch_first = batch_first
         self.num_cells, self.cell_size = num_cells, hidden_size // num_cells

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_positive
-from riglstm.models.base import State, prepare, unroll
+from riglstm.models.base import State, check_options, prepare, unroll
 
 
 class LSTM(nn.Module):
@@ -37,6 +37,7 @@ class LSTM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_options(batch_first, dtype)
         check_positive("input_size", input_size)
         check_positive("hidden_size", hidden_size)
         D, H = input_size, hidden_size

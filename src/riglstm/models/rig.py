@@ -78,12 +78,16 @@ class Rig(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
-        check_sequence(x, self.input_size, self.batch_first)
-        if state is not None:
-            check_state(state, self.initial_state(x.shape[0 if self.batch_first else 1]))
-        y, (h, c) = self.layer(x, state)
+        y, (h, c) = self.layer(x, self._check(x, state))
         return y, (h, c)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """See `RigLSTM.trace`."""
-        return self.layer.trace(x, None if state is None else (state[0], state[1]))
+        return self.layer.trace(x, self._check(x, state))
+
+    def _check(self, x: Tensor, state: State | None) -> tuple[Tensor, Tensor] | None:
+        check_sequence(x, self.input_size, self.batch_first)
+        if state is None:
+            return None
+        h, c = check_state(state, self.initial_state(x.shape[0 if self.batch_first else 1]))
+        return h, c

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from riglstm import checks
 from riglstm.cell import scores
 from riglstm.models import blocks
-from riglstm.models.base import State, Trace, prepare, run, step_of
+from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, run
 from riglstm.selection import top_mask
 
 
@@ -55,7 +55,7 @@ class RIMCell(nn.Module):
         """One step: inputs (B, ·) and the state (B, N, d) to the new state and what was seen."""
         s, p, u = self.input_attention(h, slots)
         # The cells that the null slot draws most sleep; equal ones (all, at a zero state) by index.
-        active = top_mask(-p[..., 0].mean(dim=2), self.K_a)  # (B, N)
+        active = top_mask(blocks.log_odds(s), self.K_a)  # (B, N)
         h_tilde, c_tilde = self.lstm(F.dropout(u, self.dropout, self.training), h, c)
         # Sleeping cells are read too, as the candidates that they will not become.
         h_new, r, a = self.communication(blocks.gradient_mask(h_tilde, active))
@@ -185,7 +185,8 @@ class RIM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        blocks.check_options(
+        check_options(batch_first, dtype, compile_step)
+        blocks.check_sizes(
             dropout,
             input_size=input_size,
             key_size=key_size,
@@ -206,7 +207,7 @@ class RIM(nn.Module):
             device=device,
             dtype=dtype,
         )
-        self._step = step_of(self, compile_step)
+        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
@@ -224,7 +225,7 @@ class RIM(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
-        return run(self, self._step, x, state)
+        return run(self, self._compiled, x, state)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """What the cells did, time first; `views` are the weights of the slots null, x."""

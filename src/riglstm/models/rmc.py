@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_positive
-from riglstm.models.base import State, Trace, check_multiple, prepare, run, step_of
+from riglstm.models.base import (
+    CompiledSteps,
+    State,
+    Trace,
+    check_multiple,
+    check_options,
+    prepare,
+    run,
+)
 
 
 class RMC(nn.Module):
@@ -51,6 +59,7 @@ class RMC(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_options(batch_first, dtype, compile_step)
         for name, size in (
             ("input_size", input_size),
             ("hidden_size", hidden_size),
@@ -75,7 +84,7 @@ class RMC(nn.Module):
         self.norm_attention = norm(m)
         self.mlp_in, self.mlp_out, self.norm_mlp = linear(m, m), linear(m, m), norm(m)
         self.gates_input, self.gates_memory = linear(m, 2 * m), linear(m, 2 * m)
-        self._step = step_of(self, compile_step)
+        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: those of nn.Linear and nn.LayerNorm."""
@@ -89,26 +98,28 @@ class RMC(nn.Module):
         M = torch.eye(self.num_slots, self.slot_size, device=like.device, dtype=like.dtype)
         return (M.flatten().expand(1, batch, -1).clone(),)
 
-    def attend(self, Z: Tensor) -> tuple[Tensor, Tensor]:
-        """MHA(Z) (B, S+1, m) for Z (B, S+1, m), and its weights (B, heads, S+1, S+1)."""
+    def attend(self, Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """MHA(Z) (B, S+1, m) for Z (B, S+1, m); its scores and weights (B, heads, S+1, S+1)."""
         qkv = self.norm_qkv(self.qkv(Z))
         qkv = qkv.unflatten(2, (self.num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
         q, k, v = qkv.unbind()  # (B, heads, S+1, head size) each
-        a = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(dim=-1)
-        return (a @ v).transpose(1, 2).flatten(2), a
+        s = q * q.shape[-1] ** -0.5 @ k.mT
+        a = s.softmax(dim=-1)
+        return (a @ v).transpose(1, 2).flatten(2), s, a
 
-    def _advance(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """One step: the next M (B, S, m), the attention's weights, the forget gate (B, S, m)."""
+    def _advance(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One step: the next M (B, S, m), the attention's scores and weights, the forget gate."""
         M = state[0][0].unflatten(1, (self.num_slots, self.slot_size))  # (B, S, m)
         x = self.input(x).unsqueeze(1)  # (B, 1, m)
         Z = torch.cat((M, x.to(M.dtype)), dim=1)  # (B, S+1, m)
-        attended, a = self.attend(Z)
+        attended, s, a = self.attend(Z)
         Z = self.norm_attention(Z + attended)
         Z = self.norm_mlp(Z + self.mlp_out(F.relu(self.mlp_in(Z))))
-        i, f = (self.gates_input(x) + self.gates_memory(M.tanh())).chunk(2, dim=2)  # (B, S, m)
+        gates = (self.gates_input(x) + self.gates_memory(M.tanh())).to(M.dtype)
+        i, f = gates.chunk(2, dim=2)  # (B, S, m) each
         keep = (f + self.forget_bias).sigmoid()
         M = (i + self.input_bias).sigmoid() * Z[:, :-1].tanh() + keep * M
-        return M, a, keep
+        return M, s, a, keep
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step for x (B, D): the output, which is the flat memory (B, S·m), and the state."""
@@ -117,22 +128,32 @@ class RMC(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, S·m) and the last state."""
-        return run(self, self._step, x, state)
+        return run(self, self._compiled, x, state)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """How much each slot attended to the input (`views`, K = 1) and to the slots (`peers`).
 
-        `keep` is the forget gate, averaged over a slot's features.
+        One softmax makes both, so that their weights sum to 1 together. `keep` is the forget gate,
+        averaged over a slot's features.
         """
         x, state = prepare(self, x, state)
         steps = []
         for x_t in x.unbind():
-            M, a, keep = self._advance(x_t, state)
+            M, s, a, keep = self._advance(x_t, state)
             state = (M.flatten(1).unsqueeze(0),)
-            steps.append((M.flatten(1), a.mean(dim=1)[:, :-1], keep.mean(dim=2)))
-        output, a, keep = (torch.stack(s) for s in zip(*steps, strict=True))
-        views, peers = a[..., -1:], a[..., :-1]
-        return [Trace(output=output, views=views, peers=peers, keep=keep)]
+            s, a = (t.mean(dim=1)[:, :-1] for t in (s, a))  # (B, S, S+1) each
+            steps.append((M.flatten(1), s, a, keep.mean(dim=2)))
+        output, s, a, keep = (torch.stack(seen) for seen in zip(*steps, strict=True))
+        return [
+            Trace(
+                output=output,
+                views=a[..., -1:],
+                peers=a[..., :-1],
+                view_scores=s[..., -1:],
+                peer_scores=s[..., :-1],
+                keep=keep,
+            )
+        ]
 
     def extra_repr(self) -> str:
         """The sizes."""

@@ -11,8 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.checks import check_input, check_positive
-from riglstm.models.base import State, Trace, check_multiple, check_sequence
+from riglstm.checks import check_dropout, check_input, check_positive
+from riglstm.models.base import (
+    State,
+    Trace,
+    check_multiple,
+    check_options,
+    check_sequence,
+    describe,
+)
 
 
 class Transformer(nn.Module):
@@ -49,10 +56,11 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_options(batch_first, dtype)
+        check_positive("hidden_size", hidden_size)
         ffn_size = 4 * hidden_size if ffn_size is None else ffn_size
         for name, size in (
             ("input_size", input_size),
-            ("hidden_size", hidden_size),
             ("num_layers", num_layers),
             ("num_heads", num_heads),
             ("ffn_size", ffn_size),
@@ -62,10 +70,9 @@ class Transformer(nn.Module):
         if hidden_size % 2:
             raise ValueError(
                 "hidden_size must be even, as positions are pairs of sine and cosine, "
-                f"got {hidden_size}; take hidden_size={hidden_size + 1}"
+                f"got {hidden_size}; take hidden_size={hidden_size + num_heads}"
             )
-        if isinstance(dropout, bool) or not 0 <= dropout <= 1:
-            raise ValueError(f"dropout must be a probability in [0, 1], got {dropout!r}")
+        check_dropout(dropout, num_layers=2)
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.batch_first, self.dropout = batch_first, float(dropout)
         self.input = nn.Linear(input_size, hidden_size, device=device, dtype=dtype)
@@ -118,11 +125,11 @@ class Transformer(nn.Module):
         """The checked input, embedded, with positions: (B, T, H)."""
         check_sequence(x, self.input_size, self.batch_first)
         check_input(x, self.input_size, self.input.weight)
-        if state:
+        if state is not None and not (isinstance(state, tuple | list) and len(state) == 0):
             raise ValueError(
                 "the Transformer does not stream: every output attends to every step of the "
                 "sequence, later ones included, so no state can stand for the steps before; "
-                f"expected state=None, got {len(state)} tensors; pass the whole sequence at once"
+                f"expected state=None, got {describe(state)}; pass the whole sequence at once"
             )
         x = x if self.batch_first else x.transpose(0, 1)
         z = self.input(x)
