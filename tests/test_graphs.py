@@ -99,6 +99,8 @@ on_a_gpu = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    # Its message starts on a new line.
+    pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is depr:DeprecationWarning"),
 ]
 
