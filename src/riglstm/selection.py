@@ -14,6 +14,9 @@ SlotRule: TypeAlias = Literal["top", "all", "random", "soft"]
 CELL_RULES = ("top", "all", "random")
 SLOT_RULES = ("top", "all", "random", "soft")
 
+LOWEST = torch.finfo(torch.float32).min
+"""To which scores of -inf are lifted, so that a cell's own can be set below every other's."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -133,6 +136,5 @@ def weigh_peers(s: Tensor, sel: Selection, noise: Tensor | None) -> Tensor:
     if sel.peers == "soft":
         return s.masked_fill(own, float("-inf")).softmax(dim=-1) + own
     rank = s if noise is None else noise
-    # Scores of -inf are lifted, so that the own score can be set below every other.
-    rank = rank.clamp(min=torch.finfo(rank.dtype).min).masked_fill(own, float("-inf"))
+    rank = rank.clamp(min=LOWEST).masked_fill(own, float("-inf"))
     return top_mask(rank, sel.K_h) | own

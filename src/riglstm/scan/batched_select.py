@@ -10,6 +10,7 @@ from torch import Tensor
 
 from riglstm.cell import cell_scores
 from riglstm.selection import (
+    LOWEST,
     Noise,
     Selection,
     choose_cells,
@@ -71,7 +72,7 @@ class Selector:
         else:
             active.copy_(choose_cells(cell_scores(s_views), sel, draw.cells))
         if self.fast_peers:
-            s_peers.clamp_(min=torch.finfo(self.exact).min)
+            s_peers.clamp_(min=LOWEST)
             self.own_scores.fill_(float("-inf"))
         if self.together:
             write_top_mask(self.s_both, sel.K_x, self.first_x, self.both[t])
