@@ -535,7 +535,7 @@ def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
 @pytest.fixture
 def _dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of devices other than a CPU: a row for every cell, awake or not."""
-    for module in (rows, batched_forward, batched):
+    for module in (rows, batched_forward):
         monkeypatch.setattr(module, "awake_only", lambda device, sel: False)
 
 

@@ -34,14 +34,14 @@ def check_positive(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
-def check_divides(hidden_size: int, num_cells: int) -> None:
-    """The cells share the hidden state evenly."""
-    if hidden_size % num_cells:
-        below = hidden_size // num_cells * num_cells
-        near = f"{below} or {below + num_cells}" if below else f"{num_cells}"
+def check_divides(hidden_size: int, parts: int, name: str = "num_cells") -> None:
+    """The parts of a model, its cells for one, share the hidden state evenly."""
+    if hidden_size % parts:
+        below = hidden_size // parts * parts
+        near = f"{below} or {below + parts}" if below else f"{parts}"
         raise ValueError(
-            f"hidden_size must be a multiple of num_cells = {num_cells}, got {hidden_size}; "
-            f"take hidden_size={near}, or another num_cells"
+            f"hidden_size must be a multiple of {name} = {parts}, got {hidden_size}; "
+            f"take hidden_size={near}, or another {name}"
         )
 
 

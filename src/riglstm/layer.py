@@ -14,7 +14,15 @@ from riglstm import checks
 from riglstm.cell import Weights
 from riglstm.parameters import NAMES, from_paper, initialise, shapes, to_paper
 from riglstm.scan import Backend, BackendError, reference, resolve, scan
-from riglstm.selection import CELL_RULES, SLOT_RULES, CellRule, Selection, SlotRule, draw_noise
+from riglstm.selection import (
+    CELL_RULES,
+    SLOT_RULES,
+    CellRule,
+    Selection,
+    SlotRule,
+    draw_noise,
+    two_thirds,
+)
 from riglstm.sequence import Sequences, State, reverse_reset, unfold
 
 
@@ -147,7 +155,7 @@ class RigLSTM(nn.Module):
         num_views = num_cells if num_views is None else num_views
         checks.check_positive("num_views", num_views)
         N, K, d = num_cells, num_views, hidden_size // num_cells
-        K_a = max(1, round(2 * N / 3)) if active_cells is None else active_cells
+        K_a = two_thirds(N) if active_cells is None else active_cells
         checks.check_count("active_cells", K_a, 1, N, "[1, num_cells]")
         K_x = min(K_a, K) if views_per_cell is None else views_per_cell
         checks.check_count("views_per_cell", K_x, 1, K, "[1, num_views]")

@@ -49,6 +49,11 @@ class Selection:
         return "random" in (self.cells, self.views, self.peers)
 
 
+def two_thirds(N: int) -> int:
+    """How many cells are active if nothing else is said."""
+    return max(1, round(2 * N / 3))
+
+
 class Noise(NamedTuple):
     """What the `random` rules rank instead of scores; None where a rule needs none."""
 

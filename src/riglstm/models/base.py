@@ -177,17 +177,6 @@ def check_sequence(x: Tensor, input_size: int, batch_first: bool) -> None:
         )
 
 
-def check_multiple(hidden_size: int, name: str, parts: int) -> None:
-    """The parts of a model share its width evenly: `checks.check_divides` for parts of any name."""
-    if hidden_size % parts:
-        below = hidden_size // parts * parts
-        near = f"{below} or {below + parts}" if below else f"{parts}"
-        raise ValueError(
-            f"hidden_size must be a multiple of {name} = {parts}, got {hidden_size}; "
-            f"take hidden_size={near}, or another {name}"
-        )
-
-
 def check_state(state: State, expected: State) -> State:
     """A given state has the form of the initial one; given back as a tuple."""
     want = [tuple(s.shape) for s in expected]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from riglstm import checks
 from riglstm.models.base import State, Trace
+from riglstm.selection import two_thirds
 
 GROUP_STD = 0.01
 """Start values of the maps without bias: 0.01·N(0, 1)."""
@@ -234,7 +235,7 @@ def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> t
     checks.check_positive("hidden_size", hidden_size)
     checks.check_positive("num_cells", num_cells)
     checks.check_divides(hidden_size, num_cells)
-    K_a = max(1, round(2 * num_cells / 3)) if active_cells is None else active_cells
+    K_a = two_thirds(num_cells) if active_cells is None else active_cells
     checks.check_count("active_cells", K_a, 1, num_cells, "[1, num_cells]")
     return num_cells, hidden_size // num_cells, K_a
 

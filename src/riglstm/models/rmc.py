@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.checks import check_positive
+from riglstm.checks import check_divides, check_positive
 from riglstm.models.base import (
     CompiledSteps,
     State,
     Trace,
-    check_multiple,
     check_options,
     prepare,
     run,
@@ -67,7 +66,7 @@ class RMC(nn.Module):
             ("num_heads", num_heads),
         ):
             check_positive(name, size)
-        check_multiple(hidden_size, "num_slots * num_heads", num_slots * num_heads)
+        check_divides(hidden_size, num_slots * num_heads, "num_slots * num_heads")
         m = hidden_size // num_slots
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.batch_first = batch_first

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.checks import check_dropout, check_input, check_positive
+from riglstm.checks import check_divides, check_dropout, check_input, check_positive
 from riglstm.models.base import (
     State,
     Trace,
-    check_multiple,
     check_options,
     check_sequence,
     describe,
@@ -66,7 +65,7 @@ class Transformer(nn.Module):
             ("ffn_size", ffn_size),
         ):
             check_positive(name, size)
-        check_multiple(hidden_size, "num_heads", num_heads)
+        check_divides(hidden_size, num_heads, "num_heads")
         if hidden_size % 2:
             raise ValueError(
                 "hidden_size must be even, as positions are pairs of sine and cosine, "

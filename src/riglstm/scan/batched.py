@@ -17,7 +17,7 @@ from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
 from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
-from riglstm.scan.rows import awake_only
+from riglstm.scan.rows import some_idle
 from riglstm.selection import Noise, Selection
 
 try:
@@ -196,8 +196,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(active, *saved)
     ctx.save_for_backward(x, *weights, reset, active, *saved)
-    sel = Selection(*rules)
-    ctx.idle = live is not None or (not awake_only(x.device, sel) and sel.awake < sel.N)
+    ctx.idle = some_idle(x.device, Selection(*rules), live)
     ctx.rules, ctx.product, ctx.shape = tuple(rules), product, output[0].shape
 
 

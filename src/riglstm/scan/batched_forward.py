@@ -12,7 +12,14 @@ from torch import Tensor
 
 from riglstm.cell import Weights, others
 from riglstm.scan.batched_select import Selector
-from riglstm.scan.rows import Rows, all_rows, awake_only, awake_rows, rows_per_sample
+from riglstm.scan.rows import (
+    Rows,
+    all_rows,
+    awake_only,
+    awake_rows,
+    rows_per_sample,
+    some_idle,
+)
 from riglstm.selection import Noise, Selection
 
 
@@ -111,8 +118,7 @@ def _loop(
         None if w is None else w.to(product) for w in (weights.W_in, weights.W, weights.W_q)
     )
     assert W is not None
-    # A row may belong to a cell that does not update: asleep, or its sequence is over.
-    idle = live is not None or (not skip and sel.awake < N)
+    idle = some_idle(h.device, sel, live)
     dense = None if skip else all_rows(B, N, h.device)
     mixed = product != h.dtype
 

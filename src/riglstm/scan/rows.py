@@ -26,6 +26,11 @@ def rows_per_sample(device: torch.device, sel: Selection) -> int:
     return sel.awake if awake_only(device, sel) else sel.N
 
 
+def some_idle(device: torch.device, sel: Selection, live: Tensor | None) -> bool:
+    """Whether a row may belong to a cell that does not update: asleep, or its sequence is over."""
+    return live is not None or (not awake_only(device, sel) and sel.awake < sel.N)
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows ordered by cell; within a cell, by sample."""
