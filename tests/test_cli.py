@@ -212,7 +212,8 @@ def test_ctrl_c_says_so_and_ends_with_130(monkeypatch: Patch, capsys: Capture) -
 
 
 def test_of_several_processes_only_the_first_speaks(monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setenv("RANK", "1")
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
     assert exit_code("list") == 0
     assert capsys.readouterr().out == ""
 

@@ -70,7 +70,6 @@ def run(
     task, net = build(spec, device, data_dir, say if progress else None)
     # Data that cannot be read or made is told of before there is a run.
     task.ready()
-    task.ready()
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
     with folder.held():
         folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
