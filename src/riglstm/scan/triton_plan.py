@@ -1,0 +1,167 @@
+"""Sizes, tiles and buffers of the `triton` backend, and the layouts that its kernels read.
+
+Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
+G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.triton_common import interpreted, power_of_two
+from riglstm.selection import Selection
+
+FEW = 64
+"""Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
+ROWS_AT_ONCE = 16384
+"""Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs; without it, empty."""
+
+    XH: Tensor
+    """(T, B, S, P): views, and the state before each step, as the products take them."""
+    act: Tensor
+    """(T, B) int32: a bit for each cell that woke, and one for a reset."""
+    bits: Tensor
+    """(T, B, N) int32: a bit for each slot that a cell took in; 0 where it slept."""
+    gates: Tensor
+    """(T, B, N, G·d): f, i, o, g after their non-linearity, and W_q Q; unwritten where a cell slept."""
+    c: Tensor
+    """(T, B, N, d): c before the step; likewise."""
+    a: Tensor
+    """(T, B, N): the weight of the new state; likewise."""
+
+
+class Sizes(NamedTuple):
+    """The numbers that a kernel is compiled for, less its tiles."""
+
+    N: int
+    K: int
+    d: int
+    P: int
+    L: int
+    G: int
+    dtype: torch.dtype
+    """Of the products."""
+
+    @property
+    def S(self) -> int:
+        return self.K + self.N
+
+
+def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Sizes:
+    """The sizes of a problem."""
+    whole, G = 16 // product.itemsize, 5 if soft_update else 4
+    P, L = (-(-n // whole) * whole for n in (d, G * d))
+    return Sizes(sel.N, sel.K, d, P, L, G, product)
+
+
+def precision(product: torch.dtype) -> str:
+    """How float32 products are taken: as torch's own, by torch.backends.cuda.matmul."""
+    if interpreted() or product != torch.float32:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
+    """Unwritten buffers."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32, kept: bool = True) -> Tensor:
+        return like.new_empty((T if kept else 0, B, *shape), dtype=dtype)
+
+    return Saved(
+        XH=empty(z.S, z.P, dtype=z.dtype),
+        act=empty(dtype=torch.int32),
+        bits=empty(z.N, dtype=torch.int32),
+        gates=empty(z.N, z.G * z.d, dtype=z.dtype, kept=save),
+        c=empty(z.N, z.d, kept=save),
+        a=empty(z.N, kept=save and z.G == 5),
+    )
+
+
+def awake(act: Tensor, N: int) -> Tensor:
+    """(T, B, N) bool from act (T, B)."""
+    return (act.unsqueeze(-1) >> torch.arange(N, device=act.device)) & 1 != 0
+
+
+def write_views(x: Tensor, weights: Weights, z: Sizes, XH: Tensor) -> tuple[Tensor, int, int]:
+    """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
+    T, B, D = x.shape
+    views = XH[:, :, : z.K]
+    views[..., z.d :].zero_()
+    if weights.W_in is None:
+        views[..., : z.d].copy_(x.view(T, B, z.K, z.d))
+        return x, z.K * z.d, z.d
+    x, W = x.view(T * B, D).to(z.dtype), weights.W_in.to(z.dtype)
+    out = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if z.P == z.d else x.new_empty(T * B, z.K * z.d)
+    if weights.b_in is None:
+        torch.mm(x, W, out=out)
+    else:
+        torch.addmm(weights.b_in.to(z.dtype), x, W, out=out)
+    if z.P != z.d:
+        views[..., : z.d].copy_(out.view(T, B, z.K, z.d))
+    return XH, z.S * z.P, z.P
+
+
+def tiled(W5: Tensor, z: Sizes, U: int) -> Tensor:
+    """W5 (N, S·d, G·d) as (N, tiles, S, G, U, P): what a tile of U units reads lies together."""
+    N, S, d, G = z.N, z.S, z.d, z.G
+    n = -(-d // U)
+    W = W5.view(N, S, d, G, d).permute(0, 4, 1, 3, 2)  # (N, unit, S, G, d)
+    W = F.pad(W, (0, z.P - d, 0, 0, 0, 0, 0, n * U - d))
+    return W.view(N, n, U, S, G, z.P).permute(0, 1, 3, 4, 2, 5).to(z.dtype).contiguous()
+
+
+def programs_on(device: torch.device, most: int) -> int:
+    """Programs of a persistent grid: one for each multiprocessor at most."""
+    return min(most, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def views_tiles(z: Sizes) -> dict[str, Any]:
+    """Tiles of the gradient of views."""
+    BK = 64 if z.dtype.itemsize == 4 else 128
+    return {"BM": 128, "BK": BK, "STAGES": 3, "BP": power_of_two(z.d), "num_warps": 8}
+
+
+def weights_tiles(z: Sizes) -> dict[str, Any]:
+    """Tiles of the gradient of weights."""
+    BK = 32 if z.dtype.itemsize == 4 else 64
+    return {"BN": 128, "BK": BK, "STAGES": 4, "BP": power_of_two(z.P), "num_warps": 8}
+
+
+def forward_tiles(z: Sizes, B: int) -> dict[str, Any]:
+    """Tile sizes by the number of sequences and the width of a number."""
+    short = z.dtype.itemsize == 2
+    BP = power_of_two(z.P)
+    if B <= FEW:
+        BM, BN, BK, warps, stages = 64, 32, BP, 4, 4 if short else 3
+    else:
+        BM, BN, BK, warps, stages = 128, 64, BP if short else min(BP, 64), 8, 4
+    U = min(z.d, BN // z.G)
+    tile = {"BM": BM, "BN": BN, "BK": BK, "U": U, "BU": power_of_two(U), "STAGES": stages}
+    return tile | {"BP": BP, "COMPACT": B > FEW, "num_warps": warps}
+
+
+def backward_tiles(z: Sizes, B: int) -> dict[str, Any]:
+    BP = power_of_two(z.d)
+    if B <= FEW:
+        BM, BN, BK, warps = 64, 32, 128, 4
+    else:
+        BM, BN, BK, warps = 128, 128, 64, 8
+    tile = {"BM": BM, "BN": BN, "BK": BK, "STAGES": 3}
+    return tile | {"BP": BP, "COMPACT": B > FEW, "num_warps": warps}
+
+
+PERSISTENT: dict[str, Any] = {
+    "launch_cooperative_grid": True,
+    "debug": True,
+    "sanitize_overflow": False,
+}
+"""The whole grid at once, since its programs wait for each other, with the barrier's assertion."""

@@ -1,0 +1,172 @@
+"""Launches of the `triton` backend: a whole sequence forward, and back in pieces.
+
+Shapes as in `triton_plan.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.batched_backward import five_gates, input_map, split_gates
+from riglstm.scan.triton_backward import backward_kernel
+from riglstm.scan.triton_common import interpreted
+from riglstm.scan.triton_forward import forward_kernel
+from riglstm.scan.triton_plan import (
+    PERSISTENT,
+    ROWS_AT_ONCE,
+    Saved,
+    Sizes,
+    backward_tiles,
+    empty_saved,
+    forward_tiles,
+    precision,
+    programs_on,
+    sizes,
+    tiled,
+    views_tiles,
+    weights_tiles,
+    write_views,
+)
+from riglstm.scan.triton_products import views_kernel, weights_kernel
+from riglstm.selection import Selection
+
+
+def forward(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved]:
+    """y (T, B, N, d), final h and c, and what backward needs."""
+    T, (B, N, d) = x.shape[0], h.shape
+    z = sizes(d, sel, weights.W_q is not None, product)
+    tile = forward_tiles(z, B)
+    saved = empty_saved(T, B, z, h, save)
+    X, X_ROW, X_SLOT = write_views(x, weights, z, saved.XH)
+    W = tiled(five_gates(weights.W, weights.W_q, z.K), z, tile["U"])
+    bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
+    bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
+    y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
+    proposal = h.new_empty(z.G - 3, B, N, d)
+    some = B if tile["COMPACT"] else 1
+    place = h.new_empty(N, some, dtype=torch.int32)
+    count = h.new_zeros(T if some > 1 else 1, N, dtype=torch.int32)
+    counter = h.new_zeros(1, dtype=torch.int32)
+    constants = dict(
+        N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale, X_ROW=X_ROW, X_SLOT=X_SLOT,
+        K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
+        K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
+    tiles = N * -(-d // tile["U"]) * -(-B // tile["BM"])
+
+    def run(phase: int, programs: int, t0: int, t1: int, **options: Any) -> None:
+        forward_kernel[(programs,)](
+            h, c, X, saved.XH, W, bias, bias_update, live, reset, y, proposal, saved.act,
+            saved.bits, saved.gates, saved.c, saved.a, place, count, counter, B, t0, t1,
+            **constants, PHASE=phase, **options,
+        )  # fmt: skip
+
+    if interpreted():
+        for t in range(T):
+            run(1, B, t, t + 1)
+            run(2, tiles, t, t + 1)
+    else:
+        run(7, programs_on(h.device, max(tiles, B)), 0, T, **PERSISTENT)
+    run(8, B, T, T + 1)
+    return y, y[-1].clone(), c, saved
+
+
+def backward(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    h: Tensor,
+    y: Tensor,
+    saved: Saved,
+    weights: Weights,
+    sel: Selection,
+    product: torch.dtype,
+    for_input: bool,
+    for_gates: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
+    """Gradients of x, h, c and of every weight, from those of y and the final state."""
+    T, B, N, d = y.shape
+    z = sizes(d, sel, weights.W_q is not None, product)
+    W = F.pad(five_gates(weights.W, weights.W_q, z.K), (0, z.L - z.G * d)).to(product)
+    dh, dc = dh.clone(), dc.clone()
+    tile = backward_tiles(z, B)
+    steps = min(T, max(1, ROWS_AT_ONCE // B))
+    D5 = dy.new_zeros(steps, B, N, z.L, dtype=product)
+    dz = dy.new_empty(T if z.G == 5 else 1, B, N)
+    parts = dy.new_empty(B, N, N, d)
+    some = B if tile["COMPACT"] else 1
+    place = dy.new_empty(N, some, dtype=torch.int32)
+    count = dy.new_zeros(T if some > 1 else 1, N, dtype=torch.int32)
+    dV = dy.new_empty(T, B, z.K, d, dtype=product) if for_input else None
+    dW = dy.new_zeros(N, z.S * d, z.L) if for_gates else None
+    db = dy.new_zeros(N, z.L)
+    constants = dict(
+        N=N, K=z.K, d=d, L=z.L, G=z.G, SCALE=sel.update_scale, PRECISION=precision(product),
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
+    tiles = N * -(-N * d // tile["BN"]) * -(-B // tile["BM"])
+
+    def run(phase: int, programs: int, first: int, t0: int, t1: int, **options: Any) -> None:
+        backward_kernel[(programs,)](
+            dy, dh, dc, parts, h, y, saved.act, saved.bits, saved.gates, saved.c, saved.a, W, D5,
+            dz, place, count, dy.new_zeros(1, dtype=torch.int32), B, T, first, t0, t1,
+            **constants, PHASE=phase, **options,
+        )  # fmt: skip
+
+    for t0 in reversed(range(0, T, steps)):
+        t1 = min(T, t0 + steps)
+        if interpreted():
+            for t in reversed(range(t0, t1)):
+                run(1, B, t0, t, t + 1)
+                run(2, tiles, t0, t, t + 1)
+        else:
+            run(7, programs_on(dy.device, max(tiles, B)), t0, t0, t1, **PERSISTENT)
+        piece = D5[: t1 - t0]
+        now = None if dV is None else dV[t0:t1]
+        _products(piece, saved.XH[t0:t1], saved.bits[t0:t1], W, now, dW, z)
+        if dW is not None:
+            db += piece.sum((0, 1), dtype=torch.float32)
+    run(8, B, 0, 0, 1)
+    dx = dW_in = db_in = None
+    if dV is not None:
+        dx, dW_in, db_in = input_map(dV.view(T * B, z.K * d), x, weights, product)
+    if dW is None:
+        return dx, dh, dc, Weights(dW_in, db_in, None, None, None, None)  # type: ignore[arg-type]
+    d_gates, d_query = split_gates(dW[:, :, : z.G * d].contiguous(), weights.W_q, z.K)
+    db_gates = None if weights.b is None else db[:, : 4 * d].contiguous()
+    d_bias = None if weights.update_bias is None else dz.sum((0, 1))
+    return dx, dh, dc, Weights(dW_in, db_in, d_gates, db_gates, d_query, d_bias)
+
+
+def _products(
+    D5: Tensor, XH: Tensor, bits: Tensor, W: Tensor, dV: Tensor | None, dW: Tensor | None, z: Sizes
+) -> None:
+    """Of one piece of the sequence: write the views' gradients, add to those of the weights."""
+    R = D5.shape[0] * D5.shape[1]
+    common: dict[str, Any] = dict(
+        N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=precision(z.dtype), WIDE=interpreted()
+    )
+    if dV is not None:
+        tile = views_tiles(z)
+        views_kernel[(z.K, -(-R // tile["BM"]))](D5, W, bits, dV, R, **common, **tile)
+    if dW is not None:
+        tile = weights_tiles(z)
+        grid = (-(-z.L // tile["BN"]), z.S, z.N)
+        weights_kernel[grid](D5, XH, bits, dW, R, **common, P=z.P, **tile)
