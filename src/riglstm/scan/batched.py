@@ -168,8 +168,8 @@ def _backward(
         *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
         *(for_input, for_gates),
     )
-    asked = asked(dx, grads, for_input, for_gates)
-    return [dh, dc, *(g for g in asked if g is not None)]
+    wanted = asked(dx, grads, for_input, for_gates)
+    return [dh, dc, *(g for g in wanted if g is not None)]
 
 
 def asked(
@@ -185,8 +185,8 @@ def asked(
 def _(
     dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
 ) -> list[Tensor]:
-    asked = asked(x, args[:6], *args[-2:])
-    return [t.new_empty(t.shape) for t in (dh, dc, *asked) if t is not None]
+    wanted = asked(x, args[:6], *args[-2:])
+    return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -217,8 +217,8 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
         *(for_input, for_gates),
     )
     given = iter(out)
-    asked = asked(x, weights, for_input, for_gates)
-    dx, *dw = (None if t is None else next(given) for t in asked)
+    wanted = asked(x, weights, for_input, for_gates)
+    dx, *dw = (None if t is None else next(given) for t in wanted)
     nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
     return dx, dh, dc, *dw, *nothing
 

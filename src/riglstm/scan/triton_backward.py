@@ -21,17 +21,18 @@ from riglstm.scan.triton_common import _FRESH, _SLOTS, grid_barrier, tanh
 @triton.jit
 def _arrived(t, b, B, T, DH, PART, BITS, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr,
              BP: tl.constexpr):  # fmt: skip
-    """The gradient (8, BP) of the state of sequence b after step t, less what y brings."""
-    n, e = tl.arange(0, _SLOTS), tl.arange(0, BP)
-    inside = (n < N)[:, None] & (e < d)[None, :]
-    at = n[:, None] * d + e[None, :]
-    dh = tl.load(DH + b * (N * d) + at, mask=inside, other=0.0)
+    """The gradient (RB, 8, BP) of the state of sequences b after step t, less what y brings."""
+    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
+    at = (n * d)[:, :, None] + e
+    dh = tl.load(DH + (b * (N * d))[:, None, None] + at, mask=inside, other=0.0)
     row = tl.cast(t + 1, tl.int64) * B + b
-    later = t + 1 < T
+    later = (b < B) & (b * 0 + (t + 1) < T)
     for j in tl.static_range(N):
-        heard = tl.load(BITS + row * N + j, mask=later, other=0) >> (K + n)
-        use = inside & ((heard & 1) != 0)[:, None]
-        part = PART + (b * N + j) * (N * d)
+        bits = tl.load(BITS + row * N + j, mask=later, other=0)
+        heard = ((bits[:, None] >> (K + n)) & 1) != 0
+        part = PART + ((b * N + j) * (N * d))[:, None, None]
+        use = inside & heard[:, :, None]
         dh += tl.load(part + at, mask=use, other=0.0, cache_modifier=".cg")
     return dh
 
@@ -42,55 +43,59 @@ def _grads(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
-    """Back through Eqs. (21), (18) to (1) for sequence b."""
-    n, e = tl.arange(0, _SLOTS), tl.arange(0, BP)
-    inside = (n < N)[:, None] & (e < d)[None, :]
-    at = n[:, None] * d + e[None, :]
+    """Back through Eqs. (21), (18) to (1) for sequences b."""
+    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
+    at = (n * d)[:, :, None] + e
+    here = (b * (N * d))[:, None, None] + at
     row = tl.cast(t, tl.int64) * B + b
-    act = tl.load(ACT + row)
-    woke = ((act >> n) & 1) != 0
-    stays = (((act + 0 * n) >> _FRESH) & 1) == 0
-    use = inside & woke[:, None]
-    saved = GATES + row * (N * G * d) + n[:, None] * (G * d) + e[None, :]
+    now = (row * (N * d))[:, None, None] + at
+    act = tl.load(ACT + row, mask=b < B, other=0)
+    woke = ((act[:, None] >> n) & 1) != 0  # (RB, 8)
+    awake = woke[:, :, None]
+    stays = (((act >> _FRESH) & 1) == 0)[:, None, None]
+    use = inside & awake
+    saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + e
     f = tl.load(saved, mask=use, other=0.0).to(tl.float32)
     i = tl.load(saved + d, mask=use, other=0.0).to(tl.float32)
     o = tl.load(saved + 2 * d, mask=use, other=0.0).to(tl.float32)
     g = tl.load(saved + 3 * d, mask=use, other=0.0).to(tl.float32)
-    c_old = tl.load(C + row * (N * d) + at, mask=use, other=0.0)
-    dy = tl.load(DY + row * (N * d) + at, mask=inside, other=0.0)
-    dc = tl.load(DC + b * (N * d) + at, mask=inside, other=0.0)
+    c_old = tl.load(C + now, mask=use, other=0.0)
+    dy = tl.load(DY + now, mask=inside, other=0.0)
+    dc = tl.load(DC + here, mask=inside, other=0.0)
     tanh_c = tanh(f * c_old + i * g)
     dh = dy + _arrived(t, b, B, T, DH, PART, BITS, N, K, d, BP)
 
-    out = D5 + (tl.cast(t - first, tl.int64) * B + b) * (N * L) + n[:, None] * L + e[None, :]
+    out = (tl.cast(t - first, tl.int64) * B + b) * (N * L)
+    out = D5 + out[:, None, None] + (n * L)[:, :, None] + e
     kind = D5.dtype.element_ty
-    d_new = tl.where(woke[:, None], dh, 0.0)
+    d_new = tl.where(awake, dh, 0.0)
     if G == 5:
         q = tl.load(saved + 4 * d, mask=use, other=0.0).to(tl.float32)
         old = tl.where(t == 0, h0, Y + tl.cast(t - 1, tl.int64) * (B * N * d))
-        h = tl.load(old + b * (N * d) + at, mask=use & stays[:, None], other=0.0)
-        a = tl.load(A + row * N + n, mask=woke, other=0.0)
+        h = tl.load(old + here, mask=use & stays, other=0.0)
+        a = tl.load(A + row[:, None] * N + n, mask=woke, other=0.0)
         ahead = o * tanh_c - h
-        dz = tl.sum(d_new * ahead, 1) * a * (1 - a)
-        tl.store(DZ + row * N + n, dz, mask=n < N)
+        dz = tl.sum(d_new * ahead, 2) * a * (1 - a)
+        tl.store(DZ + row[:, None] * N + n, dz, mask=(b < B)[:, None] & (n < N))
         dz *= SCALE
-        tl.store(out + 4 * d, (dz[:, None] * ahead).to(kind), mask=inside)
-        d_new = d_new * a[:, None] + dz[:, None] * q
-    dc_new = tl.where(woke[:, None], dc, 0.0) + d_new * o * (1 - tanh_c * tanh_c)
+        tl.store(out + 4 * d, (dz[:, :, None] * ahead).to(kind), mask=inside)
+        d_new = d_new * a[:, :, None] + dz[:, :, None] * q
+    dc_new = tl.where(awake, dc, 0.0) + d_new * o * (1 - tanh_c * tanh_c)
     tl.store(out, (dc_new * c_old * f * (1 - f)).to(kind), mask=inside)
     tl.store(out + d, (dc_new * g * i * (1 - i)).to(kind), mask=inside)
     tl.store(out + 2 * d, (d_new * tanh_c * o * (1 - o)).to(kind), mask=inside)
     tl.store(out + 3 * d, (dc_new * i * (1 - g * g)).to(kind), mask=inside)
-    d_old = tl.zeros((_SLOTS, BP), tl.float32)
+    d_old = 0.0 * d_new
     if G == 5:
         d_old = dh - d_new
-    d_old = tl.where(woke[:, None], d_old, dh)
-    dc_old = tl.where(woke[:, None], dc_new * f, dc)
-    tl.store(DH + b * (N * d) + at, tl.where(stays[:, None], d_old, 0.0), mask=inside)
-    tl.store(DC + b * (N * d) + at, tl.where(stays[:, None], dc_old, 0.0), mask=inside)
+    d_old = tl.where(awake, d_old, dh)
+    dc_old = tl.where(awake, dc_new * f, dc)
+    tl.store(DH + here, tl.where(stays, d_old, 0.0), mask=inside)
+    tl.store(DC + here, tl.where(stays, dc_old, 0.0), mask=inside)
     if COMPACT:
-        place = tl.atomic_add(COUNT + t * N + n, 1, mask=woke, sem="relaxed")
-        tl.store(LIST + n * B + place, tl.zeros((_SLOTS,), tl.int32) + b, mask=woke)
+        place = tl.atomic_add(COUNT + t * N + n + 0 * act[:, None], 1, mask=woke, sem="relaxed")
+        tl.store(LIST + n * B + place, b[:, None] + 0 * n, mask=woke)
 
 
 @triton.jit
@@ -138,8 +143,8 @@ def backward_kernel(
     B, T, first, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr,
-    WIDE: tl.constexpr, PHASE: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
+    COMPACT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t1 - 1 down to t0. PHASE is a sum: 1 grads, 2 spread, 4 barriers, 8 the start's gradient."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -148,13 +153,15 @@ def backward_kernel(
     for back in tl.range(0, t1 - t0, num_stages=1):
         t = t1 - 1 - back
         if PHASE & 8:
-            for b in tl.range(p, B, programs, num_stages=1):
+            for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+                b = r * RB + tl.arange(0, RB)
                 dh = _arrived(t - 1, b, B, T, DH, PART, BITS, N, K, d, BP)
-                n, e = tl.arange(0, _SLOTS), tl.arange(0, BP)
-                at = b * (N * d) + n[:, None] * d + e[None, :]
-                tl.store(DH + at, dh, mask=(n < N)[:, None] & (e < d)[None, :])
+                n, e = tl.arange(0, _SLOTS)[None, :, None], tl.arange(0, BP)[None, None, :]
+                at = (b * (N * d))[:, None, None] + n * d + e
+                tl.store(DH + at, dh, mask=(b < B)[:, None, None] & (n < N) & (e < d))
         if PHASE & 1:
-            for b in tl.range(p, B, programs, num_stages=1):
+            for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+                b = r * RB + tl.arange(0, RB)
                 _grads(
                     t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ, LIST,
                     COUNT, N, K, d, L, BP, G, SCALE, COMPACT,

@@ -1,4 +1,4 @@
-"""What both kernels share: the barrier of a grid, keys and ranks, the numbers of a launch.
+"""What the kernels share: the barrier of a grid, keys and ranks.
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots that a cell chooses from.
 """
@@ -32,6 +32,13 @@ def peek(counter):
 
 
 @triton.jit
+def give_up(spins):
+    """End the kernel in an error that the next call of CUDA reports."""
+    # No assertion: a call out of the kernel makes ptxas run matrix products one after another.
+    tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [spins], tl.int32, False, 1)
+
+
+@triton.jit
 def grid_barrier(counter, target):
     """Wait until all programs came here: the counter only grows, `target` is its value then.
 
@@ -43,7 +50,8 @@ def grid_barrier(counter, target):
     spins = 0
     while peek(counter) < target:
         spins += 1
-        tl.device_assert(spins < _SPINS, "riglstm: a program of the grid never came")
+        if spins > _SPINS:
+            give_up(spins)
     tl.debug_barrier()
 
 
@@ -66,13 +74,18 @@ def order(s):
 
 
 @triton.jit
-def top(key, k: tl.constexpr):
-    """The k largest of each line of keys (8, 8); of equals, the lower index (P4)."""
-    i = tl.arange(0, _SLOTS)
-    one, other = key[:, :, None], key[:, None, :]
-    first = i[None, :, None] < i[None, None, :]
-    ahead = (one > other) | ((one == other) & first)  # (8, 8, 8): [line, i, j], i is ahead of j
-    return tl.sum(ahead.to(tl.int32), 1) < k
+def top(keys, k: tl.constexpr, n: tl.constexpr):
+    """A bit for each of the k largest of n keys, line by line; of equals, the lower index (P4)."""
+    bits = tl.zeros_like(keys[0])
+    for i in tl.static_range(n):
+        ahead = tl.zeros_like(keys[0])
+        for j in tl.static_range(n):
+            if j < i:
+                ahead += (keys[j] >= keys[i]).to(tl.int32)
+            if j > i:
+                ahead += (keys[j] > keys[i]).to(tl.int32)
+        bits += tl.where(ahead < k, 1 << i, 0)
+    return bits
 
 
 def power_of_two(n: int) -> int:

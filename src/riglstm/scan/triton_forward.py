@@ -28,84 +28,112 @@ from riglstm.scan.triton_common import (
 @triton.jit
 def _finish(
     t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A,
-    N: tl.constexpr, d: tl.constexpr, BP: tl.constexpr,
+    N: tl.constexpr, d: tl.constexpr, BP: tl.constexpr, RB: tl.constexpr,
     SCALE: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (20)-(21): the state (8, BP) of sequence b before step t, also written to y."""
-    n, e = tl.arange(0, _SLOTS), tl.arange(0, BP)
-    inside = (n < N)[:, None] & (e < d)[None, :]
-    at = b * (N * d) + n[:, None] * d + e[None, :]
+    """Eqs. (20)-(21): the state (RB, 8, BP) of sequences b before step t, also written to y."""
+    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
+    at = (b * (N * d))[:, None, None] + (n * d)[:, :, None] + e
     size = tl.cast(B * N * d, tl.int64)
     old = tl.where(t < 2, h0, Y + (t - 2) * size)
     h = tl.load(old + at, mask=inside, other=0.0, cache_modifier=".cg")
-    act = tl.load(ACT + tl.cast(t - 1, tl.int64) * B + b, mask=t > 0, other=0, cache_modifier=".cg")
-    woke = ((act >> n) & 1) != 0
-    h = tl.where(((act >> _FRESH) & 1) != 0, 0.0, h)
-    use = inside & woke[:, None]
-    new = tl.load(PROP + at, mask=use, other=0.0, cache_modifier=".cg")
+    new = tl.load(PROP + at, mask=inside, other=0.0, cache_modifier=".cg")
+    row = tl.cast(t - 1, tl.int64) * B + b
+    act = tl.load(ACT + row, mask=(b < B) & (t > 0), other=0, cache_modifier=".cg")
+    woke = ((act[:, None] >> n) & 1) != 0  # (RB, 8)
+    h = tl.where((((act >> _FRESH) & 1) != 0)[:, None, None], 0.0, h)
     if SOFT:
-        q = tl.load(PROP + size + at, mask=use, other=0.0, cache_modifier=".cg")
+        q = tl.load(PROP + size + at, mask=inside, other=0.0, cache_modifier=".cg")
         ahead = new - h
         bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
-        a = sigmoid(SCALE * tl.sum(ahead * q, 1) + bias)
+        a = sigmoid(SCALE * tl.sum(ahead * q, 2) + bias)
         if SAVE:
-            tl.store(A + (tl.cast(t - 1, tl.int64) * B + b) * N + n, a, mask=woke)
-        new = h + a[:, None] * ahead
-    h = tl.where(woke[:, None], new, h)
+            tl.store(A + row[:, None] * N + n, a, mask=woke)
+        new = h + a[:, :, None] * ahead
+    h = tl.where(woke[:, :, None], new, h)
     tl.store(Y + (t - 1) * size + at, h, mask=inside & (t > 0))
     return h
 
 
 @triton.jit
+def _scores(
+    h, V, n_slots: tl.constexpr, b, B, ROW: tl.constexpr, SLOT: tl.constexpr, d: tl.constexpr,
+    BP: tl.constexpr, stays,
+):  # fmt: skip
+    """Eq. (13): h (RB, 8, BP) times each of a sequence's vectors, as a tuple of (RB, 8)."""
+    e = tl.arange(0, BP)[None, :]
+    at = tl.cast(b, tl.int64)[:, None] * ROW + e
+    mask = (stays & (b < B))[:, None] & (e < d)
+    scores = ()
+    for k in tl.static_range(n_slots):
+        v = tl.load(V + at + k * SLOT, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        scores = scores + (tl.sum(h * v[:, None, :], 2),)
+    return scores
+
+
+@triton.jit
 def _select(
-    t, b, B, h, c, X, XH, LIVE, RESET, ACT, BITS, LIST, COUNT,
+    t, b, B, h, h0, c, X, XH, Y, LIVE, RESET, ACT, BITS, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, X_ROW: tl.constexpr,
     X_SLOT: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (13)-(16) for sequence b: who wakes, and a bit for every slot that a cell takes in."""
-    n, e = tl.arange(0, _SLOTS), tl.arange(0, BP)
+    """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in."""
+    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    there = b < B
     row = tl.cast(t, tl.int64) * B + b
-    slot = row * ((K + N) * P) + (K + n)[:, None] * P + e[None, :]
-    tl.store(XH + slot, h.to(XH.dtype.element_ty), mask=(n < N)[:, None] & (e < P)[None, :])
-    fresh = 0
+    slot = (row * ((K + N) * P))[:, None, None] + ((K + n) * P)[:, :, None] + e
+    mask = there[:, None, None] & (n < N)[:, :, None] & (e < P)
+    tl.store(XH + slot, h.to(XH.dtype.element_ty), mask=mask)
+    fresh = b * 0
     if RESET is not None:
-        fresh = tl.load(RESET + row).to(tl.int32)
-        wiped = (n < N) & (n * 0 + fresh != 0)
-        h = tl.where(wiped[:, None], 0.0, h)
-        at = b * (N * d) + n[:, None] * d + e[None, :]
-        tl.store(c + at, tl.zeros((_SLOTS, BP), tl.float32), mask=wiped[:, None] & (e < d)[None, :])
+        fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)
+        h = tl.where((fresh != 0)[:, None, None], 0.0, h)
+        at = (b * (N * d))[:, None, None] + (n * d)[:, :, None] + e
+        wiped = there[:, None, None] & (n < N)[:, :, None] & (e < d) & (fresh != 0)[:, None, None]
+        tl.store(c + at, 0.0 * h, mask=wiped)
+    stays = fresh == 0
 
-    act = tl.full((_SLOTS,), 1, tl.int32)
-    views = tl.full((_SLOTS, _SLOTS), 1, tl.int32)
+    wide = tl.zeros_like(fresh)[:, None] + n * 0  # (RB, 8)
+    act = wide + 1
+    views = wide + ((1 << K) - 1)
     if (K_a < N) or (K_x < K):
-        at = row * X_ROW + n[:, None] * X_SLOT + e[None, :]
-        x = tl.load(X + at, mask=(n < K)[:, None] & (e < d)[None, :], other=0.0).to(tl.float32)
-        s = tl.sum(h[:, None, :] * x[None, :, :], 2)  # (8, 8): [cell, view]
+        s = _scores(h, X + tl.cast(t, tl.int64) * B * X_ROW, K, b, B, X_ROW, X_SLOT, d, BP, stays)
+        total = s[0]
+        keys = (order(s[0]),)
+        for k in tl.static_range(1, K):
+            total += s[k]
+            keys = keys + (order(s[k]),)
         if K_a < N:
-            total = order(tl.sum(s, 1))
-            total = tl.where(n < N, total, -0x80000000)
-            keys = tl.broadcast_to(total[None, :], (_SLOTS, _SLOTS))
-            act = tl.sum(tl.where(n[:, None] == 0, top(keys, K_a).to(tl.int32), 0), 0)
+            key = tl.where(n < N, order(total), -0x80000000)
+            one, other = key[:, :, None], key[:, None, :]
+            i = tl.arange(0, _SLOTS)
+            first = (i[:, None] > i[None, :])[None, :, :]
+            ahead = (other > one) | ((other == one) & first)  # (RB, 8, 8): [.., i, j], j is ahead
+            act = (tl.sum(ahead.to(tl.int32), 2) < K_a).to(tl.int32)
         if K_x < K:
-            views = top(tl.where((n < K)[None, :], order(s), -0x80000000), K_x).to(tl.int32)
-    views = tl.sum(tl.where((n < K)[None, :], views << n[None, :], 0), 1)
-    own = n[:, None] == n[None, :]
-    peers = tl.full((_SLOTS, _SLOTS), 1, tl.int32)
+            views = top(keys, K_x, K)
+    peers = wide + ((1 << N) - 1)
     if K_h < N - 1:
-        r = order(tl.sum(h[:, None, :] * h[None, :, :], 2))  # (8, 8): [cell, cell]
-        r = tl.where(own | (n >= N)[None, :], -0x80000000, r)
-        peers = (top(r, K_h) | own).to(tl.int32)
-    peers = tl.sum(tl.where((n < N)[None, :], peers << n[None, :], 0), 1)
-    peers = tl.where(n * 0 + fresh != 0, 0, peers)
+        tl.debug_barrier()
+        now = tl.where(t < 1, h0, Y + tl.cast(t - 1, tl.int64) * (B * N * d))
+        r = _scores(h, now, N, b, B, N * d, d, d, BP, stays)
+        keys = (tl.where(n == 0, -0x80000000, order(r[0])),)
+        for k in tl.static_range(1, N):
+            keys = keys + (tl.where(n == k, -0x80000000, order(r[k])),)
+        peers = top(keys, K_h, N) | (1 << n)
+    peers = tl.where((fresh != 0)[:, None], 0, peers)
+
     if LIVE is not None:
-        act = act * tl.load(LIVE + row).to(tl.int32)
-    act = tl.where(n < N, act, 0)
-    tl.store(BITS + row * N + n, tl.where(act != 0, views | (peers << K), 0), mask=n < N)
-    tl.store(ACT + row, tl.sum(act << n, 0) | (fresh << _FRESH))
+        act = act * tl.load(LIVE + row, mask=there, other=0).to(tl.int32)[:, None]
+    act = tl.where(there[:, None] & (n < N), act, 0)
+    mask = there[:, None] & (n < N)
+    tl.store(BITS + row[:, None] * N + n, tl.where(act != 0, views | (peers << K), 0), mask=mask)
+    tl.store(ACT + row, tl.sum(act << n, 1) | (fresh << _FRESH), mask=there)
     if COMPACT:
-        place = tl.atomic_add(COUNT + t * N + n, 1, mask=act != 0, sem="relaxed")
-        tl.store(LIST + n * B + place, tl.zeros((_SLOTS,), tl.int32) + b, mask=act != 0)
+        place = tl.atomic_add(COUNT + t * N + n + wide, 1, mask=act != 0, sem="relaxed")
+        tl.store(LIST + n * B + place, b[:, None] + wide, mask=act != 0)
 
 
 @triton.jit
@@ -138,6 +166,12 @@ def _gates(
     bits = tl.load(BITS + row * N + j, mask=there, other=0, cache_modifier=".cg")
     on = bits != 0
     start = row * (S * P)
+    lane = tl.arange(0, BU)
+    unit = u * U + lane
+    inside = (lane < U) & (unit < d)
+    use = on[:, None] & inside[None, :]
+    at = b[:, None] * (N * d) + j * d + unit[None, :]
+    c_old = tl.load(c + at, mask=use, other=0.0, cache_modifier=".cg")
     e, col = tl.arange(0, BK), tl.arange(0, BN)
     W += (j * TILES + u) * (S * G * U * P)
     acc = tl.zeros((BM, BN), tl.float32)
@@ -160,17 +194,11 @@ def _gates(
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
 
-    lane = tl.arange(0, BU)
-    unit = u * U + lane
-    inside = (lane < U) & (unit < d)
-    use = on[:, None] & inside[None, :]
     bias = BIAS + j * (4 * d) + unit
     f = sigmoid(_gate(acc, 0, BM, BN, U, BU) + tl.load(bias, mask=inside)[None, :])
     i_ = sigmoid(_gate(acc, 1, BM, BN, U, BU) + tl.load(bias + d, mask=inside)[None, :])
     o = sigmoid(_gate(acc, 2, BM, BN, U, BU) + tl.load(bias + 2 * d, mask=inside)[None, :])
     g = tanh(_gate(acc, 3, BM, BN, U, BU) + tl.load(bias + 3 * d, mask=inside)[None, :])
-    at = b[:, None] * (N * d) + j * d + unit[None, :]
-    c_old = tl.load(c + at, mask=use, other=0.0, cache_modifier=".cg")
     c_new = f * c_old + i_ * g
     tl.store(c + at, c_new, mask=use)
     tl.store(PROP + at, o * tanh(c_new), mask=use)
@@ -197,7 +225,8 @@ def forward_kernel(
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    U: tl.constexpr, BU: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+    U: tl.constexpr, BU: tl.constexpr, RB: tl.constexpr,
+    STAGES: tl.constexpr, COMPACT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 only finish step t1 - 1."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -206,11 +235,14 @@ def forward_kernel(
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         if PHASE & 9:
-            for b in tl.range(p, B, programs, num_stages=1):
-                h = _finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
+            for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+                b = r * RB + tl.arange(0, RB)
+                h = _finish(
+                    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, RB, SCALE, SOFT, SAVE
+                )  # fmt: skip
                 if PHASE & 1:
                     _select(
-                        t, b, B, h, c, X, XH, LIVE, RESET, ACT, BITS, LIST, COUNT,
+                        t, b, B, h, h0, c, X, XH, Y, LIVE, RESET, ACT, BITS, LIST, COUNT,
                         N, K, d, P, BP, K_a, K_x, K_h, X_ROW, X_SLOT, COMPACT,
                     )  # fmt: skip
         if PHASE & 4:

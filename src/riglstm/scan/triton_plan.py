@@ -22,6 +22,10 @@ ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
 
+PRODUCT_ROWS = 4096
+"""Rows of one product for the gradient of weights: what the cells took in is written out for it."""
+
+
 class Saved(NamedTuple):
     """What the backward pass needs; without it, empty."""
 
@@ -130,12 +134,6 @@ def views_tiles(z: Sizes) -> dict[str, Any]:
     return {"BM": 128, "BK": BK, "STAGES": 3, "BP": power_of_two(z.d), "num_warps": 8}
 
 
-def weights_tiles(z: Sizes) -> dict[str, Any]:
-    """Tiles of the gradient of weights."""
-    BK = 32 if z.dtype.itemsize == 4 else 64
-    return {"BN": 128, "BK": BK, "STAGES": 4, "BP": power_of_two(z.P), "num_warps": 8}
-
-
 def forward_tiles(z: Sizes, B: int) -> dict[str, Any]:
     """Tile sizes by the number of sequences and the width of a number."""
     short = z.dtype.itemsize == 2
@@ -146,6 +144,7 @@ def forward_tiles(z: Sizes, B: int) -> dict[str, Any]:
         BM, BN, BK, warps, stages = 128, 64, BP if short else min(BP, 64), 8, 4
     U = min(z.d, BN // z.G)
     tile = {"BM": BM, "BN": BN, "BK": BK, "U": U, "BU": power_of_two(U), "STAGES": stages}
+    tile["RB"] = 1 if B <= FEW else 4
     return tile | {"BP": BP, "COMPACT": B > FEW, "num_warps": warps}
 
 
@@ -155,13 +154,9 @@ def backward_tiles(z: Sizes, B: int) -> dict[str, Any]:
         BM, BN, BK, warps = 64, 32, 128, 4
     else:
         BM, BN, BK, warps = 128, 128, 64, 8
-    tile = {"BM": BM, "BN": BN, "BK": BK, "STAGES": 3}
+    tile = {"BM": BM, "BN": BN, "BK": BK, "STAGES": 3, "RB": 1 if B <= FEW else 2}
     return tile | {"BP": BP, "COMPACT": B > FEW, "num_warps": warps}
 
 
-PERSISTENT: dict[str, Any] = {
-    "launch_cooperative_grid": True,
-    "debug": True,
-    "sanitize_overflow": False,
-}
-"""The whole grid at once, since its programs wait for each other, with the barrier's assertion."""
+PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}
+"""The whole grid at once, since its programs wait for each other."""

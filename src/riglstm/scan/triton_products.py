@@ -1,10 +1,9 @@
-"""Gradients of views and weights in the `triton` backend: large products after the loop.
+"""Kernels of the `triton` backend around the large products after the loop.
 
-Both take D5 of a piece of R = steps · B rows and leave out, while loading, what the masks of the
-forward pass left out.
+Both work on a piece of R = steps · B rows, and put in the masks of the forward pass.
 
-Shapes: N cells of size d, K views, S = K + N slots, P numbers a slot in memory, G = 4 or 5 gates,
-L ≥ G·d numbers of D5 in memory, BP = power of two ≥ P.
+Shapes: N cells of size d, K views, S = K + N slots, P numbers a slot in memory, L numbers of D5 in memory, BS
+and BP: powers of two that hold S, and d or P.
 """
 
 from __future__ import annotations
@@ -47,34 +46,17 @@ def views_kernel(
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
-def weights_kernel(
-    D5, XH, BITS, DW, R,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
-    BP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+def inputs_kernel(
+    XH, BITS, H, R,
+    N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """Add Hᵀ D5 of one slot and one cell to DW (N, S·d, L)."""
-    s, j, u = tl.program_id(1), tl.program_id(2), tl.program_id(0)
-    e, m = tl.arange(0, BP), u * BN + tl.arange(0, BN)
-    acc = tl.zeros((BP, BN), tl.float32)
-    for r in tl.range(0, R, BK, num_stages=STAGES):
-        row = tl.cast(r, tl.int64) + tl.arange(0, BK)
-        there = row < R
-        bits = tl.load(BITS + row * N + j, mask=there, other=0)
-        use = ((bits >> s) & 1) != 0
-        h = tl.load(
-            XH + (row * ((K + N) * P) + s * P)[:, None] + e[None, :],
-            mask=use[:, None] & (e < P)[None, :],
-            other=0.0,
-        )
-        g = tl.load(
-            D5 + (row * (N * L) + j * L)[:, None] + m[None, :],
-            mask=use[:, None] & (m < L)[None, :],
-            other=0.0,
-        )
-        if WIDE:
-            h, g = h.to(tl.float32), g.to(tl.float32)
-        acc = tl.dot(h.T, g, acc, input_precision=PRECISION)
-    at = ((j * (K + N) + s) * d + e)[:, None] * L + m[None, :]
-    mask = (e < d)[:, None] & (m < L)[None, :]
-    tl.store(DW + at, tl.load(DW + at, mask=mask, other=0.0) + acc, mask=mask)
+    """Eq. (17) for one row: what each cell took in, H (N, R, S·P), zero where it did not."""
+    row = tl.cast(tl.program_id(0), tl.int64)
+    s, e = tl.arange(0, BS)[:, None], tl.arange(0, BP)[None, :]
+    inside = (s < S) & (e < P)
+    at = s * P + e
+    v = tl.load(XH + row * (S * P) + at, mask=inside, other=0.0)
+    for j in tl.static_range(N):
+        bits = tl.load(BITS + row * N + j)
+        took = ((bits >> s) & 1) != 0
+        tl.store(H + (j * R + row) * (S * P) + at, tl.where(took, v, 0.0), mask=inside)

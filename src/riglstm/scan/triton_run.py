@@ -14,10 +14,11 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.scan.batched_backward import five_gates, input_map, split_gates
 from riglstm.scan.triton_backward import backward_kernel
-from riglstm.scan.triton_common import interpreted
+from riglstm.scan.triton_common import interpreted, power_of_two
 from riglstm.scan.triton_forward import forward_kernel
 from riglstm.scan.triton_plan import (
     PERSISTENT,
+    PRODUCT_ROWS,
     ROWS_AT_ONCE,
     Saved,
     Sizes,
@@ -29,10 +30,9 @@ from riglstm.scan.triton_plan import (
     sizes,
     tiled,
     views_tiles,
-    weights_tiles,
     write_views,
 )
-from riglstm.scan.triton_products import views_kernel, weights_kernel
+from riglstm.scan.triton_products import inputs_kernel, views_kernel
 from riglstm.selection import Selection
 
 
@@ -57,7 +57,7 @@ def forward(
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
-    proposal = h.new_empty(z.G - 3, B, N, d)
+    proposal = h.new_zeros(z.G - 3, B, N, d)
     some = B if tile["COMPACT"] else 1
     place = h.new_empty(N, some, dtype=torch.int32)
     count = h.new_zeros(T if some > 1 else 1, N, dtype=torch.int32)
@@ -115,7 +115,7 @@ def backward(
     place = dy.new_empty(N, some, dtype=torch.int32)
     count = dy.new_zeros(T if some > 1 else 1, N, dtype=torch.int32)
     dV = dy.new_empty(T, B, z.K, d, dtype=product) if for_input else None
-    dW = dy.new_zeros(N, z.S * d, z.L) if for_gates else None
+    dW = dy.new_zeros(N, z.S * z.P, z.L) if for_gates else None
     db = dy.new_zeros(N, z.L)
     constants = dict(
         N=N, K=z.K, d=d, L=z.L, G=z.G, SCALE=sel.update_scale, PRECISION=precision(product),
@@ -139,9 +139,10 @@ def backward(
         else:
             run(7, programs_on(dy.device, max(tiles, B)), t0, t0, t1, **PERSISTENT)
         piece = D5[: t1 - t0]
-        now = None if dV is None else dV[t0:t1]
-        _products(piece, saved.XH[t0:t1], saved.bits[t0:t1], W, now, dW, z)
+        if dV is not None:
+            _views_gradient(piece, saved.bits[t0:t1], W, dV[t0:t1], z)
         if dW is not None:
+            _add_weights_gradient(piece, saved.XH[t0:t1], saved.bits[t0:t1], dW, z)
             db += piece.sum((0, 1), dtype=torch.float32)
     run(8, B, 0, 0, 1)
     dx = dW_in = db_in = None
@@ -149,24 +150,38 @@ def backward(
         dx, dW_in, db_in = input_map(dV.view(T * B, z.K * d), x, weights, product)
     if dW is None:
         return dx, dh, dc, Weights(dW_in, db_in, None, None, None, None)  # type: ignore[arg-type]
-    d_gates, d_query = split_gates(dW[:, :, : z.G * d].contiguous(), weights.W_q, z.K)
+    d_gates, d_query = split_gates(_cut(dW, z), weights.W_q, z.K)
     db_gates = None if weights.b is None else db[:, : 4 * d].contiguous()
     d_bias = None if weights.update_bias is None else dz.sum((0, 1))
     return dx, dh, dc, Weights(dW_in, db_in, d_gates, db_gates, d_query, d_bias)
 
 
-def _products(
-    D5: Tensor, XH: Tensor, bits: Tensor, W: Tensor, dV: Tensor | None, dW: Tensor | None, z: Sizes
-) -> None:
-    """Of one piece of the sequence: write the views' gradients, add to those of the weights."""
-    R = D5.shape[0] * D5.shape[1]
-    common: dict[str, Any] = dict(
-        N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=precision(z.dtype), WIDE=interpreted()
+def _cut(dW: Tensor, z: Sizes) -> Tensor:
+    """dW (N, S·P, L) without what memory is rounded up by, (N, S·d, G·d)."""
+    return dW.view(z.N, z.S, z.P, z.L)[:, :, : z.d, : z.G * z.d].flatten(1, 2)
+
+
+def _views_gradient(D5: Tensor, bits: Tensor, W: Tensor, dV: Tensor, z: Sizes) -> None:
+    """Write the gradient of the views of one piece of the sequence."""
+    R, tile = D5.shape[0] * D5.shape[1], views_tiles(z)
+    views_kernel[(z.K, -(-R // tile["BM"]))](
+        *(D5, W, bits, dV, R),
+        **dict(N=z.N, K=z.K, d=z.d, L=z.L),
+        **dict(PRECISION=precision(z.dtype), WIDE=interpreted(), **tile),
     )
-    if dV is not None:
-        tile = views_tiles(z)
-        views_kernel[(z.K, -(-R // tile["BM"]))](D5, W, bits, dV, R, **common, **tile)
-    if dW is not None:
-        tile = weights_tiles(z)
-        grid = (-(-z.L // tile["BN"]), z.S, z.N)
-        weights_kernel[grid](D5, XH, bits, dW, R, **common, P=z.P, **tile)
+
+
+def _add_weights_gradient(D5: Tensor, XH: Tensor, bits: Tensor, dW: Tensor, z: Sizes) -> None:
+    """Add Hᵀ D5 of one piece of the sequence to dW (N, S·P, L)."""
+    D, V, bits = D5.flatten(0, 1), XH.flatten(0, 1), bits.flatten(0, 1)
+    for r in range(0, D.shape[0], PRODUCT_ROWS):
+        now = slice(r, r + PRODUCT_ROWS)
+        R = D[now].shape[0]
+        H = V.new_empty(z.N, R, z.S * z.P)
+        tile = dict(BS=power_of_two(z.S), BP=power_of_two(z.P))
+        inputs_kernel[(R,)](V[now], bits[now], H, R, N=z.N, S=z.S, P=z.P, **tile)
+        a, b = H.mT, D[now].transpose(0, 1)  # (N, S·P, R), (N, R, L)
+        if z.dtype == dW.dtype:
+            torch.baddbmm(dW, a, b, out=dW)
+        else:
+            dW += torch.bmm(a, b, out_dtype=dW.dtype)
