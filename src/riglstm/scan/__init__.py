@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from typing import Any, Literal, TypeAlias
@@ -64,6 +65,7 @@ def resolve(
     return backend
 
 
+@functools.cache
 def _no_triton(device: torch.device) -> str | None:
     """What `triton` misses on a device; None: nothing."""
     if importlib.util.find_spec("triton") is None:

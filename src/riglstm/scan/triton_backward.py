@@ -119,8 +119,9 @@ def _spread(
     start = (tl.cast(t - first, tl.int64) * B + b) * (N * L) + j * L
     weight = (j * (K + N) * d + K * d + unit) * L
     acc = tl.zeros((BM, BN), tl.float32)
-    for k0 in tl.range(0, L, BK, num_stages=STAGES):
-        k = k0 + tl.arange(0, BK)
+    CHUNKS: tl.constexpr = (L + BK - 1) // BK
+    for m in tl.range(0, CHUNKS, num_stages=STAGES):
+        k = ((m + u) % CHUNKS) * BK + tl.arange(0, BK)
         a = tl.load(
             D5 + start[:, None] + k[None, :],
             mask=on[:, None] & (k < L)[None, :],

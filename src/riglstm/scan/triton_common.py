@@ -20,7 +20,7 @@ _SPINS = tl.constexpr(1 << 26)
 
 @triton.jit
 def peek(counter):
-    """The counter, and everything written before it was raised to that."""
+    """The counter, and with it everything that was written before it was raised to that."""
     return tl.inline_asm_elementwise(
         "ld.acquire.gpu.global.s32 $0, [$1];",
         "=r,l",

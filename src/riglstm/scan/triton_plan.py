@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.triton_common import interpreted, power_of_two
+from riglstm.scan.triton_products import pack_kernel
 from riglstm.selection import Selection
 
 FEW = 64
@@ -99,7 +99,8 @@ def write_views(x: Tensor, weights: Weights, z: Sizes, XH: Tensor) -> tuple[Tens
     """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
     T, B, D = x.shape
     views = XH[:, :, : z.K]
-    views[..., z.d :].zero_()
+    if z.P > z.d:
+        views[..., z.d :].zero_()
     if weights.W_in is None:
         views[..., : z.d].copy_(x.view(T, B, z.K, z.d))
         return x, z.K * z.d, z.d
@@ -114,13 +115,23 @@ def write_views(x: Tensor, weights: Weights, z: Sizes, XH: Tensor) -> tuple[Tens
     return XH, z.S * z.P, z.P
 
 
-def tiled(W5: Tensor, z: Sizes, U: int) -> Tensor:
-    """W5 (N, S·d, G·d) as (N, tiles, S, G, U, P): what a tile of U units reads lies together."""
-    N, S, d, G = z.N, z.S, z.d, z.G
-    n = -(-d // U)
-    W = W5.view(N, S, d, G, d).permute(0, 4, 1, 3, 2)  # (N, unit, S, G, d)
-    W = F.pad(W, (0, z.P - d, 0, 0, 0, 0, 0, n * U - d))
-    return W.view(N, n, U, S, G, z.P).permute(0, 1, 3, 4, 2, 5).to(z.dtype).contiguous()
+def pack(weights: Weights, z: Sizes, U: int | None = None) -> Tensor:
+    """All weights of the gates in the products' dtype, W_q as a fifth gate.
+
+    With U as (N, tiles, S, G, U, P): what a tile of U units reads lies together; else (N, S·d, L).
+    """
+    W, W_q = weights.W, weights.W_q
+    shape = (z.N, z.S * z.d, z.L) if U is None else (z.N, -(-z.d // U), z.S, z.G, U, z.P)
+    out = W.new_empty(shape, dtype=z.dtype)
+    if U is None and z.L > z.G * z.d:
+        out[..., z.G * z.d :].zero_()
+    lanes = U or 16
+    pack_kernel[(z.N * -(-z.d // lanes), z.S)](
+        *(W, W if W_q is None else W_q, out),
+        **dict(N=z.N, K=z.K, d=z.d, P=z.P, L=z.L if U is None else 0, G=z.G, U=lanes),
+        **dict(BP=power_of_two(z.P), PER_CELL=W_q is not None and W_q.dim() == 3),
+    )
+    return out
 
 
 def programs_on(device: torch.device, most: int) -> int:
@@ -139,19 +150,17 @@ def forward_tiles(z: Sizes, B: int) -> dict[str, Any]:
     short = z.dtype.itemsize == 2
     BP = power_of_two(z.P)
     if B <= FEW:
-        BM, BN, BK, warps, stages = 64, 32, BP, 4, 4 if short else 3
+        BM, U, BK, RB, stages = 64, 8, BP, 1, 4 if short else 3
     else:
-        BM, BN, BK, warps, stages = 128, 64, BP if short else min(BP, 64), 8, 4
-    U = min(z.d, BN // z.G)
-    tile = {"BM": BM, "BN": BN, "BK": BK, "U": U, "BU": power_of_two(U), "STAGES": stages}
-    tile["RB"] = 1 if B <= FEW else 4
-    return tile | {"BP": BP, "COMPACT": B > FEW, "num_warps": warps}
+        BM, U, BK, RB, stages = 128, 16, min(BP, 64), 4, 4 if short else 3
+    tile = {"BM": BM, "BK": BK, "U": U, "RB": RB, "STAGES": stages, "BP": BP}
+    return tile | {"COMPACT": B > FEW, "num_warps": 8}
 
 
 def backward_tiles(z: Sizes, B: int) -> dict[str, Any]:
     BP = power_of_two(z.d)
     if B <= FEW:
-        BM, BN, BK, warps = 64, 32, 128, 4
+        BM, BN, BK, warps = 64, 32, 128, 8
     else:
         BM, BN, BK, warps = 128, 128, 64, 8
     tile = {"BM": BM, "BN": BN, "BK": BK, "STAGES": 3, "RB": 1 if B <= FEW else 2}

@@ -60,3 +60,34 @@ def inputs_kernel(
         bits = tl.load(BITS + row * N + j)
         took = ((bits >> s) & 1) != 0
         tl.store(H + (j * R + row) * (S * P) + at, tl.where(took, v, 0.0), mask=inside)
+
+
+@triton.jit
+def pack_kernel(
+    W, W_Q, OUT,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
+    G: tl.constexpr, U: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
+):  # fmt: skip
+    """One slot of W (N, S·d, 4·d) and W_q for U units of a cell, W_q as the fifth gate.
+
+    With L = 0 to (N, tiles, S, G, U, P), as the forward kernel reads it, else to (N, S·d, L).
+    """
+    S: tl.constexpr = K + N
+    TILES: tl.constexpr = (d + U - 1) // U
+    j, u, s = tl.program_id(0) // TILES, tl.program_id(0) % TILES, tl.program_id(1)
+    k, lane = tl.arange(0, BP)[:, None], tl.arange(0, U)[None, :]
+    unit = u * U + lane
+    inside = (k < d) & (unit < d)
+    for g in tl.static_range(G):
+        if g < 4:
+            w = tl.load(W + ((j * S + s) * d + k) * (4 * d) + g * d + unit, mask=inside, other=0.0)
+        else:
+            slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
+            mask = inside & (s + 0 * k != K + j)
+            w = tl.load(W_Q + (slot * d + k) * d + unit, mask=mask, other=0.0)
+        w = w.to(OUT.dtype.element_ty)
+        if L == 0:
+            at = (((j * TILES + u) * S + s) * G + g) * (U * P) + lane * P + k
+            tl.store(OUT + at, w, mask=(k < P) & (lane < U))
+        else:
+            tl.store(OUT + ((j * S + s) * d + k) * L + g * d + unit, w, mask=inside)

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.batched_backward import five_gates, input_map, split_gates
+from riglstm.scan.batched_backward import input_map, split_gates
 from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_common import interpreted, power_of_two
 from riglstm.scan.triton_forward import forward_kernel
@@ -25,10 +24,10 @@ from riglstm.scan.triton_plan import (
     backward_tiles,
     empty_saved,
     forward_tiles,
+    pack,
     precision,
     programs_on,
     sizes,
-    tiled,
     views_tiles,
     write_views,
 )
@@ -53,15 +52,12 @@ def forward(
     tile = forward_tiles(z, B)
     saved = empty_saved(T, B, z, h, save)
     X, X_ROW, X_SLOT = write_views(x, weights, z, saved.XH)
-    W = tiled(five_gates(weights.W, weights.W_q, z.K), z, tile["U"])
+    W = pack(weights, z, tile["U"])
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
     proposal = h.new_zeros(z.G - 3, B, N, d)
-    some = B if tile["COMPACT"] else 1
-    place = h.new_empty(N, some, dtype=torch.int32)
-    count = h.new_zeros(T if some > 1 else 1, N, dtype=torch.int32)
-    counter = h.new_zeros(1, dtype=torch.int32)
+    place, count, counter = _counters(T, B, N, h, tile["COMPACT"])
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale, X_ROW=X_ROW, X_SLOT=X_SLOT,
         K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
@@ -81,10 +77,19 @@ def forward(
         for t in range(T):
             run(1, B, t, t + 1)
             run(2, tiles, t, t + 1)
+        run(8, B, T, T)
     else:
-        run(7, programs_on(h.device, max(tiles, B)), 0, T, **PERSISTENT)
-    run(8, B, T, T + 1)
+        run(15, programs_on(h.device, max(tiles, B)), 0, T, **PERSISTENT)
     return y, y[-1].clone(), c, saved
+
+
+def _counters(
+    T: int, B: int, N: int, like: Tensor, compact: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For tiles of rows that are awake their numbers and counts, and the counter of the barrier."""
+    zeros = like.new_zeros(T * N + 1 if compact else 1, dtype=torch.int32)
+    place = like.new_empty(N * B if compact else 1, dtype=torch.int32)
+    return place, zeros[1:] if compact else zeros, zeros[:1]
 
 
 def backward(
@@ -104,16 +109,14 @@ def backward(
     """Gradients of x, h, c and of every weight, from those of y and the final state."""
     T, B, N, d = y.shape
     z = sizes(d, sel, weights.W_q is not None, product)
-    W = F.pad(five_gates(weights.W, weights.W_q, z.K), (0, z.L - z.G * d)).to(product)
+    W = pack(weights, z)
     dh, dc = dh.clone(), dc.clone()
     tile = backward_tiles(z, B)
     steps = min(T, max(1, ROWS_AT_ONCE // B))
     D5 = dy.new_zeros(steps, B, N, z.L, dtype=product)
     dz = dy.new_empty(T if z.G == 5 else 1, B, N)
     parts = dy.new_empty(B, N, N, d)
-    some = B if tile["COMPACT"] else 1
-    place = dy.new_empty(N, some, dtype=torch.int32)
-    count = dy.new_zeros(T if some > 1 else 1, N, dtype=torch.int32)
+    place, count, _ = _counters(T, B, N, dy, tile["COMPACT"])
     dV = dy.new_empty(T, B, z.K, d, dtype=product) if for_input else None
     dW = dy.new_zeros(N, z.S * z.P, z.L) if for_gates else None
     db = dy.new_zeros(N, z.L)
