@@ -62,8 +62,36 @@ def scan(
         sel.update_scale,
     )
     product = product_dtype(x.device, h.dtype)
-    y, h, c, *saved = _forward(x, h, c, *weights, live, reset, *rules, product, learns)
-    return y, (h, c), awake(Saved(*saved).act, sel.N)
+    if learns or torch.compiler.is_compiling():
+        y, h, c, *saved = _forward(x, h, c, *weights, live, reset, *rules, product, learns)
+        return y, (h, c), awake(Saved(*saved).act, sel.N)
+    # Without gradients the operator's own work, a part of a millisecond, is left out.
+    y, h, c, kept = _run(x, h, c, weights, sel, live, reset, product, save=False)
+    return y, (h, c), awake(kept.act, sel.N)
+
+
+def _run(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved]:
+    """The forward pass on tensors that lie in memory as the kernels want them."""
+    with torch.no_grad():
+        return forward(
+            *(x.contiguous(), h.contiguous(), c),
+            Weights(*(None if w is None else w.contiguous() for w in weights)),  # type: ignore[arg-type]
+            sel,
+            None if live is None else live.contiguous(),
+            None if reset is None else reset.contiguous(),
+            product,
+            save,
+        )
 
 
 @torch.library.custom_op("riglstm::triton_forward", mutates_args=())
@@ -92,14 +120,8 @@ def _forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
-    weights = Weights(W_in, b_in, W.contiguous(), b, W_q, update_bias)
-    y, h, c, saved = forward(
-        *(x.contiguous(), h.contiguous(), c, weights, sel),
-        None if live is None else live.contiguous(),
-        None if reset is None else reset.contiguous(),
-        product,
-        save,
-    )
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    y, h, c, saved = _run(x, h, c, weights, sel, live, reset, product, save)
     return y, h, c, *saved
 
 

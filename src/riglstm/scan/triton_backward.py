@@ -147,7 +147,7 @@ def backward_kernel(
     BN: tl.constexpr, BK: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
     COMPACT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """Steps t1 - 1 down to t0. PHASE is a sum: 1 grads, 2 spread, 4 barriers, 8 the start's gradient."""
+    """Steps t1 - 1 down to t0. PHASE is a sum: 1 grads, 2 spread, 4 barriers, 8 the start's."""
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = N * ((N * d + BN - 1) // BN)
     target = 0
@@ -164,8 +164,8 @@ def backward_kernel(
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)
                 _grads(
-                    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ, LIST,
-                    COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
+                    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ,
+                    LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs

@@ -36,7 +36,7 @@ class Saved(NamedTuple):
     bits: Tensor
     """(T, B, N) int32: a bit for each slot that a cell took in; 0 where it slept."""
     gates: Tensor
-    """(T, B, N, G·d): f, i, o, g after their non-linearity, and W_q Q; unwritten where a cell slept."""
+    """(T, B, N, G·d): f, i, o, g after their non-linearity, W_q Q; unwritten where a cell slept."""
     c: Tensor
     """(T, B, N, d): c before the step; likewise."""
     a: Tensor
@@ -99,72 +99,84 @@ def write_views(x: Tensor, weights: Weights, z: Sizes, XH: Tensor) -> tuple[Tens
     """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
     T, B, D = x.shape
     views = XH[:, :, : z.K]
-    if z.P > z.d:
+    if z.d < z.P:
         views[..., z.d :].zero_()
     if weights.W_in is None:
         views[..., : z.d].copy_(x.view(T, B, z.K, z.d))
         return x, z.K * z.d, z.d
     x, W = x.view(T * B, D).to(z.dtype), weights.W_in.to(z.dtype)
-    out = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if z.P == z.d else x.new_empty(T * B, z.K * z.d)
+    out = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if z.d == z.P else x.new_empty(T * B, z.K * z.d)
     if weights.b_in is None:
         torch.mm(x, W, out=out)
     else:
         torch.addmm(weights.b_in.to(z.dtype), x, W, out=out)
-    if z.P != z.d:
+    if z.d != z.P:
         views[..., : z.d].copy_(out.view(T, B, z.K, z.d))
     return XH, z.S * z.P, z.P
 
 
-def pack(weights: Weights, z: Sizes, U: int | None = None) -> Tensor:
-    """All weights of the gates in the products' dtype, W_q as a fifth gate.
+def columns(z: Sizes, BN: int) -> int:
+    """Tiles of BN columns for a cell: of the four gates, and of W_q Q."""
+    return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
 
-    With U as (N, tiles, S, G, U, P): what a tile of U units reads lies together; else (N, S·d, L).
+
+def pack(weights: Weights, z: Sizes, BN: int | None = None) -> Tensor:
+    """All weights of the gates in the products' dtype.
+
+    With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L),
+    W_q as the fifth gate.
     """
-    W, W_q = weights.W, weights.W_q
-    shape = (z.N, z.S * z.d, z.L) if U is None else (z.N, -(-z.d // U), z.S, z.G, U, z.P)
+    W, W_q, wide = weights.W, weights.W_q, BN or 64
+    shape = (z.N, z.S * z.d, z.L) if BN is None else (z.N, columns(z, BN), BN, z.S * z.P)
     out = W.new_empty(shape, dtype=z.dtype)
-    if U is None and z.L > z.G * z.d:
+    if BN is None and z.G * z.d < z.L:
         out[..., z.G * z.d :].zero_()
-    lanes = U or 16
-    pack_kernel[(z.N * -(-z.d // lanes), z.S)](
-        *(W, W if W_q is None else W_q, out),
-        **dict(N=z.N, K=z.K, d=z.d, P=z.P, L=z.L if U is None else 0, G=z.G, U=lanes),
-        **dict(BP=power_of_two(z.P), PER_CELL=W_q is not None and W_q.dim() == 3),
-    )
+    pack_kernel[(z.N * columns(z, wide), z.S)](
+        W, W if W_q is None else W_q, out, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide,
+        BP=power_of_two(z.P), PER_CELL=W_q is not None and W_q.dim() == 3, TILED=BN is not None,
+    )  # fmt: skip
     return out
 
 
 def programs_on(device: torch.device, most: int) -> int:
     """Programs of a persistent grid: one for each multiprocessor at most."""
-    return min(most, torch.cuda.get_device_properties(device).multi_processor_count)
+    return min(most, int(torch.cuda.get_device_properties(device).multi_processor_count))
 
 
-def views_tiles(z: Sizes) -> dict[str, Any]:
+def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dtype) -> int:
+    """How many pieces of a product's operands, `rows` lines of BK numbers, fit in shared memory."""
+    if interpreted():
+        return 1
+    properties = torch.cuda.get_device_properties(device)
+    room = int(properties.shared_memory_per_block_optin) - 4096  # type: ignore[attr-defined]
+    return max(1, min(most, room // (rows * BK * dtype.itemsize)))
+
+
+def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     """Tiles of the gradient of views."""
-    BK = 64 if z.dtype.itemsize == 4 else 128
-    return {"BM": 128, "BK": BK, "STAGES": 3, "BP": power_of_two(z.d), "num_warps": 8}
+    BM, BP, BK = 128, power_of_two(z.d), 64 if z.dtype.itemsize == 4 else 128
+    tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
+    return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.dtype)}
 
 
-def forward_tiles(z: Sizes, B: int) -> dict[str, Any]:
-    """Tile sizes by the number of sequences and the width of a number."""
+def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
+    """Tiles of the forward kernel, by the number of sequences and the width of a number."""
     short = z.dtype.itemsize == 2
-    BP = power_of_two(z.P)
     if B <= FEW:
-        BM, U, BK, RB, stages = 64, 8, BP, 1, 4 if short else 3
+        BM, BN, BK, RB, warps = 64, 32, 128 if short else 64, 1, 4 if short else 8
     else:
-        BM, U, BK, RB, stages = 128, 16, min(BP, 64), 4, 4 if short else 3
-    tile = {"BM": BM, "BK": BK, "U": U, "RB": RB, "STAGES": stages, "BP": BP}
+        BM, BN, BK, RB, warps = 128, 128, 64, 4, 8
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.P)}
+    tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.dtype)
+    return tile | {"COMPACT": B > FEW, "num_warps": warps}
+
+
+def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
+    """Tiles of the backward kernel, likewise."""
+    BM, BN, BK, RB = (64, 32, 128, 1) if B <= FEW else (128, 128, 64, 2)
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
+    tile["STAGES"] = stages(device, 3, BM + BN, BK, z.dtype)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}
-
-
-def backward_tiles(z: Sizes, B: int) -> dict[str, Any]:
-    BP = power_of_two(z.d)
-    if B <= FEW:
-        BM, BN, BK, warps = 64, 32, 128, 8
-    else:
-        BM, BN, BK, warps = 128, 128, 64, 8
-    tile = {"BM": BM, "BN": BN, "BK": BK, "STAGES": 3, "RB": 1 if B <= FEW else 2}
-    return tile | {"BP": BP, "COMPACT": B > FEW, "num_warps": warps}
 
 
 PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}

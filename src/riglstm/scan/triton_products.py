@@ -1,9 +1,9 @@
 """Kernels of the `triton` backend around the large products after the loop.
 
-Both work on a piece of R = steps · B rows, and put in the masks of the forward pass.
+The first two work on a piece of R = steps · B rows, and put in the masks of the forward pass.
 
-Shapes: N cells of size d, K views, S = K + N slots, P numbers a slot in memory, L numbers of D5 in memory, BS
-and BP: powers of two that hold S, and d or P.
+Shapes: N cells of size d, K views, S = K + N slots, P numbers a slot in memory, G = 4 or 5 gates,
+L ≥ G·d numbers of D5 in memory, BS and BP: powers of two that hold S, and d or P.
 """
 
 from __future__ import annotations
@@ -66,28 +66,35 @@ def inputs_kernel(
 def pack_kernel(
     W, W_Q, OUT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
-    G: tl.constexpr, U: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
+    G: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
-    """One slot of W (N, S·d, 4·d) and W_q for U units of a cell, W_q as the fifth gate.
+    """One slot of W (N, S·d, 4·d) and W_q for BN columns of a tile.
 
-    With L = 0 to (N, tiles, S, G, U, P), as the forward kernel reads it, else to (N, S·d, L).
+    TILED: to (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates
+    each, in an order that gives all gates of a unit to one thread, or BN columns of W_q. Else to
+    (N, S·d, L), W_q as the fifth gate.
     """
     S: tl.constexpr = K + N
-    TILES: tl.constexpr = (d + U - 1) // U
+    UNITS: tl.constexpr = (4 * d + BN - 1) // BN
+    TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
     j, u, s = tl.program_id(0) // TILES, tl.program_id(0) % TILES, tl.program_id(1)
-    k, lane = tl.arange(0, BP)[:, None], tl.arange(0, U)[None, :]
-    unit = u * U + lane
-    inside = (k < d) & (unit < d)
-    for g in tl.static_range(G):
-        if g < 4:
-            w = tl.load(W + ((j * S + s) * d + k) * (4 * d) + g * d + unit, mask=inside, other=0.0)
-        else:
-            slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
-            mask = inside & (s + 0 * k != K + j)
-            w = tl.load(W_Q + (slot * d + k) * d + unit, mask=mask, other=0.0)
-        w = w.to(OUT.dtype.element_ty)
-        if L == 0:
-            at = (((j * TILES + u) * S + s) * G + g) * (U * P) + lane * P + k
-            tl.store(OUT + at, w, mask=(k < P) & (lane < U))
-        else:
-            tl.store(OUT + ((j * S + s) * d + k) * L + g * d + unit, w, mask=inside)
+    k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
+    gate = ((col >> 2) & 2) | (col & 1)
+    unit = u * (BN // 4) + ((col >> 4) << 2 | (col >> 1) & 3)
+    if u >= UNITS:
+        gate = 4 + 0 * col
+        unit = (u - UNITS) * BN + col
+        slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
+        mask = (k < d) & (unit < d) & (s + 0 * k != K + j)
+        w = tl.load(W_Q + (slot * d + k) * d + unit, mask=mask, other=0.0)
+    else:
+        at = ((j * S + s) * d + k) * (4 * d) + gate * d + unit
+        w = tl.load(W + at, mask=(k < d) & (unit < d), other=0.0)
+    w = w.to(OUT.dtype.element_ty)
+    if TILED:
+        at = ((j * TILES + u) * BN + col) * (S * P) + s * P + k
+        tl.store(OUT + at, w, mask=(k < P) & (col < BN))
+    else:
+        at = ((j * S + s) * d + k) * L + gate * d + unit
+        tl.store(OUT + at, w, mask=(k < d) & (unit < d))

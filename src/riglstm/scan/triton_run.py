@@ -22,6 +22,7 @@ from riglstm.scan.triton_plan import (
     Saved,
     Sizes,
     backward_tiles,
+    columns,
     empty_saved,
     forward_tiles,
     pack,
@@ -49,10 +50,10 @@ def forward(
     """y (T, B, N, d), final h and c, and what backward needs."""
     T, (B, N, d) = x.shape[0], h.shape
     z = sizes(d, sel, weights.W_q is not None, product)
-    tile = forward_tiles(z, B)
+    tile = forward_tiles(z, B, h.device)
     saved = empty_saved(T, B, z, h, save)
     X, X_ROW, X_SLOT = write_views(x, weights, z, saved.XH)
-    W = pack(weights, z, tile["U"])
+    W = pack(weights, z, tile["BN"])
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
@@ -64,7 +65,7 @@ def forward(
         K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
         WIDE=interpreted(), **tile,
     )  # fmt: skip
-    tiles = N * -(-d // tile["U"]) * -(-B // tile["BM"])
+    tiles = N * columns(z, tile["BN"]) * -(-B // tile["BM"])
 
     def run(phase: int, programs: int, t0: int, t1: int, **options: Any) -> None:
         forward_kernel[(programs,)](
@@ -83,9 +84,7 @@ def forward(
     return y, y[-1].clone(), c, saved
 
 
-def _counters(
-    T: int, B: int, N: int, like: Tensor, compact: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _counters(T: int, B: int, N: int, like: Tensor, compact: bool) -> tuple[Tensor, Tensor, Tensor]:
     """For tiles of rows that are awake their numbers and counts, and the counter of the barrier."""
     zeros = like.new_zeros(T * N + 1 if compact else 1, dtype=torch.int32)
     place = like.new_empty(N * B if compact else 1, dtype=torch.int32)
@@ -111,7 +110,7 @@ def backward(
     z = sizes(d, sel, weights.W_q is not None, product)
     W = pack(weights, z)
     dh, dc = dh.clone(), dc.clone()
-    tile = backward_tiles(z, B)
+    tile = backward_tiles(z, B, dy.device)
     steps = min(T, max(1, ROWS_AT_ONCE // B))
     D5 = dy.new_zeros(steps, B, N, z.L, dtype=product)
     dz = dy.new_empty(T if z.G == 5 else 1, B, N)
@@ -166,12 +165,11 @@ def _cut(dW: Tensor, z: Sizes) -> Tensor:
 
 def _views_gradient(D5: Tensor, bits: Tensor, W: Tensor, dV: Tensor, z: Sizes) -> None:
     """Write the gradient of the views of one piece of the sequence."""
-    R, tile = D5.shape[0] * D5.shape[1], views_tiles(z)
+    R, tile = D5.shape[0] * D5.shape[1], views_tiles(z, D5.device)
     views_kernel[(z.K, -(-R // tile["BM"]))](
-        *(D5, W, bits, dV, R),
-        **dict(N=z.N, K=z.K, d=z.d, L=z.L),
-        **dict(PRECISION=precision(z.dtype), WIDE=interpreted(), **tile),
-    )
+        D5, W, bits, dV, R, N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=precision(z.dtype),
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
 
 
 def _add_weights_gradient(D5: Tensor, XH: Tensor, bits: Tensor, dW: Tensor, z: Sizes) -> None:
@@ -181,7 +179,7 @@ def _add_weights_gradient(D5: Tensor, XH: Tensor, bits: Tensor, dW: Tensor, z: S
         now = slice(r, r + PRODUCT_ROWS)
         R = D[now].shape[0]
         H = V.new_empty(z.N, R, z.S * z.P)
-        tile = dict(BS=power_of_two(z.S), BP=power_of_two(z.P))
+        tile = {"BS": power_of_two(z.S), "BP": power_of_two(z.P)}
         inputs_kernel[(R,)](V[now], bits[now], H, R, N=z.N, S=z.S, P=z.P, **tile)
         a, b = H.mT, D[now].transpose(0, 1)  # (N, S·P, R), (N, R, L)
         if z.dtype == dW.dtype:
