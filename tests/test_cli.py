@@ -73,7 +73,7 @@ def test_list_prints_all_variants_and_backends(capsys: Capture) -> None:
         (("demo", "--train-length", "5", "4"), "--train-length must be a shortest and a longest"),
         (("demo", "--hidden-size", "50", "--num-cells", "4"), "hidden_size must be a multiple"),
         (("demo", "--device", "abacus"), "--device must be one that torch can use here"),
-        (("bench", "--device", "abacus"), "--device must be one of cpu, got 'abacus'"),
+        (("bench", "--device", "abacus"), "--device must be one of cpu, cuda, got 'abacus'"),
         (("bench", "--rounds", "0"), "--rounds must be at least 1, got 0"),
         (("bench", "--growth-lengths", "0"), "--growth-lengths must be one or more numbers"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),

@@ -21,6 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from riglstm import BackendError, __version__
+from riglstm.benchmark import cuda
 from riglstm.benchmark.contestants import BATCHED, contestants
 from riglstm.benchmark.tables import Row, Section, against_lstm, growth, rows
 from riglstm.benchmark.timing import AGREEING, METERS
@@ -34,13 +35,14 @@ class Bench:
 
     Ratios are taken within a round, against the faster mode of nn.LSTM. A backend is timed only
     if its output, and in training the input's gradient, is the reference's. Takes about five
-    minutes on two cores.
+    minutes on two cores. On a GPU the sizes are fixed: the fused kernels beside cuDNN, each
+    precision beside its own; there, `make test-gpu` compares the numbers.
 
     Example: riglstm bench --device cpu --no-compiled --json bench.json
     """
 
     device: str = "cpu"
-    """Where to run; so far: cpu."""
+    """Where to run: cpu or cuda."""
     input_size: int = 600
     """Features of the input."""
     hidden_size: int = 600
@@ -106,7 +108,9 @@ def run(config: Bench) -> None:
     _check(config)
     # The profiler that counts memory would write its own log between the tables.
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    sections, meter = _sections(config), METERS[config.device]
+    on_gpu = config.device == "cuda"
+    sections = cuda.sections(config.quick, config.rounds) if on_gpu else _sections(config)
+    meter = METERS[config.device]
     machine = describe(config.device)
     console = Console(highlight=False)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
@@ -122,7 +126,7 @@ def run(config: Bench) -> None:
 
         for table, parts in itertools.groupby(sections, lambda section: section.table):
             measured = [rows(part, meter, partial(tick, part.work)) for part in parts]
-            console.print(_table(_title(table, config), measured))
+            console.print(_table(table if on_gpu else _title(table, config), measured, on_gpu))
             done += itertools.chain(*measured)
     console.print(LEGEND)
     if config.json is not None:
@@ -135,6 +139,8 @@ def run(config: Bench) -> None:
 def _check(config: Bench) -> None:
     if config.device not in METERS:
         raise UsageError(f"--device must be one of {', '.join(METERS)}, got {config.device!r}")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda needs a GPU that torch can use, got none; use --device cpu")
     for name in ("batch_size", "length", "stream_length", "growth_batch_size", "rounds"):
         if getattr(config, name) < 1:
             flag = name.replace("_", "-")
@@ -193,28 +199,28 @@ def _title(table: str, config: Bench) -> str:
     return f"{table}: {sizes}, {what[table]}"
 
 
-def _table(title: str, parts: Sequence[Sequence[Row]]) -> Table:
+def _table(title: str, parts: Sequence[Sequence[Row]], on_gpu: bool) -> Table:
     """A printed table, one section for each kind of work."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for column in ("ms a step", "ratio", "peak MB", "differs"):
+    for column in ("µs a step" if on_gpu else "ms a step", "ratio", "peak MB", "differs"):
         table.add_column(column, justify="right")
     for part in parts:
         table.add_row(f"[bold]{part[0].work}[/]")
         for row in part:
-            table.add_row(f"  {row.name}", *_cells(row))
+            table.add_row(f"  {row.name}", *_cells(row, 1e3 if on_gpu else 1))
         table.add_section()
     return table
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
+def _cells(row: Row, units: float) -> tuple[str, str, str, str]:
     """The columns of a printed row after its name."""
     differs = "" if row.difference is None else f"{row.difference:.0e}"
     peak = f"{row.peak_mb:.1f}"
     if row.ms is None or row.ratio is None:
         return "not timed", f"{row.agreeing:.0%} of {AGREEING:.0%} agree", peak, differs
     ratio = f"{row.ratio.median:.2f} ({row.ratio.low:.2f}–{row.ratio.high:.2f})"
-    return f"{row.ms.median:.2f}", "base" if row.name == row.base else ratio, peak, differs
+    return f"{units * row.ms.median:.2f}", "base" if row.name == row.base else ratio, peak, differs
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -223,7 +229,7 @@ def describe(device: str) -> dict[str, Any]:
         "riglstm": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": device,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0,
