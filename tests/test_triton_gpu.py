@@ -95,7 +95,7 @@ def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any
         q = p.with_leaves(leaves)
         args = (q.x, q.h, q.c, q.weights, q.sel)
         y, (h, c), _ = triton.scan(*args, live=p.live, reset=p.reset)
-    saved = Saved(*kept[-6:])
+    saved = Saved(*kept[-len(Saved._fields) :])
     loss = sum((v * towards(v)).sum() for v in (y, h, c))
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return [v.detach() for v in (y, h, c)], filled(leaves, grads), saved

@@ -15,7 +15,7 @@ from riglstm.cell import Weights
 from riglstm.scan.base import BackendError
 from riglstm.scan.batched import asked, refuse_transforms
 from riglstm.scan.triton_common import interpreted
-from riglstm.scan.triton_plan import Saved, awake, empty_saved, sizes
+from riglstm.scan.triton_plan import Saved, empty_saved, sizes
 from riglstm.scan.triton_run import backward, forward
 from riglstm.selection import Noise, Selection
 
@@ -64,10 +64,10 @@ def scan(
     product = product_dtype(x.device, h.dtype)
     if learns or torch.compiler.is_compiling():
         y, h, c, *saved = _forward(x, h, c, *weights, live, reset, *rules, product, learns)
-        return y, (h, c), awake(Saved(*saved).act, sel.N)
+        return y, (h, c), Saved(*saved).woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
     y, h, c, kept = _run(x, h, c, weights, sel, live, reset, product, save=False)
-    return y, (h, c), awake(kept.act, sel.N)
+    return y, (h, c), kept.woke
 
 
 def _run(
@@ -118,11 +118,13 @@ def _forward(
     update_scale: float,
     product: torch.dtype,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
     y, h, c, saved = _run(x, h, c, weights, sel, live, reset, product, save)
-    return y, h, c, *saved
+    return y, h.clone(), c, *saved
 
 
 @_forward.register_fake

@@ -96,8 +96,8 @@ def _gates(
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
 def forward_kernel(
-    h0, c, X, XH, W, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, BITS, GATES, C, A, LIST, COUNT,
-    COUNTER, B, t0, t1,
+    h0, c, X, XH, W, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, GATES, C, A, LIST,
+    COUNT, COUNTER, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
@@ -122,7 +122,7 @@ def forward_kernel(
                     t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE
                 )  # fmt: skip
                 select(
-                    t, b, B, h, x, h0, c, XH, Y, LIVE, RESET, ACT, BITS, LIST, COUNT,
+                    t, b, B, h, x, h0, c, XH, Y, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
                     N, K, d, P, BP, K_a, K_x, K_h, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:

@@ -6,6 +6,7 @@ G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 byte
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,8 @@ class Saved(NamedTuple):
 
     XH: Tensor
     """(T, B, S, P): views, and the state before each step, as the products take them."""
+    woke: Tensor
+    """(T, B, N) bool: the cell woke."""
     act: Tensor
     """(T, B) int32: a bit for each cell that woke, and one for a reset."""
     bits: Tensor
@@ -82,17 +85,13 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
 
     return Saved(
         XH=empty(z.S, z.P, dtype=z.dtype),
+        woke=empty(z.N, dtype=torch.bool),
         act=empty(dtype=torch.int32),
         bits=empty(z.N, dtype=torch.int32),
         gates=empty(z.N, z.G * z.d, dtype=z.dtype, kept=save),
         c=empty(z.N, z.d, kept=save),
         a=empty(z.N, kept=save and z.G == 5),
     )
-
-
-def awake(act: Tensor, N: int) -> Tensor:
-    """(T, B, N) bool from act (T, B)."""
-    return (act.unsqueeze(-1) >> torch.arange(N, device=act.device)) & 1 != 0
 
 
 def write_views(x: Tensor, weights: Weights, z: Sizes, XH: Tensor) -> tuple[Tensor, int, int]:
@@ -138,17 +137,23 @@ def pack(weights: Weights, z: Sizes, BN: int | None = None) -> Tensor:
     return out
 
 
+@functools.cache
+def chip(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors of a GPU, and bytes of shared memory that a program can have."""
+    of = torch.cuda.get_device_properties(device)
+    return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
 def programs_on(device: torch.device, most: int) -> int:
     """Programs of a persistent grid: one for each multiprocessor at most."""
-    return min(most, int(torch.cuda.get_device_properties(device).multi_processor_count))
+    return min(most, chip(device)[0])
 
 
 def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dtype) -> int:
     """How many pieces of a product's operands, `rows` lines of BK numbers, fit in shared memory."""
     if interpreted():
         return 1
-    properties = torch.cuda.get_device_properties(device)
-    room = int(properties.shared_memory_per_block_optin) - 4096  # type: ignore[attr-defined]
+    room = chip(device)[1] - 4096
     return max(1, min(most, room // (rows * BK * dtype.itemsize)))
 
 

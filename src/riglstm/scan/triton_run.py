@@ -57,7 +57,9 @@ def forward(
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
-    proposal = h.new_zeros(z.G - 3, B, N, d)
+    proposal = h.new_empty(z.G - 3, B, N, d)
+    if interpreted():
+        proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
     place, count, counter = _counters(T, B, N, h, tile["COMPACT"])
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale, X_ROW=X_ROW, X_SLOT=X_SLOT,
@@ -70,25 +72,27 @@ def forward(
     def run(phase: int, programs: int, t0: int, t1: int, **options: Any) -> None:
         forward_kernel[(programs,)](
             h, c, X, saved.XH, W, bias, bias_update, live, reset, y, proposal, saved.act,
-            saved.bits, saved.gates, saved.c, saved.a, place, count, counter, B, t0, t1,
+            saved.woke, saved.bits, saved.gates, saved.c, saved.a, place, count, counter, B, t0, t1,
             **constants, PHASE=phase, **options,
         )  # fmt: skip
 
     if interpreted():
         for t in range(T):
-            run(1, B, t, t + 1)
+            run(1, -(-B // tile["RB"]), t, t + 1)
             run(2, tiles, t, t + 1)
         run(8, B, T, T)
     else:
         run(15, programs_on(h.device, max(tiles, B)), 0, T, **PERSISTENT)
-    return y, y[-1].clone(), c, saved
+    return y, y[-1], c, saved
 
 
 def _counters(T: int, B: int, N: int, like: Tensor, compact: bool) -> tuple[Tensor, Tensor, Tensor]:
     """For tiles of rows that are awake their numbers and counts, and the counter of the barrier."""
-    zeros = like.new_zeros(T * N + 1 if compact else 1, dtype=torch.int32)
-    place = like.new_empty(N * B if compact else 1, dtype=torch.int32)
-    return place, zeros[1:] if compact else zeros, zeros[:1]
+    if not compact:
+        zero = like.new_zeros(1, dtype=torch.int32)
+        return zero, zero, zero
+    zeros = like.new_zeros(T * N + 1, dtype=torch.int32)
+    return like.new_empty(N * B, dtype=torch.int32), zeros[1:], zeros[:1]
 
 
 def backward(
@@ -136,7 +140,7 @@ def backward(
         t1 = min(T, t0 + steps)
         if interpreted():
             for t in reversed(range(t0, t1)):
-                run(1, B, t0, t, t + 1)
+                run(1, -(-B // tile["RB"]), t0, t, t + 1)
                 run(2, tiles, t0, t, t + 1)
         else:
             run(7, programs_on(dy.device, max(tiles, B)), t0, t0, t1, **PERSISTENT)

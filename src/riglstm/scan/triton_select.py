@@ -74,7 +74,7 @@ def _scores(h, vectors, stays, n_slots: tl.constexpr):
 
 @triton.jit
 def select(
-    t, b, B, h, x, h0, c, XH, Y, LIVE, RESET, ACT, BITS, LIST, COUNT,
+    t, b, B, h, x, h0, c, XH, Y, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
@@ -133,6 +133,7 @@ def select(
     act = tl.where(there[:, None] & (n < N), act, 0)
     mask = there[:, None] & (n < N)
     tl.store(BITS + row[:, None] * N + n, tl.where(act != 0, bits | (peers << K), 0), mask=mask)
+    tl.store(WOKE + row[:, None] * N + n, act != 0, mask=mask)
     tl.store(ACT + row, tl.sum(act << n, 1) | (fresh << _FRESH), mask=there)
     if COMPACT:
         place = tl.atomic_add(COUNT + t * N + n + wide, 1, mask=act != 0, sem="relaxed")
