@@ -40,7 +40,7 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest tests -m gpu
+	$(BIN)/python -m pytest tests -m gpu -n 8 -p no:benchmark
 
 bench: $(READY)
 	$(BIN)/python -m riglstm bench --device cpu
