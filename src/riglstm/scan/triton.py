@@ -82,7 +82,7 @@ def _run(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Saved]:
     """The forward pass on tensors that lie in memory as the kernels want them."""
-    with torch.no_grad():
+    with torch.no_grad(), torch.cuda.device_of(x):
         return forward(
             *(x.contiguous(), h.contiguous(), c),
             Weights(*(None if w is None else w.contiguous() for w in weights)),  # type: ignore[arg-type]
@@ -166,10 +166,11 @@ def _backward(
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W.contiguous(), b, W_q, update_bias)
-    dx, dh, dc, grads = backward(
-        *(dy, dh, dc, x.contiguous(), h.contiguous(), y, Saved(*saved), weights, sel, product),
-        *(for_input, for_gates),
-    )
+    with torch.cuda.device_of(x):
+        dx, dh, dc, grads = backward(
+            *(dy, dh, dc, x.contiguous(), h.contiguous(), y, Saved(*saved), weights, sel, product),
+            *(for_input, for_gates),
+        )
     return [dh, dc, *(g for g in asked(dx, grads, for_input, for_gates) if g is not None)]
 
 
