@@ -625,7 +625,9 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
 def test_auto_is_batched_and_other_names_raise() -> None:
     assert resolve("auto", CPU) == "batched"
     assert [resolve(name, CPU) for name in EAGER] == list(EAGER)
-    with pytest.raises(BackendError, match="one of auto, reference, batched, compiled, got 'fast'"):
+    with pytest.raises(
+        BackendError, match="one of auto, reference, batched, compiled, triton, got 'fast'"
+    ):
         resolve("fast", CPU)
 
 

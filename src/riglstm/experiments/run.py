@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from riglstm import models
+from riglstm.experiments.result import CHOSEN, FAILED, read_result
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task, generator, means
 from riglstm.train.devices import check, pick
@@ -58,11 +59,12 @@ def run(
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
+    A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it.
     Raises what `riglstm.train.supervised.fit` does.
     """
     # Lightning takes seconds to load, and what reads folders does without.
-    from riglstm.train.supervised import fit
+    from riglstm.train.supervised import Diverged, fit
 
     folder = path if isinstance(path, RunFolder) else RunFolder(path)
     device = pick(spec.fit)
@@ -73,9 +75,19 @@ def run(
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
     with folder.held():
         folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
-        fitted = fit(
-            net, task, spec.fit, spec.seed, folder, resume=resume, progress=progress, again=again
-        )
+        failed = folder.path / FAILED
+        if folder.writes:
+            failed.unlink(missing_ok=True)
+        try:
+            fitted = fit(
+                *(net, task, spec.fit, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+            )
+        except Diverged as error:
+            folder.write_json(failed, {"reason": str(error)})
+            raise
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
@@ -99,15 +111,16 @@ def evaluate(
     device: str = "auto",
     data_dir: Path | None = None,
     conditions: Sequence[str] | None = None,
+    show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The result again, from the folder alone; nothing is written.
 
     `conditions`: others than the run's own. Those have no choice of their own, and are tested
-    with the weights that the training condition chose.
+    with the weights that the training condition chose. `show` hears in a line what takes long.
     """
     folder = RunFolder(path)
     result = _result(folder)
-    spec, task, net = load(path, device, data_dir)
+    spec, task, net = load(path, device, data_dir, show)
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
         **result,
@@ -118,7 +131,10 @@ def evaluate(
 
 
 def load(
-    path: Path | str, device: str = "auto", data_dir: Path | None = None
+    path: Path | str,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    show: Callable[[str], None] | None = None,
 ) -> tuple[RunSpec, Task, nn.Module]:
     """A finished run: what it was, its task, and the network with the weights that were chosen.
 
@@ -131,7 +147,12 @@ def load(
     chosen = _result(folder)["chosen"]
     spec = RunSpec.from_json(folder.read_json(folder.config))
     here = pick(replace(spec.fit, device=device, devices=1))
-    task, net = build(spec, here, data_dir)
+    task, net = build(spec, here, data_dir, show)
+    if task.trained_on not in chosen:
+        raise ValueError(
+            f"{folder.result} must say which weights {task.trained_on} chose, which the run was "
+            f"trained on, got {', '.join(chosen) or 'none'}; delete the folder, and train anew"
+        )
     load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
     return spec, task, net.eval()
 
@@ -142,7 +163,7 @@ def _result(folder: RunFolder) -> dict[str, Any]:
             f"{folder.path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"
         )
-    return folder.read_json(folder.result)
+    return read_result(folder)
 
 
 def _sessions(folder: RunFolder, name: str) -> str | None:
@@ -182,7 +203,7 @@ def _rows(
                     "condition": condition,
                     "metric": task.metric.name,
                     "value": _test(spec, task, net, condition),
-                    "chosen_on": f"validation@{chooser}",
+                    "chosen_on": f"{CHOSEN}{chooser}",
                     "step": step,
                 }
             )

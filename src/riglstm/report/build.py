@@ -84,6 +84,7 @@ def report(
         )
     if sample < 1:
         raise ValueError(f"sample must be a number of test images from 1 on, got {sample}")
+    out = _file(Path(out))
     found = records.find(paths)
     draft = Draft([], [], [], show or (lambda line: None))
     known = []
@@ -94,6 +95,8 @@ def report(
             draft.missing.append(f"{path} cannot be read: {error}")
     if not known:
         raise ValueError(f"expected runs, got none that can be read: {'; '.join(draft.missing)}")
+    known, copies = records.without_copies(known)
+    draft.missing += copies
     draft.missing += [record.describe() for record in known if record.state != "done"]
     there = dict.fromkeys(record.spec.name for record in known)
     for name in models or ():
@@ -116,13 +119,25 @@ def report(
             Section("Run records", [_record(record) for record in known]),
         ],
     )
-    out = Path(out)
-    out = out if out.suffix in (".html", ".htm") else out / "report.html"
     with aside(out) as file:
         file.write(text.encode())
     if figures is not None:
         _write_figures(figures, draft.pictures)
     return out
+
+
+def _file(out: Path) -> Path:
+    """Where the page goes; checked before anything is drawn."""
+    file = out if out.suffix in (".html", ".htm") else out / "report.html"
+    if file.is_dir():
+        raise ValueError(f"out must be a file, or a folder for report.html, got the folder {file}")
+    for above in file.parents:
+        if above.exists() and not above.is_dir():
+            raise ValueError(
+                f"out must be a file that ends in .html, or a folder for report.html, got {out}, "
+                f"and {above} is a file; give another"
+            )
+    return file
 
 
 def _section(draft: Draft, one: Group, wanted: Wanted) -> None:
@@ -170,7 +185,15 @@ def _from_weights(draft: Draft, one: Group, wanted: Wanted) -> Iterator[Html]:
         )
     for opened in balls.values():
         for condition in opened[0].task.conditions:
-            yield _add(draft, gallery.balls(opened, condition, wanted.sequence))
+            try:
+                picture = gallery.balls(opened, condition, wanted.sequence)
+            except ValueError as error:
+                paths = ", ".join(str(run.record.path) for run in opened)
+                draft.missing.append(
+                    f"roll-outs of {paths} (--sequence {wanted.sequence}): {error}"
+                )
+                break
+            yield _add(draft, picture)
 
 
 def _images(draft: Draft, run: Loaded, wanted: Wanted) -> Iterator[Html]:
@@ -178,7 +201,14 @@ def _images(draft: Draft, run: Loaded, wanted: Wanted) -> Iterator[Html]:
     digits = probe.first_of_each_class(task) if wanted.digits is None else tuple(wanted.digits)
     # All in one pass: a sequence of pixels takes long, more of them at a time hardly longer.
     more = range(min(wanted.sample, probe.test_size(task)))
-    seen = probe.look(run, condition, (*digits, *more))
+    try:
+        seen = probe.look(run, condition, (*digits, *more))
+    except ValueError as error:
+        given = f"--size {wanted.size}"
+        if wanted.digits is not None:
+            given = f"--digits {' '.join(map(str, digits))} {given}"
+        draft.missing.append(f"pictures of {run.label} ({run.record.path}; {given}): {error}")
+        return
     drawn = seen.take(slice(len(digits)))
     if run.spec.model in SLEEPING:
         yield _add(draft, gallery.cells(run, drawn))

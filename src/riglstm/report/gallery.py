@@ -8,13 +8,13 @@ from typing import cast
 import numpy as np
 
 from riglstm.experiments.paper import value
+from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.sheet import Line
 from riglstm.report import activations, curves, probe, rollouts, scores
 from riglstm.report.activations import Summary, number, percent
 from riglstm.report.curves import Series
 from riglstm.report.groups import Group
 from riglstm.report.probe import Loaded, Look
-from riglstm.report.records import CHOSEN
 from riglstm.report.rollouts import OUTLINES
 from riglstm.report.style import Picture, png
 from riglstm.tasks.balls import BallsTask

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.run import build, load
 from riglstm.experiments.spec import RunSpec
 from riglstm.models.base import Trace
 from riglstm.report.activations import Images, Layer
-from riglstm.report.records import CHOSEN, Record
+from riglstm.report.records import Record
 from riglstm.report.scores import Scores
 from riglstm.tasks.base import Task
 from riglstm.tasks.images import ImageTask
