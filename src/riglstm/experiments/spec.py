@@ -51,12 +51,10 @@ class RunSpec:
         _known("task", self.task, self.task_options, known)
         known = tuple(name for name in options_of(self.model) if name not in PLACE)
         _known("model", self.model, self.model_options, known)
-        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
-        if not whole or not 0 <= self.seed < SEEDS:
-            raise ValueError(
-                f"the seed must be a whole number from 0 on, and below 2**32 = {SEEDS}, got "
-                f"{self.seed!r}"
-            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"the seed must be a whole number from 0 on, got {self.seed!r}")
+        if self.seed >= SEEDS:
+            raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
         if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
             raise ValueError(f"hidden_size must be a whole number, got {self.hidden_size!r}")
 
