@@ -30,8 +30,6 @@ from riglstm.scan import resolve
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
-# Read when a kernel is defined, so before the backend is first used in this process.
-os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 pytest.importorskip("riglstm.scan.triton_common", reason="the kernels are not in this copy")
 

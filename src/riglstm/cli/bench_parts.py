@@ -49,7 +49,7 @@ differs: largest difference to the reference, as a share of its largest value"""
 def check(config: Bench) -> None:
     """Everything that can be refused before anything is measured."""
     there = TABLES[config.device.partition(":")[0]]
-    wrong = [name for name in config.tables or ("none",) if name not in there]
+    wrong = [name for name in config.tables or () if name not in there]
     if wrong:
         raise UsageError(
             f"--tables must name some of {', '.join(there)} on {config.device}, "

@@ -32,7 +32,7 @@ class Demo:
     updates: int = 1200
     """Updates of each model."""
     seed: int = 0
-    """Of the weights and of the training sequences; the test sequences are always the same."""
+    """Seed of the weights and of the training sequences; the test sequences are always the same."""
     hidden_size: int = 64
     """Width of both models."""
     num_cells: int = 4

@@ -41,7 +41,8 @@ class Report:
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, auto (a GPU where there is one)."""
     data_dir: Path | None = None
-    """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
+    """Folder that holds the data; none: RIGLSTM_DATA, or the user's cache. Nothing is
+    downloaded."""
 
 
 def main(args: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ class Run:
     """Where it is written."""
 
     seed: int = 0
-    """Of the weights, of the training data, and of what a model draws."""
+    """Seed of the weights, of the training data, and of what a model draws."""
     out: Path | None = None
     """The run's folder; none: runs/TASK/MODEL-sSEED."""
     resume: bool = False

@@ -18,6 +18,7 @@ from riglstm.report.probe import SCORING, SLEEPING, Loaded, open_run
 from riglstm.report.records import Record
 from riglstm.report.style import Picture
 from riglstm.tasks.balls import Balls
+from riglstm.tasks.files import data_folder
 from riglstm.tasks.images import SequentialImages
 from riglstm.train.folder import aside
 
@@ -33,7 +34,7 @@ class Wanted:
     sequence: int
     models: Sequence[str] | None
     device: str
-    data_dir: Path | None
+    data_dir: Path
 
 
 @dataclass
@@ -73,18 +74,19 @@ def report(
         sample: test images over which each cell's activity is averaged.
         sequence: number of the test sequence of balls that is rolled out.
         models: those of which weights are drawn, by name; None: all.
-        device, data_dir: as for training.
+        device: as for training.
+        data_dir: as for training, but nothing is downloaded.
         figures: a folder that takes every picture as a PNG file, too.
         show: hears in a line what takes long.
     """
     if not 1 <= step <= size**2:
         raise ValueError(
             f"the step must be from 1 to size² = {size**2}, the pixels of an image, got {step}; "
-            "give another step, or a larger size"
+            "give another --step, or a larger --size"
         )
     if sample < 1:
-        raise ValueError(f"sample must be a number of test images from 1 on, got {sample}")
-    out = _file(Path(out))
+        raise ValueError(f"--sample must be a number of test images from 1 on, got {sample}")
+    out = page.file_of(Path(out))
     found = records.find(paths)
     draft = Draft([], [], [], show or (lambda line: None))
     known = []
@@ -101,8 +103,10 @@ def report(
     there = dict.fromkeys(record.spec.name for record in known)
     for name in models or ():
         if name not in there:
-            raise ValueError(f"models must be some of {', '.join(there)}, got {name!r}")
-    wanted = Wanted(digits, size, step, sample, sequence, models, device, data_dir)
+            raise ValueError(f"--models must be some of {', '.join(there)}, got {name!r}")
+    # A folder that is named is only read: a page of what is there downloads nothing.
+    here = data_folder(data_dir)
+    wanted = Wanted(digits, size, step, sample, sequence, models, device, here)
     for one in group(known):
         _section(draft, one, wanted)
     done = sum(record.state == "done" for record in known)
@@ -124,20 +128,6 @@ def report(
     if figures is not None:
         _write_figures(figures, draft.pictures)
     return out
-
-
-def _file(out: Path) -> Path:
-    """Where the page goes; checked before anything is drawn."""
-    file = out if out.suffix in (".html", ".htm") else out / "report.html"
-    if file.is_dir():
-        raise ValueError(f"out must be a file, or a folder for report.html, got the folder {file}")
-    for above in file.parents:
-        if above.exists() and not above.is_dir():
-            raise ValueError(
-                f"out must be a file that ends in .html, or a folder for report.html, got {out}, "
-                f"and {above} is a file; give another"
-            )
-    return file
 
 
 def _section(draft: Draft, one: Group, wanted: Wanted) -> None:
@@ -169,7 +159,7 @@ def _from_weights(draft: Draft, one: Group, wanted: Wanted) -> Iterator[Html]:
             continue
         draft.show(f"drawing {label}, trained on {setting}")
         try:
-            run = open_run(label, done[0], wanted.device, wanted.data_dir)
+            run = open_run(label, done[0], wanted.device, wanted.data_dir, draft.show)
         except (ValueError, OSError) as error:
             draft.missing.append(f"pictures of {label} ({done[0].path}): {error}")
             continue

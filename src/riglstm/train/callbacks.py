@@ -151,11 +151,12 @@ class Steward(pl.Callback):
         if self.saved is not None:
             there = f"the last good checkpoint is {self.checkpoints.path(self.saved)}"
         config = self.config
-        limit = "none" if config.clip_norm is None else config.clip_norm
         ways = [
             f"a smaller --lr (now {config.lr})",
             f"a longer --warmup (now {config.warmup})",
-            f"a smaller --clip-norm (now {limit})",
+            "--clip-norm 1 (now none)"
+            if config.clip_norm is None
+            else f"a smaller --clip-norm (now {config.clip_norm})",
         ]
         if config.precision != "fp32":
             ways.append(f"--precision fp32 (now {config.precision})")
