@@ -55,8 +55,8 @@ PROBLEM = "copying: 4 digits of 4 kinds, a dormant phase, the digits again"
 NOTES = """\
 P: steps of the dormant phase; in training 5 to 10. Guessing gets 25%.
 Soft update: update_scale = 1/√d, update_bias = 4; in the paper 1 and none.
-This is one seed of a toy problem: it shows that the layer trains,
-and is no evidence for either model."""
+This is one seed of a toy problem, with a step size picked for RigLSTM: it shows
+that the layer trains, and is no evidence for either model."""
 
 
 def main(args: Sequence[str]) -> None:
