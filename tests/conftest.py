@@ -22,6 +22,14 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _onednn() -> Iterator[None]:
+    """torch switches oneDNN off for good where it cannot do a product in bfloat16."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.set_flags(before, None, None, None)
+
+
 @pytest.fixture(scope="module")
 def nan_filled_empty() -> Iterator[None]:
     """`torch.empty` and its kin give NaN (True, or the largest integer), not old memory."""
