@@ -22,7 +22,6 @@ from riglstm.cli import (
     main,
     reproduce,
     results,
-    text,
     train,
 )
 from riglstm.experiments import reproduce as reproducing
@@ -355,7 +354,7 @@ def test_evaluate_says_whether_the_recorded_result_came_out(
     monkeypatch.setattr(evaluate, "evaluate", again)
     path = put_run(tmp_path / "run")
     assert exit_code("evaluate", str(path), "--device", "cpu", "--conditions", "P=8") == 0
-    assert asked == [(path, "cpu", None, ("P=8",), text.say)]
+    assert asked == [(path, "cpu", None, ("P=8",), evaluate.say)]
     out = capsys.readouterr().out
     assert "P=8" in out
     assert "This equals the recorded result." in out

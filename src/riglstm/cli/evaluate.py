@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from riglstm.cli import UsageError, flags, results, text
-from riglstm.experiments.run import evaluate
+from riglstm.cli import UsageError, flags, results
+from riglstm.experiments.run import evaluate, say
 from riglstm.train.folder import RunFolder
 
 
@@ -38,7 +38,7 @@ def main(args: Sequence[str]) -> None:
     folder = RunFolder(config.run)
     if not config.run.is_dir():
         raise UsageError(f"RUN must be the folder of a run, got {config.run}, which is no folder")
-    result = evaluate(config.run, config.device, config.data_dir, config.conditions, text.say)
+    result = evaluate(config.run, config.device, config.data_dir, config.conditions, say)
     print(results.table(result, f"{config.run}, {result['updates']} updates, {result['device']}"))
     print(f"\n{results.RULES}\n\n{verdict(result, folder.read_json(folder.result))}")
 

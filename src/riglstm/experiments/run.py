@@ -36,16 +36,20 @@ def build(
     """The task and the network, whose start values depend on the seed alone."""
     device = torch.device(device)
     task = spec.task_config().open(device, data_dir, show)
-    options = dict(spec.model_options)
-    # On a GPU a step is many small kernels, and most of the time is spent in starting them.
-    if device.type == "cuda" and "compile_step" in models.options_of(spec.model):
-        options["compile_step"] = True
+    options = core_options(spec.model, spec.model_options, device)
     # Drawn on the CPU, so that every device starts from the same weights.
     with kept(CPU):
         torch.default_generator.manual_seed(spec.seed)
         core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
         net = task.network(core)  # type: ignore[arg-type]
     return task, net.to(device)
+
+
+def core_options(model: str, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A model's options, with those that only say how it is computed on a device."""
+    # On a GPU a step is many small kernels, and most of the time is spent in starting them.
+    compiled = device.type == "cuda" and "compile_step" in models.options_of(model)
+    return {**options, "compile_step": True} if compiled else dict(options)
 
 
 def run(

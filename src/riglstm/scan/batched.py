@@ -49,7 +49,7 @@ def scan(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
     y, h, c, active, *_ = _forward(
-        x, h, c, *weights, *(noise or Noise()), live, reset, *_flat(sel), product, learns
+        x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, learns
     )
     return y, (h, c), active
 
@@ -69,7 +69,8 @@ def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
             )
 
 
-def _flat(sel: Selection) -> Rules:
+def flat(sel: Selection) -> Rules:
+    """A selection as arguments of an operator, which takes no objects."""
     return (
         *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
         *(sel.cells, sel.views, sel.peers),

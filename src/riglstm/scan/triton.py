@@ -13,7 +13,7 @@ from torch import Tensor
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
 from riglstm.scan.base import BackendError
-from riglstm.scan.batched import asked, refuse_transforms
+from riglstm.scan.batched import asked, flat, refuse_transforms
 from riglstm.scan.triton_common import interpreted
 from riglstm.scan.triton_plan import Saved, empty_saved, sizes
 from riglstm.scan.triton_run import backward, forward
@@ -56,14 +56,9 @@ def scan(
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
-    rules = (
-        *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
-        *(sel.cells, sel.views, sel.peers),
-        sel.update_scale,
-    )
     product = product_dtype(x.device, h.dtype)
     if learns or torch.compiler.is_compiling():
-        y, h, c, *saved = _forward(x, h, c, *weights, live, reset, *rules, product, learns)
+        y, h, c, *saved = _forward(x, h, c, *weights, live, reset, *flat(sel), product, learns)
         return y, (h, c), Saved(*saved).woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
     y, h, c, kept = _run(x, h, c, weights, sel, live, reset, product, save=False)
