@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, grid_barrier, tanh
+from riglstm.scan.triton_common import _FRESH, _SLOTS, fetch, grid_barrier, tanh
 
 
 @triton.jit
@@ -153,6 +153,11 @@ def backward_kernel(
     target = 0
     for back in tl.range(0, t1 - t0, num_stages=1):
         t = t1 - 1 - back
+        if PHASE & 4:
+            before = tl.cast(tl.maximum(t - 1, 0), tl.int64) * B * (N * d)
+            fetch(GATES + before * G, B * (N * d) * G, p, programs)
+            fetch(C + before, B * (N * d), p, programs)
+            fetch(DY + before, B * (N * d), p, programs)
         if PHASE & 8:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)

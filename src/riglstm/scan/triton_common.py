@@ -42,6 +42,9 @@ def give_up(spins):
 def grid_barrier(counter, target):
     """Wait until all programs came here: the counter only grows, `target` is its value then.
 
+    Every thread reads the counter by an acquire, so that what it loads afterwards is what others
+    wrote before, from whichever cache.
+
     The launch is cooperative, so every program runs; should one still be missing after many
     seconds, the kernel ends in an error and not in a hang.
     """
@@ -53,6 +56,23 @@ def grid_barrier(counter, target):
         if spins > _SPINS:
             give_up(spins)
     tl.debug_barrier()
+
+
+@triton.jit
+def fetch(start, many, p, programs):
+    """Ask for `many` numbers from `start` on, shared among all programs, to be brought to L2."""
+    LANES: tl.constexpr = 128
+    PER: tl.constexpr = 1024 // start.dtype.element_ty.primitive_bitwidth  # in a line of memory
+    for first in tl.range(p * LANES, tl.cdiv(many, PER), programs * LANES, num_stages=1):
+        at = start + tl.minimum((first + tl.arange(0, LANES)) * PER, many - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [at.to(tl.int64, bitcast=True)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit

@@ -14,13 +14,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_common import fetch, grid_barrier, sigmoid, tanh
 from riglstm.scan.triton_select import finish, select, vectors
 
 
 @triton.jit
 def _gates(
-    t, j, u, r, B, c, XH, W, BIAS, PROP, BITS, GATES, C, LIST, COUNT,
+    t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, PROP, BITS, GATES, C, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, COMPACT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
@@ -42,20 +42,46 @@ def _gates(
     on = bits != 0
     W += (j * TILES + u) * (BN * D)
     col = tl.arange(0, BN)
+    # What the end of the tile needs is asked for now; where it is W_q Q, no unit is inside.
+    unit = u * U + tl.arange(0, U)
+    inside = unit < d
+    use = on[:, None] & inside[None, :]
+    at = b[:, None] * (N * d) + j * d + unit[None, :]
+    c_old = tl.load(c + at, mask=use, other=0.0)
+    bias = BIAS + j * (4 * d) + unit
+    b_f = tl.load(bias, mask=inside, other=0.0)[None, :]
+    b_i = tl.load(bias + d, mask=inside, other=0.0)[None, :]
+    b_o = tl.load(bias + 2 * d, mask=inside, other=0.0)[None, :]
+    b_g = tl.load(bias + 3 * d, mask=inside, other=0.0)[None, :]
+    if X_UNIT is not None:
+        x_unit = tl.load(X_UNIT + row, mask=there, other=1.0)[:, None]
+        w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + col)[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
-    for m in tl.range(0, (D + BK - 1) // BK, num_stages=STAGES):
-        k = m * BK + tl.arange(0, BK)
-        take = ((bits[:, None] >> (k // P)[None, :]) & 1) != 0
+    PIECES: tl.constexpr = (P + BK - 1) // BK
+    for m in tl.range(0, (D + BK - 1) // BK if COMPACT else (K + N) * PIECES, num_stages=STAGES):
+        if COMPACT:
+            # Bound by the product: no gap between slots.
+            k = m * BK + tl.arange(0, BK)
+            real = k < D
+            take = ((bits[:, None] >> (k // P)[None, :]) & 1) != 0
+        else:
+            # Bound by latency: a piece lies within a slot, so what is taken in is known by row.
+            e = (m % PIECES) * BK + tl.arange(0, BK)
+            real = e < P
+            k = (m // PIECES) * P + e
+            take = (((bits >> (m // PIECES)) & 1) != 0)[:, None]
         a = tl.load(
             XH + (row * D)[:, None] + k[None, :],
-            mask=take & (k < D)[None, :],
+            mask=take & real[None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        w = tl.load(W + col[:, None] * D + k[None, :], mask=(k < D)[None, :], other=0.0)
+        w = tl.load(W + col[:, None] * D + k[None, :], mask=real[None, :], other=0.0)
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if X_UNIT is not None:
+        acc = acc * x_unit * w_unit
 
     kind = GATES.dtype.element_ty
     if u < UNITS:
@@ -64,16 +90,7 @@ def _gates(
         f_o, i_g = tl.split(four)
         f, o = tl.split(f_o)
         i, g = tl.split(i_g)
-        unit = u * U + tl.arange(0, U)
-        inside = unit < d
-        use = on[:, None] & inside[None, :]
-        at = b[:, None] * (N * d) + j * d + unit[None, :]
-        c_old = tl.load(c + at, mask=use, other=0.0, cache_modifier=".cg")
-        bias = BIAS + j * (4 * d) + unit
-        f = sigmoid(f + tl.load(bias, mask=inside, other=0.0)[None, :])
-        i = sigmoid(i + tl.load(bias + d, mask=inside, other=0.0)[None, :])
-        o = sigmoid(o + tl.load(bias + 2 * d, mask=inside, other=0.0)[None, :])
-        g = tanh(g + tl.load(bias + 3 * d, mask=inside, other=0.0)[None, :])
+        f, i, o, g = sigmoid(f + b_f), sigmoid(i + b_i), sigmoid(o + b_o), tanh(g + b_g)
         c_new = f * c_old + i * g
         tl.store(c + at, c_new, mask=use)
         tl.store(PROP + at, o * tanh(c_new), mask=use)
@@ -96,14 +113,14 @@ def _gates(
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
 def forward_kernel(
-    h0, c, X, XH, W, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, GATES, C, A, LIST,
-    COUNT, COUNTER, B, t0, t1,
+    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS,
+    GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    RB: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, WIDE: tl.constexpr,
-    PHASE: tl.constexpr,
+    RB: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr,
+    WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -111,19 +128,24 @@ def forward_kernel(
     SOFT: tl.constexpr = G == 5
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
+        if PHASE & 4:
+            after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
+            fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
+            if d == X_SLOT:
+                fetch(X + after * X_ROW, B * X_ROW, p, programs)
         if PHASE & 1:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)
                 x = ()
                 if (K_a < N) or (K_x < K):
                     now = X + tl.cast(t, tl.int64) * B * X_ROW
-                    x = vectors(now, K, b, B, X_ROW, X_SLOT, N, d, BP)
-                h = finish(
-                    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE
+                    x = vectors(now, K, b, B, X_ROW, X_SLOT, d, BP, LINES)
+                states = finish(
+                    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
                 )  # fmt: skip
                 select(
-                    t, b, B, h, x, h0, c, XH, Y, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
-                    N, K, d, P, BP, K_a, K_x, K_h, COMPACT,
+                    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
+                    COUNT + t * N, B, N, K, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -138,9 +160,9 @@ def forward_kernel(
                     wanted = r * BM < count
                 if wanted:
                     _gates(
-                        t, j_u % N, j_u // N, r, B, c, XH, W, BIAS, PROP, BITS, GATES, C, LIST,
-                        COUNT, N, K, d, P, G, BM, BN, BK, STAGES, PRECISION, COMPACT, SAVE,
-                        WIDE,
+                        t, j_u % N, j_u // N, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, PROP, BITS,
+                        GATES, C, LIST, COUNT, N, K, d, P, G, BM, BN, BK, STAGES, PRECISION,
+                        COMPACT, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -148,4 +170,4 @@ def forward_kernel(
     if PHASE & 8:
         for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
             b = r * RB + tl.arange(0, RB)
-            finish(t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
+            finish(t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_products import pack_kernel
+from riglstm.scan.triton_products import halve_kernel, pack_kernel
 from riglstm.selection import Selection
 
 FEW = 64
@@ -44,6 +44,8 @@ class Saved(NamedTuple):
     """(T, B, N, d): c before the step; likewise."""
     a: Tensor
     """(T, B, N): the weight of the new state; likewise."""
+    unit: Tensor
+    """(T, B): what one stands for in the views in XH; empty where it is one."""
 
 
 class Sizes(NamedTuple):
@@ -57,6 +59,8 @@ class Sizes(NamedTuple):
     G: int
     dtype: torch.dtype
     """Of the products."""
+    held: torch.dtype
+    """Of their operands in the forward kernel."""
 
     @property
     def S(self) -> int:
@@ -65,16 +69,27 @@ class Sizes(NamedTuple):
 
 def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Sizes:
     """The sizes of a problem."""
-    whole, G = 16 // product.itemsize, 5 if soft_update else 4
-    P, L = (-(-n // whole) * whole for n in (d, G * d))
-    return Sizes(sel.N, sel.K, d, P, L, G, product)
+    G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
+    held = torch.float16 if halves else product
+    return Sizes(sel.N, sel.K, d, _whole(d, held), _whole(G * d, product), G, product, held)
+
+
+def _whole(n: int, dtype: torch.dtype) -> int:
+    """n rounded up to 16 bytes."""
+    many = 16 // dtype.itemsize
+    return -(-n // many) * many
+
+
+def rounds(product: torch.dtype) -> bool:
+    """Whether products may round what they multiply; float32's by torch.backends.cuda.matmul."""
+    return product != torch.float32 or torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def precision(product: torch.dtype) -> str:
-    """How float32 products are taken: as torch's own, by torch.backends.cuda.matmul."""
+    """How a kernel takes float32 products."""
     if interpreted() or product != torch.float32:
         return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+    return "tf32" if rounds(product) else "tf32x3"
 
 
 def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
@@ -84,34 +99,43 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
         return like.new_empty((T if kept else 0, B, *shape), dtype=dtype)
 
     return Saved(
-        XH=empty(z.S, z.P, dtype=z.dtype),
+        XH=empty(z.S, z.P, dtype=z.held),
         woke=empty(z.N, dtype=torch.bool),
         act=empty(dtype=torch.int32),
         bits=empty(z.N, dtype=torch.int32),
         gates=empty(z.N, z.G * z.d, dtype=z.dtype, kept=save),
         c=empty(z.N, z.d, kept=save),
         a=empty(z.N, kept=save and z.G == 5),
+        unit=empty(kept=z.held == torch.float16),
     )
 
 
-def write_views(x: Tensor, weights: Weights, z: Sizes, XH: Tensor) -> tuple[Tensor, int, int]:
+def write_views(x: Tensor, weights: Weights, z: Sizes, saved: Saved) -> tuple[Tensor, int, int]:
     """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
     T, B, D = x.shape
-    views = XH[:, :, : z.K]
-    if z.d < z.P:
+    XH, views = saved.XH, saved.XH[:, :, : z.K]
+    direct = z.dtype == z.held and z.d == z.P
+    if z.dtype == z.held and z.d < z.P:
         views[..., z.d :].zero_()
     if weights.W_in is None:
-        views[..., : z.d].copy_(x.view(T, B, z.K, z.d))
-        return x, z.K * z.d, z.d
-    x, W = x.view(T * B, D).to(z.dtype), weights.W_in.to(z.dtype)
-    out = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if z.d == z.P else x.new_empty(T * B, z.K * z.d)
-    if weights.b_in is None:
-        torch.mm(x, W, out=out)
+        out = x
     else:
-        torch.addmm(weights.b_in.to(z.dtype), x, W, out=out)
-    if z.d != z.P:
+        x, W = x.view(T * B, D).to(z.dtype), weights.W_in.to(z.dtype)
+        out = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if direct else x.new_empty(T * B, z.K * z.d)
+        if weights.b_in is None:
+            torch.mm(x, W, out=out)
+        else:
+            torch.addmm(weights.b_in.to(z.dtype), x, W, out=out)
+        if direct:
+            return XH, z.S * z.P, z.P
+    if z.dtype == z.held:
         views[..., : z.d].copy_(out.view(T, B, z.K, z.d))
-    return XH, z.S * z.P, z.P
+    else:
+        halve_kernel[(T * B,)](
+            out, XH, saved.unit, K=z.K, S=z.S, d=z.d, P=z.P, BK=power_of_two(z.K),
+            BP=power_of_two(z.P),
+        )  # fmt: skip
+    return out, z.K * z.d, z.d
 
 
 def columns(z: Sizes, BN: int) -> int:
@@ -119,22 +143,27 @@ def columns(z: Sizes, BN: int) -> int:
     return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
 
 
-def pack(weights: Weights, z: Sizes, BN: int | None = None) -> Tensor:
-    """All weights of the gates in the products' dtype.
+def pack(weights: Weights, z: Sizes, BN: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """All weights of the gates, and what one stands for in their columns where that is not one.
 
-    With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L),
-    W_q as the fifth gate.
+    With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L) in
+    the products' dtype, W_q as the fifth gate.
     """
-    W, W_q, wide = weights.W, weights.W_q, BN or 64
-    shape = (z.N, z.S * z.d, z.L) if BN is None else (z.N, columns(z, BN), BN, z.S * z.P)
-    out = W.new_empty(shape, dtype=z.dtype)
-    if BN is None and z.G * z.d < z.L:
-        out[..., z.G * z.d :].zero_()
-    pack_kernel[(z.N * columns(z, wide), z.S)](
-        W, W if W_q is None else W_q, out, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide,
+    W, W_q, wide = weights.W, weights.W_q, BN or 32
+    unit = None
+    if BN is None:
+        out = W.new_empty(z.N, z.S * z.d, z.L, dtype=z.dtype)
+        if z.G * z.d < z.L:
+            out[..., z.G * z.d :].zero_()
+    else:
+        out = W.new_empty(z.N, columns(z, BN), BN, z.S * z.P, dtype=z.held)
+        if z.held == torch.float16:
+            unit = W.new_empty(out.shape[:3])
+    pack_kernel[(z.N * columns(z, wide),)](
+        W, W if W_q is None else W_q, out, unit, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide,
         BP=power_of_two(z.P), PER_CELL=W_q is not None and W_q.dim() == 3, TILED=BN is not None,
     )  # fmt: skip
-    return out
+    return out, unit
 
 
 @functools.cache
@@ -166,14 +195,12 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
 
 def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the forward kernel, by the number of sequences and the width of a number."""
-    short = z.dtype.itemsize == 2
-    if B <= FEW:
-        BM, BN, BK, RB, warps = 64, 32, 128 if short else 64, 1, 4 if short else 8
-    else:
-        BM, BN, BK, RB, warps = 128, 128, 64, 4, 8
-    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.P)}
-    tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.dtype)
-    return tile | {"COMPACT": B > FEW, "num_warps": warps}
+    BP, short = power_of_two(z.P), z.held.itemsize == 2
+    BM, BN, RB = (64, 32, 1) if B <= FEW else (128, 128, 4)
+    BK = min(BP, 64)
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
+    tile["STAGES"] = stages(device, 4 if short and B > FEW else 7, BM + BN, BK, z.held)
+    return tile | {"COMPACT": B > FEW, "num_warps": 8}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

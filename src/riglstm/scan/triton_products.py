@@ -45,9 +45,9 @@ def views_kernel(
     tl.store(DV + at, acc.to(DV.dtype.element_ty), mask=there[:, None] & (unit < d)[None, :])
 
 
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "X_UNIT"])
 def inputs_kernel(
-    XH, BITS, H, R,
+    XH, X_UNIT, BITS, H, R,
     N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """Eq. (17) for one row: what each cell took in, H (N, R, S·P), zero where it did not."""
@@ -55,7 +55,9 @@ def inputs_kernel(
     s, e = tl.arange(0, BS)[:, None], tl.arange(0, BP)[None, :]
     inside = (s < S) & (e < P)
     at = s * P + e
-    v = tl.load(XH + row * (S * P) + at, mask=inside, other=0.0)
+    v = tl.load(XH + row * (S * P) + at, mask=inside, other=0.0).to(H.dtype.element_ty)
+    if X_UNIT is not None:
+        v *= tl.load(X_UNIT + row)
     for j in tl.static_range(N):
         bits = tl.load(BITS + row * N + j)
         took = ((bits >> s) & 1) != 0
@@ -63,23 +65,41 @@ def inputs_kernel(
 
 
 @triton.jit
-def pack_kernel(
-    W, W_Q, OUT,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
-    G: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
-    TILED: tl.constexpr,
-):  # fmt: skip
-    """One slot of W (N, S·d, 4·d) and W_q for BN columns of a tile.
+def _unit(largest):
+    """The power of two below the largest number; one for zero, infinity and NaN."""
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    ordinary = (exponent > 0x10000000) & (exponent < 0x6F800000)
+    return tl.where(ordinary, exponent, 0x3F800000).to(tl.float32, bitcast=True)
 
-    TILED: to (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates
-    each, in an order that gives all gates of a unit to one thread, or BN columns of W_q. Else to
-    (N, S·d, L), W_q as the fifth gate.
+
+@triton.jit
+def halve_kernel(
+    X, XH, X_UNIT,
+    K: tl.constexpr, S: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BK: tl.constexpr,
+    BP: tl.constexpr,
+):  # fmt: skip
+    """The views of one row as float16, in units of X_UNIT: TF32's ten bits in half the bytes.
+
+    States, none of which is above one by itself, are written in the same unit, so it is not small.
     """
+    row = tl.cast(tl.program_id(0), tl.int64)
+    k, e = tl.arange(0, BK)[:, None], tl.arange(0, BP)[None, :]
+    x = tl.load(X + row * (K * d) + k * d + e, mask=(k < K) & (e < d), other=0.0)
+    unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), 1.0 / 256)
+    tl.store(X_UNIT + row, unit)
+    tl.store(XH + row * (S * P) + k * P + e, (x / unit).to(tl.float16), mask=(k < K) & (e < P))
+
+
+@triton.jit
+def _column(
+    W, W_Q, j, u, s, col,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
+    PER_CELL: tl.constexpr,
+):  # fmt: skip
+    """Slot s of columns `col` (BN, 1) of tile u of cell j, (BN, BP); their gates and units."""
     S: tl.constexpr = K + N
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
-    TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
-    j, u, s = tl.program_id(0) // TILES, tl.program_id(0) % TILES, tl.program_id(1)
-    k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
+    k = tl.arange(0, BP)[None, :]
     gate = ((col >> 2) & 2) | (col & 1)
     unit = u * (BN // 4) + ((col >> 4) << 2 | (col >> 1) & 3)
     if u >= UNITS:
@@ -91,10 +111,40 @@ def pack_kernel(
     else:
         at = ((j * S + s) * d + k) * (4 * d) + gate * d + unit
         w = tl.load(W + at, mask=(k < d) & (unit < d), other=0.0)
-    w = w.to(OUT.dtype.element_ty)
-    if TILED:
-        at = ((j * TILES + u) * BN + col) * (S * P) + s * P + k
-        tl.store(OUT + at, w, mask=(k < P) & (col < BN))
-    else:
-        at = ((j * S + s) * d + k) * L + gate * d + unit
-        tl.store(OUT + at, w, mask=(k < d) & (unit < d))
+    return w, gate, unit
+
+
+@triton.jit
+def pack_kernel(
+    W, W_Q, OUT, W_UNIT,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
+    G: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
+    TILED: tl.constexpr,
+):  # fmt: skip
+    """BN columns of W (N, S·d, 4·d) and W_q.
+
+    TILED: to (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates
+    each, in an order that gives all gates of a unit to one thread, or BN columns of W_q; in units
+    of W_UNIT where there are any. Else to (N, S·d, L), W_q as the fifth gate.
+    """
+    S: tl.constexpr = K + N
+    TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
+    tile = tl.program_id(0)
+    j, u = tile // TILES, tile % TILES
+    k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
+    size = tl.full((BN, 1), 1.0, tl.float32)
+    if W_UNIT is not None:
+        largest = tl.zeros((BN, BP), tl.float32)
+        for s in tl.range(0, S):
+            w, _, _ = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)
+            largest = tl.maximum(largest, tl.abs(w))
+        size = _unit(tl.max(largest, 1)[:, None])
+        tl.store(W_UNIT + tile * BN + col, size)
+    for s in tl.range(0, S):
+        w, gate, unit = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)
+        w = (w / size).to(OUT.dtype.element_ty)
+        if TILED:
+            tl.store(OUT + (tile * BN + col) * (S * P) + s * P + k, w, mask=k < P)
+        else:
+            at = ((j * S + s) * d + k) * L + gate * d + unit
+            tl.store(OUT + at, w, mask=(k < d) & (unit < d))

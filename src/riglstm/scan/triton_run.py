@@ -50,16 +50,17 @@ def forward(
     """y (T, B, N, d), final h and c, and what backward needs."""
     T, (B, N, d) = x.shape[0], h.shape
     z = sizes(d, sel, weights.W_q is not None, product)
-    tile = forward_tiles(z, B, h.device)
     saved = empty_saved(T, B, z, h, save)
-    X, X_ROW, X_SLOT = write_views(x, weights, z, saved.XH)
-    W = pack(weights, z, tile["BN"])
+    X, X_ROW, X_SLOT = write_views(x, weights, z, saved)
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
     proposal = h.new_empty(z.G - 3, B, N, d)
     if interpreted():
         proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
+    tile = forward_tiles(z, B, h.device)
+    W, w_unit = pack(weights, z, tile["BN"])
+    x_unit = None if w_unit is None else saved.unit
     place, count, counter = _counters(T, B, N, h, tile["COMPACT"])
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale, X_ROW=X_ROW, X_SLOT=X_SLOT,
@@ -71,9 +72,9 @@ def forward(
 
     def run(phase: int, programs: int, t0: int, t1: int, **options: Any) -> None:
         forward_kernel[(programs,)](
-            h, c, X, saved.XH, W, bias, bias_update, live, reset, y, proposal, saved.act,
-            saved.woke, saved.bits, saved.gates, saved.c, saved.a, place, count, counter, B, t0, t1,
-            **constants, PHASE=phase, **options,
+            h, c, X, saved.XH, x_unit, W, w_unit, bias, bias_update, live, reset, y, proposal,
+            saved.act, saved.woke, saved.bits, saved.gates, saved.c, saved.a, place, count, counter,
+            B, t0, t1, **constants, PHASE=phase, **options,
         )  # fmt: skip
 
     if interpreted():
@@ -112,7 +113,8 @@ def backward(
     """Gradients of x, h, c and of every weight, from those of y and the final state."""
     T, B, N, d = y.shape
     z = sizes(d, sel, weights.W_q is not None, product)
-    W = pack(weights, z)
+    z = z._replace(P=saved.XH.shape[3], held=saved.XH.dtype)
+    W, _ = pack(weights, z)
     dh, dc = dh.clone(), dc.clone()
     tile = backward_tiles(z, B, dy.device)
     steps = min(T, max(1, ROWS_AT_ONCE // B))
@@ -148,7 +150,7 @@ def backward(
         if dV is not None:
             _views_gradient(piece, saved.bits[t0:t1], W, dV[t0:t1], z)
         if dW is not None:
-            _add_weights_gradient(piece, saved.XH[t0:t1], saved.bits[t0:t1], dW, z)
+            _add_weights_gradient(piece, saved, t0, t1, dW, z)
             db += piece.sum((0, 1), dtype=torch.float32)
     run(8, B, 0, 0, 1)
     dx = dW_in = db_in = None
@@ -176,15 +178,20 @@ def _views_gradient(D5: Tensor, bits: Tensor, W: Tensor, dV: Tensor, z: Sizes) -
     )  # fmt: skip
 
 
-def _add_weights_gradient(D5: Tensor, XH: Tensor, bits: Tensor, dW: Tensor, z: Sizes) -> None:
-    """Add Hᵀ D5 of one piece of the sequence to dW (N, S·P, L)."""
-    D, V, bits = D5.flatten(0, 1), XH.flatten(0, 1), bits.flatten(0, 1)
+def _add_weights_gradient(D5: Tensor, saved: Saved, t0: int, t1: int, dW: Tensor, z: Sizes) -> None:
+    """Add Hᵀ D5 of steps t0 to t1 to dW (N, S·P, L)."""
+    D = D5.flatten(0, 1)
+    V, bits = saved.XH[t0:t1].flatten(0, 1), saved.bits[t0:t1].flatten(0, 1)
+    unit = saved.unit[t0:t1].flatten() if z.held == torch.float16 else None
     for r in range(0, D.shape[0], PRODUCT_ROWS):
         now = slice(r, r + PRODUCT_ROWS)
         R = D[now].shape[0]
-        H = V.new_empty(z.N, R, z.S * z.P)
+        H = D.new_empty(z.N, R, z.S * z.P)
         tile = {"BS": power_of_two(z.S), "BP": power_of_two(z.P)}
-        inputs_kernel[(R,)](V[now], bits[now], H, R, N=z.N, S=z.S, P=z.P, **tile)
+        inputs_kernel[(R,)](
+            V[now], None if unit is None else unit[now], bits[now], H, R, N=z.N, S=z.S, P=z.P,
+            **tile,
+        )  # fmt: skip
         a, b = H.mT, D[now].transpose(0, 1)  # (N, S·P, R), (N, R, L)
         if z.dtype == dW.dtype:
             torch.baddbmm(dW, a, b, out=dW)

@@ -1,8 +1,10 @@
-"""The row-wise half of a step in the forward kernel: Eqs. (20)-(21) of the step before, (13)-(16).
+"""The row-wise half of a step in the forward kernels: Eqs. (20)-(21) of the step before, (13)-(16).
 
-A tile has RB sequences, 8 lines for their cells and BP columns for a cell's numbers. Scores are
-summed one pair of vectors at a time, all in the same order, so that equal vectors get equal scores
-to the last bit (P4); they stay in registers, a tuple of (RB, 8), and are ranked there.
+A tile is (LINES, RB, BP): RB sequences, and a vector of BP numbers for each. Its lines are cells
+where every cell has something else, and copies where all cells need the same vector. LINES is the
+number of warps over RB, so that a vector lies in one warp and nothing here waits for another warp.
+Scores are summed one pair of vectors at a time, all in the same order, so that equal vectors get
+equal scores to the last bit (P4).
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
 memory, BP = power of two ≥ P.
@@ -13,128 +15,154 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, order, sigmoid, top
+from riglstm.scan.triton_common import _FRESH, order, sigmoid, top
+
+
+@triton.jit
+def vectors(V, n: tl.constexpr, b, B, ROW: tl.constexpr, SLOT: tl.constexpr, d: tl.constexpr,
+            BP: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
+    """A tuple of n vectors (LINES, RB, BP) of each sequence, the lines all the same."""
+    line, e = tl.arange(0, LINES)[:, None, None], tl.arange(0, BP)[None, None, :]
+    at = tl.cast(b, tl.int64)[None, :, None] * ROW + 0 * line + e
+    mask = (b < B)[None, :, None] & (e < d) & (line >= 0)
+    out = ()
+    for k in tl.static_range(n):
+        out += (tl.load(V + at + k * SLOT, mask=mask, other=0.0),)
+    return out
 
 
 @triton.jit
 def finish(
     t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A,
-    N: tl.constexpr, d: tl.constexpr, BP: tl.constexpr,
+    N: tl.constexpr, d: tl.constexpr, BP: tl.constexpr, LINES: tl.constexpr,
     SCALE: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (20)-(21): the state (RB, 8, BP) of sequences b before step t, also written to y."""
-    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
-    inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
-    at = (b * (N * d))[:, None, None] + (n * d)[:, :, None] + e
+    """Eqs. (20)-(21): a tuple of the cells' states before step t, also written to y."""
     size = tl.cast(B * N * d, tl.int64)
-    old = tl.where(t < 2, h0, Y + (t - 2) * size)
-    h = tl.load(old + at, mask=inside, other=0.0, cache_modifier=".cg")
-    new = tl.load(PROP + at, mask=inside, other=0.0, cache_modifier=".cg")
-    row = tl.cast(t - 1, tl.int64) * B + b
-    began = b * 0 + t > 0
-    act = tl.load(ACT + row, mask=(b < B) & began, other=0, cache_modifier=".cg")
-    woke = ((act[:, None] >> n) & 1) != 0  # (RB, 8)
-    h = tl.where((((act >> _FRESH) & 1) != 0)[:, None, None], 0.0, h)
+    old = vectors(tl.where(t < 2, h0, Y + (t - 2) * size), N, b, B, N * d, d, d, BP, LINES)
+    new = vectors(PROP, N, b, B, N * d, d, d, BP, LINES)
     if SOFT:
-        q = tl.load(PROP + size + at, mask=inside, other=0.0, cache_modifier=".cg")
-        ahead = new - h
-        bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
-        a = sigmoid(SCALE * tl.sum(ahead * q, 2) + bias)
-        if SAVE:
-            tl.store(A + row[:, None] * N + n, a, mask=woke)
-        new = h + a[:, :, None] * ahead
-    h = tl.where(woke[:, :, None], new, h)
-    tl.store(Y + (t - 1) * size + at, h, mask=inside & began[:, None, None])
+        q = vectors(PROP + size, N, b, B, N * d, d, d, BP, LINES)
+    row = tl.cast(t - 1, tl.int64) * B + b
+    began = (b < B) & (b * 0 + t > 0)
+    if SOFT:
+        bias = ()
+        for k in tl.static_range(N):
+            bias += (tl.load(UPDATE_BIAS + k),)
+    # No load passes a barrier, and all that follows needs the one behind it: so every vector is
+    # under way before the first sum waits for its own.
+    tl.debug_barrier()
+    act = tl.load(ACT + row, mask=began, other=0)[None, :]
+    stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
+    line = tl.arange(0, LINES)[:, None]
+    states = ()
+    for k in tl.static_range(N):
+        h, h_new = tl.where(stays, old[k], 0.0), new[k]
+        woke = ((act >> k) & 1) != 0
+        if SOFT:
+            ahead = h_new - h
+            a = sigmoid(SCALE * tl.sum(ahead * q[k], 2) + bias[k])
+            if SAVE:
+                tl.store(A + row[None, :] * N + k + 0 * line, a, mask=woke & (line == 0))
+            h_new = h + a[:, :, None] * ahead
+        states += (tl.where(woke[:, :, None], h_new, h),)
+    write(states, Y + (t - 1) * size, N * d, d, d, b, began, N, BP, LINES)
+    return states
+
+
+@triton.jit
+def lines(states, first: tl.constexpr, N: tl.constexpr, LINES: tl.constexpr):
+    """States (LINES, RB, BP) of cells `first` and on, each in a line of its own."""
+    line = tl.arange(0, LINES)[:, None, None]
+    h = states[first]
+    for k in tl.static_range(first + 1, min(first + LINES, N)):
+        h = tl.where(line == k - first, states[k], h)
     return h
 
 
 @triton.jit
-def vectors(V, n_slots: tl.constexpr, b, B, ROW: tl.constexpr, SLOT: tl.constexpr,
-             N: tl.constexpr, d: tl.constexpr, BP: tl.constexpr):  # fmt: skip
-    """A tuple of n_slots vectors of each sequence, each once for every cell: (RB, 8, BP)."""
-    n, e = tl.arange(0, _SLOTS)[None, :, None], tl.arange(0, BP)[None, None, :]
-    at = tl.cast(b, tl.int64)[:, None, None] * ROW + n * 0 + e
-    mask = (b < B)[:, None, None] & (n < N) & (e < d)
-    vectors = ()
-    for k in tl.static_range(n_slots):
-        v = tl.load(V + at + k * SLOT, mask=mask, other=0.0)
-        vectors += (v,)
-    return vectors
-
-
-@triton.jit
-def _scores(h, vectors, stays, n_slots: tl.constexpr):
-    """Eq. (13): h (RB, 8, BP) times each vector, as a tuple of (RB, 8)."""
-    scores = ()
-    for k in tl.static_range(n_slots):
-        v = tl.where(stays[:, None, None], vectors[k].to(tl.float32), 0.0)
-        scores += (tl.sum(h * v, 2),)
-    return scores
+def write(states, OUT, ROW: tl.constexpr, SLOT: tl.constexpr, P: tl.constexpr, b, mask,
+          N: tl.constexpr, BP: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
+    """The states of all cells, P numbers each."""
+    line, e = tl.arange(0, LINES)[:, None, None], tl.arange(0, BP)[None, None, :]
+    at = tl.cast(b, tl.int64)[None, :, None] * ROW + e
+    for first in tl.static_range(0, N, LINES):
+        n = first + line
+        h = lines(states, first, N, LINES).to(OUT.dtype.element_ty)
+        tl.store(OUT + at + n * SLOT, h, mask=mask[None, :, None] & (n < N) & (e < P))
 
 
 @triton.jit
 def select(
-    t, b, B, h, x, h0, c, XH, Y, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
+    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT, LENGTH,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, COMPACT: tl.constexpr,
+    LINES: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
+    COMPACT: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in."""
-    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
+
+    COMPACT: each sequence is also added to the list, of LENGTH places, of the cells that wake.
+    """
+    line = tl.arange(0, LINES)[:, None]
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
-    slot = (row * ((K + N) * P))[:, None, None] + ((K + n) * P)[:, :, None] + e
-    mask = there[:, None, None] & (n < N)[:, :, None] & (e < P)
-    tl.store(XH + slot, h.to(XH.dtype.element_ty), mask=mask)
+    step = tl.cast(t, tl.int64) * B * ((K + N) * P)
+    held = states
+    if X_UNIT is not None:
+        # One over a power of two, exactly; what does not fit into float16 was given as a state.
+        per = 1.0 / tl.load(X_UNIT + row, mask=there, other=1.0)[None, :, None]
+        held = ()
+        for k in tl.static_range(N):
+            held += (tl.minimum(tl.maximum(states[k] * per, -65504.0), 65504.0),)
+    write(held, XH + step + K * P, (K + N) * P, P, P, b, there, N, BP, LINES)
     fresh = b * 0
     if RESET is not None:
         fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)
-        h = tl.where((fresh != 0)[:, None, None], 0.0, h)
-        at = (b * (N * d))[:, None, None] + (n * d)[:, :, None] + e
-        wiped = there[:, None, None] & (n < N)[:, :, None] & (e < d) & (fresh != 0)[:, None, None]
-        tl.store(c + at, 0.0 * h, mask=wiped)
-    stays = fresh == 0
+        stays = (fresh == 0)[None, :, None]
+        kept = ()
+        for k in tl.static_range(N):
+            kept += (tl.where(stays, states[k], 0.0),)
+        states = kept
+        # Where a state begins anew, what was just kept is zero, as c is to be.
+        write(states, c, N * d, d, d, b, there & (fresh != 0), N, BP, LINES)
+    fresh = fresh[None, :]
+    wide = 0 * fresh + 0 * line  # (LINES, RB)
 
-    wide = tl.zeros_like(fresh)[:, None] + n * 0  # (RB, 8)
-    act = wide + 1
-    bits = wide + ((1 << K) - 1)
-    peers = wide + ((1 << N) - 1)
-    if (K_a < N) or (K_x < K):
-        s = _scores(h, x, stays, K)
-    if K_h < N - 1:
-        # The states of all cells, which this program has just written, for every cell.
-        tl.debug_barrier()
-        now = tl.where(t < 1, h0, Y + tl.cast(t - 1, tl.int64) * (B * N * d))
-        v = vectors(now, N, b, B, N * d, d, N, d, BP)
+    awake = wide + ((1 << N) - 1)
     if K_a < N:
-        total = s[0]
+        whole = x[0].to(tl.float32)
         for k in tl.static_range(1, K):
-            total += s[k]
-        key = tl.where(n < N, order(total), -0x80000000)
-        one, other = key[:, :, None], key[:, None, :]
-        i = tl.arange(0, _SLOTS)
-        first = (i[:, None] > i[None, :])[None, :, :]
-        ahead = (other > one) | ((other == one) & first)  # (RB, 8, 8): [.., i, j], j is ahead
-        act = (tl.sum(ahead.to(tl.int32), 2) < K_a).to(tl.int32)
-    if K_x < K:
-        keys = (order(s[0]),)
-        for k in tl.static_range(1, K):
-            keys += (order(s[k]),)
-        bits = top(keys, K_x, K)
-    if K_h < N - 1:
-        r = _scores(h, v, stays, N)
-        keys = (tl.where(n == 0, -0x80000000, order(r[0])),)
+            whole += x[k].to(tl.float32)
+        keys = (order(tl.sum(states[0] * whole, 2)),)
         for k in tl.static_range(1, N):
-            keys += (tl.where(n == k, -0x80000000, order(r[k])),)
-        peers = top(keys, K_h, N) | (1 << n)
-    peers = tl.where((fresh != 0)[:, None], 0, peers)
-
+            keys += (order(tl.sum(states[k] * whole, 2)),)
+        awake = top(keys, K_a, N)
     if LIVE is not None:
-        act = act * tl.load(LIVE + row, mask=there, other=0).to(tl.int32)[:, None]
-    act = tl.where(there[:, None] & (n < N), act, 0)
-    mask = there[:, None] & (n < N)
-    tl.store(BITS + row[:, None] * N + n, tl.where(act != 0, bits | (peers << K), 0), mask=mask)
-    tl.store(WOKE + row[:, None] * N + n, act != 0, mask=mask)
-    tl.store(ACT + row, tl.sum(act << n, 1) | (fresh << _FRESH), mask=there)
-    if COMPACT:
-        place = tl.atomic_add(COUNT + t * N + n + wide, 1, mask=act != 0, sem="relaxed")
-        tl.store(LIST + n * B + place, b[:, None] + wide, mask=act != 0)
+        awake *= tl.load(LIVE + row, mask=there, other=0).to(tl.int32)[None, :]
+    awake = tl.where(there[None, :], awake, 0)
+    tl.store(ACT + row[None, :] + wide, awake | (fresh << _FRESH), mask=there[None, :] & (line < 1))
+
+    for first in tl.static_range(0, N, LINES):
+        n = first + line
+        h = lines(states, first, N, LINES)
+        bits = wide + ((1 << K) - 1)
+        peers = wide + ((1 << N) - 1)
+        if K_x < K:
+            keys = (order(tl.sum(h * x[0].to(tl.float32), 2)),)
+            for k in tl.static_range(1, K):
+                keys += (order(tl.sum(h * x[k].to(tl.float32), 2)),)
+            bits = top(keys, K_x, K)
+        if K_h < N - 1:
+            keys = (tl.where(n == 0, -0x80000000, order(tl.sum(h * states[0], 2))),)
+            for k in tl.static_range(1, N):
+                keys += (tl.where(n == k, -0x80000000, order(tl.sum(h * states[k], 2))),)
+            peers = top(keys, K_h, N) | (1 << n)
+        peers = tl.where(fresh != 0, 0, peers)
+        act = tl.where(n < N, (awake >> n) & 1, 0) != 0
+        mask = there[None, :] & (n < N)
+        at = row[None, :] * N + n
+        tl.store(BITS + at, tl.where(act, bits | (peers << K), 0), mask=mask)
+        tl.store(WOKE + at, act, mask=mask)
+        if COMPACT:
+            place = tl.atomic_add(COUNT + n + wide, 1, mask=act, sem="relaxed")
+            tl.store(LIST + n * LENGTH + place, b[None, :] + wide, mask=act)
