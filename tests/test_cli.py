@@ -33,6 +33,7 @@ from riglstm.scan import BACKENDS
 from riglstm.tasks import TASKS
 from riglstm.tasks.files import DataError
 from riglstm.train import Fit
+from riglstm.train.deadline import NEVER, OutOfTime
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -140,6 +141,13 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
         (("reproduce", "mnist", "--models", "lsmt"), "got 'lsmt'; did you mean lstm?"),
         (("reproduce", "complexity", "--models", "gru"), "--models must be one of"),
         (("reproduce", "mnist", "--seeds", "0"), "--seeds must be at least 1, got 0"),
+        (("reproduce", "mnist", "--jobs", "0"), "--jobs must be at least 1, got 0"),
+        (("reproduce", "mnist", "--seed-list", "-1"), "--seed-list must be at least 0, got -1"),
+        (("reproduce", "mnist", "--seeds", "2", "--seed-list", "1"), "one of them, got both"),
+        (("reproduce", "copying", "--settings", "M=3"), "--settings must be one of M=1, M=2"),
+        (("reproduce", "mnist", "--minutes", "0"), "--minutes must be a number above 0, got 0"),
+        (("reproduce", "complexity", "--jobs", "2"), "is measured, and takes no --jobs"),
+        (("train", "copying", "--minutes", "-1"), "--minutes must be a number above 0, got -1"),
         (("train", "copying", "--seed", "9" * 23), "the seed must be below 2**32 = 4294967296"),
         (("data", "all", "mnst"), "got 'mnst'; did you mean mnist?"),
         (("data", "minst"), "NAMES must be one of mnist, fashion, cifar, all, got 'minst'"),
@@ -305,6 +313,20 @@ def test_train_asks_for_the_run_that_its_flags_say(
     assert "chosen on validation@P=4" in out
 
 
+def test_a_run_whose_time_is_up_says_how_to_go_on_and_ends_well(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    def run(*args: Any, **options: Any) -> None:
+        raise OutOfTime(f"{options['deadline'].left:.0f} s; go on with: {options['again']}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "run", run)
+    assert exit_code("train", "copying", "--minutes", "9") == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("time is up: 540 s; go on with: ")
+    assert said.endswith("train copying --minutes 9 --resume")
+
+
 def test_a_variant_has_a_folder_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     asked = catch_runs(monkeypatch)
@@ -397,6 +419,36 @@ def test_reproduce_plans_first_and_ends_with_the_table(
     ((args, options),) = asked
     assert args == ("copying", ("lstm",), None, "quick", tmp_path, tmp_path / "tables", None)
     assert options["again"].endswith(f"reproduce copying --models lstm --out {tmp_path}")
+    assert (options["jobs"], options["deadline"]) == (1, NEVER)
+
+
+def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    end: dict[str, Any] = {"left": 3}
+
+    def fake(*args: Any, **options: Any) -> Any:
+        asked.append((args, options))
+        return reproducing.Reproduced(reproducing.Rendered("", "", ""), (), **end)
+
+    monkeypatch.setattr(reproduce, "reproduce", fake)
+    flags = "--settings M=2 --seed-list 1 4 --precision bf16 --jobs 3 --minutes 9"
+    command = ("reproduce", "copying", *flags.split(), "--out", str(tmp_path))
+    assert exit_code(*command) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"copying, quick: 6 runs in {tmp_path}: 6 to begin\n")
+    assert "3 runs are not done; go on with: " in out
+    ((args, options),) = asked
+    assert args[2] == (1, 4)
+    assert (options["settings"], options["precision"]) == (("M=2",), "bf16")
+    assert options["jobs"] == 3
+    assert 500 < options["deadline"].left <= 540
+    end["errors"] = ("runs/a: ValueError: no", "runs/b: exit code -9")
+    assert exit_code(*command) == 2
+    err = capsys.readouterr().err
+    assert "2 runs ended with an error" in err
+    assert "  runs/b: exit code -9" in err
 
 
 def test_the_plan_says_what_is_done_and_what_the_rest_will_take(tmp_path: Path) -> None:

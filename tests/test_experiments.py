@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm.experiments import complexity, reproduce, rows
+from riglstm.experiments import complexity, rows
 from riglstm.experiments.plan import FAILED, plan
 from riglstm.experiments.recipes import RECIPES, SMALL, Recipe, Row, Setting
 from riglstm.experiments.reproduce import reproduce as make
@@ -188,7 +188,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
         called.append(spec.name)
         return {}
 
-    monkeypatch.setattr(reproduce, "run", count)
+    monkeypatch.setattr("riglstm.experiments.attempt.run", count)
     again = make("copying", **ask)
     assert called == []
     assert again.rendered == made.rendered

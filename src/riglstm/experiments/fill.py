@@ -85,6 +85,9 @@ def result_rows(name: str, planned: Sequence[Planned], budget: Budget) -> list[R
             commit=run.result["commit"] or "",
             budget=budget,
             setting=run.planned.setting,
+            precision=run.planned.spec.fit.precision,
+            jobs=run.result.get("jobs", 1),
+            recipe=run.planned.spec.recipe(),
             run=run.planned.folder.name,
         )
         for run in map(read, planned)
@@ -180,7 +183,8 @@ def _notes(
         seconds = sum(result["seconds"] for _, result in done)
         notes.append(
             f"Seeds {_words(map(str, seeds))}; {_range(updates)} updates; "
-            f"{_duration(seconds)} in all on {_words({r['device'] for _, r in done})}; "
+            f"{_duration(seconds)} in all on {_words({r['device'] for _, r in done})}, "
+            f"in {_words({run.planned.spec.fit.precision for run, _ in done})}; "
             f"commit {_words({(r['commit'] or 'unknown') for _, r in done})}."
         )
     for run in runs:

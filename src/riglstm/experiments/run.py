@@ -16,6 +16,7 @@ from riglstm import models
 from riglstm.experiments.result import CHOSEN, FAILED, read_result
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task, generator, means
+from riglstm.train.deadline import NEVER, Deadline
 from riglstm.train.devices import check, pick
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
@@ -60,11 +61,14 @@ def run(
     resume: bool = False,
     progress: bool = True,
     again: str = "",
+    deadline: Deadline = NEVER,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
     A run that diverges leaves the reason in its folder.
-    `again`: the command that goes on with the run, for whoever stops it.
+    `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
+    to have stopped. `jobs`: how many runs share the device, for the record of what it cost.
     Raises what `riglstm.train.supervised.fit` does.
     """
     # Lightning takes seconds to load, and what reads folders does without.
@@ -78,7 +82,13 @@ def run(
     task.ready()
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
     with folder.held():
-        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
+        folder.begin(
+            spec.resolved(),
+            command=command,
+            device=device_name(device),
+            jobs=jobs,
+            resume=resume,
+        )
         failed = folder.path / FAILED
         if folder.writes:
             failed.unlink(missing_ok=True)
@@ -88,6 +98,7 @@ def run(
                 resume=resume,
                 progress=progress,
                 again=again,
+                deadline=deadline,
             )
         except Diverged as error:
             folder.write_json(failed, {"reason": str(error)})
@@ -104,6 +115,7 @@ def run(
             "parameters": sum(p.numel() for p in net.parameters()),
             "device": _sessions(folder, "device"),
             "commit": _sessions(folder, "commit"),
+            "jobs": _most_jobs(folder),
             **_yardsticks(task, task.conditions),
         }
         folder.finish(result)
@@ -179,6 +191,12 @@ def _sessions(folder: RunFolder, name: str) -> str | None:
     return ", then ".join(dict.fromkeys(value or "unknown" for value in found))
 
 
+def _most_jobs(folder: RunFolder) -> int:
+    """How many runs shared the device, in the session that shared it most."""
+    record = folder.read_json(folder.run)
+    return max(int(session.get("jobs", 1)) for session in (record, *record.get("resumed", [])))
+
+
 def _rows(
     spec: RunSpec,
     task: Task,
@@ -231,4 +249,6 @@ def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
 
 def say(line: str) -> None:
     """A line for the user, beside what a program may read."""
-    print(line, file=sys.stderr, flush=True)
+    # In one piece, as several threads may have something to say.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Ctrl-C, and the signal that ends a job, as a wish that is granted after the update."""
+"""Ctrl-C, the signal that ends a job, and the end of its time: granted after the update."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from riglstm.train.deadline import NEVER, Deadline
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -18,9 +20,10 @@ class StopNow(BaseException):
 class Wish:
     """Whether somebody has asked the run to stop; within it, signals are put back at the end."""
 
-    def __init__(self, speaks: bool) -> None:
+    def __init__(self, speaks: bool, deadline: Deadline = NEVER) -> None:
         self.made = False
         self.speaks = speaks
+        self.deadline = deadline
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Wish:
@@ -42,6 +45,10 @@ class Wish:
         if self.speaks:
             # Not by print: the signal may have come in the middle of one.
             os.write(2, b"\nstopping after this update, to save it; once more stops at once\n")
+
+    def due(self, pause: float) -> bool:
+        """Whether the run stops here: it was asked to, or a `pause` may not end in time."""
+        return self.made or self.deadline.near(pause)
 
     def __exit__(
         self,
