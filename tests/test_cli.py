@@ -18,6 +18,7 @@ from riglstm.cli import (
     data,
     demo,
     evaluate,
+    export,
     launch,
     main,
     reproduce,
@@ -56,6 +57,7 @@ def row(condition: str, chosen_on: str, value: float, metric: str = "accuracy") 
 
 RESULT: dict[str, Any] = {
     "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.5), row("P=8", "P=8", 0.625)],
+    "chosen": {"P=4": {"step": 40, "value": 1.0}},
     **{"updates": 60, "seconds": 90.0, "parameters": 123, "device": "CPU"},
 }
 
@@ -63,7 +65,8 @@ RESULT: dict[str, Any] = {
 def put_run(path: Path, result: dict[str, Any] | None = RESULT) -> Path:
     """A folder that looks like a run, finished or not."""
     path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
+    config = RunSpec("copying", {}, "lstm", 6, {}, Fit(), 0).resolved()
+    (path / "config.json").write_text(json.dumps(config))
     if result is not None:
         (path / "result.json").write_text(json.dumps(result))
     return path
@@ -106,7 +109,7 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "say what to do: demo, train, evaluate, reproduce, report, bench, data, list"),
+        ((), "say what to do: demo, train, evaluate, export, reproduce, report, bench, data, list"),
         (("trian",), "the verb must be one of demo, train"),
         (("trian",), "got 'trian'; did you mean train?"),
         (("demo", "--updatez", "3"), "there is no flag --updatez; did you mean --updates?"),
@@ -130,7 +133,10 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
         (("evaluate", "x", "--conditions"), "--conditions: expected at least one argument"),
         (("reproduce", "mnist", "--models"), "--models: expected at least one argument"),
         (("evaluate",), "the following arguments are required: RUN"),
-        (("evaluate", "no/such/run"), "RUN must be the folder of a run, got no/such/run"),
+        (("evaluate", "no/such/run"), "RUN must be the folder of a run, or an exported file, got"),
+        (("export", "no/run", "x.safetensors"), "RUN must be the folder of a run, got no/run"),
+        (("export", ".", "x.bin"), "FILE must end in .safetensors, got x.bin"),
+        (("export", ".", "x.safetensors"), "expected the file result.json in it, got none"),
         (("evaluate", "."), "expected the file result.json in it, got none"),
         (("reproduce", "mnits"), "TABLE must be one of mnist, cifar, ablation, balls, copying"),
         (("reproduce", "mnits"), "got 'mnits'; did you mean mnist?"),
@@ -569,10 +575,17 @@ def test_the_commands_of_the_guide_can_be_read(monkeypatch: Patch, tmp_path: Pat
     read: list[str] = []
     monkeypatch.chdir(tmp_path)
     asked = catch_runs(monkeypatch)
-    for module, name in ((evaluate, "evaluate"), (data, "fetch"), (bench, "run")):
+    for module, name in (
+        (evaluate, "evaluate"),
+        (data, "fetch"),
+        (bench, "run"),
+        (export, "export"),
+    ):
         monkeypatch.setattr(module, name, lambda *args, **options: read.append("done") or RESULT)
     monkeypatch.setattr("riglstm.report.report", lambda *args, **options: read.append("done"))
     put_run(tmp_path / "runs" / "mnist" / "riglstm-s0")
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "mnist-riglstm.safetensors").touch()
     for verb, *args in verbs:
         if "cuda" not in args:
             out = ("--out", "new") if verb == "train" else ()

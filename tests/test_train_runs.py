@@ -11,8 +11,9 @@ import pytest
 
 from riglstm.experiments import run as runs
 from riglstm.experiments.attempt import attempt
+from riglstm.experiments.finished import evaluate
 from riglstm.experiments.plan import FAILED, Planned, state
-from riglstm.experiments.run import evaluate, run
+from riglstm.experiments.run import run
 from riglstm.experiments.spec import RunSpec
 from riglstm.train.config import Fit
 from riglstm.train.folder import RunFolder

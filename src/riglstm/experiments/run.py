@@ -1,11 +1,10 @@
-"""One run: build, train, test what was chosen by both rules; and the same again from its folder."""
+"""One run: build, train, test what was chosen by both rules."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from riglstm import models
-from riglstm.experiments.result import CHOSEN, FAILED, read_result
+from riglstm.experiments.result import CHOSEN, FAILED
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task, generator, means
 from riglstm.train.deadline import NEVER, Deadline
@@ -21,9 +20,7 @@ from riglstm.train.devices import check, pick
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
 from riglstm.train.generators import kept, sow
-from riglstm.train.record import commit, device_name
-
-__all__ = ["RunSpec", "build", "evaluate", "load", "run"]
+from riglstm.train.record import device_name
 
 CPU = torch.device("cpu")
 
@@ -107,7 +104,7 @@ def run(
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
         result = {
-            "rows": _rows(spec, task, net, folder, chosen, task.conditions),
+            "rows": tested(spec, task, net, folder.weights_of, chosen, task.conditions),
             "chosen": chosen,
             "updates": fitted.updates,
             "stopped": fitted.stopped,
@@ -120,66 +117,6 @@ def run(
         }
         folder.finish(result)
     return result
-
-
-def evaluate(
-    path: Path | str,
-    device: str = "auto",
-    data_dir: Path | None = None,
-    conditions: Sequence[str] | None = None,
-    show: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """The result again, from the folder alone; nothing is written.
-
-    `conditions`: others than the run's own. Those have no choice of their own, and are tested
-    with the weights that the training condition chose. `show` hears in a line what takes long.
-    """
-    folder = RunFolder(path)
-    result = _result(folder)
-    spec, task, net = load(path, device, data_dir, show)
-    asked = task.conditions if conditions is None else tuple(conditions)
-    return {
-        **result,
-        "rows": _rows(spec, task, net, folder, result["chosen"], asked),
-        "device": device_name(task.device),
-        "commit": commit(),
-    }
-
-
-def load(
-    path: Path | str,
-    device: str = "auto",
-    data_dir: Path | None = None,
-    show: Callable[[str], None] | None = None,
-) -> tuple[RunSpec, Task, nn.Module]:
-    """A finished run: what it was, its task, and the network with the weights that were chosen.
-
-    They are those that were best on validation data of the training condition. The network is in
-    eval mode.
-    """
-    from riglstm.train.weights import load_weights
-
-    folder = RunFolder(path)
-    chosen = _result(folder)["chosen"]
-    spec = RunSpec.from_json(folder.read_json(folder.config))
-    here = pick(replace(spec.fit, device=device, devices=1))
-    task, net = build(spec, here, data_dir, show)
-    if task.trained_on not in chosen:
-        raise ValueError(
-            f"{folder.result} must say which weights {task.trained_on} chose, which the run was "
-            f"trained on, got {', '.join(chosen) or 'none'}; delete the folder, and train anew"
-        )
-    load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
-    return spec, task, net.eval()
-
-
-def _result(folder: RunFolder) -> dict[str, Any]:
-    if folder.state == "partial":
-        raise ValueError(
-            f"{folder.path} holds a run that is not done: expected result.json, got none; "
-            "go on with it by --resume first"
-        )
-    return read_result(folder)
 
 
 def _sessions(folder: RunFolder, name: str) -> str | None:
@@ -197,16 +134,16 @@ def _most_jobs(folder: RunFolder) -> int:
     return max(int(session.get("jobs", 1)) for session in (record, *record.get("resumed", [])))
 
 
-def _rows(
+def tested(
     spec: RunSpec,
     task: Task,
     net: nn.Module,
-    folder: RunFolder,
+    weights_of: Callable[[int], Path],
     chosen: Mapping[str, Mapping[str, Any]],
     conditions: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Figures on test data: by the weights that the training condition chose, then by those that
-    the condition itself did, where it is another."""
+    the condition itself did, where it is another. `weights_of`: the file, by its update."""
     from riglstm.train.weights import load_weights
 
     rows = []
@@ -215,7 +152,7 @@ def _rows(
         if chooser not in chosen:
             continue
         step = chosen[chooser]["step"]
-        load_weights(net, folder.weights_of(step))
+        load_weights(net, weights_of(step))
         for condition in tested:
             rows.append(
                 {
@@ -229,7 +166,7 @@ def _rows(
                     "step": step,
                 }
             )
-    load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
+    load_weights(net, weights_of(chosen[task.trained_on]["step"]))
     return rows
 
 
