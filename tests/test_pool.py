@@ -140,13 +140,17 @@ def test_without_time_the_first_runs_are_begun_and_no_others(
 
 def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path: Path) -> None:
     run = planned(tmp_path / "run", updates=10**6, log_every=5, evaluate_every=10**6)
-    process = subprocess.Popen(pool.WORKER, stdin=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(pool.WORKER, **pipes, stderr=subprocess.STDOUT, text=True)
     assert process.stdin is not None
-    process.stdin.write(f"{written(run, JOB)}\n")
+    assert process.stdout is not None
+    process.stdin.write(f"{written(run, replace(JOB, progress=True))}\n")
     process.stdin.flush()
     while last_step(run.folder) < 5:
         assert process.poll() is None
         time.sleep(0.01)
+    # As a killed process leaves its pipes.
+    process.stdout.close()
     process.stdin.close()
     assert process.wait(60) == 130
     folder = RunFolder(run.folder)

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from riglstm.cli import UsageError, flags, launch, values
 from riglstm.experiments.plan import Planned, State, plan
-from riglstm.experiments.recipes import MEASURED_ROWS
+from riglstm.experiments.recipes import MEASURED_ROWS, Budget
 from riglstm.experiments.reproduce import reproduce
 from riglstm.experiments.tables import MEASURED, NAMES, recipe
+from riglstm.train.config import Precision
 from riglstm.train.devices import launched
 from riglstm.train.folder import RunFolder
 
@@ -42,9 +43,9 @@ class Reproduce:
     """Runs of each row; none: 3 (5 for balls), in the quick budget 1."""
     seed_list: tuple[int, ...] | None = None
     """Which seeds, in place of how many; none: those from 0 on."""
-    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    precision: Precision | None = None
     """Of matrix products, in all runs; none: the recipe's, fp32. Another makes other runs."""
-    budget: Literal["quick", "paper"] = "quick"
+    budget: Budget = "quick"
     """Sizes: minutes on two cores, or the paper's."""
     out: Path = Path("runs")
     """Folder of the runs; the table goes to `tables` in it."""

@@ -6,6 +6,8 @@ stop, or is gone: the run saves and ends, so that none is left behind.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -75,6 +77,7 @@ def main() -> int:
     """Make the run that stdin names; returns the exit code."""
     planned, job = read(sys.stdin.readline())
     threading.Thread(target=_stop_at_the_end_of_stdin, daemon=True).start()
+    sys.stdout = sys.stderr = _Lines()
     sys.argv = list(job.argv)
     try:
         attempt(planned, job.data_dir, job.progress, job.again, job.deadline, job.jobs)
@@ -82,6 +85,15 @@ def main() -> int:
         say(str(stop))
         return 0 if isinstance(stop, OutOfTime) else STOPPED
     return 0
+
+
+class _Lines(io.TextIOBase):
+    """What the run says, to whoever hears it: if nobody is left, it has to save all the same."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, text.encode())
+        return len(text)
 
 
 def _stop_at_the_end_of_stdin() -> None:

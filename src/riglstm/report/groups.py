@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from riglstm.experiments.fill import sheet
 from riglstm.experiments.plan import Planned, plan
@@ -72,7 +72,7 @@ def _tables(records: Sequence[Record]) -> list[Group]:
     precisions = dict.fromkeys(record.spec.fit.precision for record in records)
     found = []
     for name, what in TABLES.items():
-        for budget, precision in product(get_args(Budget), precisions):
+        for budget, precision in product(what.recipes, precisions):
             if what.task not in tasks:
                 continue
             rows = list(recipe(name, budget).rows)

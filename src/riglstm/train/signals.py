@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -43,8 +44,10 @@ class Wish:
             raise StopNow
         self.made = True
         if self.speaks:
-            # Not by print: the signal may have come in the middle of one.
-            os.write(2, b"\nstopping after this update, to save it; once more stops at once\n")
+            # Not by print: the signal may have come in the middle of one. Where nobody hears it any
+            # more, the run is to be saved all the same.
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopping after this update, to save it; once more stops at once\n")
 
     def due(self, pause: float) -> bool:
         """Whether the run stops here: it was asked to, or a `pause` may not end in time."""
