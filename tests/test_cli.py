@@ -18,6 +18,7 @@ from riglstm.cli import (
     data,
     demo,
     evaluate,
+    export,
     launch,
     main,
     reproduce,
@@ -33,6 +34,7 @@ from riglstm.scan import BACKENDS
 from riglstm.tasks import TASKS
 from riglstm.tasks.files import DataError
 from riglstm.train import Fit
+from riglstm.train.deadline import NEVER, OutOfTime
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -55,6 +57,7 @@ def row(condition: str, chosen_on: str, value: float, metric: str = "accuracy") 
 
 RESULT: dict[str, Any] = {
     "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.5), row("P=8", "P=8", 0.625)],
+    "chosen": {"P=4": {"step": 40, "value": 1.0}},
     **{"updates": 60, "seconds": 90.0, "parameters": 123, "device": "CPU"},
 }
 
@@ -62,7 +65,8 @@ RESULT: dict[str, Any] = {
 def put_run(path: Path, result: dict[str, Any] | None = RESULT) -> Path:
     """A folder that looks like a run, finished or not."""
     path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
+    config = RunSpec("copying", {}, "lstm", 6, {}, Fit(), 0).resolved()
+    (path / "config.json").write_text(json.dumps(config))
     if result is not None:
         (path / "result.json").write_text(json.dumps(result))
     return path
@@ -105,7 +109,7 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "say what to do: demo, train, evaluate, reproduce, report, bench, data, list"),
+        ((), "say what to do: demo, train, evaluate, export, reproduce, report, bench, data, list"),
         (("trian",), "the verb must be one of demo, train"),
         (("trian",), "got 'trian'; did you mean train?"),
         (("demo", "--updatez", "3"), "there is no flag --updatez; did you mean --updates?"),
@@ -129,17 +133,28 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
         (("evaluate", "x", "--conditions"), "--conditions: expected at least one argument"),
         (("reproduce", "mnist", "--models"), "--models: expected at least one argument"),
         (("evaluate",), "the following arguments are required: RUN"),
-        (("evaluate", "no/such/run"), "RUN must be the folder of a run, got no/such/run"),
+        (("evaluate", "no/such/run"), "RUN must be the folder of a run, or an exported file, got"),
+        (("export", "no/run", "x.safetensors"), "RUN must be the folder of a run, got no/run"),
+        (("export", ".", "x.bin"), "FILE must end in .safetensors, got x.bin"),
+        (("export", ".", "x.safetensors"), "expected the file result.json in it, got none"),
         (("evaluate", "."), "expected the file result.json in it, got none"),
         (("reproduce", "mnits"), "TABLE must be one of mnist, cifar, ablation, balls, copying"),
         (("reproduce", "mnits"), "got 'mnits'; did you mean mnist?"),
         (("reproduce", "mnist", "--budget", "big"), "--budget: expected one of quick, paper"),
         (("reproduce", "mnist", "--models", "gru"), "--models must be one of lstm"),
-        (("report",), "the following arguments are required: PATHS"),
+        (("report",), "report needs PATHS, folders of runs, or --results, a folder, got neither"),
+        (("report", "--results", "no/such"), "must be there, got no/such, which is not"),
         (("report", "no/such/runs"), "no/such/runs must be the folder of a run"),
         (("reproduce", "mnist", "--models", "lsmt"), "got 'lsmt'; did you mean lstm?"),
         (("reproduce", "complexity", "--models", "gru"), "--models must be one of"),
         (("reproduce", "mnist", "--seeds", "0"), "--seeds must be at least 1, got 0"),
+        (("reproduce", "mnist", "--jobs", "0"), "--jobs must be at least 1, got 0"),
+        (("reproduce", "mnist", "--seed-list", "-1"), "--seed-list must be at least 0, got -1"),
+        (("reproduce", "mnist", "--seeds", "2", "--seed-list", "1"), "one of them, got both"),
+        (("reproduce", "copying", "--settings", "M=3"), "--settings must be one of M=1, M=2"),
+        (("reproduce", "mnist", "--minutes", "0"), "--minutes must be a number above 0, got 0"),
+        (("reproduce", "complexity", "--jobs", "2"), "is measured, and takes no --jobs"),
+        (("train", "copying", "--minutes", "-1"), "--minutes must be a number above 0, got -1"),
         (("train", "copying", "--seed", "9" * 23), "the seed must be below 2**32 = 4294967296"),
         (("data", "all", "mnst"), "got 'mnst'; did you mean mnist?"),
         (("data", "minst"), "NAMES must be one of mnist, fashion, cifar, all, got 'minst'"),
@@ -305,6 +320,20 @@ def test_train_asks_for_the_run_that_its_flags_say(
     assert "chosen on validation@P=4" in out
 
 
+def test_a_run_whose_time_is_up_says_how_to_go_on_and_ends_well(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    def run(*args: Any, **options: Any) -> None:
+        raise OutOfTime(f"{options['deadline'].left:.0f} s; go on with: {options['again']}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "run", run)
+    assert exit_code("train", "copying", "--minutes", "9") == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("time is up: 540 s; go on with: ")
+    assert said.endswith("train copying --minutes 9 --resume")
+
+
 def test_a_variant_has_a_folder_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     asked = catch_runs(monkeypatch)
@@ -397,6 +426,36 @@ def test_reproduce_plans_first_and_ends_with_the_table(
     ((args, options),) = asked
     assert args == ("copying", ("lstm",), None, "quick", tmp_path, tmp_path / "tables", None)
     assert options["again"].endswith(f"reproduce copying --models lstm --out {tmp_path}")
+    assert (options["jobs"], options["deadline"]) == (1, NEVER)
+
+
+def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    end: dict[str, Any] = {"left": 3}
+
+    def fake(*args: Any, **options: Any) -> Any:
+        asked.append((args, options))
+        return reproducing.Reproduced(reproducing.Rendered("", "", ""), (), **end)
+
+    monkeypatch.setattr(reproduce, "reproduce", fake)
+    flags = "--settings M=2 --seed-list 1 4 --precision bf16 --jobs 3 --minutes 9"
+    command = ("reproduce", "copying", *flags.split(), "--out", str(tmp_path))
+    assert exit_code(*command) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"copying, quick: 6 runs in {tmp_path}: 6 to begin\n")
+    assert "3 runs are not done; go on with: " in out
+    ((args, options),) = asked
+    assert args[2] == (1, 4)
+    assert (options["settings"], options["precision"]) == (("M=2",), "bf16")
+    assert options["jobs"] == 3
+    assert 500 < options["deadline"].left <= 540
+    end["errors"] = ("runs/a: ValueError: no", "runs/b: exit code -9")
+    assert exit_code(*command) == 2
+    err = capsys.readouterr().err
+    assert "2 runs ended with an error" in err
+    assert "  runs/b: exit code -9" in err
 
 
 def test_the_plan_says_what_is_done_and_what_the_rest_will_take(tmp_path: Path) -> None:
@@ -517,10 +576,17 @@ def test_the_commands_of_the_guide_can_be_read(monkeypatch: Patch, tmp_path: Pat
     read: list[str] = []
     monkeypatch.chdir(tmp_path)
     asked = catch_runs(monkeypatch)
-    for module, name in ((evaluate, "evaluate"), (data, "fetch"), (bench, "run")):
+    for module, name in (
+        (evaluate, "evaluate"),
+        (data, "fetch"),
+        (bench, "run"),
+        (export, "export"),
+    ):
         monkeypatch.setattr(module, name, lambda *args, **options: read.append("done") or RESULT)
     monkeypatch.setattr("riglstm.report.report", lambda *args, **options: read.append("done"))
     put_run(tmp_path / "runs" / "mnist" / "riglstm-s0")
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "mnist-riglstm.safetensors").touch()
     for verb, *args in verbs:
         if "cuda" not in args:
             out = ("--out", "new") if verb == "train" else ()

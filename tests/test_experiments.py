@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm.experiments import complexity, reproduce, rows
+from riglstm.cli.main import main
+from riglstm.experiments import complexity, rows
+from riglstm.experiments.finished import evaluate, load
 from riglstm.experiments.plan import FAILED, plan
 from riglstm.experiments.recipes import RECIPES, SMALL, Recipe, Row, Setting
 from riglstm.experiments.reproduce import reproduce as make
-from riglstm.experiments.run import build, evaluate, load, run
+from riglstm.experiments.run import build, run
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES
 from riglstm.models import MODELS
@@ -116,6 +118,34 @@ def test_other_conditions_are_tested_with_what_the_training_condition_chose(fold
     ]
 
 
+def test_an_exported_file_alone_gives_the_recorded_values(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = json.loads((folder / "result.json").read_text())
+    file = tmp_path / "weights" / "copying.safetensors"
+    assert main(["export", str(folder), str(file)]) == 0
+    assert f"written: {file}, 0.0 MB" in capsys.readouterr().out
+    again = evaluate(file, "cpu")
+    assert again["rows"] == [r for r in recorded["rows"] if r["chosen_on"] == "validation@P=2"]
+    assert main(["evaluate", str(file), "--device", "cpu"]) == 0
+    assert "This equals the recorded result." in capsys.readouterr().out
+    spec, _, net = load(file, "cpu")
+    assert spec.resolved() == json.loads((folder / "config.json").read_text())
+    for name, weight in load(folder, "cpu")[2].state_dict().items():
+        assert torch.equal(net.state_dict()[name], weight)
+    with pytest.raises(ValueError, match="must say in its metadata which run it is of, got none"):
+        evaluate(next((folder / "weights").iterdir()))
+    file.write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="must hold weights as safetensors"):
+        evaluate(file)
+
+
+def test_a_file_of_the_papers_model_is_below_sixteen_megabytes(tmp_path: Path) -> None:
+    spec = plan("mnist", ["riglstm"], 1, "paper", tmp_path)[0].spec
+    core = build(replace(spec, task="copying", task_options={"input_size": 600}))[1]
+    assert sum(4 * weight.numel() for weight in core.state_dict().values()) < 15e6
+
+
 def test_load_gives_the_chosen_weights(folder: Path) -> None:
     spec, task, net = load(folder, "cpu")
     assert spec.digest() == SPEC.digest()
@@ -188,7 +218,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
         called.append(spec.name)
         return {}
 
-    monkeypatch.setattr(reproduce, "run", count)
+    monkeypatch.setattr("riglstm.experiments.attempt.run", count)
     again = make("copying", **ask)
     assert called == []
     assert again.rendered == made.rendered

@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from riglstm.experiments.finished import evaluate
 from riglstm.experiments.plan import FAILED, plan
-from riglstm.experiments.run import build, evaluate
+from riglstm.experiments.run import build
 from riglstm.experiments.spec import RunSpec
 from riglstm.report import (
     activations,

@@ -22,7 +22,7 @@ from riglstm.experiments.recipes import RECIPES, Budget
 from riglstm.experiments.render import render
 from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.experiments.spec import RunSpec
-from riglstm.experiments.tables import NAMES, TABLES
+from riglstm.experiments.tables import NAMES, TABLES, stem
 from riglstm.tasks.balls import BallsTask
 from riglstm.tasks.copying import CopyingTask
 from riglstm.tasks.images import ImageTask
@@ -203,7 +203,30 @@ def test_two_tables_share_the_run_that_both_have(tmp_path: Path) -> None:
     assert a.folder == b.folder
 
 
+def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_path: Path) -> None:
+    found = plan(
+        *("copying", ["riglstm", "lstm"], [3, 1], "paper", tmp_path),
+        settings=["M=8", "M=1"],
+        precision="tf32",
+    )
+    assert [(p.spec.seed, p.setting, p.row) for p in found] == [
+        (seed, setting, row)
+        for seed in (1, 3)
+        for setting in ("M=1", "M=8")
+        for row in ("lstm", "riglstm")
+    ]
+    assert {p.spec.fit.precision for p in found} == {"tf32"}
+    plain = plan("copying", ["lstm"], [1], "paper", tmp_path, settings=["M=1"])[0]
+    assert plain.folder not in {p.folder for p in found}
+    assert plain.spec.recipe() != found[0].spec.recipe()
+    assert replace(plain.spec, seed=9).recipe() == plain.spec.recipe()
+    assert stem("copying", "paper", "tf32") == "copying-tf32"
+    assert stem("copying", "paper", "fp32") == stem("copying", "paper") == "copying"
+
+
 def test_plan_says_what_can_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"settings must be some of M=1, M=2.*got 'M=3'"):
+        plan("copying", settings=["M=3"])
     with pytest.raises(ValueError, match=r"table must be one of mnist, cifar.*got 'mnst'"):
         plan("mnst")
     with pytest.raises(ValueError, match=r"models must be some of lstm.*got 'gru'"):
@@ -316,7 +339,7 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     assert rig.ours["8x8"].text() == "50.0 ± – (1; 1 failed)"
     assert not lstm.paper
     notes = "\n".join(filled.notes)
-    assert "Seeds 0, 1; 500 updates; 150 s in all on CPU (toy); commit abc." in notes
+    assert "Seeds 0, 1; 500 updates; 150 s in all on CPU (toy), in fp32; commit abc." in notes
     assert f"Failed: riglstm, 7x7, seed 1: the loss is not a number ({rig1.folder.name})." in notes
     assert "not comparable" in notes
     assert "reproduc" not in (notes + filled.title).lower()
@@ -465,7 +488,8 @@ def test_the_best_run_is_the_lowest_where_lower_is_better() -> None:
 
 ROW = rows.ResultRow(
     *("copying", "riglstm", 0, "accuracy@P=10", 1 / 3, "validation@P=5", 500, 60.5),
-    *("NVIDIA H200", "abc", "quick", "M=1", "copying-riglstm-seed0-12345678"),
+    *("NVIDIA H200", "abc", "quick", "M=1", "tf32", 4, "87654321"),
+    "copying-riglstm-seed0-12345678",
 )
 
 
@@ -537,7 +561,7 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
     rows.append(path, [ROW])
     with path.open("a") as file:
         file.write("copying,riglstm,0\n")
-    with pytest.raises(ValueError, match=r"line 3 of .* must be a result of 13 fields"):
+    with pytest.raises(ValueError, match=r"line 3 of .* must be a result of 16 fields"):
         rows.read(path)
 
 

@@ -341,6 +341,8 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     subprocess.run(["git", "-C", str(tmp_path / "repository"), "init", "-q"], check=True)
     monkeypatch.setattr(record, "__file__", str(copy))
     assert record.commit() is None
+    monkeypatch.setenv("RIGLSTM_COMMIT", "0123abc")
+    assert record.commit() == "0123abc"
 
 
 def test_a_record_names_no_host() -> None:

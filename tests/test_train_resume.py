@@ -22,6 +22,7 @@ from torch import nn
 from riglstm.tasks.base import Batch, Split, Totals
 from riglstm.train.checkpoints import CheckpointError, read
 from riglstm.train.config import Fit
+from riglstm.train.deadline import Deadline, OutOfTime
 from riglstm.train.folder import RunFolder
 from riglstm.train.lock import BusyError
 from riglstm.train.supervised import Interrupted, fit
@@ -100,6 +101,82 @@ def test_a_kill_while_a_file_is_written_changes_nothing(
     assert finish(start(die_at, tmp_path, call, number, after)) == -signal.SIGKILL
     assert finish(start(go_on, tmp_path)) == 0
     assert_same(outcome(tmp_path), outcome(left_alone))
+
+
+class Soon(Deadline):
+    """Near when something has happened, whatever the time is."""
+
+    has_happened: Callable[[], bool]
+
+    def near(self, pause: float) -> bool:
+        return self.has_happened()
+
+
+def soon(has_happened: Callable[[], bool]) -> Deadline:
+    deadline = Soon()
+    deadline.has_happened = has_happened
+    return deadline
+
+
+def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
+    tmp_path: Path, left_alone: Path
+) -> None:
+    folder, seconds = RunFolder(tmp_path), 0.0
+    task = Halves()
+    for questions in (1, 11, 8, 16):
+        left = iter(range(questions))
+        with pytest.raises(OutOfTime, match=r"stopped, and saved; .* go on with: more"):
+            fit(
+                *(network(task), task, QUICK, 0, folder),
+                resume=True,
+                progress=False,
+                again="more",
+                deadline=soon(lambda left=left: next(left, None) is None),  # type: ignore[misc]
+            )
+        newest = max(folder.checkpoints.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        state = read(newest)["callbacks"]["Steward"]
+        assert state["seconds"] > seconds
+        seconds = state["seconds"]
+    with pytest.raises(OutOfTime, match="trained to the end, and saved; not tested yet"):
+        fit(
+            *(network(task), task, QUICK, 0, folder),
+            resume=True,
+            progress=False,
+            deadline=soon(lambda: last_step(tmp_path) == QUICK.updates),
+        )
+    # What is left is testing, and is done in any case: else no call would ever do it.
+    over = fit(
+        *(network(task), task, QUICK, 0, folder),
+        resume=True,
+        progress=False,
+        deadline=Deadline.after(1e-6),
+    )
+    assert over.seconds > seconds
+    found, expected = outcome(tmp_path), outcome(left_alone)
+    for one in (found, expected):
+        del one["checkpoints"], one["files"]
+    assert_same(found, expected)
+
+
+def test_without_any_time_one_update_is_made(tmp_path: Path) -> None:
+    for updates in (1, 2):
+        with pytest.raises(OutOfTime):
+            fit(
+                *(network(Halves()), Halves(), QUICK, 0, RunFolder(tmp_path)),
+                resume=True,
+                progress=False,
+                deadline=Deadline.after(1e-6),
+            )
+        assert (tmp_path / "checkpoints" / f"step-{updates}.ckpt").exists()
+
+
+def test_the_longest_evaluation_so_far_has_to_fit_in_the_time_that_is_left() -> None:
+    minute = Deadline.after(1)
+    assert not minute.near(20)
+    assert minute.near(30)
+    assert not Deadline().near(1e9)
+    with pytest.raises(ValueError, match=r"minutes must be a number above 0, got -1"):
+        Deadline.after(-1)
 
 
 def test_a_run_that_is_over_is_not_trained_again(left_alone: Path, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from riglstm.experiments import reproduce
 from riglstm.experiments import run as runs
+from riglstm.experiments.attempt import attempt
+from riglstm.experiments.finished import evaluate
 from riglstm.experiments.plan import FAILED, Planned, state
-from riglstm.experiments.reproduce import attempt
-from riglstm.experiments.run import evaluate, run
+from riglstm.experiments.run import run
 from riglstm.experiments.spec import RunSpec
 from riglstm.train.config import Fit
 from riglstm.train.folder import RunFolder
@@ -86,7 +86,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         assert folder.holding
         calls.append(resume)
 
-    monkeypatch.setattr(reproduce, "run", note)
+    monkeypatch.setattr("riglstm.experiments.attempt.run", note)
     return calls
 
 

@@ -37,7 +37,8 @@ def outcome(path: Path) -> dict[str, Any]:
     folder = RunFolder(path)
     checkpoints = {file.name: read(file) for file in folder.checkpoints.iterdir()}
     for checkpoint in checkpoints.values():
-        del checkpoint["callbacks"]["Steward"]["seconds"]
+        for name in ("seconds", "pause"):
+            del checkpoint["callbacks"]["Steward"][name]
     return {
         "checkpoints": checkpoints,
         "weights": {file.name: file.read_bytes() for file in folder.weights.iterdir()},

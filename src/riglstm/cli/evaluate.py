@@ -1,4 +1,4 @@
-"""`riglstm evaluate`: a run's result computed again from its folder, and other conditions."""
+"""`riglstm evaluate`: a run's result computed again from what it left, and other conditions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.cli import UsageError, flags, results
-from riglstm.experiments.run import evaluate, say
-from riglstm.train.folder import RunFolder
+from riglstm.experiments.finished import evaluate, finished
+from riglstm.experiments.run import say
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Compute a finished run's test figures again, from its folder alone.
+    """Compute a finished run's test figures again, from its folder or its exported file alone.
 
     Prints them by both rules of choosing the weights, and says whether they are those that the
     run has recorded. Nothing is written. Other conditions than the run's own can be named.
@@ -23,7 +23,7 @@ class Evaluate:
     """
 
     run: Path
-    """The run's folder."""
+    """The run's folder, or a file that `riglstm export` wrote."""
     conditions: tuple[str, ...] | None = None
     """Test conditions, as the task names them (P=100, 19x19, curtain); none: the run's own."""
     device: str = "auto"
@@ -33,14 +33,17 @@ class Evaluate:
 
 
 def main(args: Sequence[str]) -> None:
-    """Compute a run's result again from its folder, or on other conditions."""
+    """Compute a run's result again from its folder or file, or on other conditions."""
     config = flags.read_one("riglstm evaluate", Evaluate, args)
-    folder = RunFolder(config.run)
-    if not config.run.is_dir():
-        raise UsageError(f"RUN must be the folder of a run, got {config.run}, which is no folder")
+    if not config.run.exists():
+        raise UsageError(
+            f"RUN must be the folder of a run, or an exported file, got {config.run}, which is "
+            "not there"
+        )
+    recorded = finished(config.run).result
     result = evaluate(config.run, config.device, config.data_dir, config.conditions, say)
     print(results.table(result, f"{config.run}, {result['updates']} updates, {result['device']}"))
-    print(f"\n{results.RULES}\n\n{verdict(result, folder.read_json(folder.result))}")
+    print(f"\n{results.RULES}\n\n{verdict(result, recorded)}")
 
 
 def verdict(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How this process was started, so that a message can say how to start it again."""
+"""How this process was started and when it has to end, so that a message can say how to go on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from riglstm.cli import UsageError
+from riglstm.train.deadline import Deadline
+
 
 def again(verb: str, args: Sequence[str], *extra: str) -> str:
     """The command that runs a verb with the same arguments, and with `extra` once."""
     more = [word for word in extra if word not in args]
     return f"{_program()} {shlex.join([verb, *args, *more])}"
+
+
+def deadline(minutes: float | None) -> Deadline:
+    """The flag --minutes, from now on."""
+    try:
+        return Deadline.after(minutes)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
 
 
 def _program() -> str:

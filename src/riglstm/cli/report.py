@@ -1,4 +1,4 @@
-"""`riglstm report`: the paper's figures and tables from run folders, on one HTML page."""
+"""`riglstm report`: figures and tables from run folders, or from files of results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from riglstm.cli import flags
+from riglstm.cli import UsageError, flags
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,20 @@ class Report:
     cell activations and score maps of test digits, roll-outs of balls beside the truth. What is
     not there is said on the page.
 
+    `--results` does another thing: from the CSV files of a folder it writes README's table, a
+    page of all tables in that folder, and figures, with the cells of exported networks among them.
+
     Example: riglstm report runs --out report.html --digits 0 1 2 --step 289
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...] = flags.positional(())
     """Folders of runs, or folders that hold such folders."""
+    results: Path | None = None
+    """Folder of CSV files, as `riglstm reproduce --results` writes them; none: none."""
+    readme: Path = Path("README.md")
+    """With --results: the file that takes the table, between its two marks."""
+    weights: Path = Path("weights")
+    """With --results: folder of networks that `riglstm export` wrote."""
     out: Path = Path("report.html")
     """File of the page, or a folder for it."""
     figures: Path | None = None
@@ -48,10 +57,24 @@ class Report:
 def main(args: Sequence[str]) -> None:
     """Draw tables and figures from run folders, on one HTML page."""
     config = flags.read_one("riglstm report", Report, args)
+    if not config.paths and config.results is None:
+        raise UsageError("report needs PATHS, folders of runs, or --results, a folder, got neither")
+    for path in (config.results, config.readme) if config.results else ():
+        if not path.exists():
+            raise UsageError(f"--results and --readme must be there, got {path}, which is not")
     # Only here: matplotlib takes seconds to load.
     from riglstm.experiments.run import say
-    from riglstm.report import report
+    from riglstm.report import publish, report
 
-    given = {name: value for name, value in asdict(config).items() if name not in ("paths", "out")}
-    page = report(config.paths, config.out, **given, show=say)
-    print(f"written: {page}")
+    if config.results is not None:
+        changed = publish(
+            *(config.results, config.readme, config.weights),
+            device=config.device,
+            data_dir=config.data_dir,
+            show=say,
+        )
+        print(f"written: {', '.join(map(str, changed)) or 'nothing, all is up to date'}")
+    if config.paths:
+        own = ("paths", "out", "results", "readme", "weights")
+        given = {name: value for name, value in asdict(config).items() if name not in own}
+        print(f"written: {report(config.paths, config.out, **given, show=say)}")

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from riglstm.cli import UsageError, flags, launch, values
 from riglstm.experiments.plan import Planned, State, plan
-from riglstm.experiments.recipes import MEASURED_ROWS
+from riglstm.experiments.recipes import MEASURED_ROWS, Budget
 from riglstm.experiments.reproduce import reproduce
 from riglstm.experiments.tables import MEASURED, NAMES, recipe
+from riglstm.train.config import Precision
 from riglstm.train.devices import launched
 from riglstm.train.folder import RunFolder
 
@@ -29,21 +30,32 @@ class Reproduce:
     while: it shows how it works, and reproduces nothing. `--budget paper` has the paper's sizes,
     and puts its figures beside ours; for that, have a GPU and days.
 
-    Example: riglstm reproduce mnist --budget paper --models lstm riglstm --seeds 3
+    Example: riglstm reproduce copying --budget paper --settings M=1 --jobs 4 --minutes 9
     """
 
     table: str
     """Which table."""
     models: tuple[str, ...] | None = None
     """Rows to train; none: all, in the quick budget some. The table has all that were ever run."""
+    settings: tuple[str, ...] | None = None
+    """What rows are trained in, where a table has several (M=1 M=8); none: all."""
     seeds: int | None = None
     """Runs of each row; none: 3 (5 for balls), in the quick budget 1."""
-    budget: Literal["quick", "paper"] = "quick"
+    seed_list: tuple[int, ...] | None = None
+    """Which seeds, in place of how many; none: those from 0 on."""
+    precision: Precision | None = None
+    """Of matrix products, in all runs; none: the recipe's, fp32. Another makes other runs."""
+    budget: Budget = "quick"
     """Sizes: minutes on two cores, or the paper's."""
     out: Path = Path("runs")
     """Folder of the runs; the table goes to `tables` in it."""
     device: str = "auto"
     """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    jobs: int = 1
+    """Runs at a time on the device, each in a process of its own."""
+    minutes: float | None = None
+    """Stop in good time before so many minutes are over, with all runs saved; none: never. The
+    same command goes on."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
     results: Path | None = None
@@ -56,28 +68,34 @@ class Reproduce:
 def main(args: Sequence[str]) -> None:
     """Train what a table of the paper needs, and print the table."""
     config = flags.read_one("riglstm reproduce", Reproduce, args)
+    deadline = launch.deadline(config.minutes)
     values.check_name("TABLE", config.table, NAMES)
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
     for name in config.models or ():
         values.check_name("--models", name, rows)
-    if config.seeds is not None:
-        flags.check_at_least("seeds", config.seeds, 1)
+    _check(config)
     if launched() is not None:
         raise UsageError(
             "reproduce trains each run on one device, got several processes from torchrun; start "
             "it once for each GPU, with --device cuda:0 --models lstm and so on"
         )
-    asked = (config.table, config.models, config.seeds, config.budget, config.out)
+    seeds = config.seeds if config.seed_list is None else config.seed_list
+    asked = (config.table, config.models, seeds, config.budget, config.out)
+    part: dict[str, Any] = {"settings": config.settings, "precision": config.precision}
     if config.table != MEASURED:
-        print(outlook(plan(*asked, config.device), config), flush=True)
+        print(outlook(plan(*asked, config.device, **part), config), flush=True)
+    again = launch.again("reproduce", args)
     done = reproduce(
         *asked,
         config.out / "tables",
         config.data_dir,
+        **part,
         device=config.device,
+        jobs=config.jobs,
+        deadline=deadline,
         results=config.results,
         retry_failed=config.retry_failed,
-        again=launch.again("reproduce", args),
+        again=again,
     )
     print(f"\n{done.rendered.markdown}\nwritten: {', '.join(map(str, done.paths))}")
     if done.failed:
@@ -87,6 +105,34 @@ def main(args: Sequence[str]) -> None:
         )
     if config.budget == "quick" and config.table != MEASURED:
         print("These are quick sizes; --budget paper has the paper's.")
+    if done.errors:
+        lines = "\n  ".join(done.errors)
+        raise UsageError(
+            f"{len(done.errors)} runs ended with an error, which stands above; the same command "
+            f"goes on with them:\n  {lines}"
+        )
+    if done.left:
+        print(f"{done.left} runs are not done; go on with: {again}")
+
+
+def _check(config: Reproduce) -> None:
+    """What can be asked for, and together."""
+    if config.seeds is not None:
+        flags.check_at_least("seeds", config.seeds, 1)
+    flags.check_at_least("jobs", config.jobs, 1)
+    for seed in config.seed_list or ():
+        flags.check_at_least("seed_list", seed, 0)
+    if config.seeds is not None and config.seed_list is not None:
+        raise UsageError("--seeds says how many, --seed-list which: expected one of them, got both")
+    if config.table == MEASURED:
+        given = {**vars(config), "jobs": None if config.jobs == 1 else config.jobs}
+        for name in ("settings", "seeds", "seed_list", "precision", "jobs", "minutes"):
+            if given[name] is not None:
+                raise UsageError(f"{MEASURED} is measured, and takes no {flags.flag_of(name)}")
+        return
+    for name in config.settings or ():
+        known = recipe(config.table, config.budget).settings
+        values.check_name("--settings", name, known)
 
 
 def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
@@ -98,7 +144,8 @@ def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
     lines = [f"{config.table}, {config.budget}: {len(planned)} runs in {config.out}"]
     lines[0] += f": {', '.join(counts)}"
     if todo:
-        lines.append(f"{todo[0].spec.fit.updates:,} updates each, at most; {_cost(planned, todo)}")
+        cost = _cost(planned, todo, config.jobs)
+        lines.append(f"{todo[0].spec.fit.updates:,} updates each, at most; {cost}")
     return "\n".join(lines)
 
 
@@ -110,7 +157,7 @@ WORDS: dict[State, str] = {
 }
 
 
-def _cost(planned: Sequence[Planned], todo: Sequence[Planned]) -> str:
+def _cost(planned: Sequence[Planned], todo: Sequence[Planned], jobs: int) -> str:
     """From the runs that are done, row by row."""
     seconds: dict[tuple[str, str], float] = {}
     for run in planned:
@@ -120,4 +167,5 @@ def _cost(planned: Sequence[Planned], todo: Sequence[Planned]) -> str:
     if any((run.setting, run.row) not in seconds for run in todo):
         return "how long they take is known when one run of each row is done"
     total = sum(seconds[run.setting, run.row] for run in todo)
-    return f"about {total / 60:.0f} minutes, as the runs that are done took"
+    at_a_time = "" if jobs == 1 else f", {jobs} at a time"
+    return f"about {total / 60:.0f} minutes{at_a_time}, as the runs that are done took"

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from riglstm.cli import UsageError, flags, launch, options, results, values
 from riglstm.experiments.result import FAILED, read_reason
@@ -15,6 +16,7 @@ from riglstm.models import MODELS
 from riglstm.tasks import TASKS
 from riglstm.tasks.base import options as task_options
 from riglstm.train.config import Fit
+from riglstm.train.deadline import OutOfTime
 from riglstm.train.devices import rank
 from riglstm.train.folder import RunFolder
 
@@ -58,6 +60,8 @@ class Run:
     """The run's folder; none: runs/TASK/MODEL-sSEED."""
     resume: bool = False
     """Go on with the run that is in the folder; begin where there is none."""
+    minutes: float | None = None
+    """Stop in good time before so many minutes are over, saved; none: never. --resume goes on."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
 
@@ -73,6 +77,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
     given = flags.read(f"riglstm train {task}", about, groups, rest)
     model, where = given["model"], given["run"]
+    deadline = launch.deadline(where.minutes)
     values.check_name("--model", model.model, MODELS)
     spec = RunSpec(
         task=task,
@@ -89,7 +94,13 @@ def main(args: Sequence[str]) -> None:
         _check_folder(out, where.resume)
     print(f"{title}, into {out}", flush=True)
     again = launch.again("train", args, "--resume")
-    if result := run(spec, out, where.data_dir, resume=where.resume, again=again):
+    how: dict[str, Any] = {"resume": where.resume, "again": again, "deadline": deadline}
+    try:
+        result = run(spec, out, where.data_dir, **how)
+    except OutOfTime as stop:
+        print(f"time is up: {stop}")
+        return
+    if result:
         title += f", {result['updates']} updates"
         print(f"\n{results.table(result, title)}\n\n{results.RULES}\n\nwritten to {out}")
 

@@ -85,6 +85,9 @@ def result_rows(name: str, planned: Sequence[Planned], budget: Budget) -> list[R
             commit=run.result["commit"] or "",
             budget=budget,
             setting=run.planned.setting,
+            precision=run.planned.spec.fit.precision,
+            jobs=run.result.get("jobs", 1),
+            recipe=run.planned.spec.recipe(),
             run=run.planned.folder.name,
         )
         for run in map(read, planned)
@@ -111,7 +114,7 @@ def _line(
 ) -> Line:
     how, scale = recipe(name, budget), table(name).scale
     home, row = how.settings[setting].trained_on, how.rows[key]
-    printed = {c: figure(name, setting, key, c) for c in conditions} if budget == "paper" else {}
+    printed = {c: figure(name, setting, key, c) for c in conditions} if budget != "quick" else {}
     return Line(
         setting=setting,
         row=key,
@@ -179,9 +182,10 @@ def _notes(
         seeds = sorted({run.planned.spec.seed for run, _ in done})
         seconds = sum(result["seconds"] for _, result in done)
         notes.append(
-            f"Seeds {_words(map(str, seeds))}; {_range(updates)} updates; "
-            f"{_duration(seconds)} in all on {_words({r['device'] for _, r in done})}; "
-            f"commit {_words({(r['commit'] or 'unknown') for _, r in done})}."
+            f"Seeds {words(map(str, seeds))}; {extent(updates)} updates; "
+            f"{duration(seconds)} in all on {words({r['device'] for _, r in done})}, "
+            f"in {words({run.planned.spec.fit.precision for run, _ in done})}; "
+            f"commit {words({(r['commit'] or 'unknown') for _, r in done})}."
         )
     for run in runs:
         if run.reason:
@@ -202,14 +206,17 @@ def _notes(
     return notes
 
 
-def _range(numbers: Sequence[int]) -> str:
+def extent(numbers: Sequence[int]) -> str:
+    """Of sorted numbers, for a note."""
     low, high = numbers[0], numbers[-1]
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """For a note."""
     return f"{seconds:.0f} s" if seconds < 3600 else f"{number(seconds / 3600)} h"
 
 
-def _words(names: Iterable[str]) -> str:
+def words(names: Iterable[str]) -> str:
+    """Each once, for a note."""
     return ", ".join(sorted(set(names)))

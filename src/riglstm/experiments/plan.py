@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from riglstm.experiments.recipes import Budget
+from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.result import FAILED as FAILED
 from riglstm.experiments.spec import RunSpec
-from riglstm.experiments.tables import chosen, recipe, table
+from riglstm.experiments.tables import chosen, chosen_settings, recipe, table
+from riglstm.train.config import Precision
 from riglstm.train.folder import RunFolder, differences
 
 State: TypeAlias = Literal["new", "partial", "done", "failed"]
@@ -29,24 +30,28 @@ class Planned(NamedTuple):
 def plan(
     name: str,
     models: Sequence[str] | None = None,
-    seeds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
     budget: Budget = "quick",
     root: Path | str = "runs",
     device: str = "auto",
+    *,
+    settings: Sequence[str] | None = None,
+    precision: Precision | None = None,
 ) -> list[Planned]:
     """All runs of a table, seed by seed, so that a whole table is there early.
 
-    `models`, `seeds`: rows of the table, and how many runs of each; None: as the recipe says.
+    `models`, `settings`: some of the table's; `seeds`: how many runs of each, or which seeds;
+    `precision`: of all of them, which makes them other runs. None: as the recipe says.
     A run that several tables share has one folder.
     """
     how = recipe(name, budget)
-    rows = chosen(how, models)
-    seeds = how.seeds if seeds is None else seeds
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ValueError(f"seeds must be a number of runs from 1 on, got {seeds!r}")
+    rows, fit = chosen(how, models), how.fit
+    if precision is not None:
+        fit = replace(fit, precision=precision)
     found = []
-    for seed in range(seeds):
-        for setting, trained in how.settings.items():
+    for seed in seeds_of(how, seeds):
+        for setting in chosen_settings(how, settings):
+            trained = how.settings[setting]
             for key in rows:
                 row = how.rows[key]
                 spec = RunSpec(
@@ -60,12 +65,20 @@ def plan(
                     model=row.model,
                     hidden_size=row.hidden_size,
                     model_options=dict(row.options),
-                    fit=replace(how.fit, **row.fit, device=device),
+                    fit=replace(fit, **row.fit, device=device),
                     seed=seed,
                 )
                 folder = Path(root) / folder_name(spec)
                 found.append(Planned(spec, folder, state(spec, folder), setting, key))
     return found
+
+
+def seeds_of(how: Recipe, seeds: int | Sequence[int] | None) -> list[int]:
+    """A number of runs as the seeds of those, from 0 on; seeds themselves in their order."""
+    seeds = how.seeds if seeds is None else seeds
+    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
+        raise ValueError(f"seeds must be a number of runs from 1 on, got {seeds!r}")
+    return list(range(seeds)) if isinstance(seeds, int) else sorted(set(seeds))
 
 
 def folder_name(spec: RunSpec) -> str:

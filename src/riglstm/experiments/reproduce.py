@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from riglstm.experiments import complexity, rows
+import torch
+
+from riglstm.experiments import complexity, pool, rows
+from riglstm.experiments.attempt import attempt, fresh
 from riglstm.experiments.fill import result_rows, sheet
-from riglstm.experiments.plan import FAILED, Planned, plan, state
+from riglstm.experiments.plan import Planned, plan, seeds_of
 from riglstm.experiments.recipes import Budget
 from riglstm.experiments.render import Rendered, render
-from riglstm.experiments.run import run, say
+from riglstm.experiments.run import say
 from riglstm.experiments.sheet import RECORD, grid, records
-from riglstm.experiments.tables import MEASURED, recipe, stem
-from riglstm.train.folder import RunFolder
-from riglstm.train.lock import BusyError
+from riglstm.experiments.tables import MEASURED, recipe, stem, table
+from riglstm.experiments.worker import Job
+from riglstm.train.config import Precision
+from riglstm.train.deadline import NEVER, Deadline, OutOfTime
 
 
 class Reproduced(NamedTuple):
@@ -28,18 +33,26 @@ class Reproduced(NamedTuple):
     """Where it was written: Markdown, CSV, LaTeX."""
     failed: int = 0
     """Runs that were asked for and have no figure; the table says which, and why."""
+    left: int = 0
+    """Runs that were asked for and are not done: time was up, or another process makes them."""
+    errors: tuple[str, ...] = ()
+    """Of runs whose process ended with an error: which, and the last that it said."""
 
 
 def reproduce(
     name: str,
     models: Sequence[str] | None = None,
-    seeds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
     budget: Budget = "quick",
     root: Path | str = "runs",
     out: Path | str = "out",
     data_dir: Path | None = None,
     *,
+    settings: Sequence[str] | None = None,
+    precision: Precision | None = None,
     device: str = "auto",
+    jobs: int = 1,
+    deadline: Deadline = NEVER,
     results: Path | None = None,
     retry_failed: bool = False,
     progress: bool = True,
@@ -47,108 +60,105 @@ def reproduce(
 ) -> Reproduced:
     """Run what is not done of a table, and write it to `out`, anew after every run.
 
-    `models`, `seeds`: what is trained; None for those of the recipe. The table has all rows that
-    have a run, whoever made it, so that several programs with models of their own agree on it.
+    `models`, `seeds`, `settings`: what is trained, see `plan`; None for those of the recipe. The
+    table has all rows that have a run, whoever made it, so that several programs with models of
+    their own agree on it.
     A run that was stopped is gone on with. One that diverged stays failed, and is shown so; with
     `retry_failed` it is begun anew, and ends as before unless code or device have changed.
+    `jobs`: runs at a time on the device, each in a process of its own. One that ends with an error
+    leaves the others alone; with one job the error is raised here.
+    `deadline`: all runs have stopped by then, saved, and those not begun yet are left.
     `results`: a CSV file that takes the figures of all runs, see `riglstm.experiments.rows`.
     `again`: the command that goes on, for whoever stops it.
     """
-    file = stem(name, budget)
+    file = stem(name, budget, precision)
     if name == MEASURED:
         measured = complexity.table(models, budget, device, say if progress else None)
         return Reproduced(measured, measured.write(Path(out), file))
 
     def look() -> list[Planned]:
-        return plan(name, models, seeds, budget, root, device)
+        return plan(
+            *(name, models, seeds, budget, root, device), settings=settings, precision=precision
+        )
 
-    def write() -> Reproduced:
-        planned = begun(name, seeds, budget, root, device)
+    def write(errors: Sequence[str] = ()) -> Reproduced:
+        planned = begun(name, seeds, budget, root, device, precision)
         filled = sheet(name, planned, budget)
         rendered = render(grid(filled), RECORD, records(filled))
         if results is not None:
             rows.append(results, result_rows(name, planned, budget))
-        failed = sum(p.state == "failed" for p in look())
-        return Reproduced(rendered, rendered.write(Path(out), file), failed)
+        states = [p.state for p in look()]
+        return Reproduced(
+            *(rendered, rendered.write(Path(out), file)),
+            failed=states.count("failed"),
+            left=states.count("new") + states.count("partial"),
+            errors=tuple(errors),
+        )
 
     open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
     waiting = [p for p in look() if p.state in open_states]
+    job = Job(data_dir, progress, again, deadline, jobs, tuple(sys.argv))
+    make = _one_by_one if jobs == 1 else _side_by_side
+    return write(make(waiting, job, write))
+
+
+def _one_by_one(waiting: Sequence[Planned], job: Job, write: Callable[[], object]) -> Sequence[str]:
     for number, planned in enumerate(waiting, start=1):
-        if progress:
+        if number > 1 and job.deadline.left < pool.TO_BEGIN:
+            break
+        if job.progress:
             say(f"run {number} of {len(waiting)}: {planned.folder}")
-        if planned.state == "failed":
-            planned = anew(planned)
-        attempt(planned, data_dir, progress, again)
+        try:
+            attempt(fresh(planned), job.data_dir, job.progress, job.again, job.deadline)
+        except OutOfTime as stop:
+            if job.progress:
+                say(str(stop))
+            break
         write()
-    return write()
+    return ()
+
+
+def _side_by_side(
+    waiting: Sequence[Planned], job: Job, write: Callable[[], object]
+) -> Sequence[str]:
+    errors = []
+
+    def ended(end: pool.Ended) -> None:
+        if end.code:
+            errors.append(f"{end.planned.folder}: {end.last or f'exit code {end.code}'}")
+            if job.progress:
+                say(f"{pool.label(end.planned)}: ended with exit code {end.code}")
+        write()
+
+    # Here first: data is downloaded or made once, and what is wrong with it is said once.
+    for task in {str(p.spec.task_options): p.spec.task_config() for p in waiting}.values():
+        task.open(torch.device("cpu"), job.data_dir, say if job.progress else None).ready()
+    try:
+        # How to go on is said here, for all of them.
+        pool.together(waiting, replace(job, again=""), ended)
+    except KeyboardInterrupt as stop:
+        write()
+        how = f"; go on with: {job.again}" if job.again else ""
+        raise KeyboardInterrupt(f"{stop}{how}") from None
+    return errors
+
+
+SEED = re.compile(r".*-seed(\d+)-[0-9a-f]{8}")
 
 
 def begun(
-    name: str, seeds: int | None, budget: Budget, root: Path | str, device: str
+    name: str,
+    seeds: int | Sequence[int] | None,
+    budget: Budget,
+    root: Path | str,
+    device: str,
+    precision: Precision | None = None,
 ) -> list[Planned]:
-    """The runs of all rows that have one, and those of more seeds than asked for."""
+    """The runs of all rows that have one, and those of other seeds than asked for."""
     how = recipe(name, budget)
-
-    def first(count: int) -> list[Planned]:
-        return plan(name, list(how.rows), count, budget, root, device)
-
-    count = how.seeds if seeds is None else seeds
-    found = first(count)
-    while more := [p for p in first(count + 1) if p.spec.seed == count and p.state != "new"]:
-        found += more
-        count += 1
+    asked = seeds_of(how, seeds)
+    there = (SEED.fullmatch(path.name) for path in Path(root).glob(f"{table(name).task}-*"))
+    every = sorted({*asked, *(int(match[1]) for match in there if match)})
+    found = plan(name, list(how.rows), every, budget, root, device, precision=precision)
     rows = {p.row for p in found if p.state != "new"}
-    return [p for p in found if p.row in rows]
-
-
-def anew(planned: Planned) -> Planned:
-    """A failed run with its folder emptied; gone on with, it would diverge again, bit for bit."""
-    folder = RunFolder(planned.folder)
-    with contextlib.suppress(BusyError), folder.held():
-        if state(planned.spec, folder.path) == "failed":
-            # Checkpoints come first: nothing goes on from them, should this be stopped.
-            for path in sorted(folder.path.iterdir()):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path != folder.lock:
-                    path.unlink()
-    return planned._replace(state="new")
-
-
-def attempt(planned: Planned, data_dir: Path | None, progress: bool, again: str) -> None:
-    """One run; if it diverges, its folder says so, and the others go on.
-
-    One that another process trains, or has trained since it was planned, is passed over.
-    """
-    folder = RunFolder(planned.folder)
-    try:
-        with folder.held():
-            said = _attempt(planned, folder, data_dir, progress, again)
-    except BusyError:
-        said = "another process is training it; passed over"
-    if said and progress:
-        say(f"{planned.folder}: {said}")
-
-
-def _attempt(
-    planned: Planned, folder: RunFolder, data_dir: Path | None, progress: bool, again: str
-) -> str | None:
-    """What is to be said about the run, if anything."""
-    from riglstm.train.supervised import Diverged
-
-    now = state(planned.spec, folder.path)
-    if now == "done":
-        folder.tidy()
-    if now in ("done", "failed") and now != planned.state:
-        return f"it is {now} by now, by another process; passed over"
-    (folder.path / FAILED).unlink(missing_ok=True)
-    try:
-        run(
-            *(planned.spec, folder, data_dir),
-            resume=now != "new",
-            progress=progress,
-            again=again,
-        )
-    except Diverged as error:
-        return str(error)
-    return None
+    return [p for p in found if p.row in rows and (p.spec.seed in asked or p.state != "new")]

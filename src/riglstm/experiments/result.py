@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from riglstm.train.folder import RunFolder
@@ -24,6 +26,12 @@ ROW: dict[str, type | tuple[type, ...]] = {
 def read_result(folder: RunFolder) -> dict[str, Any]:
     """result.json; raises ValueError where it is not a run's."""
     result = folder.read_json(folder.result)
+    check_result(result, folder.result)
+    return result
+
+
+def check_result(result: Mapping[str, Any], path: Path) -> None:
+    """Raise ValueError where the content of a file is no result."""
     rows, chosen = result.get("rows"), result.get("chosen")
     for what, sound in (
         ("rows, a list of figures", isinstance(rows, list) and bool(rows) and all(map(_row, rows))),
@@ -35,10 +43,9 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     ):
         if not sound:
             raise ValueError(
-                f"{folder.result} must be the result of a run, with {what}, got "
+                f"{path} must be the result of a run, with {what}, got "
                 f"{', '.join(result) or 'an empty one'}; delete the folder, and train anew"
             )
-    return result
 
 
 def _row(row: object) -> bool:

@@ -31,6 +31,12 @@ class ResultRow:
     budget: str
     setting: str
     """What the model was trained in: M=2."""
+    precision: str
+    """Of matrix products: fp32, tf32, bf16."""
+    jobs: int
+    """Runs that shared the device, and its time: `seconds` are of the clock on the wall."""
+    recipe: str
+    """A digest of the run's configuration without its seed: runs that have it are alike."""
     run: str
     """The name of the run's folder, which ends in a digest of its configuration."""
 
@@ -94,7 +100,7 @@ def read(path: Path) -> list[ResultRow]:
 
 
 def _row(path: Path, number: int, line: Sequence[str]) -> ResultRow:
-    convert = {"seed": int, "value": float, "updates": int, "seconds": float}
+    convert = {"seed": int, "value": float, "updates": int, "seconds": float, "jobs": int}
     try:
         pairs = zip(HEAD, line, strict=True)
         return ResultRow(**{name: convert.get(name, str)(text) for name, text in pairs})

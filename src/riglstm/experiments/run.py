@@ -1,11 +1,10 @@
-"""One run: build, train, test what was chosen by both rules; and the same again from its folder."""
+"""One run: build, train, test what was chosen by both rules."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ import torch
 from torch import nn
 
 from riglstm import models
-from riglstm.experiments.result import CHOSEN, FAILED, read_result
+from riglstm.experiments.result import CHOSEN, FAILED
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task, generator, means
+from riglstm.train.deadline import NEVER, Deadline
 from riglstm.train.devices import check, pick
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
 from riglstm.train.generators import kept, sow
-from riglstm.train.record import commit, device_name
-
-__all__ = ["RunSpec", "build", "evaluate", "load", "run"]
+from riglstm.train.record import device_name
 
 CPU = torch.device("cpu")
 
@@ -60,11 +58,14 @@ def run(
     resume: bool = False,
     progress: bool = True,
     again: str = "",
+    deadline: Deadline = NEVER,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
     A run that diverges leaves the reason in its folder.
-    `again`: the command that goes on with the run, for whoever stops it.
+    `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
+    to have stopped. `jobs`: how many runs share the device, for the record of what it cost.
     Raises what `riglstm.train.supervised.fit` does.
     """
     # Lightning takes seconds to load, and what reads folders does without.
@@ -78,7 +79,13 @@ def run(
     task.ready()
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
     with folder.held():
-        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
+        folder.begin(
+            spec.resolved(),
+            command=command,
+            device=device_name(device),
+            jobs=jobs,
+            resume=resume,
+        )
         failed = folder.path / FAILED
         if folder.writes:
             failed.unlink(missing_ok=True)
@@ -88,6 +95,7 @@ def run(
                 resume=resume,
                 progress=progress,
                 again=again,
+                deadline=deadline,
             )
         except Diverged as error:
             folder.write_json(failed, {"reason": str(error)})
@@ -96,7 +104,7 @@ def run(
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
         result = {
-            "rows": _rows(spec, task, net, folder, chosen, task.conditions),
+            "rows": tested(spec, task, net, folder.weights_of, chosen, task.conditions),
             "chosen": chosen,
             "updates": fitted.updates,
             "stopped": fitted.stopped,
@@ -104,70 +112,11 @@ def run(
             "parameters": sum(p.numel() for p in net.parameters()),
             "device": _sessions(folder, "device"),
             "commit": _sessions(folder, "commit"),
+            "jobs": _most_jobs(folder),
             **_yardsticks(task, task.conditions),
         }
         folder.finish(result)
     return result
-
-
-def evaluate(
-    path: Path | str,
-    device: str = "auto",
-    data_dir: Path | None = None,
-    conditions: Sequence[str] | None = None,
-    show: Callable[[str], None] | None = None,
-) -> dict[str, Any]:
-    """The result again, from the folder alone; nothing is written.
-
-    `conditions`: others than the run's own. Those have no choice of their own, and are tested
-    with the weights that the training condition chose. `show` hears in a line what takes long.
-    """
-    folder = RunFolder(path)
-    result = _result(folder)
-    spec, task, net = load(path, device, data_dir, show)
-    asked = task.conditions if conditions is None else tuple(conditions)
-    return {
-        **result,
-        "rows": _rows(spec, task, net, folder, result["chosen"], asked),
-        "device": device_name(task.device),
-        "commit": commit(),
-    }
-
-
-def load(
-    path: Path | str,
-    device: str = "auto",
-    data_dir: Path | None = None,
-    show: Callable[[str], None] | None = None,
-) -> tuple[RunSpec, Task, nn.Module]:
-    """A finished run: what it was, its task, and the network with the weights that were chosen.
-
-    They are those that were best on validation data of the training condition. The network is in
-    eval mode.
-    """
-    from riglstm.train.weights import load_weights
-
-    folder = RunFolder(path)
-    chosen = _result(folder)["chosen"]
-    spec = RunSpec.from_json(folder.read_json(folder.config))
-    here = pick(replace(spec.fit, device=device, devices=1))
-    task, net = build(spec, here, data_dir, show)
-    if task.trained_on not in chosen:
-        raise ValueError(
-            f"{folder.result} must say which weights {task.trained_on} chose, which the run was "
-            f"trained on, got {', '.join(chosen) or 'none'}; delete the folder, and train anew"
-        )
-    load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
-    return spec, task, net.eval()
-
-
-def _result(folder: RunFolder) -> dict[str, Any]:
-    if folder.state == "partial":
-        raise ValueError(
-            f"{folder.path} holds a run that is not done: expected result.json, got none; "
-            "go on with it by --resume first"
-        )
-    return read_result(folder)
 
 
 def _sessions(folder: RunFolder, name: str) -> str | None:
@@ -179,16 +128,22 @@ def _sessions(folder: RunFolder, name: str) -> str | None:
     return ", then ".join(dict.fromkeys(value or "unknown" for value in found))
 
 
-def _rows(
+def _most_jobs(folder: RunFolder) -> int:
+    """How many runs shared the device, in the session that shared it most."""
+    record = folder.read_json(folder.run)
+    return max(int(session.get("jobs", 1)) for session in (record, *record.get("resumed", [])))
+
+
+def tested(
     spec: RunSpec,
     task: Task,
     net: nn.Module,
-    folder: RunFolder,
+    weights_of: Callable[[int], Path],
     chosen: Mapping[str, Mapping[str, Any]],
     conditions: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Figures on test data: by the weights that the training condition chose, then by those that
-    the condition itself did, where it is another."""
+    the condition itself did, where it is another. `weights_of`: the file, by its update."""
     from riglstm.train.weights import load_weights
 
     rows = []
@@ -197,7 +152,7 @@ def _rows(
         if chooser not in chosen:
             continue
         step = chosen[chooser]["step"]
-        load_weights(net, folder.weights_of(step))
+        load_weights(net, weights_of(step))
         for condition in tested:
             rows.append(
                 {
@@ -211,7 +166,7 @@ def _rows(
                     "step": step,
                 }
             )
-    load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
+    load_weights(net, weights_of(chosen[task.trained_on]["step"]))
     return rows
 
 
@@ -231,4 +186,6 @@ def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
 
 def say(line: str) -> None:
     """A line for the user, beside what a program may read."""
-    print(line, file=sys.stderr, flush=True)
+    # In one piece, as several threads may have something to say.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -111,8 +111,15 @@ class RunSpec:
 
     def digest(self) -> str:
         """Eight hexadecimal digits of `identity`, for the name of a folder."""
-        text = json.dumps(self.identity(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return _digest(self.identity())
+
+    def recipe(self) -> str:
+        """The same without the seed: runs that have it are repetitions of each other."""
+        return _digest({**self.identity(), "seed": None})
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from riglstm.experiments.recipes import RECIPES, Budget, Recipe
+from riglstm.train.config import Precision
 
 MEASURED = "complexity"
 """The table that is measured and not trained: see `riglstm.experiments.complexity`."""
@@ -96,9 +97,15 @@ def recipe(name: str, budget: Budget) -> Recipe:
     return recipes[budget]
 
 
-def stem(name: str, budget: Budget | None) -> str:
-    """Of a table's files and its label: a quick one must never take the place of the other."""
-    return name if budget in ("paper", None) else f"{name}-{budget}"
+def stem(name: str, budget: Budget | None, precision: Precision | None = None) -> str:
+    """Of a table's files and its label: a quick one must never take the place of the other.
+
+    Nor one in another precision than the recipe's.
+    """
+    said = name if budget in ("paper", None) else f"{name}-{budget}"
+    if budget is None or precision is None or precision == recipe(name, budget).fit.precision:
+        return said
+    return f"{said}-{precision}"
 
 
 def chosen(recipe: Recipe, models: Sequence[str] | None) -> tuple[str, ...]:
@@ -109,3 +116,11 @@ def chosen(recipe: Recipe, models: Sequence[str] | None) -> tuple[str, ...]:
         if name not in recipe.rows:
             raise ValueError(f"models must be some of {', '.join(recipe.rows)}, got {name!r}")
     return tuple(name for name in recipe.rows if name in models)
+
+
+def chosen_settings(recipe: Recipe, settings: Sequence[str] | None) -> tuple[str, ...]:
+    """The settings that are asked for, in the table's order; None: all."""
+    for name in settings or ():
+        if name not in recipe.settings:
+            raise ValueError(f"settings must be some of {', '.join(recipe.settings)}, got {name!r}")
+    return tuple(name for name in recipe.settings if settings is None or name in settings)

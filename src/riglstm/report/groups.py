@@ -9,15 +9,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from riglstm.experiments.fill import sheet
 from riglstm.experiments.plan import Planned, plan
 from riglstm.experiments.recipes import Budget
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.sheet import Cell, Line, Sheet
-from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES, recipe
 from riglstm.models import MODELS
 from riglstm.report.curves import Axis
@@ -67,15 +67,19 @@ def _tables(records: Sequence[Record]) -> list[Group]:
     """Tables that have runs here, fewest first that say it all: tables share some runs."""
     by_recipe: dict[str, list[Record]] = {}
     for record in records:
-        by_recipe.setdefault(_but_seed(record.spec), []).append(record)
+        by_recipe.setdefault(record.spec.recipe(), []).append(record)
     tasks = {record.spec.task for record in records}
+    precisions = dict.fromkeys(record.spec.fit.precision for record in records)
     found = []
     for name, what in TABLES.items():
-        for budget in get_args(Budget) if what.task in tasks else ():
+        for budget, precision in product(what.recipes, precisions):
+            if what.task not in tasks:
+                continue
+            rows = list(recipe(name, budget).rows)
             runs = [
                 Planned(record.spec, record.path, record.state, planned.setting, planned.row)
-                for planned in plan(name, list(recipe(name, budget).rows), 1, budget)
-                for record in by_recipe.get(_but_seed(planned.spec), [])
+                for planned in plan(name, rows, 1, budget, precision=precision)
+                for record in by_recipe.get(planned.spec.recipe(), [])
             ]
             if runs:
                 found.append((name, budget, runs))
@@ -87,10 +91,6 @@ def _tables(records: Sequence[Record]) -> list[Group]:
             covered |= {run.folder for run in runs}
             kept.append(_table(name, budget, runs, by_path))
     return kept
-
-
-def _but_seed(spec: RunSpec) -> str:
-    return json.dumps({**spec.identity(), "seed": None}, sort_keys=True)
 
 
 def _table(

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from riglstm.experiments.finished import load
 from riglstm.experiments.result import CHOSEN
-from riglstm.experiments.run import build, load
+from riglstm.experiments.run import build
 from riglstm.experiments.spec import RunSpec
 from riglstm.models.base import Trace
 from riglstm.report.activations import Images, Layer

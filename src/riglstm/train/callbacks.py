@@ -57,6 +57,8 @@ class Steward(pl.Callback):
         self.stopped: Literal["updates", "patience"] | None = None
         self.seconds = 0.0
         """Of the whole run, until the last checkpoint."""
+        self.pause = 0.0
+        """The longest time between two updates so far, with an evaluation or a checkpoint."""
         self.step = 0
         """Updates so far."""
         self.handled = 0
@@ -88,7 +90,7 @@ class Steward(pl.Callback):
     def due(self, shared: bool) -> bool:
         """Whether there is something to do before the next update."""
         # Several processes hear of each other's wishes at the log only, and stop together.
-        wished = self.wish.made and not shared
+        wished = not shared and self.wish.due(self.pause)
         return self.step != self.handled and (wished or any(self._due()))
 
     def _due(self) -> tuple[bool, bool, bool]:
@@ -111,9 +113,11 @@ class Steward(pl.Callback):
         """Everything that is due after an update, in the order that makes it repeatable."""
         log, evaluate, save = self._due()
         self.handled = self.step
-        stop = self.wish.made if trainer.world_size == 1 else log and self._wished(trainer)
+        alone = trainer.world_size == 1
+        stop = self.wish.due(self.pause) if alone else log and self._wished(trainer)
         self._check(trainer)
-        self.worked += time.monotonic() - self.resting
+        began = time.monotonic()
+        self.worked += began - self.resting
         if log:
             self._log()
         if evaluate:
@@ -124,6 +128,7 @@ class Steward(pl.Callback):
         if save or stop or self.stopped:
             self._save(trainer)
         self.resting = time.monotonic()
+        self.pause = max(self.pause, self.resting - began)
         if stop and not self.stopped:
             raise Stopped
 
@@ -218,7 +223,7 @@ class Steward(pl.Callback):
         self.needed = chosen
 
     def _wished(self, trainer: pl.Trainer) -> bool:
-        wish = torch.tensor(float(self.wish.made), device=self.task.device)
+        wish = torch.tensor(float(self.wish.due(self.pause)), device=self.task.device)
         return bool(_everywhere(trainer, wish, "sum") > 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,6 +235,7 @@ class Steward(pl.Callback):
             "random": self.random.state_dict(),
             "stopped": self.stopped,
             "seconds": self.seconds,
+            "pause": self.pause,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -241,6 +247,7 @@ class Steward(pl.Callback):
         self.random.load_state_dict(state_dict["random"])
         self.stopped = state_dict["stopped"]
         self.seconds = state_dict["seconds"]
+        self.pause = state_dict["pause"]
         self.needed = self.choice.steps()
 
 

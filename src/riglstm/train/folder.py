@@ -84,19 +84,22 @@ class RunFolder:
                 with contextlib.suppress(OSError):
                     self.path.rmdir()
 
-    def begin(self, config: Mapping[str, Any], *, command: str, device: str, resume: bool) -> None:
+    def begin(
+        self, config: Mapping[str, Any], *, command: str, device: str, jobs: int = 1, resume: bool
+    ) -> None:
         """Write config.json and run.json, or check that the run that is here is this one.
 
         `config` is what JSON has: it is the run's identity, less the options under "fit" that only
         say how it is computed. A folder that is new is begun, with `resume` or without.
+        `jobs`: runs that share the device.
         """
         if not self.writes:
             return
+        session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
+        session["started"] = now()
         if self.state == "new":
             self.write_json(self.config, config)
-            self.write_json(
-                self.run, {**surroundings(), "device": device, "command": command, "started": now()}
-            )
+            self.write_json(self.run, session)
             return
         if self.state == "done":
             self.tidy()
@@ -116,8 +119,7 @@ class RunFolder:
                 "go on with its own options, or give another folder"
             )
         record = self.read_json(self.run) if self.run.exists() else surroundings()
-        again = {**surroundings(), "device": device, "command": command, "started": now()}
-        self.write_json(self.run, {**record, "resumed": [*record.get("resumed", []), again]})
+        self.write_json(self.run, {**record, "resumed": [*record.get("resumed", []), session]})
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result; checkpoints, and weights that no choice fell on, have served, and go.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -37,13 +38,15 @@ def surroundings() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this code, "+changes" where files differ from it; None: it is not in git."""
+    """The commit of this code, "+changes" where files differ from it; None: it is not in git.
+
+    Where the code is a copy without git, the variable RIGLSTM_COMMIT may say what of.
+    """
     # The file must be tracked: an environment may lie inside a repository that is not ours.
-    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None
-    head = _git("rev-parse", "HEAD")
+    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
+    head = _git("rev-parse", "HEAD") if tracked else None
     if head is None:
-        return None
+        return os.environ.get("RIGLSTM_COMMIT")
     return head + ("+changes" if _git("status", "--porcelain", "--", "..") else "")
 
 

@@ -1,12 +1,15 @@
-"""Ctrl-C, and the signal that ends a job, as a wish that is granted after the update."""
+"""Ctrl-C, the signal that ends a job, and the end of its time: granted after the update."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from riglstm.train.deadline import NEVER, Deadline
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -18,9 +21,10 @@ class StopNow(BaseException):
 class Wish:
     """Whether somebody has asked the run to stop; within it, signals are put back at the end."""
 
-    def __init__(self, speaks: bool) -> None:
+    def __init__(self, speaks: bool, deadline: Deadline = NEVER) -> None:
         self.made = False
         self.speaks = speaks
+        self.deadline = deadline
         self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Wish:
@@ -40,8 +44,14 @@ class Wish:
             raise StopNow
         self.made = True
         if self.speaks:
-            # Not by print: the signal may have come in the middle of one.
-            os.write(2, b"\nstopping after this update, to save it; once more stops at once\n")
+            # Not by print: the signal may have come in the middle of one. Where nobody hears it any
+            # more, the run is to be saved all the same.
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopping after this update, to save it; once more stops at once\n")
+
+    def due(self, pause: float) -> bool:
+        """Whether the run stops here: it was asked to, or a `pause` may not end in time."""
+        return self.made or self.deadline.near(pause)
 
     def __exit__(
         self,

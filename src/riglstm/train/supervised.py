@@ -24,6 +24,7 @@ from riglstm.train.capture import captured
 from riglstm.train.checkpoints import CheckpointError, Checkpoints
 from riglstm.train.choice import Chosen
 from riglstm.train.config import Fit
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 from riglstm.train.devices import check, environment, launched, products
 from riglstm.train.folder import RunFolder
 from riglstm.train.generators import kept
@@ -31,11 +32,7 @@ from riglstm.train.learner import Learner, Ticks
 from riglstm.train.progress import Progress
 from riglstm.train.signals import StopNow, Wish
 
-__all__ = ["CheckpointError", "Diverged", "Fitted", "Interrupted", "fit"]
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was stopped from outside; says what was saved and how to go on."""
+__all__ = ["CheckpointError", "Diverged", "Fitted", "Interrupted", "OutOfTime", "fit"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +59,21 @@ def fit(
     resume: bool = False,
     progress: bool = True,
     again: str = "",
+    deadline: Deadline = NEVER,
 ) -> Fitted:
     """Train `net` in place, on the task's device; everything that is written goes to `folder`.
 
     `resume` goes on from the last checkpoint in the folder, or begins where there is none yet: the
     end is the same as without a stop, on a CPU to the bit. `again` is the command that does so,
     for the user who stops a run. In several processes all call this, and the first one writes.
+    `deadline`: the run stops in good time before it, saved, and makes one update at the least.
 
-    Raises Diverged, Interrupted, CheckpointError; BusyError where another process trains in the
-    folder; ValueError for options that do not fit.
+    Raises Diverged, Interrupted, OutOfTime, CheckpointError; BusyError where another process trains
+    in the folder; ValueError for options that do not fit.
     """
     check(config, task.device)
     with folder.held():
-        return _fit(net, task, config, seed, folder, resume, progress, again)
+        return _fit(net, task, config, seed, folder, resume, progress, again, deadline)
 
 
 def _fit(
@@ -86,6 +85,7 @@ def _fit(
     resume: bool,
     progress: bool,
     again: str,
+    deadline: Deadline,
 ) -> Fitted:
     """What `fit` does while it holds the folder."""
     checkpoints = Checkpoints(folder, _identity(net, config, seed, folder))
@@ -96,7 +96,7 @@ def _fit(
         )
     shown = Progress(config.updates, task.metric, progress and folder.writes)
     start = checkpoints.latest(shown.say if folder.writes else _say_nothing)
-    wish = Wish(speaks=folder.writes)
+    wish = Wish(folder.writes, deadline)
     steward = Steward(net, task, config, seed, folder, checkpoints, shown, wish)
     if start is not None and _over(checkpoints.found[start], net, steward):
         return _fitted(steward)
@@ -117,15 +117,19 @@ def _fit(
             trainer = _trainer(config, task.device, steward, checkpoints)
             trainer.fit(learner, Ticks(), ckpt_path=start)
     except (Stopped, StopNow) as stop:
-        raise Interrupted(_words(steward, isinstance(stop, Stopped), again)) from None
+        saved = isinstance(stop, Stopped)
+        kind = OutOfTime if saved and not wish.made else Interrupted
+        raise kind(_words(steward, saved, again)) from None
     finally:
         steward.close()
         # Lightning leaves it on the CPU.
         net.to(task.device)
-    if wish.made:
-        # Too late for this training; whoever asked wants no tests now either.
+    # Too late for this training; whoever asked wants no tests now either. Those of all conditions
+    # by both rules take up to two evaluations' time.
+    if wish.made or deadline.near(2 * steward.pause):
         how = f"; go on with: {again}" if again else ""
-        raise Interrupted(f"trained to the end, and saved; not tested yet{how}")
+        kind = Interrupted if wish.made else OutOfTime
+        raise kind(f"trained to the end, and saved; not tested yet{how}")
     return _fitted(steward)
 
 

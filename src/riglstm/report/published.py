@@ -1,0 +1,192 @@
+"""What the files in results/ say, for readers: README's table, a page beside them, and figures.
+
+Figures are known by a digest of what they were drawn from, which `sources.json` holds beside them:
+whether they are up to date can be told without drawing, and on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from riglstm.experiments.finished import finished
+from riglstm.experiments.paper import value
+from riglstm.experiments.render import number
+from riglstm.experiments.sheet import Sheet
+from riglstm.experiments.summary import head, read_all, sheets
+from riglstm.experiments.tables import TABLES
+from riglstm.report import curves, gallery, probe
+from riglstm.report.curves import Axis
+from riglstm.report.readme import block, inserted, page
+from riglstm.report.records import Record
+from riglstm.report.style import Picture, png
+from riglstm.tasks.files import DataError, data_folder
+from riglstm.tasks.images import SequentialImages
+from riglstm.train.folder import aside
+
+SIZE, STEP = 24, 289
+"""Of the digits that are drawn, and where their scores are, as in the paper."""
+SOURCES = "sources.json"
+
+
+class Wanted(NamedTuple):
+    """A figure that there should be."""
+
+    name: str
+    """Of its file."""
+    digest: str
+    """Of what it is drawn from."""
+    draw: Callable[[], Picture]
+
+
+def publish(
+    results: Path,
+    readme: Path,
+    weights: Path,
+    *,
+    device: str = "cpu",
+    data_dir: Path | None = None,
+    show: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Write README's table, the page of all tables and the figures anew; returns what changed.
+
+    `results`: the folder of the CSV files; `weights`: of exported networks, whose cells are drawn
+    if they read images. Figures whose source is as it was are left alone; `show` hears of each that
+    cannot be drawn.
+    """
+    found, folder = sheets(read_all(results)), results / "figures"
+    known, changed = _sources(folder), []
+    kept: dict[str, Any] = {}
+    for wanted in _wanted(found, weights, device, data_dir):
+        there = folder / wanted.name
+        kept[wanted.name] = known.get(wanted.name, {})
+        if kept[wanted.name].get("digest") == wanted.digest and there.exists():
+            continue
+        try:
+            picture = wanted.draw()
+        except DataError as error:
+            del kept[wanted.name]
+            if show is not None:
+                show(f"{wanted.name} is not drawn: {error}")
+            continue
+        said = {"title": picture.title, "caption": picture.caption, "alt": picture.alt}
+        kept[wanted.name] = {"digest": wanted.digest, **said}
+        changed += _write(there, picture.png)
+    for name in known.keys() - kept.keys():
+        (folder / name).unlink(missing_ok=True)
+    if kept or known:
+        changed += _write(folder / SOURCES, f"{json.dumps(kept, indent=1)}\n".encode())
+    changed += _write(results / "README.md", page(found, kept).encode())
+    return [*changed, *_write(readme, inserted(readme, block(found)).encode())]
+
+
+def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
+    """What `publish` would change; nothing is drawn or written."""
+    found, folder = sheets(read_all(results)), results / "figures"
+    known = _sources(folder)
+    wanted = {figure.name: figure.digest for figure in _wanted(found, weights)}
+    stale = [
+        str(folder / name)
+        for name in dict.fromkeys((*wanted, *known))
+        if known.get(name, {}).get("digest") != wanted.get(name) or not (folder / name).exists()
+    ]
+    texts = {readme: inserted(readme, block(found)), results / "README.md": page(found, known)}
+    return stale + [str(path) for path, text in texts.items() if _differs(path, text.encode())]
+
+
+def _wanted(
+    found: Sequence[Sheet], weights: Path, device: str = "cpu", data_dir: Path | None = None
+) -> Iterator[Wanted]:
+    for sheet in found:
+        for setting in sheet.trained_on:
+            yield _shift(sheet, setting)
+    for file in sorted(weights.glob("*.safetensors")):
+        if isinstance(finished(file).spec.task_config(), SequentialImages):
+            yield from _looks(file, device, data_dir)
+
+
+def _shift(sheet: Sheet, setting: str) -> Wanted:
+    """The metric against the shift, for all models trained in a setting."""
+    home, axis = sheet.trained_on[setting], Axis(TABLES[sheet.name].measure, sheet.higher_is_better)
+    lines = [line for line in sheet.lines if line.setting == setting]
+    models = {
+        line.label: {c: list(cell.values) for c, cell in line.ours.items() if cell.values}
+        for line in lines
+    }
+    paper = {
+        line.label: {c: value(text) for c, text in line.paper.items()}
+        for line in lines
+        if line.paper
+    }
+    conditions = [home, *(c for c in sheet.conditions if c != home)]
+
+    def draw() -> Picture:
+        counts = ", ".join(
+            f"{label} {max(map(len, values.values()))}" for label, values in models.items()
+        )
+        return Picture(
+            title=f"{head(sheet, setting)}: {axis.name} against the shift",
+            caption=f"Means over runs ({counts}), bars of one standard deviation, dots for runs; "
+            f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
+            alt="Means. "
+            + "; ".join(
+                f"{line.label}: "
+                + ", ".join(
+                    f"{c} {number(cell.mean)}" for c, cell in line.ours.items() if cell.values
+                )
+                for line in lines
+            ),
+            png=png(curves.draw_shift(conditions, home, models, axis, paper)),
+        )
+
+    name = sheet.name if sheet.settings is None else f"{sheet.name}-{setting.replace('=', '')}"
+    return Wanted(f"{name}-shift.png", _digest([conditions, home, models, paper]), draw)
+
+
+def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
+    """When the cells of a network were awake, and what they scored, on three test images."""
+    content = hashlib.sha256(file.read_bytes()).hexdigest()
+
+    def seen() -> tuple[probe.Loaded, probe.Look]:
+        spec, result, _ = finished(file)
+        record = Record(file, spec, "done", {}, result, "", {})
+        run = probe.open_run(spec.name, record, device, data_folder(data_dir))
+        digits = probe.first_of_each_class(probe.image_task(run))
+        return run, probe.look(run, f"{SIZE}x{SIZE}", digits)
+
+    kinds: dict[str, Callable[[probe.Loaded, probe.Look], Picture]] = {
+        "cells": gallery.cells,
+        "scores": lambda run, look: gallery.score_maps(run, look, STEP)[0],
+    }
+    for kind, draw in kinds.items():
+        yield Wanted(
+            f"{file.stem}-{kind}.png",
+            _digest([content, kind, SIZE, STEP]),
+            lambda draw=draw: draw(*seen()),  # type: ignore[misc]
+        )
+
+
+def _sources(folder: Path) -> dict[str, Any]:
+    path = folder / SOURCES
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
+
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _differs(path: Path, content: bytes) -> bool:
+    return not path.exists() or path.read_bytes() != content
+
+
+def _write(path: Path, content: bytes) -> list[Path]:
+    """The path, where its content was another."""
+    if not _differs(path, content):
+        return []
+    with aside(path) as file:
+        file.write(content)
+    return [path]
