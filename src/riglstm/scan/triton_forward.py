@@ -96,11 +96,11 @@ def _gates(
         tl.store(PROP + at, o * tanh(c_new), mask=use)
         if SAVE:
             tl.store(C + row[:, None] * (N * d) + j * d + unit[None, :], c_old, mask=use)
-            at = (row * N + j)[:, None] * (G * d) + unit[None, :]
-            tl.store(GATES + at, f.to(kind), mask=use)
-            tl.store(GATES + at + d, i.to(kind), mask=use)
-            tl.store(GATES + at + 2 * d, o.to(kind), mask=use)
-            tl.store(GATES + at + 3 * d, g.to(kind), mask=use)
+            kept = (row * N + j)[:, None] * (G * d) + unit[None, :]
+            tl.store(GATES + kept, f.to(kind), mask=use)
+            tl.store(GATES + kept + d, i.to(kind), mask=use)
+            tl.store(GATES + kept + 2 * d, o.to(kind), mask=use)
+            tl.store(GATES + kept + 3 * d, g.to(kind), mask=use)
     else:
         lane = (u - UNITS) * BN + col
         mask = on[:, None] & (lane < d)[None, :]
