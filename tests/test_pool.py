@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     start = "import json, os, sys, time\nfrom pathlib import Path\n"
     start += "told = json.loads(sys.stdin.readline())\nfolder = Path(told['planned']['folder'])\n"
     monkeypatch.setattr(pool, "WORKER", (sys.executable, "-c", start + script))
+
+
+@pytest.fixture
+def _heard() -> Iterator[None]:
+    """Ctrl-C is heard, also where a shell has started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt_when(made: list[Path], times: int = 1) -> None:
@@ -100,6 +109,7 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
         assert threads == "4"
 
 
+@pytest.mark.usefixtures("_heard")
 def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +129,7 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.usefixtures("_heard")
 def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
     interrupt_when([tmp_path / name for name in "ab"], times=2)

@@ -137,6 +137,7 @@ def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
         state = read(newest)["callbacks"]["Steward"]
         assert state["seconds"] > seconds
         seconds = state["seconds"]
+    assert 0 < state["pause"] < seconds
     with pytest.raises(OutOfTime, match="trained to the end, and saved; not tested yet"):
         fit(
             *(network(task), task, QUICK, 0, folder),
@@ -170,7 +171,7 @@ def test_without_any_time_one_update_is_made(tmp_path: Path) -> None:
         assert (tmp_path / "checkpoints" / f"step-{updates}.ckpt").exists()
 
 
-def test_the_longest_evaluation_so_far_has_to_fit_in_the_time_that_is_left() -> None:
+def test_another_evaluation_has_to_fit_in_the_time_that_is_left() -> None:
     minute = Deadline.after(1)
     assert not minute.near(20)
     assert minute.near(30)

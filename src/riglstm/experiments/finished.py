@@ -74,6 +74,7 @@ def export(path: Path | str, to: Path) -> Path:
         **run.result,
         "rows": [row for row in run.result["rows"] if row["chosen_on"] == f"{CHOSEN}{run.home}"],
         "chosen": {run.home: run.result["chosen"][run.home]},
+        "run": Path(path).resolve().name,
     }
     content = json.dumps({"config": run.spec.resolved(), "result": result})
     step = run.result["chosen"][run.home]["step"]

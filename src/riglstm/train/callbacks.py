@@ -58,7 +58,7 @@ class Steward(pl.Callback):
         self.seconds = 0.0
         """Of the whole run, until the last checkpoint."""
         self.pause = 0.0
-        """The longest time between two updates so far, with an evaluation or a checkpoint."""
+        """Seconds of the last evaluation; the first may take longer, as kernels are compiled."""
         self.step = 0
         """Updates so far."""
         self.handled = 0
@@ -128,7 +128,8 @@ class Steward(pl.Callback):
         if save or stop or self.stopped:
             self._save(trainer)
         self.resting = time.monotonic()
-        self.pause = max(self.pause, self.resting - began)
+        if evaluate:
+            self.pause = self.resting - began
         if stop and not self.stopped:
             raise Stopped
 

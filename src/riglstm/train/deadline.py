@@ -9,7 +9,7 @@ from typing import NamedTuple
 SPARE = 20.0
 """Seconds kept for the last checkpoint, the table and the end of the process."""
 LONGER = 1.5
-"""How much longer than ever before an evaluation may take, beside other processes."""
+"""How much longer than the last one an evaluation may take, beside other processes."""
 
 
 class Interrupted(KeyboardInterrupt):
