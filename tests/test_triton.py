@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from helpers import (
     TOL,
@@ -71,6 +73,47 @@ def test_the_kernels_equal_the_reference(name: str) -> None:
     for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
         assert_close(one, other, FLOAT.value, what)
     assert_same_gradients(gradients(low, "triton"), gradients(p, "reference"), FLOAT.grad)
+
+
+HALVES = ("three cells of a ragged size", "resets, steps left out, no soft update",
+          "every option of the update", "more sequences than a tile holds")  # fmt: skip
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("name", HALVES)
+def test_tf32_is_held_in_halves_and_as_exact(name: str) -> None:
+    p = clear_problem(**{**SMALL, **PROBLEMS[name]})
+    low = p.to(torch.float32)
+    want, got = p.run("reference"), low.run("triton")
+    assert torch.equal(got[3], want[3])
+    assert all(relative(a, b) < 2e-3 for a, b in zip(got[:3], want[:3], strict=True))
+    if low.x.shape[1] < 10:
+        ours, theirs = gradients(low, "triton"), gradients(p, "reference")
+        assert all(relative(ours[n], theirs[n]) < 2e-3 for n in theirs)
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_halves_hold_inputs_and_weights_of_any_size(size: float) -> None:
+    p = clear_problem(**{**SMALL, "input_views": "split", "soft_update": False, "T": 1})
+    W = p.weights.W.clone()
+    W[:, : p.sel.K * p.h.shape[2]] /= size
+    p = replace(p, x=p.x * size, weights=p.weights._replace(W=W))
+    want, got = p.run("reference"), p.to(torch.float32).run("triton")
+    assert torch.equal(got[3], want[3])
+    assert all(relative(a, b) < 2e-3 for a, b in zip(got[:3], want[:3], strict=True))
 
 
 def test_a_zero_state_ties_every_score_and_the_lower_index_wins() -> None:

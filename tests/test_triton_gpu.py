@@ -223,6 +223,23 @@ def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits() -> None:
     assert int(different) == 0
 
 
+def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other() -> None:
+    torch.manual_seed(0)
+    layers = [RigLSTM(60, 600, backend="triton", device="cuda") for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in layers]
+    x = torch.randn(6, 64, 60, device="cuda")
+    with torch.no_grad():
+        want = [layer(x)[0] for layer in layers]
+        different = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in layers]
+        torch.cuda.synchronize()
+        for _ in range(200):
+            for layer, stream, right, wrong in zip(layers, streams, want, different, strict=True):
+                with torch.cuda.stream(stream):
+                    wrong += (layer(x)[0] != right).sum()
+        torch.cuda.synchronize()
+    assert [int(wrong) for wrong in different] == [0, 0]
+
+
 def test_neither_b_nor_t_compiles_anything_anew() -> None:
     from riglstm.scan.triton_forward import forward_kernel
 

@@ -60,7 +60,7 @@ def _contestants(size: Size, precision: str, persistent: bool) -> list[tuple[Con
     """Each with the width of its input: ours, and nn.LSTM before and after it."""
     H = size.N * size.d
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    lstm = nn.LSTM(H, H, device="cuda", dtype=dtype)
+    lstm = in_one_piece(nn.LSTM(H, H, device="cuda", dtype=dtype))
     ours = RigLSTM(H, H, num_cells=size.N, backend="triton", device="cuda")
     rows = [
         (Contestant("nn.LSTM", lstm, tuple(lstm.parameters()), False), H),
@@ -71,6 +71,22 @@ def _contestants(size: Size, precision: str, persistent: bool) -> list[tuple[Con
         wide = nn.LSTM(640, 640, device="cuda", dtype=torch.float16)
         rows.append((Contestant("nn.LSTM(640) fp16", wide, tuple(wide.parameters()), False), 640))
     return rows
+
+
+def in_one_piece(lstm: nn.LSTM) -> nn.LSTM:
+    """The weights as cuDNN wants them, in bfloat16 as well.
+
+    There nn.LSTM leaves them in pieces, as its list of cuDNN's dtypes is older than cuDNN's
+    bfloat16, and they are copied at each call: a handicap that is not cuDNN's.
+    """
+    known = torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    before = set(known)
+    known.add(torch.bfloat16)
+    try:
+        lstm.flatten_parameters()
+    finally:
+        known.intersection_update(before)
+    return lstm
 
 
 def _section(

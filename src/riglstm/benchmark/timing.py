@@ -21,7 +21,7 @@ AGREEING = 0.95
 and from there on that sequence is another one."""
 
 
-WARM_UPS = 8
+WARM_UPS = 20
 """Calls on a GPU before anything is measured."""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_products import halve_kernel, pack_kernel
+from riglstm.scan.triton_products import hold_kernel, pack_kernel
 from riglstm.selection import Selection
 
 FEW = 64
@@ -113,29 +113,22 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
 def write_views(x: Tensor, weights: Weights, z: Sizes, saved: Saved) -> tuple[Tensor, int, int]:
     """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
     T, B, D = x.shape
-    XH, views = saved.XH, saved.XH[:, :, : z.K]
-    direct = z.dtype == z.held and z.d == z.P
-    if z.dtype == z.held and z.d < z.P:
-        views[..., z.d :].zero_()
-    if weights.W_in is None:
-        out = x
-    else:
+    XH, views = saved.XH, x
+    if weights.W_in is not None:
+        # Straight to their place, where that has no gaps.
+        direct = z.dtype == z.held and z.d == z.P
         x, W = x.view(T * B, D).to(z.dtype), weights.W_in.to(z.dtype)
-        out = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if direct else x.new_empty(T * B, z.K * z.d)
+        where = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if direct else None
         if weights.b_in is None:
-            torch.mm(x, W, out=out)
+            views = torch.mm(x, W, out=where)
         else:
-            torch.addmm(weights.b_in.to(z.dtype), x, W, out=out)
+            views = torch.addmm(weights.b_in.to(z.dtype), x, W, out=where)
         if direct:
             return XH, z.S * z.P, z.P
-    if z.dtype == z.held:
-        views[..., : z.d].copy_(out.view(T, B, z.K, z.d))
-    else:
-        halve_kernel[(T * B,)](
-            out, XH, saved.unit, K=z.K, S=z.S, d=z.d, P=z.P, BK=power_of_two(z.K),
-            BP=power_of_two(z.P),
-        )  # fmt: skip
-    return out, z.K * z.d, z.d
+    unit = saved.unit if z.held == torch.float16 else None
+    tile = {"BK": power_of_two(z.K), "BP": power_of_two(z.P)}
+    hold_kernel[(T * B,)](views, XH, unit, K=z.K, S=z.S, d=z.d, P=z.P, **tile)
+    return views, z.K * z.d, z.d
 
 
 def columns(z: Sizes, BN: int) -> int:
@@ -197,9 +190,9 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the forward kernel, by the number of sequences and the width of a number."""
     BP, short = power_of_two(z.P), z.held.itemsize == 2
     BM, BN, RB = (64, 32, 1) if B <= FEW else (128, 128, 4)
-    BK = min(BP, 64)
+    BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
-    tile["STAGES"] = stages(device, 4 if short and B > FEW else 7, BM + BN, BK, z.held)
+    tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}
 
 

@@ -66,28 +66,37 @@ def inputs_kernel(
 
 @triton.jit
 def _unit(largest):
-    """The power of two below the largest number; one for zero, infinity and NaN."""
+    """A power of two in which the largest number is just below what float16 holds.
+
+    At the top of its range, float16 keeps all ten bits of numbers 2^28 times smaller. One, where
+    the largest is zero, infinite or NaN.
+    """
     exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
     ordinary = (exponent > 0x10000000) & (exponent < 0x6F800000)
-    return tl.where(ordinary, exponent, 0x3F800000).to(tl.float32, bitcast=True)
+    exponent = tl.where(ordinary, exponent - (14 << 23), 0x3F800000)
+    return exponent.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def halve_kernel(
+def hold_kernel(
     X, XH, X_UNIT,
     K: tl.constexpr, S: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BK: tl.constexpr,
     BP: tl.constexpr,
 ):  # fmt: skip
-    """The views of one row as float16, in units of X_UNIT: TF32's ten bits in half the bytes.
+    """The views of one row as the forward kernel holds them; with X_UNIT, in units of it.
 
-    States, none of which is above one by itself, are written in the same unit, so it is not small.
+    float16 has TF32's ten bits in half the bytes, but not its range. States are written in the same
+    unit: one that is not too small for them, none of which is above one unless it was given.
     """
     row = tl.cast(tl.program_id(0), tl.int64)
     k, e = tl.arange(0, BK)[:, None], tl.arange(0, BP)[None, :]
     x = tl.load(X + row * (K * d) + k * d + e, mask=(k < K) & (e < d), other=0.0)
-    unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), 1.0 / 256)
-    tl.store(X_UNIT + row, unit)
-    tl.store(XH + row * (S * P) + k * P + e, (x / unit).to(tl.float16), mask=(k < K) & (e < P))
+    if X_UNIT is not None:
+        unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), 1.0 / 256)
+        tl.store(X_UNIT + row, unit)
+        x /= unit
+    x = x.to(XH.dtype.element_ty)
+    tl.store(XH + row * (S * P) + k * P + e, x, mask=(k < K) & (e < P))
 
 
 @triton.jit
