@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cell_layer": {"layer", "sequence", "checks"},
     "riglstm": {"layer", "cell_layer", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},
-    "models": {"layer", "cell", "selection", "checks", "autocast", "variants"},
+    "models": {"layer", "cell", "scan", "selection", "checks", "autocast", "variants"},
     "graphs": {"models"},
     "benchmark": {"riglstm", "layer", "cell", "scan", "selection"},
     "cli": {"benchmark", "scan", "models", "riglstm"},

@@ -116,7 +116,7 @@ def backward(
 
     dx = dW_in = db_in = None
     if for_input:
-        dx, dW_in, db_in = _input_map(dV_x.view(T * B, K * d), x, weights, product)
+        dx, dW_in, db_in = input_map(dV_x.view(T * B, K * d), x, weights, product)
     dW, dW_q = split_gates(dW5, weights.W_q, K)
     db = None if weights.b is None else db5[:, : 4 * d].contiguous()
     grads = Weights(dW_in, db_in, dW, db, dW_q, d_bias)
@@ -278,7 +278,7 @@ def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows,
     return rows_of(pair.index_select(0, order), None, N), order
 
 
-def _input_map(
+def input_map(
     dV: Tensor, x: Tensor, weights: Weights, product: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Back through the input transformation: dx, dW_in, db_in from dV (T·B, K·d)."""
