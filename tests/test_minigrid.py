@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,13 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert (whole / "metrics.csv").read_bytes() == (parts / "metrics.csv").read_bytes()
     weights = "weights/step-256.safetensors"
     assert (whole / weights).read_bytes() == (parts / weights).read_bytes()
+
+
+def test_no_more_frames_are_used_than_were_asked_for(tmp_path: Path) -> None:
+    given = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=127))
+    assert run(given, tmp_path / "a", progress=False)["frames"] == 64
+    with pytest.raises(ValueError, match=r"of one update at least, 64 = envs · steps, got 63"):
+        run(replace(given, ppo=replace(TINY, frames=63)), tmp_path / "b", progress=False)
 
 
 def test_trials_depend_on_the_agent_alone() -> None:

@@ -11,7 +11,7 @@ class PPO:
     """Recurrent PPO; the defaults are those of the usual MiniGrid agents, but for P34."""
 
     frames: int | None = None
-    """Frames to train for; None: as many as the family is given."""
+    """Frames to train for, at most; None: as many as the family is given."""
     envs: int = 16
     """Environments that are stepped together."""
     steps: int = 128

@@ -45,10 +45,16 @@ def train(
     progress: bool = True,
     again: str = "",
 ) -> Trained:
-    """Train `net` in place in the level of that id, until it has acted in `frames` frames.
+    """Train `net` in place in the level of that id, for `frames` frames, less what is no update.
 
     As `riglstm.train.supervised.fit`; raises the same, and WorkerDied.
     """
+    if frames < config.batch:
+        raise ValueError(
+            f"frames must be those of one update at least, {config.batch} = envs · steps, "
+            f"got {frames}"
+        )
+    frames -= frames % config.batch
     shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
     config_json = folder.read_json(folder.config) if folder.config.exists() else {}
     checkpoints = Checkpoints(folder, {"config": config_json, "weights": shapes})
