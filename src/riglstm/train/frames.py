@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ROOM = 256
-"""Rows that the table of features has at least."""
+KNOWN = 512
+"""Frames that are remembered from one rollout to the next, and the least room for features."""
 
 
 class Frames:
@@ -63,13 +63,14 @@ class Frames:
         return self.pieces[0]
 
     def again(self) -> Tensor:
-        """Those that were seen, to be `known` next time."""
-        return self.images[sorted(self.seen)]
+        """Those to be `known` next time: what was seen, then what was seen before that."""
+        kept = [*sorted(self.seen), *(c for c in range(len(self.codes)) if c not in self.seen)]
+        return self.images[kept[:KNOWN]]
 
     def _extend(self, features: Tensor) -> None:
         used = len(self.codes) - len(features)
         if self.features is None or len(self.codes) > len(self.features):
-            room = features.new_empty(max(ROOM, 2 * len(self.codes)), features.shape[1])
+            room = features.new_empty(max(KNOWN, 2 * len(self.codes)), features.shape[1])
             if self.features is not None:
                 room[:used] = self.features[:used]
             self.features = room

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from riglstm.models.base import State, Step
+from riglstm.models.base import State
 from riglstm.models.resets import restart, run_with_resets
 from riglstm.models.stepping import stepper
 from riglstm.tasks.base import generator
@@ -174,56 +174,52 @@ class Agent:
         return found._replace(**copies, states=states)
 
     def _act(self) -> Rollout:
-        net, envs, config, T, B = (
-            self.net,
-            self.envs,
-            self.config,
-            self.config.steps,
-            len(self.envs),
-        )
+        net, envs, config = self.net, self.envs, self.config
+        T, B = config.steps, config.envs
         book = Frames(net.encode, self.device, self.known)
         step, act = stepper(net.core), net.prepared_logits()
-        noise = self._gumbel(T, B)
-        outputs, logits, codes, actions = [], [], [], []
-        resets, states, rewards, dones = [], [], torch.empty(T, B), torch.empty(T, B)
-        state, fresh = self.state, self.fresh
-        for t in range(T):
-            if t % config.window == 0:
+        noise = self._gumbel(T, B).unbind()
+        outputs, logits, codes, actions, states = [], [], [], [], []
+        # resets[t] is also whether step t - 1 was an episode's last.
+        rewards, resets = torch.empty(T, B), torch.empty(T + 1, B, dtype=torch.bool)
+        resets[0], begins, state = self.fresh, bool(self.fresh.any()), self.state
+        for t in range(T + 1):
+            if t % config.window == 0 and t < T:
                 states.append(state)
             codes.append(book.look(envs.images))
-            resets.append(fresh)
-            y, state = self._remember(step, book, codes[t], state, fresh)
+            before, fresh = state, resets[t].to(self.device)
+            if begins:
+                state = restart(net.core, state, fresh)
+            assert book.features is not None
+            y, state = step(book.features.index_select(0, codes[t]), state)
             outputs.append(y)
+            if t == T:
+                # Only the value of what comes next was wanted; the step is taken when it does.
+                self.state, self.fresh, self.known = before, fresh, book.again()
+                break
             logits.append(act(y))
             actions.append((logits[t] + noise[t]).argmax(-1))
             envs.step(actions[t].cpu().numpy())
-            rewards[t], dones[t] = torch.from_numpy(envs.rewards), torch.from_numpy(envs.dones)
-            fresh = dones[t].bool().to(self.device)
-            for i in envs.dones.nonzero()[0]:
-                self.recent.append(Episode(int(envs.rewards[i]), int(envs.steps[i])))
-        self.state, self.fresh, self.known = state, fresh, book.again()
-        y, _ = self._remember(step, book, book.look(envs.images), state, fresh)
-        values = net.values(torch.stack((*outputs, y)))  # (T + 1, B)
-        acted = torch.stack(actions)
+            rewards[t], resets[t + 1] = torch.from_numpy(envs.rewards), torch.from_numpy(envs.dones)
+            begins = bool(envs.dones.any())
+            if begins:
+                self._note(envs)
+        values = net.values(torch.stack(outputs))  # (T + 1, B)
+        acted, resets = torch.stack(actions), resets.to(self.device)
         log_probs = torch.stack(logits).log_softmax(-1).gather(-1, acted.unsqueeze(-1)).squeeze(-1)
         gained = advantages(
-            *(rewards.to(self.device), values[:-1], dones.to(self.device), values[-1]),
+            *(rewards.to(self.device), values[:-1], resets[1:], values[-1]),
             *(config.gamma, config.gae_lambda),
         )
         return Rollout(
-            *(torch.stack(codes), torch.stack(resets), acted, log_probs, values[:-1], gained),
+            *(torch.stack(codes[:-1]), resets[:-1], acted, log_probs, values[:-1], gained),
             *(book, states),
         )
 
-    def _remember(
-        self, step: Step, book: Frames, codes: Tensor, state: State, fresh: Tensor
-    ) -> tuple[Tensor, State]:
-        """One step of the memory, for frames (B): its output (B, H) and its state."""
-        assert book.features is not None
-        x = book.features.index_select(0, codes)
-        if fresh.any():
-            state = restart(self.net.core, state, fresh)
-        return step(x, state)
+    def _note(self, envs: Environments) -> None:
+        """Episodes that have just ended."""
+        for i in envs.dones.nonzero()[0]:
+            self.recent.append(Episode(int(envs.rewards[i]), int(envs.steps[i])))
 
     def _gumbel(self, T: int, B: int) -> Tensor:
         """Noise (T, B, A) with which an argmax is a draw."""
