@@ -19,7 +19,8 @@ import torch
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 import gymnasium
 
-from riglstm.experiments.minigrid import MEMORIES, GridSpec, evaluate, is_grid, load, run
+from riglstm.experiments.minigrid import build, evaluate, is_grid, load, run
+from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
 from riglstm.tasks.minigrid_envs import Environments, WorkerDied
 from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, chosen_levels, family
 from riglstm.tasks.minigrid_worker import SKIP, solved
@@ -242,8 +243,6 @@ def test_no_more_frames_are_used_than_were_asked_for(tmp_path: Path) -> None:
 
 
 def test_trials_depend_on_the_agent_alone() -> None:
-    from riglstm.experiments.minigrid import build
-
     net = build(spec(), torch.device("cpu"))
     levels = family("lavagap").levels[:2]
     scores = trials(net, levels, 6, workers=1)

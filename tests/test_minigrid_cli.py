@@ -40,9 +40,7 @@ def test_a_finished_run_is_not_trained_again(
     assert "holds a finished run; `riglstm evaluate" in capsys.readouterr().err
 
 
-def test_evaluate_gives_the_recorded_result(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_gives_the_recorded_result(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(runs / "riglstm"), "--conditions", "S6", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "S6" in said

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from riglstm.experiments.minigrid import MEMORIES
+from riglstm.experiments.minigrid_spec import MEMORIES
 from riglstm.models import MODELS, build
 from riglstm.tasks.minigrid_network import ActorCritic
 from riglstm.train.frames import Frames

@@ -41,7 +41,8 @@ def measure(rounds: int, config: PPO) -> dict[str, list[float]]:
     """
     import numpy as np
 
-    from riglstm.experiments.minigrid import MEMORIES, GridSpec, build
+    from riglstm.experiments.minigrid import build
+    from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
     from riglstm.tasks.minigrid_envs import Environments
     from riglstm.train.ppo import Agent
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from riglstm.cli import UsageError, flags, launch, options, text, values
-from riglstm.experiments.minigrid import MEMORIES, GridSpec, run
+from riglstm.experiments.minigrid import run
+from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
 from riglstm.experiments.minigrid_table import quick, reproduce
 from riglstm.tasks.minigrid_envs import available
 from riglstm.tasks.minigrid_levels import FAMILIES

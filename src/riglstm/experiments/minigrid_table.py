@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from riglstm.experiments.minigrid import LAST, MEMORIES, TASK, GridSpec, run
+from riglstm.experiments.minigrid import run
+from riglstm.experiments.minigrid_spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.experiments.plan import FAILED
 from riglstm.experiments.render import Grid, Rendered, render
 from riglstm.experiments.sheet import Cell

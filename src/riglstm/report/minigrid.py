@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from riglstm.experiments.minigrid import MEMORIES, load
+from riglstm.experiments.minigrid import load
+from riglstm.experiments.minigrid_spec import MEMORIES
 from riglstm.experiments.minigrid_table import Done, grid, read
 from riglstm.report import curves, page
 from riglstm.report.episode import Episode, draw_episode, gif, play
@@ -19,6 +20,8 @@ from riglstm.tasks.minigrid_levels import FAMILIES
 from riglstm.train.folder import RunFolder
 
 OURS, THEIRS = "riglstm", "rim"
+TRACED = (OURS, THEIRS)
+"""Models that say which of their cells were awake."""
 
 Bar = tuple[str, str, float, float]
 """Family, level, mean difference in points, its standard deviation."""
@@ -161,12 +164,7 @@ def _first_seeds(done: Sequence[Done]) -> list[Done]:
     found: dict[tuple[str, str], Done] = {}
     for run in sorted(done, key=lambda d: d.spec.seed):
         found.setdefault((run.spec.family, run.spec.name), run)
-    return [run for run in found.values() if hasattr_trace(run)]
-
-
-def hasattr_trace(run: Done) -> bool:
-    """Whether the model says what its cells did."""
-    return run.spec.model in ("riglstm", "rim")
+    return [run for run in found.values() if run.spec.model in TRACED]
 
 
 def _episode(name: str, episode: Episode) -> list[Picture]:
