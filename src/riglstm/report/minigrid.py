@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from riglstm.experiments.minigrid import load
-from riglstm.experiments.minigrid_spec import MEMORIES
+from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
 from riglstm.experiments.minigrid_table import Done, grid, read
 from riglstm.report import curves, page
 from riglstm.report.episode import Episode, draw_episode, gif, play
@@ -67,6 +67,12 @@ def section(
             missing.append(f"an episode of {run.folder}: {error}")
     body += [page.figure(picture) for picture in pictures]
     return Section("MiniGrid", body), pictures, missing
+
+
+def names(paths: Sequence[Path]) -> list[str]:
+    """The memories of runs, done or not."""
+    folders = map(RunFolder, paths)
+    return [GridSpec.from_json(folder.read_json(folder.config)).name for folder in folders]
 
 
 def relative(done: Sequence[Done]) -> list[Bar]:
