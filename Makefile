@@ -1,5 +1,5 @@
 # Two commands do everything on a machine with Python 3.11+ and make:
-#   make demo    train the layer against nn.LSTM on a small copying problem
+#   make demo    train the layer against an LSTM on a small copying problem, with a page to open
 #   make test    style, types, and every test
 PYTHON ?= python3
 VENV   ?= .venv
@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@echo "== training RigLSTM and nn.LSTM on a small copying problem, on the CPU"
+	@echo "== training RigLSTM and an LSTM on a small copying problem, on the CPU"
 	$(BIN)/python -m riglstm demo
 
 check: $(READY)

@@ -13,6 +13,7 @@ from riglstm.benchmark import per_cell_loop
 from riglstm.benchmark.contestants import LOOP, WORK, contestants, onednn
 from riglstm.benchmark.tables import Section, growth, rows
 from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs, spread
+from riglstm.cli.bench_parts import headline
 from riglstm.cli.main import main
 from riglstm.scan import reference
 
@@ -175,13 +176,15 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bench.json"
-    assert main(["bench", "--device", "cpu", "--quick", "--json", str(path)]) == 0
+    tables = ("--tables", "batch", "stream", "growth")
+    assert main(["bench", "--device", "cpu", "--quick", *tables, "--json", str(path)]) == 0
     out = capsys.readouterr().out
     written = json.loads(path.read_text())
     assert written["machine"]["torch"] == torch.__version__
     assert written["machine"]["threads"] == torch.get_num_threads()
     assert written["machine"]["processor"]
     assert written["options"]["quick"] is True
+    assert written["harness"] == []
     table = written["rows"]
     assert [(r["table"], r["work"]) for r in table if r["name"] == "per-cell loop"] == [
         ("batch", "inference"),
@@ -197,3 +200,24 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
         if row["table"] != "growth":
             assert row["name"].startswith("nn.LSTM") or row["agreeing"] == 1
     assert {r["T"] for r in table if r["table"] == "growth"} == {4, 8}
+
+
+def test_the_harness_table_has_the_overhead_of_each_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bench.json"
+    assert main(["bench", "--quick", "--tables", "harness", "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    written = json.loads(path.read_text())
+    assert written["rows"] == []
+    assert [row["model"] for row in written["harness"]] == ["riglstm", "lstm"]
+    for row in written["harness"]:
+        assert (row["updates"], row["rounds"]) == (2, 2)
+        assert min(row["bare"]["low"], row["harness"]["low"]) > 0
+        assert f"{100 * (row['ratio']['median'] - 1):+.1f} %" in out
+    assert "harness: copying, width 12, B = 4, 2 rounds of 2 updates" in out
+
+
+def test_a_busy_machine_is_said_to_be_one() -> None:
+    assert "Other programs are at work" in headline({"device": "cpu", "load": 1.0})
+    assert headline({"device": "cpu", "load": 0.1}) == "device cpu, load 0.1"

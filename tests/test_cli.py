@@ -1,188 +1,516 @@
-"""The command line: what it prints, what it refuses, and the demo's problem."""
+"""The command line: what every verb prints, what it refuses, and how it says so."""
 
-import importlib.util
-import re
-import subprocess
+from __future__ import annotations
+
+import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import riglstm
-from riglstm.cli import demo
-from riglstm.cli._copying import Batch, Copier, accuracy, copying_batch, train
-from riglstm.cli.main import main
+from riglstm.cli import (
+    UsageError,
+    bench,
+    data,
+    demo,
+    evaluate,
+    launch,
+    main,
+    reproduce,
+    results,
+    train,
+)
+from riglstm.experiments import reproduce as reproducing
+from riglstm.experiments.plan import Planned
+from riglstm.experiments.spec import RunSpec
+from riglstm.experiments.tables import NAMES
 from riglstm.models import MODELS
 from riglstm.scan import BACKENDS
+from riglstm.tasks import TASKS
+from riglstm.tasks.files import DataError
+from riglstm.train import Fit
 
 Capture = pytest.CaptureFixture[str]
-
-TINY_DEMO = (
-    *("demo", "--steps", "2", "--hidden-size", "12", "--num-cells", "3", "--digits", "2"),
-    *("--batch-size", "4", "--test-sequences", "5", "--train-length", "1", "3"),
-    *("--test-lengths", "3", "6"),
-)
+Patch = pytest.MonkeyPatch
 
 
 def exit_code(*args: str) -> int:
     """The code the process would end with."""
     try:
-        return main(args)
+        return main.main(args)
     except SystemExit as end:
         return int(end.code or 0)
 
 
-@pytest.mark.parametrize("args", [(), ("demo",), ("bench",), ("list",)])
+def row(condition: str, chosen_on: str, value: float, metric: str = "accuracy") -> dict[str, Any]:
+    return {
+        **{"table": None, "model": "lstm", "seed": 0, "condition": condition, "metric": metric},
+        **{"value": value, "chosen_on": f"validation@{chosen_on}", "step": 40},
+    }
+
+
+RESULT: dict[str, Any] = {
+    "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.5), row("P=8", "P=8", 0.625)],
+    **{"updates": 60, "seconds": 90.0, "parameters": 123, "device": "CPU"},
+}
+
+
+def put_run(path: Path, result: dict[str, Any] | None = RESULT) -> Path:
+    """A folder that looks like a run, finished or not."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    if result is not None:
+        (path / "result.json").write_text(json.dumps(result))
+    return path
+
+
+@pytest.mark.parametrize("args", [(), *((verb,) for verb in main.VERBS)])
 def test_every_help_shows_an_example(args: tuple[str, ...], capsys: Capture) -> None:
     assert exit_code(*args, "--help") == 0
     assert f"Example: riglstm {args[0] if args else 'demo'}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_a_help_of_its_own_with_an_example_that_can_be_read(
+    task: str, capsys: Capture, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    assert exit_code("train", task, "--help") == 0
+    out = capsys.readouterr().out
+    groups = [line for line in out.splitlines() if line.endswith(":") and line[0] != " "]
+    assert groups == ["task:", "model:", "training:", "run:", "help:"]
+    example = next(line for line in out.splitlines() if line.startswith("Example: "))
+    monkeypatch.chdir(tmp_path)
+    asked = catch_runs(monkeypatch)
+    assert exit_code(*example.split()[2:]) == 0
+    assert asked[0]["spec"].task == task
+
+
 def test_help_names_every_verb_and_the_version(capsys: Capture) -> None:
     assert exit_code("--help") == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("demo", "bench", "list", "--version"))
+    assert all(f"  {verb} " in out for verb in main.VERBS)
+    assert "--version" in out
 
 
-def test_version_runs_as_a_module() -> None:
-    said = subprocess.run(
-        [sys.executable, "-m", "riglstm", "--version"], capture_output=True, text=True, check=True
-    )
-    assert said.stdout == f"riglstm {riglstm.__version__}\n"
-
-
-def test_list_prints_all_variants_and_backends(capsys: Capture) -> None:
+def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
     assert exit_code("list") == 0
-    words = capsys.readouterr().out.split()
-    assert {*MODELS, *riglstm.VARIANTS, *BACKENDS, "auto"} <= set(words)
+    words = set(capsys.readouterr().out.split())
+    assert {*TASKS, *NAMES, *MODELS, *riglstm.VARIANTS, *BACKENDS, "auto", "P=400"} <= words
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "demo, bench, list"),
-        (("nope",), "nope"),
-        (("demo", "--stepz", "3"), "--steps"),
-        (("demo", "--steps", "many"), "many"),
+        ((), "say what to do: demo, train, evaluate, reproduce, report, bench, data, list"),
+        (("trian",), "the verb must be one of demo, train"),
+        (("trian",), "got 'trian'; did you mean train?"),
+        (("demo", "--updatez", "3"), "there is no flag --updatez; did you mean --updates?"),
+        (("demo", "--updates", "many"), "--updates: expected a whole number, got 'many'"),
         (("demo", "--num-cells", "0"), "--num-cells must be at least 1, got 0"),
-        (("demo", "--lr", "0"), "--lr must be above 0, got 0.0"),
-        (("demo", "--steps", "0"), "--steps must be at least 1, got 0"),
-        (("demo", "--test-lengths", "0"), "--test-lengths must be one or more numbers of steps"),
-        (("demo", "--train-length", "5", "4"), "--train-length must be a shortest and a longest"),
-        (("demo", "--hidden-size", "50", "--num-cells", "4"), "hidden_size must be a multiple"),
-        (("demo", "--device", "abacus"), "--device must be one that torch can use here"),
-        (("bench", "--device", "abacus"), "--device must be one of cpu, got 'abacus'"),
+        (("demo", "--updates", "0"), "--updates must be at least 1, got 0"),
+        (("train",), "train must be followed by a task, one of copying, mnist"),
+        (("train", "copy"), "the task must be one of copying"),
+        (("train", "copy"), "got 'copy'; did you mean copying?"),
+        (("train", "copying", "--model", "lsmt"), "--model must be one of lstm, gridlstm"),
+        (("train", "copying", "--model", "lsmt"), "got 'lsmt'; did you mean lstm?"),
+        (("train", "copying", "--set", "num_cells"), "--set must be like num_cells=4, got 'num_"),
+        (("train", "copying", "--set", "num_cell=4"), "riglstm has no option 'num_cell'; it takes"),
+        (("train", "copying", "--set", "num_cell=4"), "did you mean num_cells?"),
+        (("train", "copying", "--model", "lstm", "--set", "x=4"), "no option 'x'; it takes none"),
+        (("train", "copying", "--set", "num_cells=x"), "--set num_cells: expected a whole number"),
+        (("train", "copying", "--set", "device=cpu"), "riglstm has no option 'device'"),
+        (("train", "copying", "--updates", "0"), "--updates must be a whole number from 1 on"),
+        (("train", "copying", "--seed", "-1"), "the seed must be a whole number from 0 on, got -1"),
+        (("train", "copying", "--conditions", "Q=3"), "must be like P=100 or L=20,P=100, got 'Q=3"),
+        (("evaluate", "x", "--conditions"), "--conditions: expected at least one argument"),
+        (("reproduce", "mnist", "--models"), "--models: expected at least one argument"),
+        (("evaluate",), "the following arguments are required: RUN"),
+        (("evaluate", "no/such/run"), "RUN must be the folder of a run, got no/such/run"),
+        (("evaluate", "."), "expected the file result.json in it, got none"),
+        (("reproduce", "mnits"), "TABLE must be one of mnist, cifar, ablation, balls, copying"),
+        (("reproduce", "mnits"), "got 'mnits'; did you mean mnist?"),
+        (("reproduce", "mnist", "--budget", "big"), "--budget: expected one of quick, paper"),
+        (("reproduce", "mnist", "--models", "gru"), "models must be some of lstm"),
+        (("report",), "the following arguments are required: PATHS"),
+        (("report", "no/such/runs"), "no/such/runs must be the folder of a run"),
+        (("data", "minst"), "NAMES must be one of mnist, fashion, cifar, all, got 'minst'"),
+        (("bench", "--device", "abacus"), "device must be auto, cpu, cuda or cuda:N, got 'abacus'"),
+        (("bench", "--harness-updates", "0"), "--harness-updates must be at least 1, got 0"),
         (("bench", "--rounds", "0"), "--rounds must be at least 1, got 0"),
         (("bench", "--growth-lengths", "0"), "--growth-lengths must be one or more numbers"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
         (("bench", "--json", "."), "--json must name a file"),
-        (("bench", "--tables"), "--tables must name one or more of batch, stream, growth"),
+        (("bench", "--tables"), "--tables must name one or more of batch, stream, growth, harness"),
         (("bench", "--num-cells", "7"), "hidden_size must be a multiple of num_cells = 7"),
+        (("list", "models"), "'models' was not expected here"),
     ],
 )
-def test_a_wrong_request_is_explained_and_ends_with_2(
-    args: tuple[str, ...], message: str, capsys: Capture
+def test_a_wrong_request_is_explained_in_one_line_and_ends_with_2(
+    args: tuple[str, ...], message: str, capsys: Capture, monkeypatch: Patch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert exit_code(*args) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert message in err
-    assert "Traceback" not in out + err
+    assert err.startswith("riglstm: ")
+    assert len(err.splitlines()) == 1
 
 
-def test_without_the_extra_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_a_missing_package_is_named_with_the_way_to_get_it(
+    monkeypatch: Patch, capsys: Capture
 ) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "tyro" else find_spec(name)
+    def needs(args: Sequence[str]) -> None:
+        import pytorch_lightning.callbacks  # noqa: F401
+
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    monkeypatch.setitem(main.VERBS, "demo", needs)
+    assert exit_code("demo") == 2
+    assert capsys.readouterr().err == (
+        "riglstm: training needs pytorch_lightning, which is not installed: "
+        "pip install 'riglstm[train]'\n"
     )
+
+
+def test_an_error_of_ours_is_a_line_and_any_other_is_shown_whole(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    def ours(args: Sequence[str]) -> None:
+        RunSpec("copying", {}, "gru", 6, {}, Fit(), 0)
+
+    def bug(args: Sequence[str]) -> None:
+        int("x")
+
+    monkeypatch.setitem(main.VERBS, "demo", ours)
+    assert exit_code("demo") == 2
+    assert capsys.readouterr().err.startswith("riglstm: the model must be one of")
+    monkeypatch.setitem(main.VERBS, "demo", bug)
+    with pytest.raises(ValueError, match="invalid literal"):
+        exit_code("demo")
+
+
+def test_what_the_system_refuses_is_a_line(monkeypatch: Patch, capsys: Capture) -> None:
+    def full(args: Sequence[str]) -> None:
+        raise OSError(28, "No space left on device", "runs/x")
+
+    monkeypatch.setitem(main.VERBS, "demo", full)
     assert exit_code("demo") == 2
     err = capsys.readouterr().err
-    assert err == "riglstm: the command line needs tyro and rich: pip install 'riglstm[cli]'\n"
+    assert err == "riglstm: [Errno 28] No space left on device: 'runs/x'\n"
 
 
-def test_ctrl_c_says_so_and_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def interrupt(_: Any) -> None:
+def test_ctrl_c_says_so_and_ends_with_130(monkeypatch: Patch, capsys: Capture) -> None:
+    def interrupt(args: Sequence[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "run", interrupt)
+    monkeypatch.setitem(main.VERBS, "demo", interrupt)
     assert exit_code("demo") == 130
-    assert "Ctrl-C" in capsys.readouterr().err
+    assert "stopped by Ctrl-C; nothing was saved" in capsys.readouterr().err
 
 
-def test_the_copying_batch_has_the_layout_of_the_specification() -> None:
-    L, S, P, B = 3, 8, 5, 50
-    tokens, targets = copying_batch(L, S, P, B, torch.Generator().manual_seed(0))
-    blank, marker = S, S + 1
-    assert tokens.shape == targets.shape == (2 * L + P, B)
-    digits = tokens[:L]
-    assert set(digits.flatten().tolist()) == set(range(S))
-    assert (tokens[L : L + P - 1] == blank).all()
-    assert (tokens[L + P - 1] == marker).all()
-    assert (tokens[L + P :] == blank).all()
-    assert (targets[: L + P] == blank).all()
-    assert torch.equal(targets[-L:], digits)
+def test_of_several_processes_only_the_first_speaks(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert exit_code("list") == 0
+    assert capsys.readouterr().out == ""
 
 
-def test_the_copying_batch_depends_on_its_generator_alone() -> None:
-    def batch(seed: int) -> Batch:
-        return copying_batch(3, 8, 5, 50, torch.Generator().manual_seed(seed))
-
-    assert torch.equal(batch(1).tokens, batch(1).tokens)
-    assert not torch.equal(batch(1).tokens, batch(2).tokens)
-
-
-def test_accuracy_counts_the_digits_of_the_last_steps_only() -> None:
-    batch = copying_batch(2, 4, 3, 200, torch.Generator().manual_seed(0))
-
-    class Says(nn.Module):
-        """Digit 1 in every step, whatever comes."""
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return torch.eye(5)[1].expand(*tokens.shape, 5)
-
-        readout = nn.Linear(1, 1)
-
-    share = (batch.targets[-2:] == 1).float().mean()
-    assert accuracy(Says(), batch, 2) == pytest.approx(float(share))  # type: ignore[arg-type]
-
-
-def test_training_learns_the_digits() -> None:
-    torch.manual_seed(0)
-    gen = torch.Generator().manual_seed(0)
-    net = Copier(nn.LSTM(8, 24), 2, 8, 24)
-    losses: list[float] = []
-    train(
-        net,
-        lambda: copying_batch(1, 2, 2, 32, gen),
-        1,
-        steps=80,
-        lr=2e-2,
-        clip_norm=1.0,
-        report=lambda loss, right: losses.append(loss),
+def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch: Patch) -> None:
+    args = ["copying", "--out", "my runs"]
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/riglstm"])
+    assert launch.again("train", args, "--resume") == (
+        "riglstm train copying --out 'my runs' --resume"
     )
-    assert len(losses) == 80
-    assert accuracy(net, copying_batch(1, 2, 2, 100, gen), 1) == 1.0
+    assert launch.again("train", [*args, "--resume"], "--resume").count("--resume") == 1
+    monkeypatch.setattr(sys, "argv", ["/somewhere/riglstm/__main__.py"])
+    assert launch.again("demo", []) == f"{sys.executable} -m riglstm demo"
+    monkeypatch.setenv("PYTHONPATH", "my src")
+    assert launch.again("demo", []) == f"PYTHONPATH='my src' {sys.executable} -m riglstm demo"
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert launch.again("demo", []) == "torchrun --nproc-per-node 2 -m riglstm demo"
 
 
-def test_the_demo_prints_both_models_at_every_length(capsys: Capture) -> None:
-    threads = torch.get_num_threads()
-    assert exit_code(*TINY_DEMO, "--seed", "7") == 0
+def catch_runs(monkeypatch: Patch) -> list[dict[str, Any]]:
+    """What `train` asks to be run; nothing is."""
+    asked: list[dict[str, Any]] = []
+
+    def run(spec: RunSpec, path: Path, data_dir: Path | None, **options: Any) -> dict[str, Any]:
+        asked.append({"spec": spec, "path": path, "data_dir": data_dir, **options})
+        return RESULT
+
+    monkeypatch.setattr(train, "run", run)
+    return asked
+
+
+def test_train_asks_for_the_run_that_its_flags_say(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = catch_runs(monkeypatch)
+    assert (
+        exit_code(
+            *("train", "copying", "--P", "6", "--P-from", "none", "--model", "brim"),
+            *("--hidden-size", "12", "--set", "num_cells=6,3", "dropout=0.5", "--set"),
+            *("active-cells=none", "--lr", "0.01", "--clip-norm", "none", "--devices", "2"),
+            *("--seed", "7", "--data-dir", "d", "--conditions", "P=9"),
+        )
+        == 0
+    )
+    (run,) = asked
+    spec = run["spec"]
+    assert (spec.task, spec.model, spec.hidden_size, spec.seed) == ("copying", "brim", 12, 7)
+    assert spec.model_options == {"num_cells": (6, 3), "dropout": 0.5, "active_cells": None}
+    assert spec.fit == Fit(lr=0.01, clip_norm=None, devices=2)
+    config = spec.task_config()
+    assert (config.P, config.P_from, config.conditions) == (6, None, ("P=9",))
+    assert run["path"] == Path("runs/copying/brim-s7")
+    assert (run["data_dir"], run["resume"]) == (Path("d"), False)
+    assert run["again"].endswith("train copying --P 6 --P-from none --model brim --hidden-size 12 "
+    "--set num_cells=6,3 dropout=0.5 --set active-cells=none --lr 0.01 --clip-norm none "
+    "--devices 2 --seed 7 --data-dir d --conditions P=9 --resume")  # fmt: skip
     out = capsys.readouterr().out
-    assert "seed 7" in out
-    assert "P = 3" in out
-    assert "P = 6" in out
-    for model in ("nn.LSTM", "RigLSTM"):
-        assert re.search(rf"{model} *│ +\d+ │ +\d+ │ +\d+\.\d% │ +\d+\.\d% │", out)
-    assert "no evidence" in out
+    assert "written to runs/copying/brim-s7" in out
+    assert "chosen on validation@P=4" in out
+
+
+def test_a_variant_has_a_folder_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = catch_runs(monkeypatch)
+    assert exit_code("train", "mnist", "--set", "variant=all_cells") == 0
+    assert asked[0]["path"] == Path("runs/mnist/all_cells-s0")
+
+
+def test_train_never_touches_a_run_that_is_there(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    asked = catch_runs(monkeypatch)
+    done, partial = put_run(tmp_path / "done"), put_run(tmp_path / "partial", None)
+    assert exit_code("train", "copying", "--out", str(done)) == 2
+    err = capsys.readouterr().err
+    assert f"{done} holds a finished run; `riglstm evaluate {done}` shows its result" in err
+    assert "--out names another folder" in err
+    assert exit_code("train", "copying", "--out", str(partial)) == 2
+    err = capsys.readouterr().err
+    assert f"{partial} holds a run that was stopped; --resume goes on with it" in err
+    assert not asked
+    assert exit_code("train", "copying", "--out", str(partial), "--resume") == 0
+    assert asked[0]["resume"]
+
+
+def test_the_result_is_shown_by_both_rules() -> None:
+    lines = results.table(RESULT, "title").splitlines()
+    assert lines[0] == "title"
+    assert lines[1].split("  ")[0] == "test accuracy"
+    assert lines[3].split() == ["P=4", "100.0%", "(40)", "100.0%", "(40)"]
+    assert lines[4].split() == ["P=8", "50.0%", "(40)", "62.5%", "(40)"]
+
+
+def test_a_condition_without_a_choice_of_its_own_has_a_dash() -> None:
+    result = {"rows": [row("P=9", "P=4", 0.25, metric="bce")]}
+    assert results.table(result, "").splitlines()[-1].split() == ["P=9", "0.2500", "(40)", "–"]
+
+
+def test_evaluate_says_whether_the_recorded_result_came_out(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def again(*args: Any) -> dict[str, Any]:
+        asked.append(args)
+        return RESULT
+
+    monkeypatch.setattr(evaluate, "evaluate", again)
+    path = put_run(tmp_path / "run")
+    assert exit_code("evaluate", str(path), "--device", "cpu", "--conditions", "P=8") == 0
+    assert asked == [(path, "cpu", None, ("P=8",))]
+    out = capsys.readouterr().out
+    assert "P=8" in out
+    assert "This equals the recorded result." in out
+
+
+def test_the_verdict_names_the_largest_difference() -> None:
+    other = {**RESULT, "device": "GPU", "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.75)]}
+    assert evaluate.verdict(other, RESULT) == (
+        "This differs from the recorded result, most at P=8, chosen on validation@P=4: "
+        "recorded 0.5 on CPU, now 0.75 on GPU."
+    )
+    assert evaluate.verdict(RESULT, RESULT) == "This equals the recorded result."
+    strange = {**RESULT, "rows": [row("P=99", "P=4", 0.0)]}
+    assert "None of these conditions is in the recorded result" in evaluate.verdict(strange, RESULT)
+
+
+def planned(folder: Path, state: Any, seed: int, name: str = "lstm") -> Planned:
+    spec = RunSpec("copying", {}, name, 6, {}, Fit(updates=600), seed)
+    return Planned(spec, folder, state, "M=1", name)
+
+
+def test_reproduce_plans_first_and_ends_with_the_table(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    def fake(*args: Any, **options: Any) -> Any:
+        asked.append((args, options))
+        rendered = reproducing.Rendered("| the table |\n", "", "")
+        return reproducing.Reproduced(rendered, (tmp_path / "tables" / "x.md",), failed=1)
+
+    monkeypatch.setattr(reproduce, "reproduce", fake)
+    assert exit_code("reproduce", "copying", "--models", "lstm", "--out", str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"copying, quick: 2 runs in {tmp_path}: 2 to begin\n")
+    assert "known when one run of each row is done" in out
+    assert out.index("| the table |") < out.index(f"written: {tmp_path / 'tables' / 'x.md'}")
+    assert "1 failed; --retry-failed trains them anew, which helps after a change of" in out
+    assert "These are quick sizes; --budget paper has the paper's." in out
+    ((args, options),) = asked
+    assert args == ("copying", ("lstm",), None, "quick", tmp_path, tmp_path / "tables", None)
+    assert options["again"].endswith(f"reproduce copying --models lstm --out {tmp_path}")
+
+
+def test_the_plan_says_what_is_done_and_what_the_rest_will_take(tmp_path: Path) -> None:
+    config = reproduce.Reproduce("copying")
+    runs = [
+        planned(put_run(tmp_path / "a"), "done", 0),
+        planned(tmp_path / "b", "new", 1),
+        planned(put_run(tmp_path / "c", None), "partial", 2),
+        planned(tmp_path / "d", "failed", 3),
+    ]
+    said = reproduce.outlook(runs, config)
+    assert said.splitlines() == [
+        "copying, quick: 4 runs in runs: 1 done, 1 to go on with, 1 to begin, 1 failed",
+        "600 updates each, at most; about 3 minutes, as the runs that are done took",
+    ]
+    assert len(reproduce.outlook(runs[:1], config).splitlines()) == 1
+    unknown = [*runs, planned(tmp_path / "e", "new", 0, "gridlstm")]
+    assert "known when one run of each row is done" in reproduce.outlook(unknown, config)
+
+
+def test_reproduce_refuses_torchrun(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert exit_code("reproduce", "mnist") == 2
+    assert "got several processes from torchrun; start it once for each" in capsys.readouterr().err
+
+
+def test_data_lists_downloads_and_checks(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    there = {"mnist": "all sums right", "cifar": "but it is damaged"}
+    fetched: list[str] = []
+
+    def find(name: str, data_dir: Path | None) -> Path:
+        if name not in there:
+            raise DataError("none")
+        return tmp_path / name
+
+    def fetch(name: str, data_dir: Path | None, show: Any) -> Path:
+        fetched.append(name)
+        return tmp_path / name
+
+    monkeypatch.setattr(data, "find", find)
+    monkeypatch.setattr(data, "fetch", fetch)
+    monkeypatch.setattr(data, "describe", lambda name, _: f"x; {there.get(name, 'not there')}")
+    folder = ("--data-dir", str(tmp_path))
+    assert exit_code("data", *folder) == 0
+    out = capsys.readouterr().out
+    assert f"in {tmp_path / 'mnist'}" in out
+    assert "not there" in next(line for line in out.splitlines() if "fashion" in line)
+    assert exit_code("data", "mnist", "fashion", *folder) == 0
+    assert fetched == ["mnist", "fashion"]
+    assert exit_code("data", "all", *folder) == 0
+    assert fetched[2:] == ["mnist", "fashion", "cifar"]
+    assert exit_code("data", "--check", "mnist", *folder) == 0
+    capsys.readouterr()
+    assert exit_code("data", "--check", *folder) == 2
+    out, err = capsys.readouterr()
+    assert "fashion" not in out
+    assert "cifar: missing or damaged; `riglstm data cifar` gets it" in err
+
+
+def test_the_demo_trains_both_models_alike_and_shows_what_is_trained(
+    monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    trained: list[RunSpec] = []
+
+    def run(spec: RunSpec, path: Path, **options: Any) -> dict[str, Any]:
+        trained.append(spec)
+        put_run(path)
+        return RESULT
+
+    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(results, "page", lambda folders, out: f"the page: {out}")
+    for again in (False, True):
+        assert exit_code("demo", "--seed", "7", "--out", str(tmp_path), "--updates", "9") == 0
+        out = capsys.readouterr().out
+        assert out.count("trained already") == 2 * again
+        assert "digits right, seed 7" in out
+        assert "no evidence" in out
+        assert f"the page: {tmp_path}" in out
+        assert [line.split() for line in out.splitlines() if line.startswith("RigLSTM   ")] == [
+            ["RigLSTM", "123", "90", "100.0%", "50.0%"]
+        ]
+    rig, lstm = trained
+    assert (rig.model, lstm.model) == ("riglstm", "lstm")
+    assert (rig.task_options, rig.fit, rig.seed) == (lstm.task_options, lstm.fit, lstm.seed)
+    assert (rig.fit.updates, rig.seed) == (9, 7)
+
+
+def test_the_demo_ends_with_a_curve_and_a_page(capsys: Capture, tmp_path: Path) -> None:
+    sizes = ("--updates", "2", "--hidden-size", "4", "--num-cells", "2")
+    threads = torch.get_num_threads()
+    assert exit_code("demo", *sizes, "--out", str(tmp_path)) == 0
     assert torch.get_num_threads() == threads
+    out = capsys.readouterr().out
+    assert f"the page: {tmp_path / 'report.html'}" in out
+    (curve,) = (line.removeprefix("the curve: ") for line in out.splitlines() if "curve:" in line)
+    assert Path(curve).read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<img") >= 2
+    assert all(f"P={P}" in page for P in (10, 20, 40, 80))
+    for model in ("riglstm", "lstm"):
+        assert f">{model}<" in page
 
 
-def test_the_demo_gives_the_same_table_for_the_same_seed(capsys: Capture) -> None:
-    def table(seed: str) -> list[str]:
-        assert exit_code(*TINY_DEMO, "--seed", seed) == 0
-        return re.findall(r"\d+\.\d%", capsys.readouterr().out)
+def test_the_commands_of_the_guide_can_be_read(monkeypatch: Patch, tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
+    commands = [line.partition("#")[0].split() for line in guide.splitlines()]
+    verbs = [words[1:] for words in commands if words[:1] == ["riglstm"]]
+    assert len(verbs) >= 6
+    read: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    asked = catch_runs(monkeypatch)
+    for module, name in ((evaluate, "evaluate"), (data, "fetch"), (bench, "run")):
+        monkeypatch.setattr(module, name, lambda *args, **options: read.append("done") or RESULT)
+    monkeypatch.setattr("riglstm.report.report", lambda *args, **options: read.append("done"))
+    put_run(tmp_path / "runs" / "mnist" / "riglstm-s0")
+    for verb, *args in verbs:
+        if "cuda" not in args:
+            out = ("--out", "new") if verb == "train" else ()
+            assert exit_code(verb, *args, *out) == 0
+            read.append(verb)
+    assert asked
+    assert read.count("done") == len([verb for verb in read if verb not in ("done", "train")])
 
-    assert table("1") == table("1")
+
+def test_version_is_the_package_s(capsys: Capture) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"riglstm {riglstm.__version__}\n"
+
+
+def test_a_gpu_has_the_harness_table_alone_so_far(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(bench, "pick", lambda fit: torch.device("cuda", 0))
+    asked: list[Any] = []
+    monkeypatch.setattr(bench, "run", asked.append)
+    assert exit_code("bench", "--device", "cuda") == 2
+    assert "--device must be one of cpu, got 'cuda:0'; a GPU has" in capsys.readouterr().err
+    assert exit_code("bench", "--device", "cuda", "--tables", "harness") == 0
+    assert asked[0].device == "cuda:0"
+
+
+def test_usage_errors_are_not_caught_below_the_command_line() -> None:
+    assert not issubclass(UsageError, ValueError)

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, each a frozen dataclass of flags and a function `run`."""
+"""The command line: one file per verb, each with frozen dataclasses of flags and a `main`."""
 
 
 class UsageError(Exception):

@@ -1,85 +1,128 @@
-"""`riglstm`: reads the verb and its flags, and runs it."""
+"""`riglstm`: reads the verb, runs it, and turns what goes wrong into one line."""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from riglstm import VARIANTS, __version__
-from riglstm.cli import UsageError
-from riglstm.models import MODELS
-from riglstm.scan import BACKENDS
+from riglstm import __version__
+from riglstm.cli import (
+    UsageError,
+    bench,
+    data,
+    demo,
+    evaluate,
+    list,
+    report,
+    reproduce,
+    train,
+    values,
+)
+from riglstm.train.devices import rank
 
-DESCRIPTION = f"""RigLSTM {__version__}: recurrent layers behind the call of nn.LSTM.
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "demo": demo.main,
+    "train": train.main,
+    "evaluate": evaluate.main,
+    "reproduce": reproduce.main,
+    "report": report.main,
+    "bench": bench.main,
+    "data": data.main,
+    "list": list.main,
+}
+
+HELP = f"""\
+usage: riglstm VERB [flags]
+
+RigLSTM {__version__}: a recurrent layer with the call of nn.LSTM, its rivals, and the paper's
+experiments.
+
+verbs:
+{{verbs}}
 
 Example: riglstm demo
 
 `riglstm VERB --help` explains a verb; `riglstm --version` prints the version."""
 
+TRAINS = "pip install 'riglstm[train]'"
+EXTRAS: dict[str, tuple[str, str]] = {
+    "pytorch_lightning": ("training", TRAINS),
+    "lightning_utilities": ("training", TRAINS),
+    "torchmetrics": ("training", TRAINS),
+    "numpy": ("this", TRAINS),
+    "tqdm": ("this", TRAINS),
+    "safetensors": ("reading and writing weights", TRAINS),
+    "matplotlib": ("drawing", TRAINS),
+    "tensorboard": ("TensorBoard's log (or --no-tensorboard)", TRAINS),
+    "pooch": ("downloading", TRAINS),
+}
+"""What is not installed with torch: who needs it, and how to get it."""
+
 FAILED, INTERRUPTED = 2, 130
-"""Exit codes: the request was wrong; Ctrl-C, as shells count it."""
-
-
-@dataclass(frozen=True)
-class List:
-    """Print the names of the models, of RigLSTM's variants and of its backends.
-
-    Example: riglstm list
-    """
-
-
-def list_names(_: List) -> None:
-    """The names that `build`, `VARIANTS` and `RigLSTM` take, with what each variant changes."""
-    print("models: riglstm.models.build(name, input_size, hidden_size)")
-    for name in MODELS:
-        print(f"  {name}")
-    print("variants: RigLSTM(..., **VARIANTS[name])")
-    for name, options in VARIANTS.items():
-        changes = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        print(f"  {name:<24}{changes}")
-    print("backends: RigLSTM(..., backend=name)")
-    for name in ("auto", *BACKENDS):
-        print(f"  {name}")
+"""Exit codes: it cannot be done; Ctrl-C, as shells count it."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. Flags that cannot be read leave by SystemExit(2)."""
+    """Run one verb; returns the exit code. `--help` of a verb leaves by SystemExit(0)."""
     args = sys.argv[1:] if args is None else args
-    if list(args) == ["--version"]:
-        print(f"riglstm {__version__}")
-        return 0
-    if any(importlib.util.find_spec(name) is None for name in ("tyro", "rich")):
-        return _fail("the command line needs tyro and rich: pip install 'riglstm[cli]'")
-
-    # Only now: these need the extra, and the line above must come out without it.
-    import tyro
-
-    from riglstm.cli import bench, demo
-
-    verbs: dict[str, Callable[..., Any]] = {
-        "demo": demo.Demo,
-        "bench": bench.Bench,
-        "list": List,
-    }
-    runs: dict[type, Callable[[Any], None]] = {
-        demo.Demo: demo.run,
-        bench.Bench: bench.run,
-        List: list_names,
-    }
-    config = tyro.extras.subcommand_cli_from_dict(
-        verbs, prog="riglstm", description=DESCRIPTION, args=args, sort_subcommands=False
-    )
+    # The profiler that counts memory would write its own log between the lines.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     try:
-        runs[type(config)](config)
+        # Of several processes of one run, one speaks.
+        with open(os.devnull, "w") as nowhere:
+            quiet = contextlib.redirect_stdout(nowhere) if rank() else contextlib.nullcontext()
+            with quiet:
+                _run(args)
+        sys.stdout.flush()
     except UsageError as error:
-        return _fail(str(error))
-    except KeyboardInterrupt:
-        print("\nriglstm: stopped by Ctrl-C; nothing was saved", file=sys.stderr)
+        return FAILED if rank() else _fail(str(error))
+    except ModuleNotFoundError as error:
+        name = (error.name or "").split(".")[0]
+        if name not in EXTRAS:
+            raise
+        what, way_out = EXTRAS[name]
+        return _fail(f"{what} needs {name}, which is not installed: {way_out}")
+    except KeyboardInterrupt as stop:
+        if rank() == 0:
+            said = str(stop) or "stopped by Ctrl-C; nothing was saved"
+            print(f"\nriglstm: {said}", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(str(error))
+    except (ValueError, RuntimeError) as error:
+        if not _is_ours(error):
+            raise
+        return _fail(str(error))
     return 0
+
+
+def _run(args: Sequence[str]) -> None:
+    verb, *rest = args or [""]
+    if verb in ("-h", "--help"):
+        verbs = (f"  {name:<11}{main.__doc__}" for name, main in VERBS.items())
+        print(HELP.format(verbs="\n".join(verbs)))
+    elif verb == "--version":
+        print(f"riglstm {__version__}")
+    elif not verb:
+        raise UsageError(f"say what to do: {', '.join(VERBS)} (`riglstm --help` explains them)")
+    else:
+        values.check_name("the verb", verb, VERBS)
+        VERBS[verb](rest)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether our own code raised it, with a message for users; all else is a bug and is shown."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raiser = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return str(raiser).split(".")[0] == "riglstm"
 
 
 def _fail(message: str) -> int:

@@ -1,0 +1,78 @@
+"""What verbs print: tables, a small plot, a line of progress, in plain text."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+HEIGHT = 11
+"""Lines of a plot: one for every ten percent."""
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns under a title: the first to the left, the others to the right.
+
+    A row of one cell is a heading among the others.
+    """
+    full = [row for row in (header, *rows) if len(row) > 1]
+    widths = [max(len(cell) for cell in column) for column in zip(*full, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = row
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=False)]
+        return "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+
+    rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([title, line(header), rule, *map(line, rows)])
+
+
+def plot(curves: Mapping[str, Sequence[float]], places: Sequence[str], floor: float = 0.0) -> str:
+    """Shares from `floor` to 1 at each place, a letter for each curve, `*` where several meet."""
+    marks = {name: chr(ord("A") + i) for i, name in enumerate(curves)}
+    step = max(8, *(len(place) + 2 for place in places))
+    lines = [[" "] * (step * len(places)) for _ in range(HEIGHT)]
+    for name, shares in curves.items():
+        for i, share in enumerate(shares):
+            height = (max(share, floor) - floor) / (1 - floor)
+            row, column = round((1 - height) * (HEIGHT - 1)), i * step + step // 2
+            lines[row][column] = marks[name] if lines[row][column] == " " else "*"
+    body = []
+    for row, cells in enumerate(lines):
+        level = 1 - row / (HEIGHT - 1) * (1 - floor)
+        label = f"{level:4.0%}" if row % 5 == 0 else "    "
+        body.append(f"{label} │{''.join(cells)}".rstrip())
+    axis = "     └" + "─" * (step * len(places))
+    below = "      " + "".join(place.center(step) for place in places)
+    legend = "      " + ", ".join(f"{mark} {name}" for name, mark in marks.items())
+    return "\n".join([*body, axis, below.rstrip(), f"{legend}, * several"])
+
+
+def say(line: str) -> None:
+    """What goes on, for who watches; results go to stdout."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Ticker:
+    """One line that is written over while work goes on; silent where nobody watches."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.start = total, 0, time.perf_counter()
+        self.stream = sys.stderr
+
+    def tick(self, *work: str) -> None:
+        """Another piece of work begins."""
+        self.done += 1
+        if self.stream.isatty():
+            seconds = time.perf_counter() - self.start
+            line = f"{self.done}/{self.total}  {seconds:.0f} s  {': '.join(work)}"
+            width = shutil.get_terminal_size().columns - 1
+            self.stream.write(f"\r{line[:width]:<{width}}")
+            self.stream.flush()
+
+    def clear(self) -> None:
+        """Make room for what is printed next."""
+        if self.stream.isatty():
+            self.stream.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
+            self.stream.flush()

@@ -1,0 +1,119 @@
+"""`riglstm train`: one model on one task, in a folder that can be gone on with, tested, drawn."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from riglstm.cli import UsageError, flags, launch, options, results, values
+from riglstm.experiments.run import run
+from riglstm.experiments.spec import RunSpec
+from riglstm.models import MODELS
+from riglstm.tasks import TASKS
+from riglstm.tasks.base import options as task_options
+from riglstm.train.config import Fit
+from riglstm.train.devices import rank
+from riglstm.train.folder import RunFolder
+
+ABOUT = """\
+Train a model on {about}
+
+Everything goes to one folder: configuration, logs, weights, the result. Ctrl-C saves, and says
+how to go on; the same command with --resume does so after any kind of stop. At the end the
+model is tested on conditions that training never saw.
+
+Example: riglstm train {task} {example}"""
+
+EXAMPLES: dict[str, str] = {
+    "copying": "--model lstm --hidden-size 64 --L 4 --P 10 --updates 1000 --lr 0.01",
+    "mnist": "--model riglstm --set active_cells=5 --dropout 0.5 --updates 75000",
+    "fashion": "--model rim --set active_cells=4 --updates 75000",
+    "cifar": "--model riglstm --dropout 0.2 --updates 62500",
+    "balls": "--hidden-size 250 --set num_cells=5 active_cells=2 --lr 3e-4 --updates 20000",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained."""
+
+    model: str = "riglstm"
+    """Its name; `riglstm list` has all."""
+    hidden_size: int = 600
+    """Its whole width: of RigLSTM, all cells together. In the paper 600, for balls 250."""
+    set: tuple[str, ...] = ()
+    """Other options of the model, as name=value; `riglstm list` has all. A list has commas."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where it is written."""
+
+    seed: int = 0
+    """Of the weights, of the training data, and of what a model draws."""
+    out: Path | None = None
+    """The run's folder; none: runs/TASK/MODEL-sSEED."""
+    resume: bool = False
+    """Go on with the run that is in the folder; begin where there is none."""
+    data_dir: Path | None = None
+    """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
+
+
+def main(args: Sequence[str]) -> None:
+    """Train a model on a task, in a folder that can be gone on with."""
+    if not args or args[0].startswith("-"):
+        _without_task(args)
+    task, rest = args[0], args[1:]
+    values.check_name("the task", task, TASKS)
+    doc = (inspect.getdoc(TASKS[task]) or "").replace("\n\n", "\n")
+    about = ABOUT.format(about=f"{task}. {doc}", task=task, example=EXAMPLES.get(task, ""))
+    groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
+    given = flags.read(f"riglstm train {task}", about, groups, rest)
+    model, where = given["model"], given["run"]
+    values.check_name("--model", model.model, MODELS)
+    spec = RunSpec(
+        task=task,
+        task_options=task_options(given["task"]),
+        model=model.model,
+        hidden_size=model.hidden_size,
+        model_options=options.read(model.model, model.set),
+        fit=given["training"],
+        seed=where.seed,
+    )
+    out = where.out or Path("runs") / task / f"{spec.name}-s{where.seed}"
+    title = f"{task}: {spec.name}, seed {where.seed}"
+    if rank() == 0:
+        _check_folder(out, where.resume)
+    print(f"{title}, into {out}", flush=True)
+    again = launch.again("train", args, "--resume")
+    if result := run(spec, out, where.data_dir, resume=where.resume, again=again):
+        title += f", {result['updates']} updates"
+        print(f"\n{results.table(result, title)}\n\n{results.RULES}\n\nwritten to {out}")
+
+
+def _without_task(args: Sequence[str]) -> None:
+    """`riglstm train --help`, or an error."""
+    if "-h" not in args and "--help" not in args:
+        raise UsageError(f"train must be followed by a task, {values.one_of(TASKS)}, got none")
+    summaries = {name: (inspect.getdoc(t) or "").partition(";")[0] for name, t in TASKS.items()}
+    tasks = "\n".join(f"  {name:<10}{text.splitlines()[0]}" for name, text in summaries.items())
+    about = f"a task. `riglstm train TASK --help` has its own flags.\n\ntasks:\n{tasks}"
+    about = ABOUT.format(about=about, task="copying", example=EXAMPLES["copying"])
+    flags.read("riglstm train TASK", about, {"model": Model, "training": Fit, "run": Run}, args)
+
+
+def _check_folder(out: Path, resume: bool) -> None:
+    """Before any data is read: is there a run already?"""
+    state = RunFolder(out).state
+    if state == "done":
+        raise UsageError(
+            f"{out} holds a finished run; `riglstm evaluate {out}` shows its result, and --out "
+            "names another folder"
+        )
+    if state == "partial" and not resume:
+        raise UsageError(
+            f"{out} holds a run that was stopped; --resume goes on with it, and --out names "
+            "another folder"
+        )

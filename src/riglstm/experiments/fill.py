@@ -1,0 +1,214 @@
+"""From the folders of a table's runs to its sheet: the figures, and what must be said with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from riglstm.experiments.paper import figure
+from riglstm.experiments.plan import FAILED, Planned
+from riglstm.experiments.recipes import Budget, Recipe
+from riglstm.experiments.render import number
+from riglstm.experiments.rows import ResultRow
+from riglstm.experiments.sheet import Cell, Line, Sheet
+from riglstm.experiments.tables import Table, recipe, table
+from riglstm.train.folder import RunFolder
+
+
+class Read(NamedTuple):
+    """A planned run, and what its folder says."""
+
+    planned: Planned
+    result: Mapping[str, Any] | None
+    """None: it has none, or none yet."""
+    reason: str = ""
+    """Why it failed."""
+
+
+def read(planned: Planned) -> Read:
+    """The result of a run, or why it has none."""
+    folder = RunFolder(planned.folder)
+    if planned.state == "done":
+        return Read(planned, folder.read_json(folder.result))
+    if planned.state == "failed":
+        return Read(planned, None, folder.read_json(folder.path / FAILED)["reason"])
+    return Read(planned, None)
+
+
+def sheet(name: str, planned: Sequence[Planned], budget: Budget) -> Sheet:
+    """A table with the figures that are there."""
+    what, how = table(name), recipe(name, budget)
+    runs = [read(p) for p in planned]
+    trained_on = {key: setting.trained_on for key, setting in how.settings.items()}
+    conditions = tuple(dict.fromkeys((*trained_on.values(), *how.conditions)))
+    lines = []
+    for setting in how.settings:
+        for key in how.rows:
+            group = [r for r in runs if (r.planned.setting, r.planned.row) == (setting, key)]
+            if group:
+                lines.append(_line(name, budget, setting, key, group, conditions))
+        lines += _yardsticks(what, setting, runs)
+    absent = [row.label for key, row in how.rows.items() if key not in {p.row for p in planned}]
+    size = sizes(how, {p.row for p in planned})
+    only = next(iter(trained_on.values())) if len(trained_on) == 1 else None
+    title = what.title if only is None else f"{what.title}, trained on {only}"
+    if budget == "quick":
+        title = f"{what.title} at quick sizes, not the paper's: {size}"
+    return Sheet(
+        name=name,
+        title=title,
+        settings=None if only else what.settings,
+        conditions=conditions,
+        trained_on=trained_on,
+        lines=tuple(lines),
+        notes=tuple(_notes(what, size, budget, runs, absent)),
+        budget=budget,
+        best=what.best,
+        higher_is_better=what.higher_is_better,
+    )
+
+
+def result_rows(name: str, planned: Sequence[Planned], budget: Budget) -> list[ResultRow]:
+    """All figures of the runs that are done, for the file of results."""
+    return [
+        ResultRow(
+            table=name,
+            model=run.planned.row,
+            seed=run.planned.spec.seed,
+            metric=f"{row['metric']}@{row['condition']}",
+            value=row["value"],
+            chosen_on=row["chosen_on"],
+            updates=run.result["updates"],
+            seconds=run.result["seconds"],
+            device=run.result["device"],
+            commit=run.result["commit"] or "",
+            budget=budget,
+            setting=run.planned.setting,
+            run=run.planned.folder.name,
+        )
+        for run in map(read, planned)
+        if run.result is not None
+        for row in run.result["rows"]
+    ]
+
+
+def sizes(how: Recipe, rows: Iterable[str]) -> str:
+    """What a recipe trains in some of its rows, in figures."""
+    widths = sorted({how.rows[key].hidden_size for key in rows})
+    said = [f"width {' and '.join(map(str, widths))}"]
+    said += [f"{key}={value}" for key, value in how.task.items() if key != "input_size"]
+    return ", ".join((*said, f"{how.fit.updates:,} updates", f"lr={how.fit.lr:g}"))
+
+
+def _line(
+    name: str,
+    budget: Budget,
+    setting: str,
+    key: str,
+    group: Sequence[Read],
+    conditions: Sequence[str],
+) -> Line:
+    how, scale = recipe(name, budget), table(name).scale
+    home, row = how.settings[setting].trained_on, how.rows[key]
+    printed = {c: figure(name, setting, key, c) for c in conditions} if budget == "paper" else {}
+    return Line(
+        setting=setting,
+        row=key,
+        label=row.label,
+        cells=row.cells,
+        width=row.hidden_size,
+        updates=group[0].planned.spec.fit.updates,
+        ours={c: _cell(group, c, home, scale) for c in conditions},
+        there={c: _cell(group, c, c, scale) for c in conditions},
+        paper={c: text for c, text in printed.items() if text is not None},
+    )
+
+
+def _cell(group: Sequence[Read], condition: str, chooser: str, scale: float) -> Cell:
+    values = []
+    for run in group:
+        if run.result is not None:
+            found = [
+                row["value"]
+                for row in run.result["rows"]
+                if (row["condition"], row["chosen_on"]) == (condition, f"validation@{chooser}")
+            ]
+            if len(found) != 1:
+                raise ValueError(
+                    f"the result of {run.planned.folder} must have one figure for {condition}, "
+                    f"chosen on {chooser}, got {len(found)}; delete the folder, and run it anew"
+                )
+            values.append(scale * found[0])
+    failed = sum(run.planned.state == "failed" for run in group)
+    return Cell(tuple(values), failed, len(group) - len(values) - failed)
+
+
+def _yardsticks(what: Table, setting: str, runs: Sequence[Read]) -> list[Line]:
+    """Figures that need no model; they are the same in every run of a setting."""
+    for run in runs:
+        if run.planned.setting == setting and run.result and "yardsticks" in run.result:
+            by_condition: dict[str, dict[str, float]] = run.result["yardsticks"]
+            names = dict.fromkeys(name for found in by_condition.values() for name in found)
+            return [
+                Line(
+                    *(setting, name, f"no model: {name}", "–"),
+                    ours={
+                        c: Cell((what.scale * found[name],), exact=True)
+                        for c, found in by_condition.items()
+                    },
+                )
+                for name in names
+            ]
+    return []
+
+
+def _notes(
+    what: Table, size: str, budget: Budget, runs: Sequence[Read], absent: Sequence[str]
+) -> list[str]:
+    done = [(run, run.result) for run in runs if run.result is not None]
+    notes = [
+        f"{what.measure[0].upper()}{what.measure[1:]}; mean ± standard deviation (runs), "
+        "with n − 1.",
+        "Checkpoints are chosen on validation data of the training condition. Columns “chosen on "
+        "it”: anew for each test condition, on validation data of that condition, the rule of "
+        "earlier papers.",
+    ]
+    if done:
+        updates = sorted({result["updates"] for _, result in done})
+        seeds = sorted({run.planned.spec.seed for run, _ in done})
+        seconds = sum(result["seconds"] for _, result in done)
+        notes.append(
+            f"Seeds {_words(map(str, seeds))}; {_range(updates)} updates; "
+            f"{_duration(seconds)} in all on {_words({r['device'] for _, r in done})}; "
+            f"commit {_words({(r['commit'] or 'unknown') for _, r in done})}."
+        )
+    for run in runs:
+        if run.reason:
+            # What follows is advice, and where things lie on the machine of the run.
+            reason, *_ = run.reason.partition(";")
+            where = f"{run.planned.row}, {run.planned.setting}, seed {run.planned.spec.seed}"
+            notes.append(f"Failed: {where}: {reason} ({run.planned.folder.name}).")
+    if absent:
+        notes.append(f"Rows without a run, left out: {', '.join(absent)}.")
+    if budget == "quick":
+        notes.append(
+            "Small models, little data, few updates: this shows that the path from data to table "
+            "works. The paper's figures are not comparable and left out; the budget “paper” sets "
+            "them beside ours."
+        )
+    else:
+        notes += [f"Recipe: {size}.", *what.notes]
+    return notes
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = numbers[0], numbers[-1]
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 3600 else f"{number(seconds / 3600)} h"
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))

@@ -1,0 +1,90 @@
+"""The runs of a table: which there are, in which folders, and how far each is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from riglstm.experiments.recipes import Budget
+from riglstm.experiments.spec import RunSpec
+from riglstm.experiments.tables import chosen, recipe, table
+from riglstm.train.folder import RunFolder, differences
+
+State: TypeAlias = Literal["new", "partial", "done", "failed"]
+FAILED = "failed.json"
+"""In the folder of a run that diverged: why."""
+
+
+class Planned(NamedTuple):
+    """One run of a table."""
+
+    spec: RunSpec
+    folder: Path
+    state: State
+    setting: str
+    row: str
+
+
+def plan(
+    name: str,
+    models: Sequence[str] | None = None,
+    seeds: int | None = None,
+    budget: Budget = "quick",
+    root: Path | str = "runs",
+    device: str = "auto",
+) -> list[Planned]:
+    """All runs of a table, seed by seed, so that a whole table is there early.
+
+    `models`, `seeds`: rows of the table, and how many runs of each; None: as the recipe says.
+    A run that several tables share has one folder.
+    """
+    how = recipe(name, budget)
+    rows = chosen(how, models)
+    seeds = how.seeds if seeds is None else seeds
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise ValueError(f"seeds must be a number of runs from 1 on, got {seeds!r}")
+    found = []
+    for seed in range(seeds):
+        for setting, trained in how.settings.items():
+            for key in rows:
+                row = how.rows[key]
+                spec = RunSpec(
+                    task=table(name).task,
+                    task_options={
+                        "conditions": how.conditions,
+                        **how.task,
+                        **trained.task,
+                        **row.task,
+                    },
+                    model=row.model,
+                    hidden_size=row.hidden_size,
+                    model_options=dict(row.options),
+                    fit=replace(how.fit, **row.fit, device=device),
+                    seed=seed,
+                )
+                folder = Path(root) / folder_name(spec)
+                found.append(Planned(spec, folder, state(spec, folder), setting, key))
+    return found
+
+
+def folder_name(spec: RunSpec) -> str:
+    """Task, model, seed, and a digest of everything: another configuration is another folder."""
+    return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
+
+
+def state(spec: RunSpec, path: Path) -> State:
+    """How far the run is; raises ValueError where the folder holds another run."""
+    folder = RunFolder(path)
+    if folder.state == "new":
+        return "new"
+    found = differences(folder.read_json(folder.config), spec.resolved())
+    if found:
+        raise ValueError(
+            f"{path} must hold the run that its name says, got another: {'; '.join(found)}; "
+            "move it away, or delete it"
+        )
+    if folder.state == "partial" and (path / FAILED).exists():
+        return "failed"
+    return folder.state

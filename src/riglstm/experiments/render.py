@@ -1,0 +1,108 @@
+"""A table of text as Markdown, CSV and LaTeX, on the screen and in files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from riglstm.train.folder import aside
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table whose cells are ready to be printed."""
+
+    name: str
+    title: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    lead: int
+    """Columns before the figures, set to the left."""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One table in three formats."""
+
+    markdown: str
+    csv: str
+    latex: str
+
+    def write(self, folder: Path, name: str) -> tuple[Path, ...]:
+        """Files `name`.md, .csv and .tex, each whole or not at all."""
+        paths = []
+        for suffix, content in (("md", self.markdown), ("csv", self.csv), ("tex", self.latex)):
+            paths.append(folder / f"{name}.{suffix}")
+            with aside(paths[-1]) as file:
+                file.write(content.encode())
+        return tuple(paths)
+
+
+def render(grid: Grid, head: Sequence[str], records: Sequence[Sequence[object]]) -> Rendered:
+    """The grid for readers, and for programs its figures as records under a head."""
+    return Rendered(markdown(grid), csv_text(head, records), latex(grid))
+
+
+def number(x: float, digits: int = 1) -> str:
+    """Rounded, thousands set apart."""
+    return f"{x:,.{digits}f}"
+
+
+def markdown(grid: Grid) -> str:
+    """Its title above it and its notes below."""
+    # Columns of one width each, as the text is read in a terminal, too.
+    widths = [max(3, *map(len, column)) for column in zip(grid.heads, *grid.lines, strict=True)]
+    sides = "<" * grid.lead + ">" * (len(grid.heads) - grid.lead)
+    rule = [
+        "-" * width if side == "<" else "-" * (width - 1) + ":"
+        for width, side in zip(widths, sides, strict=True)
+    ]
+    body = [
+        " | ".join(f"{c:{s}{w}}" for c, s, w in zip(cells, sides, widths, strict=True))
+        for cells in (grid.heads, rule, *grid.lines)
+    ]
+    body = [f"| {line} |" for line in body]
+    parts = [f"**{grid.title}**", "\n".join(body), "\n".join(f"- {note}" for note in grid.notes)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def csv_text(head: Sequence[str], records: Sequence[Sequence[object]]) -> str:
+    """Lines of a CSV file; None is an empty field."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows((head, *records))
+    return out.getvalue()
+
+
+_SIGNS = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{"±": r"$\pm$", "–": "--", "×": r"$\times$", "−": r"$-$", "√": r"$\surd$"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+}
+
+
+def escape(said: str) -> str:
+    """Text as LaTeX prints it."""
+    return "".join(_SIGNS.get(sign, sign) for sign in said)
+
+
+def latex(grid: Grid) -> str:
+    """A table environment, for documents with the packages booktabs and graphicx."""
+    lines = [" & ".join(map(escape, cells)) + r" \\" for cells in (grid.heads, *grid.lines)]
+    notes = [rf"\par {escape(note)}" for note in grid.notes]
+    below = [r"\begin{minipage}{\linewidth}\footnotesize", *notes, r"\end{minipage}"]
+    return "\n".join(
+        (
+            *(r"\begin{table*}", r"\centering"),
+            *(rf"\caption{{{escape(grid.title)}}}", rf"\label{{tab:{grid.name}}}"),
+            r"\resizebox{\linewidth}{!}{%",
+            rf"\begin{{tabular}}{{{'l' * grid.lead}{'r' * (len(grid.heads) - grid.lead)}}}",
+            *(r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"),
+            r"\end{tabular}}",
+            *(below if notes else ()),
+            *(r"\end{table*}", ""),
+        )
+    )

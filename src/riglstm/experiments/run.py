@@ -1,0 +1,210 @@
+"""One run: build, train, test what was chosen by both rules; and the same again from its folder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from riglstm import models
+from riglstm.experiments.spec import RunSpec
+from riglstm.tasks.base import Task, generator, means
+from riglstm.train.devices import check, pick
+from riglstm.train.evaluation import score
+from riglstm.train.folder import RunFolder
+from riglstm.train.generators import kept, sow
+from riglstm.train.record import commit, device_name
+
+__all__ = ["RunSpec", "build", "evaluate", "load", "run"]
+
+CPU = torch.device("cpu")
+
+
+def build(
+    spec: RunSpec,
+    device: torch.device | str = CPU,
+    data_dir: Path | None = None,
+    show: Callable[[str], None] | None = None,
+) -> tuple[Task, nn.Module]:
+    """The task and the network, whose start values depend on the seed alone."""
+    device = torch.device(device)
+    task = spec.task_config().open(device, data_dir, show)
+    options = dict(spec.model_options)
+    # On a GPU a step is many small kernels, and most of the time is spent in starting them.
+    if device.type == "cuda" and "compile_step" in models.options_of(spec.model):
+        options["compile_step"] = True
+    # Drawn on the CPU, so that every device starts from the same weights.
+    with kept(CPU):
+        torch.default_generator.manual_seed(spec.seed)
+        core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
+        net = task.network(core)  # type: ignore[arg-type]
+    return task, net.to(device)
+
+
+def run(
+    spec: RunSpec,
+    path: Path | str | RunFolder,
+    data_dir: Path | None = None,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    again: str = "",
+) -> dict[str, Any]:
+    """Train, test the chosen weights on every condition, write the result; returns it.
+
+    `again`: the command that goes on with the run, for whoever stops it.
+    Raises what `riglstm.train.supervised.fit` does.
+    """
+    # Lightning takes seconds to load, and what reads folders does without.
+    from riglstm.train.supervised import fit
+
+    folder = path if isinstance(path, RunFolder) else RunFolder(path)
+    device = pick(spec.fit)
+    check(spec.fit, device)
+    task, net = build(spec, device, data_dir, say if progress else None)
+    # Data that cannot be read or made is told of before there is a run.
+    task.ready()
+    task.ready()
+    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+    with folder.held():
+        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
+        fitted = fit(
+            net, task, spec.fit, spec.seed, folder, resume=resume, progress=progress, again=again
+        )
+        if not folder.writes:
+            return {}
+        chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+        result = {
+            "rows": _rows(spec, task, net, folder, chosen, task.conditions),
+            "chosen": chosen,
+            "updates": fitted.updates,
+            "stopped": fitted.stopped,
+            "seconds": fitted.seconds,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "device": _sessions(folder, "device"),
+            "commit": _sessions(folder, "commit"),
+            **_yardsticks(task, task.conditions),
+        }
+        folder.finish(result)
+    return result
+
+
+def evaluate(
+    path: Path | str,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    conditions: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The result again, from the folder alone; nothing is written.
+
+    `conditions`: others than the run's own. Those have no choice of their own, and are tested
+    with the weights that the training condition chose.
+    """
+    folder = RunFolder(path)
+    result = _result(folder)
+    spec, task, net = load(path, device, data_dir)
+    asked = task.conditions if conditions is None else tuple(conditions)
+    return {
+        **result,
+        "rows": _rows(spec, task, net, folder, result["chosen"], asked),
+        "device": device_name(task.device),
+        "commit": commit(),
+    }
+
+
+def load(
+    path: Path | str, device: str = "auto", data_dir: Path | None = None
+) -> tuple[RunSpec, Task, nn.Module]:
+    """A finished run: what it was, its task, and the network with the weights that were chosen.
+
+    They are those that were best on validation data of the training condition. The network is in
+    eval mode.
+    """
+    from riglstm.train.weights import load_weights
+
+    folder = RunFolder(path)
+    chosen = _result(folder)["chosen"]
+    spec = RunSpec.from_json(folder.read_json(folder.config))
+    here = pick(replace(spec.fit, device=device, devices=1))
+    task, net = build(spec, here, data_dir)
+    load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
+    return spec, task, net.eval()
+
+
+def _result(folder: RunFolder) -> dict[str, Any]:
+    if folder.state == "partial":
+        raise ValueError(
+            f"{folder.path} holds a run that is not done: expected result.json, got none; "
+            "go on with it by --resume first"
+        )
+    return folder.read_json(folder.result)
+
+
+def _sessions(folder: RunFolder, name: str) -> str | None:
+    """What run.json says of all the sessions of a run: "NVIDIA H200, then CPU"; None: nothing."""
+    record = folder.read_json(folder.run)
+    found = [session.get(name) for session in (record, *record.get("resumed", []))]
+    if not any(found):
+        return None
+    return ", then ".join(dict.fromkeys(value or "unknown" for value in found))
+
+
+def _rows(
+    spec: RunSpec,
+    task: Task,
+    net: nn.Module,
+    folder: RunFolder,
+    chosen: Mapping[str, Mapping[str, Any]],
+    conditions: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Figures on test data: by the weights that the training condition chose, then by those that
+    the condition itself did, where it is another."""
+    from riglstm.train.weights import load_weights
+
+    rows = []
+    for chooser in dict.fromkeys((task.trained_on, *conditions)):
+        tested = conditions if chooser == task.trained_on else (chooser,)
+        if chooser not in chosen:
+            continue
+        step = chosen[chooser]["step"]
+        load_weights(net, folder.weights_of(step))
+        for condition in tested:
+            rows.append(
+                {
+                    "table": None,
+                    "model": spec.name,
+                    "seed": spec.seed,
+                    "condition": condition,
+                    "metric": task.metric.name,
+                    "value": _test(spec, task, net, condition),
+                    "chosen_on": f"validation@{chooser}",
+                    "step": step,
+                }
+            )
+    load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
+    return rows
+
+
+def _test(spec: RunSpec, task: Task, net: nn.Module, condition: str) -> float:
+    """The metric on test data; models that draw do so from the run's seed."""
+    with kept(task.device):
+        sow(generator(CPU, spec.seed).initial_seed(), task.device)
+        totals = score(net, task, condition, "test", precision=spec.fit.precision)
+    return means(totals)[task.metric.name]
+
+
+def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
+    """What needs no model, where a task has such figures."""
+    found = getattr(task, "yardsticks", None)
+    return {} if found is None else {"yardsticks": {c: found(c, "test") for c in conditions}}
+
+
+def say(line: str) -> None:
+    """A line for the user, beside what a program may read."""
+    print(line, file=sys.stderr, flush=True)

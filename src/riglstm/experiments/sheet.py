@@ -1,0 +1,179 @@
+"""A table with its figures: mean and spread over seeds, by two rules of choice, and the paper's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from riglstm.experiments.recipes import Budget
+from riglstm.experiments.render import Grid, number
+from riglstm.experiments.tables import stem
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Figures of one model in one condition, one for each seed, in the table's units."""
+
+    values: tuple[float, ...] = ()
+    failed: int = 0
+    """Runs that have no figure and will get none."""
+    missing: int = 0
+    """Runs that are not done."""
+    exact: bool = False
+    """One figure that no run has made, and that has no spread."""
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """With n - 1; None where there is one seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def text(self) -> str:
+        """Mean ± sd (n), and what is to be known about runs without a figure."""
+        if self.exact:
+            return number(self.mean)
+        gaps = []
+        if self.failed:
+            gaps.append(f"{self.failed} failed")
+        if self.missing:
+            gaps.append(f"{self.missing} to run")
+        if not self.values:
+            return ", ".join(gaps) or "not run"
+        sd = "–" if self.sd is None else number(self.sd)
+        return f"{number(self.mean)} ± {sd} ({'; '.join((str(len(self.values)), *gaps))})"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One model in one setting."""
+
+    setting: str
+    row: str
+    label: str
+    cells: str
+    """(N, K_a)."""
+    ours: Mapping[str, Cell]
+    """By condition: the checkpoint is chosen on validation data of the training condition."""
+    there: Mapping[str, Cell] = field(default_factory=dict)
+    """By condition: it is chosen for each anew, on validation data of that condition."""
+    paper: Mapping[str, str] = field(default_factory=dict)
+    """By condition, as printed."""
+    width: int | None = None
+    """The model's hidden size; None: there is no model, or lines differ in other ways, too."""
+    updates: int | None = None
+    """At most, where training may end sooner."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table with its figures."""
+
+    name: str
+    title: str
+    settings: str | None
+    """Head of the settings' column; None: there is one setting, and the title says which."""
+    conditions: tuple[str, ...]
+    trained_on: Mapping[str, str]
+    """By setting, the condition of the training data."""
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    budget: Budget | None = None
+    """None: it is none of the paper's tables."""
+    best: bool = False
+    """Show the best run, too."""
+    higher_is_better: bool = True
+
+    def best_of(self, cell: Cell) -> float:
+        """The best run's figure."""
+        return max(cell.values) if self.higher_is_better else min(cell.values)
+
+
+class Column(NamedTuple):
+    """A head, and what stands below it."""
+
+    head: str
+    text: Callable[[Line], str]
+
+
+def grid(sheet: Sheet) -> Grid:
+    """As it is printed."""
+    lead = [Column("model", lambda line: line.label)]
+    if sheet.settings is not None:
+        lead.insert(0, Column(sheet.settings, lambda line: line.setting))
+    if any(line.cells != "–" for line in sheet.lines):
+        lead.append(Column("(N, K_a)", lambda line: line.cells))
+    every = list(lead)
+    for condition in sheet.conditions:
+        every += _columns(sheet, condition)
+    return Grid(
+        name=stem(sheet.name, sheet.budget),
+        title=sheet.title,
+        heads=[column.head for column in every],
+        lines=[[column.text(line) for column in every] for line in sheet.lines],
+        lead=len(lead),
+        notes=sheet.notes,
+    )
+
+
+def _columns(sheet: Sheet, condition: str) -> list[Column]:
+    """Of one condition: ours, the paper's, and ours by the other rule."""
+    always = set(sheet.trained_on.values()) == {condition}
+    head = f"{condition} (trained)" if always else condition
+
+    def best(line: Line) -> str:
+        cell = line.ours.get(condition, Cell())
+        return number(sheet.best_of(cell)) if cell.values and not cell.exact else "–"
+
+    found = [Column(head, lambda line: line.ours.get(condition, Cell()).text())]
+    if sheet.best:
+        found.append(Column(f"{condition}, best run", best))
+    if any(condition in line.paper for line in sheet.lines):
+        found.append(Column(f"{condition}, paper", lambda line: line.paper.get(condition, "–")))
+    # Where all are trained on it, both rules choose the same.
+    if not always and any(line.there for line in sheet.lines):
+        found.append(
+            Column(
+                f"{condition}, chosen on it",
+                lambda line: line.there[condition].text() if line.there else "–",
+            )
+        )
+    return found
+
+
+RECORD = (
+    *("table", "budget", "setting", "model", "width", "updates", "condition", "chosen_on"),
+    *("mean", "sd", "n", "best", "failed", "missing", "paper"),
+)
+"""Fields of `records`."""
+
+
+def records(sheet: Sheet) -> list[list[object]]:
+    """One line for each figure, for programs; None is a field that is left empty.
+
+    Figures that need no model were not chosen, and have no runs.
+    """
+    found: list[list[object]] = []
+    for line in sheet.lines:
+        trained_on = sheet.trained_on[line.setting]
+        model = [sheet.budget, line.setting, line.row, line.width, line.updates]
+        for condition in sheet.conditions:
+            rules = {trained_on: line.ours}
+            if condition != trained_on and line.there:
+                rules[condition] = line.there
+            for chosen_on, cells in rules.items():
+                cell = cells.get(condition, Cell())
+                paper = line.paper.get(condition)
+                chooser: str | None = f"validation@{chosen_on}"
+                figures: list[object] = [None, None, 0, None, cell.failed, cell.missing]
+                if cell.exact:
+                    chooser, figures = None, [cell.mean, *[None] * 5]
+                elif cell.values:
+                    figures[:4] = cell.mean, cell.sd, len(cell.values), sheet.best_of(cell)
+                found.append([sheet.name, *model, condition, chooser, *figures, paper])
+    return found

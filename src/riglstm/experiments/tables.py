@@ -1,0 +1,111 @@
+"""The paper's tables: what each one measures, and what has to be said with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from riglstm.experiments.recipes import RECIPES, Budget, Recipe
+
+MEASURED = "complexity"
+"""The table that is measured and not trained: see `riglstm.experiments.complexity`."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose cells are trained models' figures on test data."""
+
+    title: str
+    task: str
+    """A key of `riglstm.tasks.TASKS`."""
+    measure: str
+    """What a cell is, in words."""
+    recipes: Mapping[Budget, Recipe]
+    scale: float = 100.0
+    """Factor from the recorded figure to the printed one."""
+    higher_is_better: bool = True
+    settings: str = "trained on"
+    """Head of the column that tells settings apart, where there are several."""
+    best: bool = False
+    """Whether to show the best run too, as the paper's figures are those."""
+    notes: tuple[str, ...] = ()
+    """On the paper's figures; left out where these are."""
+
+
+_COPIED = (
+    "The paper's rows for other models are mostly those of earlier papers, each with a protocol of "
+    "its own; GridLSTM and LSTM are the same function with other start values (P26)."
+)
+
+TABLES: dict[str, Table] = {
+    "mnist": Table(
+        "Sequential MNIST",
+        *("mnist", "test accuracy in %"),
+        recipes=RECIPES["mnist"],
+        notes=(_COPIED,),
+    ),
+    "cifar": Table(
+        "Sequential CIFAR-10",
+        *("cifar", "test accuracy in %"),
+        recipes=RECIPES["cifar"],
+        notes=(_COPIED,),
+    ),
+    "ablation": Table(
+        "Ablations on sequential MNIST",
+        *("mnist", "test accuracy in %"),
+        recipes=RECIPES["ablation"],
+        notes=("all_h and RigLSTM are the same model at K_h = N − 1 = 5 (P3).",),
+    ),
+    "balls": Table(
+        "Bouncing balls",
+        *("balls", "100 × BCE in nats per pixel and frame, of frames rolled out after true ones"),
+        recipes=RECIPES["balls"],
+        higher_is_better=False,
+        best=True,
+        notes=(
+            "10 frames are rolled out after 15.",
+            "The paper's figures are the best of five runs, and it does not print how its BCE is "
+            "normalised: compare the order of models, not the numbers.",
+        ),
+    ),
+    "copying": Table(
+        "Multi-digit copying",
+        *("copying", "test accuracy in %, by digit"),
+        recipes=RECIPES["copying"],
+        settings="digits a step",
+        notes=("GridLSTM and LSTM are the same function with other start values (P26).",),
+    ),
+}
+
+NAMES = (*TABLES, MEASURED)
+"""All tables that can be asked for."""
+
+
+def table(name: str) -> Table:
+    """A table of trained models."""
+    if name not in TABLES:
+        raise ValueError(f"the table must be one of {', '.join(NAMES)}, got {name!r}")
+    return TABLES[name]
+
+
+def recipe(name: str, budget: Budget) -> Recipe:
+    """How a table is made in a budget."""
+    recipes = table(name).recipes
+    if budget not in recipes:
+        raise ValueError(f"the budget must be one of {', '.join(recipes)}, got {budget!r}")
+    return recipes[budget]
+
+
+def stem(name: str, budget: Budget | None) -> str:
+    """Of a table's files and its label: a quick one must never take the place of the other."""
+    return name if budget in ("paper", None) else f"{name}-{budget}"
+
+
+def chosen(recipe: Recipe, models: Sequence[str] | None) -> tuple[str, ...]:
+    """The rows that are asked for, in the table's order."""
+    if models is None:
+        return recipe.models
+    for name in models:
+        if name not in recipe.rows:
+            raise ValueError(f"models must be some of {', '.join(recipe.rows)}, got {name!r}")
+    return tuple(name for name in recipe.rows if name in models)

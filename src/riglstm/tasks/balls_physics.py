@@ -1,0 +1,195 @@
+"""Bouncing balls: discs in a box that meet its walls and each other without loss.
+
+Shapes: B sequences, n places for balls, P = n·(n − 1)/2 pairs of them, T frames. Lengths are in
+units of a tenth of the box, times in frames.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BOX = 10.0
+"""Side of the box."""
+SMALL, LARGE = (0.8, 1.0), (1.0, 6.0)
+"""Radius and mass of the two kinds of balls, equally frequent."""
+CURTAIN_RADIUS = 1.2
+"""Of the balls behind a curtain, which are all alike."""
+SPEED, CURTAIN_SPEED = 1 / 3, 1 / 2
+"""Root of the summed squares of all speeds at the start."""
+MOST, MOST_CURTAIN = 9, 6
+"""Balls for which non-overlapping starts are still found by drawing."""
+REST = 1e-12
+"""Pairs that close in more slowly (times their distance) are at rest: rounding could hold them."""
+CANDIDATES = 20_000
+"""Starts that are drawn at a time."""
+NAMED = {"4": "balls=4", "678": "balls=6-8", "curtain": "balls=3,curtain"}
+"""The paper's three sets."""
+
+
+class Scene(NamedTuple):
+    """How many balls, and whether a curtain hides some of the picture."""
+
+    low: int
+    high: int
+    curtain: bool
+
+    @property
+    def name(self) -> str:
+        """The same for all ways to write it."""
+        count = str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+        return f"balls={count}" + ",curtain" * self.curtain
+
+
+def scene(condition: str) -> Scene:
+    """Read a condition: a name of the paper, or `balls=5`, `balls=6-8`, `balls=3,curtain`."""
+    form = r"balls=(\d{1,3})(?:-(\d{1,3}))?(,curtain)?"
+    found = re.fullmatch(form, NAMED.get(condition, condition))
+    if found is None:
+        raise ValueError(
+            f"a condition of the balls must be one of {', '.join(NAMED)}, or like balls=5, "
+            f"balls=6-8 or balls=3,curtain, got {condition!r}"
+        )
+    low, curtain = int(found[1]), found[3] is not None
+    high = low if found[2] is None else int(found[2])
+    most = MOST_CURTAIN if curtain else MOST
+    if not 1 <= low <= high <= most:
+        kind = "with a curtain, whose balls are larger, " if curtain else ""
+        raise ValueError(
+            f"the number of balls must be {kind}from 1 to {most}, the lower one first, "
+            f"got {condition!r}; more do not find room by chance"
+        )
+    return Scene(low, high, curtain)
+
+
+def written(condition: str) -> str:
+    """The one way to write a condition: the paper's name, where it has one."""
+    name = scene(condition).name
+    return next((short for short, long in NAMED.items() if long == name), name)
+
+
+class World(NamedTuple):
+    """Balls at one time; those that a sequence lacks have no radius and rest far from the box."""
+
+    position: Tensor
+    """(B, n, 2): x to the right, y down."""
+    velocity: Tensor
+    """(B, n, 2)."""
+    radius: Tensor
+    """(B, n)."""
+    mass: Tensor
+    """(B, n)."""
+
+
+def start(scene: Scene, size: int, gen: torch.Generator) -> World:
+    """Worlds in which no two balls overlap, with random velocities of a fixed total."""
+    n = scene.high
+    count = torch.randint(scene.low, scene.high + 1, (size, 1), generator=gen)
+    present = torch.arange(n) < count  # (B, n)
+    large = torch.rand(size, n, generator=gen) < 0.5
+    kinds = torch.tensor((SMALL, LARGE), dtype=torch.float64)[large.long()]  # (B, n, 2)
+    radius, mass = kinds.unbind(-1)
+    if scene.curtain:
+        radius, mass = torch.full_like(radius, CURTAIN_RADIUS), torch.ones_like(mass)
+    radius = radius * present
+    far = -100 * BOX * torch.arange(1, n + 1, dtype=torch.float64).view(n, 1)
+    position = torch.where(present.unsqueeze(-1), place(radius, gen), far)
+    velocity = torch.randn(size, n, 2, generator=gen, dtype=torch.float64)
+    velocity *= present.unsqueeze(-1)
+    velocity *= (CURTAIN_SPEED if scene.curtain else SPEED) / velocity.norm(
+        dim=(1, 2), keepdim=True
+    )
+    return World(position, velocity, radius, mass)
+
+
+def place(radius: Tensor, gen: torch.Generator) -> Tensor:
+    """Positions (B, n, 2), drawn anew for all balls of a sequence until none overlap."""
+    size, n = radius.shape
+    position = torch.empty(size, n, 2, dtype=torch.float64)
+    i, j = torch.triu_indices(n, n, 1)
+    reach = (radius[:, i] + radius[:, j]).square()  # (B, P)
+    reach *= (radius[:, i] > 0) & (radius[:, j] > 0)
+    todo = torch.arange(size)
+    while len(todo):
+        tries = max(1, CANDIDATES // len(todo))
+        drawn = torch.rand(tries, len(todo), n, 2, generator=gen, dtype=torch.float64)
+        r = radius[todo].unsqueeze(-1)
+        drawn = r + (BOX - 2 * r) * drawn
+        gap = (drawn[..., i, :] - drawn[..., j, :]).square().sum(-1)
+        fits = (gap >= reach[todo]).all(-1)  # (tries, B)
+        found, first = fits.any(0), fits.byte().argmax(0)
+        position[todo[found]] = drawn[first[found], found.nonzero().squeeze(1)]
+        todo = todo[~found]
+    return position
+
+
+def simulate(world: World, frames: int) -> tuple[Tensor, World]:
+    """Positions (T, B, n, 2) in that many frames, the start first, and the world in the last one.
+
+    Each collision happens at its own time (P28). Between two of them balls run straight, so every
+    sequence goes from one to the next by its own clock, and leaves the frames that lie between.
+    """
+    size, n = world.radius.shape
+    positions = world.position.new_empty(frames, size, n, 2)
+    x, v = world.position.clone(), world.velocity.clone()
+    clock = x.new_zeros(size)
+    times = torch.arange(frames, dtype=x.dtype).unsqueeze(1)  # (T, 1)
+    rows = torch.arange(size)
+    while len(rows):
+        now = World(x[rows], v[rows], world.radius[rows], world.mass[rows])
+        wait, event = next_event(now)
+        since = times - clock[rows]  # (T, B)
+        frame, row = ((since >= 0) & (since < wait)).nonzero().unbind(1)
+        run = now.velocity[row] * since[frame, row].view(-1, 1, 1)
+        positions[frame, rows[row]] = now.position[row] + run
+        hit = since[-1] >= wait
+        rows, wait, event = rows[hit], wait[hit], event[hit]
+        x[rows] += v[rows] * wait.view(-1, 1, 1)
+        clock[rows] += wait
+        now = World(x[rows], v[rows], world.radius[rows], world.mass[rows])
+        v[rows] = collide(now, event)
+    return positions, world._replace(position=positions[-1], velocity=v)
+
+
+def next_event(world: World) -> tuple[Tensor, Tensor]:
+    """When the next collision of each sequence happens, and which: (B,) each.
+
+    Events are numbered: ball k at a wall of axis a is 2·k + a, pairs follow in the order of
+    `torch.triu_indices`. What moves apart does not collide, even if rounding lets it overlap.
+    """
+    x, v, r = world.position, world.velocity, world.radius.unsqueeze(-1)
+    edge = torch.where(v > 0, BOX - r, r)
+    wall = torch.where(v == 0, torch.inf, (edge - x) / v)  # (B, n, 2)
+    i, j = torch.triu_indices(x.shape[1], x.shape[1], 1)
+    p, w = (s.index_select(1, j) - s.index_select(1, i) for s in (x, v))  # (B, P, 2)
+    closing = -(p * w).sum(-1)  # (B, P)
+    reach = world.radius.index_select(1, i) + world.radius.index_select(1, j)
+    gap = p.square().sum(-1) - reach.square()
+    inside = closing.square() - w.square().sum(-1) * gap
+    # The smaller root of the quadratic, in the form that does not cancel.
+    pair = gap / (closing + inside.clamp(min=0).sqrt())
+    pair = torch.where((closing > REST) & (inside > 0), pair, torch.inf)
+    return torch.cat((wall.flatten(1), pair), dim=1).clamp(min=0).min(dim=1)
+
+
+def collide(world: World, event: Tensor) -> Tensor:
+    """Velocities (B, n, 2) after one event in each sequence."""
+    x, v, m = world.position, world.velocity.clone(), world.mass
+    n = x.shape[1]
+    wall = event < 2 * n
+    rows = wall.nonzero().squeeze(1)
+    ball, axis = event[wall] // 2, event[wall] % 2
+    v[rows, ball, axis] *= -1
+    rows = (~wall).nonzero().squeeze(1)
+    i, j = torch.triu_indices(n, n, 1)[:, event[~wall] - 2 * n]
+    normal = torch.nn.functional.normalize(x[rows, j] - x[rows, i], dim=-1)
+    v_i, v_j = ((v[rows, k] * normal).sum(-1) for k in (i, j))
+    m_i, m_j = m[rows, i], m[rows, j]
+    # v_i' = ((m_i - m_j) v_i + 2 m_j v_j) / (m_i + m_j) along the line of the centres, as a change.
+    push = (2 * (v_j - v_i) / (m_i + m_j)).unsqueeze(-1) * normal
+    v[rows, i] += m_j.unsqueeze(-1) * push
+    v[rows, j] -= m_i.unsqueeze(-1) * push
+    return v

@@ -1,0 +1,90 @@
+"""How a network is trained: the options of `fit`, and the step size that follows from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+Decay: TypeAlias = Literal["none", "linear", "cosine"]
+
+FREE = ("device", "devices", "capture", "tensorboard")
+"""Options that say how a run is computed, not what: a run may go on under others."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Adam on a task, for a number of updates."""
+
+    updates: int = 10_000
+    """Updates of the weights, at most."""
+    lr: float = 1e-4
+    """Adam's step size; the paper's value."""
+    warmup: int = 0
+    """Updates over which the step size rises from zero."""
+    decay: Decay = "none"
+    """How the step size falls to zero after the warm-up, over the rest of the updates."""
+    clip_norm: float | None = 1.0
+    """Limit of the gradient's global norm; None: no limit. Not stated in the paper."""
+    evaluate_every: int = 500
+    """Updates between two evaluations on validation data."""
+    checkpoint_every: int = 500
+    """Updates between two checkpoints; what a kill costs at most."""
+    patience: int | None = None
+    """Evaluations without improvement on the training condition that end the run; None: never."""
+    precision: Precision = "fp32"
+    """Of matrix products: fp32; tf32, on NVIDIA GPUs; bf16, by autocast, weights in fp32."""
+    device: str = "auto"
+    """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    devices: int = 1
+    """Processes that share each batch, one to a GPU; torchrun's number goes before this one."""
+    capture: bool = True
+    """On a GPU: the core's forward and backward pass as captured CUDA graphs."""
+    log_every: int = 50
+    """Updates between two lines of the log, each with means over the updates since the last."""
+    tensorboard: bool = True
+    """Write TensorBoard's files too, where it is installed."""
+
+    def __post_init__(self) -> None:
+        counts = ("updates", "evaluate_every", "checkpoint_every", "devices", "log_every")
+        for name in counts:
+            _whole(name, getattr(self, name), least=1)
+        _whole("warmup", self.warmup, least=0)
+        if self.warmup >= self.updates:
+            raise ValueError(
+                f"warmup must be below updates = {self.updates}, got {self.warmup}; "
+                "the step size would never be reached"
+            )
+        if self.patience is not None:
+            _whole("patience", self.patience, least=1)
+        _positive("lr", self.lr)
+        if self.clip_norm is not None:
+            _positive("clip_norm", self.clip_norm)
+        for name, choices in (("decay", get_args(Decay)), ("precision", get_args(Precision))):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
+
+
+def rate(config: Fit, step: int) -> float:
+    """Adam's step size in the update that follows `step` updates."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    gone = (step - config.warmup) / (config.updates - config.warmup)
+    if config.decay == "linear":
+        return config.lr * (1 - gone)
+    if config.decay == "cosine":
+        return config.lr * (1 + math.cos(math.pi * gone)) / 2
+    return config.lr
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {value!r}")

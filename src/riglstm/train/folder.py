@@ -1,0 +1,236 @@
+"""A run is a folder: what it was to be, what it ran on, what it measured, and its weights.
+
+    config.json      what the run is; a folder that holds it is a run
+    run.json         versions, commit, device, command, when it was started and gone on with
+    metrics.csv      step,name,value
+    checkpoints/     to go on from: the last two
+    weights/         step-N.safetensors, the network after N updates, where a choice fell on them
+    result.json      the result; a folder that holds it is done
+    tensorboard/
+    lock             there while a process trains here; one that is left over means nothing
+
+Whole files are written aside and renamed, so that none is ever half there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from riglstm.train.config import FREE
+from riglstm.train.devices import rank
+from riglstm.train.lock import release, take
+from riglstm.train.record import now, surroundings
+
+ASIDE = ".part"
+
+
+class RunFolder:
+    """The files of one run. Only the first of several processes writes."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.writes = rank() == 0
+        self.config = self.path / "config.json"
+        self.run = self.path / "run.json"
+        self.metrics = self.path / "metrics.csv"
+        self.result = self.path / "result.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.weights = self.path / "weights"
+        self.tensorboard = self.path / "tensorboard"
+        self.lock = self.path / "lock"
+        self.holding = False
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def state(self) -> Literal["new", "partial", "done"]:
+        """Whether a run was begun here, and whether it has its result."""
+        if self.result.exists():
+            return "done"
+        return "partial" if self.config.exists() else "new"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it no other process trains here; within itself it does nothing more.
+
+        Raises BusyError where another process does already.
+        """
+        if self.holding or not self.writes:
+            yield
+            return
+        made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = take(self.lock)
+        except OSError as error:
+            raise unwritten(self.lock, error) from error
+        self.holding = True
+        try:
+            self.sweep()
+            yield
+        finally:
+            self.holding = False
+            release(self.lock, handle)
+            if made:
+                # Nothing was begun, where this can be done.
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()
+
+    def begin(self, config: Mapping[str, Any], *, command: str, device: str, resume: bool) -> None:
+        """Write config.json and run.json, or check that the run that is here is this one.
+
+        `config` is what JSON has: it is the run's identity, less the options under "fit" that only
+        say how it is computed. A folder that is new is begun, with `resume` or without.
+        """
+        if not self.writes:
+            return
+        if self.state == "new":
+            self.write_json(self.config, config)
+            self.write_json(
+                self.run, {**surroundings(), "device": device, "command": command, "started": now()}
+            )
+            return
+        if self.state == "done":
+            self.tidy()
+            raise ValueError(
+                f"{self.path} holds a run that is done; expected a new folder, or a run that was "
+                "stopped; give another folder, or delete this one"
+            )
+        if not resume:
+            raise ValueError(
+                f"{self.path} holds a run that was stopped; go on with it by --resume, give "
+                "another folder, or delete this one"
+            )
+        found = differences(self.read_json(self.config), config)
+        if found:
+            raise ValueError(
+                f"{self.path} holds another run: {'; '.join(found)}; "
+                "go on with its own options, or give another folder"
+            )
+        record = self.read_json(self.run) if self.run.exists() else surroundings()
+        again = {**surroundings(), "device": device, "command": command, "started": now()}
+        self.write_json(self.run, {**record, "resumed": [*record.get("resumed", []), again]})
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result; checkpoints, and weights that no choice fell on, have served, and go.
+
+        `result["chosen"]`, where there is such a thing: condition to {"step": …}.
+        """
+        self.write_json(self.result, result)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what has served, in a run that is done; a kill may have come before that."""
+        if not self.writes or self.state != "done":
+            return
+        result = self.read_json(self.result)
+        if "chosen" in result:
+            self.keep_weights({chosen["step"] for chosen in result["chosen"].values()})
+        if self.checkpoints.exists():
+            shutil.rmtree(self.checkpoints)
+
+    def keep_weights(self, steps: Collection[int]) -> None:
+        """Delete the weights of all other steps."""
+        wanted = {self.weights_of(step) for step in steps}
+        if self.writes:
+            for path in self.weights.glob("step-*.safetensors"):
+                if path not in wanted:
+                    path.unlink()
+
+    def weights_of(self, step: int) -> Path:
+        """The file with the network's weights after `step` updates."""
+        return self.weights / f"step-{step}.safetensors"
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """One of the folder's JSON files."""
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(
+                f"{self.path} is not a run: expected the file {path.name} in it, got none"
+            ) from None
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path} must be a JSON file, and cannot be read: {error}") from error
+        return content
+
+    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
+        """One of the folder's JSON files."""
+        self.write(path, (json.dumps(content, indent=2) + "\n").encode())
+
+    def write(self, path: Path, content: bytes) -> None:
+        """A whole file, or none."""
+        if self.writes:
+            with aside(path) as file:
+                file.write(content)
+
+    def sweep(self) -> None:
+        """Remove what a kill left half-written."""
+        if self.writes:
+            for folder in (self.path, self.checkpoints, self.weights):
+                for path in folder.glob(f"*{ASIDE}"):
+                    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name, and an older one's place, once it is complete and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise unwritten(path, error, ", and nothing is left of it") from error
+        raise
+    _sync_folder(path.parent)
+
+
+def unwritten(path: Path, error: OSError, rest: str = "") -> OSError:
+    """The same error, with the file that it is about and the way out."""
+    return OSError(
+        error.errno,
+        f"{path} could not be written ({error.strerror or error}){rest}; "
+        "make room, or give another folder",
+    )
+
+
+def _sync_folder(path: Path) -> None:
+    """A rename is on disk when its folder is."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+    """What sets two runs apart, in words; as JSON has them, so a tuple is a list."""
+    found = []
+    for name in dict.fromkeys((*was, *now)):
+        if within.endswith("fit") and name in FREE:
+            continue
+        a, b = was.get(name), now.get(name)
+        full = f"{within}.{name}" if within else name
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, full)
+        elif _plain(a) != _plain(b):
+            found.append(f"{full} is {a!r} there, {b!r} here")
+    return found
+
+
+def _plain(value: object) -> object:
+    return json.loads(json.dumps(value))

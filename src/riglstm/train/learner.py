@@ -1,0 +1,86 @@
+"""The updates themselves, inside Lightning's loop.
+
+Lightning's loop costs about half a millisecond, which would be much of a small update. So one turn
+of it makes all the updates until the steward has something to do, and costs the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed
+from torch import nn
+from torch.optim import Adam, Optimizer
+
+from riglstm.tasks.base import Task
+from riglstm.train.callbacks import Steward
+from riglstm.train.config import Fit, rate
+from riglstm.train.devices import autocast
+
+
+class Learner(pl.LightningModule):
+    """The network and its task, as Lightning wants them."""
+
+    def __init__(
+        self, net: nn.Module, task: Task, config: Fit, seed: int, steward: Steward
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = net.train()
+        self.task, self.config, self.seed, self.steward = task, config, seed, steward
+        self.rows = slice(None)
+        """The part of each batch that is this process's."""
+
+    def configure_optimizers(self) -> Optimizer:
+        """Adam."""
+        return Adam(self.net.parameters(), self.config.lr, fused=True)
+
+    def on_fit_start(self) -> None:
+        """Share the batch among the processes."""
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        if world == 1:
+            return
+        self.rows = slice(rank, None, world)
+        shapes: list[Any] = [None] * world
+        own = self.task.batch(self.seed, 0, self.rows)
+        torch.distributed.all_gather_object(shapes, tuple(own.targets.shape))
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"the batch must be a multiple of the number of processes, {world}, so that each "
+                f"has as much of it, got parts of {shapes}; change batch_size or devices"
+            )
+
+    def training_step(self, tick: int, index: int) -> None:
+        """Updates, until something else is due."""
+        config, task, net, steward = self.config, self.task, self.net, self.steward
+        adam = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(adam, Optimizer)
+        weights = list(net.parameters())
+        shared = self.trainer.world_size > 1
+        while not steward.due(shared):
+            batch = task.batch(self.seed, steward.step, self.rows)
+            with autocast(config.precision, task.device):
+                loss, metric = task.loss(net, batch)
+            adam.zero_grad()
+            # Lightning's is needed where gradients are summed over processes, and only there.
+            if shared:
+                self.manual_backward(loss)
+            else:
+                loss.backward()
+            if config.clip_norm is not None:
+                nn.utils.clip_grad_norm_(weights, config.clip_norm)
+            for group in adam.param_groups:
+                group["lr"] = rate(config, steward.step)
+            adam.step()
+            steward.count(loss, metric)
+
+
+class Ticks:
+    """A loader without data, and without end."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.repeat(0)

@@ -1,0 +1,372 @@
+"""Copying: the layout of sequences, what is drawn from which seed, the loss and the score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from riglstm.models import build
+from riglstm.tasks import TASKS, copying
+from riglstm.tasks.base import generator, means
+from riglstm.tasks.copying import Copying, CopyingTask, sequences
+
+CPU = torch.device("cpu")
+BLANK, MARKER = 10, 11
+
+
+def open_task(**options: Any) -> CopyingTask:
+    return Copying(**options).open(CPU)
+
+
+class Answers(nn.Module):
+    """A network that gives the logits of a function of the tokens."""
+
+    def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits(tokens)
+
+
+def sure(targets: Tensor) -> Tensor:
+    """Logits (T, B, M, 11) that are sure of the targets."""
+    return 50.0 * nn.functional.one_hot(targets.long(), BLANK + 1).float()
+
+
+def copies(L: int) -> Callable[[Tensor], Tensor]:
+    """Reads the first L steps, and says them again at the end."""
+
+    def logits(tokens: Tensor) -> Tensor:
+        answer = torch.full_like(tokens, BLANK)
+        answer[-L:] = tokens[:L]
+        return sure(answer)
+
+    return logits
+
+
+def blank_then_guess(L: int) -> Callable[[Tensor], Tensor]:
+    """Sure of the blanks, and of any digit alike at the end."""
+
+    def logits(tokens: Tensor) -> Tensor:
+        out = sure(torch.full_like(tokens, BLANK))
+        out[-L:] = torch.cat((torch.zeros(BLANK), torch.tensor([-50.0])))
+        return out
+
+    return logits
+
+
+@pytest.mark.parametrize(("L", "B", "M", "P"), [(3, 2, 1, 4), (2, 3, 2, 1), (10, 4, 8, 50)])
+def test_sequences_are_laid_out_as_a_loop_would(L: int, B: int, M: int, P: int) -> None:
+    digits = torch.randint(10, (L, B, M), dtype=torch.uint8)
+    batch = sequences(digits, P, 10)
+    assert batch.inputs.shape == batch.targets.shape == (2 * L + P, B, M)
+    for b in range(B):
+        for m in range(M):
+            shown = [int(d) for d in digits[:, b, m]]
+            tokens = shown + [BLANK] * (P - 1) + [MARKER] + [BLANK] * L
+            assert batch.inputs[:, b, m].tolist() == tokens
+            assert batch.targets[:, b, m].tolist() == [BLANK] * (L + P) + shown
+
+
+def test_a_batch_depends_on_seed_and_step_alone() -> None:
+    first, second = open_task(batch_size=8), open_task(batch_size=8)
+    for step in (3, 0, 1):
+        first.batch(0, step)
+    assert torch.equal(first.batch(0, 5).inputs, second.batch(0, 5).inputs)
+    drawn = {
+        tuple(first.batch(seed, step).inputs.flatten().tolist())
+        for seed in range(3)
+        for step in range(5)
+    }
+    assert len(drawn) == 15
+
+
+def test_a_batch_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    open_task(P=9, P_from=3).batch(0, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_rows_of_several_devices_make_up_the_batch() -> None:
+    task = open_task(batch_size=7, M=2)
+    whole = task.batch(1, 2)
+    parts = [task.batch(1, 2, slice(rank, None, 3)) for rank in range(3)]
+    for field in ("inputs", "targets"):
+        joined = torch.empty_like(getattr(whole, field))
+        for rank, part in enumerate(parts):
+            joined[:, rank::3] = getattr(part, field)
+        assert torch.equal(joined, getattr(whole, field))
+
+
+def test_all_digits_are_drawn_alike() -> None:
+    counts = open_task(batch_size=6000).batch(0, 0).inputs[:10].flatten().bincount(minlength=12)
+    assert counts[10:].tolist() == [0, 0]
+    # 60,000 draws: five standard deviations of a count of 6,000 are 367.
+    assert (counts[:10] - 6000).abs().max() < 367
+
+
+def test_training_draws_dormant_phases_between_p_from_and_p() -> None:
+    task = open_task(P=6, P_from=3, batch_size=2)
+    lengths = [len(task.batch(0, step).inputs) - 20 for step in range(60)]
+    assert set(lengths) == {3, 4, 5, 6}
+    assert lengths == [len(task.batch(0, step).inputs) - 20 for step in range(60)]
+    assert lengths != [len(task.batch(1, step).inputs) - 20 for step in range(60)]
+
+
+def test_held_out_sequences_are_the_same_for_every_run() -> None:
+    first, second = open_task(validation_size=50, test_size=50), open_task(test_size=50)
+    first.batch(7, 3)
+    test = first.examples("P=100", "test")
+    assert torch.equal(test.inputs, second.examples("P=100", "test").inputs)
+    assert torch.equal(test.inputs, first.examples("L=10,P=100", "test").inputs)
+    assert len(test.inputs) == 120
+    assert not torch.equal(test.inputs, first.examples("P=100", "validation").inputs)
+    assert not torch.equal(test.targets[-10:], first.examples("P=200", "test").targets[-10:])
+    # Pinned, so that results of other days stay comparable.
+    assert test.inputs[:10, 0, 0].tolist() == [0, 4, 8, 5, 4, 2, 0, 8, 7, 9]
+
+
+def test_every_number_of_a_seed_counts_in_all_its_bits() -> None:
+    lists = ((), (0,), (1,), (-1,), (2**32,), (2**40,), (0, 0), (0, 1), (1, 0), (2**32, 0), (12, 3))
+    drawn = [torch.randint(2**40, (2,), generator=generator(CPU, *numbers)) for numbers in lists]
+    assert len({tuple(d.tolist()) for d in drawn}) == len(lists)
+    again = torch.randint(2**40, (2,), generator=generator(CPU, 2**32, False))
+    assert torch.equal(again, drawn[lists.index((2**32, 0))])
+    assert all(0 <= generator(CPU, number).initial_seed() < 2**63 for number in range(100))
+
+
+def test_no_update_draws_from_the_seed_of_held_out_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def spy(*args: Any) -> torch.Generator:
+        gen = generator(*args)
+        # All that the CPU's generator takes from a seed.
+        seeds.append(gen.initial_seed() % 2**32)
+        return gen
+
+    monkeypatch.setattr(copying, "generator", spy)
+    task = open_task(batch_size=1, P_from=2)
+    for condition in (*task.conditions, "L=20,P=100"):
+        task.examples(condition, "validation")
+        task.examples(condition, "test")
+    held_out = set(seeds)
+    assert len(held_out) == 10
+    seeds.clear()
+    for seed in range(10):
+        for step in range(100):
+            task.batch(seed, step)
+    assert len(set(seeds)) == 2000
+    assert not held_out & set(seeds)
+
+
+@pytest.mark.parametrize("P", [50, 400])
+def test_blank_then_guess_has_the_known_loss(P: int) -> None:
+    task = open_task(P=P, M=2, test_size=40)
+    net = Answers(blank_then_guess(10))
+    loss, accuracy = task.loss(net, task.batch(0, 0))
+    floor = 10 * math.log(10) / (20 + P)
+    assert loss.item() == pytest.approx(floor, rel=1e-5)
+    zeros = (task.batch(0, 0).targets[-10:] == 0).float().mean()
+    assert accuracy.item() == pytest.approx(zeros.item())
+    scored = means(task.score(net, task.trained_on, "test"))
+    assert scored["loss"] == pytest.approx(floor, rel=1e-5)
+    assert scored["answer_loss"] == pytest.approx(math.log(10), rel=1e-5)
+    assert 0.05 < scored["accuracy"] < 0.15
+    if P == 50:
+        assert floor == pytest.approx(0.329, abs=5e-4)
+
+
+def test_the_loss_of_the_answer_is_that_of_the_last_steps() -> None:
+    task = open_task(loss_on="answer", test_size=40)
+    net = Answers(blank_then_guess(10))
+    assert task.loss(net, task.batch(0, 0))[0].item() == pytest.approx(math.log(10), rel=1e-5)
+    scored = means(task.score(net, "P=100", "test"))
+    assert scored["loss"] == scored["answer_loss"] == pytest.approx(math.log(10), rel=1e-5)
+
+
+def test_a_network_that_copies_is_right_under_every_condition() -> None:
+    task = open_task(M=4, test_size=20, validation_size=20)
+    for condition, L in (("P=50", 10), ("P=400", 10), ("L=20,P=100", 20), ("L=1,P=1", 1)):
+        totals = task.score(Answers(copies(L)), condition, "validation")
+        assert means(totals)["accuracy"] == 1.0
+        assert totals["count"] == 20
+        assert all(t.dtype == torch.float64 and t.dim() == 0 for t in totals.values())
+
+
+def test_accuracy_is_counted_digit_by_digit() -> None:
+    def first_channel_only(tokens: Tensor) -> Tensor:
+        logits = copies(10)(tokens)
+        logits[:, :, 1:] = sure(torch.full_like(tokens[:, :, 1:], BLANK))
+        return logits
+
+    task = open_task(M=4, test_size=20)
+    net = Answers(first_channel_only)
+    assert means(task.score(net, "P=100", "test"))["accuracy"] == 0.25
+    assert task.loss(net, task.batch(0, 0))[1] == 0.25
+
+
+@pytest.mark.parametrize("parts", [2, 3, 50])
+def test_shares_of_a_score_add_up(parts: int) -> None:
+    task = open_task(M=2, input_size=8, test_size=37, digits=4)
+    net = task.network(build("lstm", 8, 6))
+    whole = task.score(net, "P=100", "test")
+    shares = [task.score(net, "P=100", "test", (i, parts)) for i in range(parts)]
+    assert whole["count"] == sum(s["count"] for s in shares) == 37
+    for name, total in whole.items():
+        assert total.item() == pytest.approx(sum(s[name].item() for s in shares), rel=1e-5)
+
+
+def test_a_score_does_not_depend_on_the_size_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = open_task(input_size=8, test_size=37)
+    net = task.network(build("lstm", 8, 6))
+    whole = means(task.score(net, "P=100", "test"))
+    monkeypatch.setattr("riglstm.tasks.tokens.CPU_TOKENS", 5 * 120)
+    small = means(task.score(net, "P=100", "test"))
+    assert whole["accuracy"] == small["accuracy"]
+    assert whole["loss"] == pytest.approx(small["loss"], rel=1e-6)
+
+
+def test_scoring_drops_nothing_and_leaves_every_mode_as_it_was() -> None:
+    task = open_task(input_size=8, test_size=10, dropout=0.5)
+    net = task.network(build("lstm", 8, 6))
+    net.get_submodule("core").eval()
+    first, second = (task.score(net, "P=100", "test")["loss"] for _ in range(2))
+    assert first == second
+    assert not first.requires_grad
+    assert net.training
+    assert not net.get_submodule("core").training
+    loss = [task.loss(net, task.batch(0, 0))[0].item() for _ in range(2)]
+    assert loss[0] != loss[1]
+
+
+@pytest.mark.parametrize("M", [1, 2, 4, 8])
+def test_the_network_has_a_table_and_a_reading_for_each_channel(M: int) -> None:
+    task = open_task(M=M, batch_size=2)
+    net = task.network(build("lstm", 600, 12))
+    assert net.get_parameter("tables.weight").shape == (12 * M, 600 // M)
+    tokens = task.batch(0, 0).inputs[:3]
+    assert net(tokens).shape == (3, 2, M, 11)
+    table, seen = net.get_parameter("tables.weight"), []
+    hook = net.get_submodule("core").register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    net(tokens)
+    hook.remove()
+    for m in range(M):
+        rows = table[12 * m : 12 * (m + 1)][tokens[:, :, m].long()]
+        width = 600 // M
+        assert torch.equal(seen[0][:, :, m * width : (m + 1) * width], rows)
+
+
+def test_the_loss_has_a_gradient_for_every_parameter() -> None:
+    task = open_task(M=2, input_size=8, batch_size=3)
+    net = task.network(build("lstm", 8, 6))
+    loss, accuracy = task.loss(net, task.batch(0, 0))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
+    assert loss.dim() == accuracy.dim() == 0
+    assert not accuracy.requires_grad
+
+
+class ReadsNothingBack(TorchDispatchMode):
+    """Fails where the host would have to wait for a device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "equal", "masked_select"), name
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batch_reads_nothing_back() -> None:
+    task = open_task(batch_size=4)
+    with ReadsNothingBack():
+        task.batch(0, 0)
+        with pytest.raises(AssertionError, match="_local_scalar_dense"):
+            torch.ones(()).item()
+
+
+# torch warns that this mode may miss some waits.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits_and_held_out_data_is_that_of_the_cpu() -> None:
+    task = Copying(P_from=3, test_size=50).open(torch.device("cuda"))
+    net = task.network(build("lstm", 600, 12)).cuda()
+    task.loss(net, task.batch(0, 0))[0].backward()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for step in range(3):
+            batch = task.batch(0, step)
+            task.loss(net, batch)[0].backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert batch.inputs.is_cuda
+    there, here = (t.examples("P=100", "test") for t in (task, open_task(test_size=50)))
+    assert torch.equal(there.inputs.cpu(), here.inputs)
+    assert task.score(net, "P=100", "test", (0, 2))["count"].item() == 25
+
+
+def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> None:
+    task = open_task(conditions=("P=100", "L=10,P=50", "L=20,P=50", "L=10,P=100"))
+    assert task.trained_on == "P=50"
+    assert task.conditions == ("P=50", "P=100", "L=20,P=50")
+    assert open_task().conditions == ("P=50", "P=100", "P=200", "P=400")
+
+
+@pytest.mark.parametrize(
+    "condition", ["", "100", "P=", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2", "M=2,P=9", "p=9"]
+)
+def test_a_condition_that_cannot_be_read_is_refused(condition: str) -> None:
+    with pytest.raises(ValueError, match=r"must be like P=100 or L=20,P=100, got"):
+        Copying(conditions=(condition,))
+    with pytest.raises(ValueError, match=r"must be like P=100 or L=20,P=100, got"):
+        open_task().score(nn.Identity(), condition, "test")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"M": 0}, "M must be a whole number of at least 1, got 0"),
+        ({"L": True}, "L must be a whole number of at least 1, got True"),
+        ({"P": 2.5}, "P must be a whole number of at least 1, got 2.5"),
+        ({"P": 9, "P_from": 10}, "P_from must be a whole number from 1 to 9, got 10"),
+        ({"digits": 1}, "digits must be a whole number from 2 to 250, got 1"),
+        ({"M": 7}, "input_size must be a multiple of M = 7, got 600; take input_size=595"),
+        ({"loss_on": "last"}, "loss_on must be all or answer, got 'last'"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"conditions": ("P=0",)}, "P in 'P=0' must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Copying(**options)
+
+
+def test_a_core_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have input_size=600 and batch_first=False, got 8"):
+        open_task().network(build("lstm", 8, 6))
+    with pytest.raises(ValueError, match="got 600 and True"):
+        open_task().network(build("lstm", 600, 6, batch_first=True))
+
+
+@pytest.mark.parametrize("split", ["training", "val", ""])
+def test_a_split_that_is_not_scored_is_refused(split: Any) -> None:
+    with pytest.raises(ValueError, match=f"split must be validation or test, got '{split}'"):
+        open_task().score(nn.Identity(), "P=100", split)
+    with pytest.raises(ValueError, match=f"split must be validation or test, got '{split}'"):
+        open_task().examples("P=100", split)
+
+
+def test_a_share_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0 <= i < n, got \(2, 2\)"):
+        open_task(test_size=5).score(nn.Identity(), "P=100", "test", (2, 2))
+
+
+def test_the_task_is_found_by_its_name() -> None:
+    assert TASKS["copying"] is Copying
+    assert list(TASKS) == ["copying", "mnist", "fashion", "cifar", "balls"]

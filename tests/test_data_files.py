@@ -1,0 +1,754 @@
+"""Files of pictures: whole ones in every form are read, damaged ones never, and downloads."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import socket
+import struct
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from riglstm.tasks import download
+from riglstm.tasks.cifar import CIFAR10, PIXELS, parse_binary, parse_python
+from riglstm.tasks.download import DATASETS, describe, fetch, find, load, obtain
+from riglstm.tasks.files import (
+    Content,
+    DataError,
+    Dataset,
+    Download,
+    Layout,
+    Place,
+    alone_in,
+    data_folder,
+    read,
+)
+from riglstm.tasks.idx import FASHION, MNIST, NAMES, parse, parse_idx
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
+
+
+@pytest.fixture(autouse=True)
+def _no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RIGLSTM_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def sha256(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def idx_bytes(values: Tensor) -> bytes:
+    return (
+        bytes([0, 0, 8, values.dim()])
+        + b"".join(struct.pack(">I", n) for n in values.shape)
+        + bytes(values.flatten().tolist())
+    )
+
+
+def pictures(n: int) -> tuple[Tensor, Tensor]:
+    gen = torch.Generator().manual_seed(n)
+    return (
+        torch.randint(256, (n, 28, 28), generator=gen, dtype=torch.uint8),
+        torch.randint(10, (n,), generator=gen, dtype=torch.uint8),
+    )
+
+
+PARTS = (*pictures(7), *pictures(3))
+CONTENTS = {name: idx_bytes(part) for name, part in zip(NAMES, PARTS, strict=True)}
+PACKED = {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in CONTENTS.items()}
+
+
+def tiny(mirrors: tuple[str, ...] = ()) -> Dataset:
+    """A set with MNIST's names and ten pictures."""
+    return Dataset(
+        "Tiny: 7 + 3 pictures",
+        ("tiny", "TINY/raw"),
+        (
+            Layout(
+                tuple(Content(n, sha256(data), len(data)) for n, data in CONTENTS.items()),
+                parse,
+                spellings=MNIST.layouts[0].spellings,
+            ),
+        ),
+        tuple(
+            Download(n, sha256(data), len(data), tuple(m + n for m in mirrors))
+            for n, data in PACKED.items()
+        ),
+    )
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "tiny", tiny())
+
+
+def put(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def is_tiny(data_dir: Path) -> bool:
+    images = load("tiny", data_dir)
+    parts = (images.train_images[:, 0], images.train_labels)
+    parts += (images.test_images[:, 0], images.test_labels)
+    return all(torch.equal(a, b.to(a.dtype)) for a, b in zip(parts, PARTS, strict=True))
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("below", [".", "tiny", "TINY/raw"])
+@pytest.mark.parametrize("form", ["gz", "plain", "mixed", "spelled"])
+def test_files_are_found_in_every_form_and_place(tmp_path: Path, below: str, form: str) -> None:
+    files = {"gz": PACKED, "plain": CONTENTS}.get(form, {})
+    if form == "mixed":
+        names = [n if i % 2 else f"{n}.gz" for i, n in enumerate(CONTENTS)]
+        files = {name: {**CONTENTS, **PACKED}[name] for name in names}
+    if form == "spelled":
+        files = {name.replace("-idx", ".idx"): data for name, data in CONTENTS.items()}
+    put(tmp_path / below, files)
+    assert find("tiny", tmp_path) == tmp_path / below
+    assert is_tiny(tmp_path)
+    assert describe("tiny", tmp_path).endswith(f"in {tmp_path / below}, all sums right")
+
+
+@pytest.mark.usefixtures("known")
+def test_a_folder_with_the_name_of_the_set_comes_first(tmp_path: Path) -> None:
+    put(tmp_path, dict.fromkeys(CONTENTS, b"another set"))
+    put(tmp_path / "tiny", PACKED)
+    assert is_tiny(tmp_path)
+
+
+@pytest.mark.usefixtures("known")
+def test_the_folder_comes_from_the_argument_or_the_environment_or_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert data_folder(None) == tmp_path / "cache" / "riglstm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert data_folder(None) == Path.home() / ".cache" / "riglstm"
+    monkeypatch.setenv("RIGLSTM_DATA", "~/sets")
+    assert data_folder(None) == Path.home() / "sets"
+    assert data_folder(tmp_path) == tmp_path
+
+
+@pytest.mark.usefixtures("known")
+def test_a_missing_folder_is_told_from_missing_files(tmp_path: Path) -> None:
+    way_out = r"get them with `riglstm data tiny --data-dir .*`, or name the folder that has them"
+    with pytest.raises(DataError, match=rf"nowhere or .*tiny, got no such folder; {way_out}"):
+        find("tiny", tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"expected train-images.*\.gz.* got no such files"):
+        find("tiny", tmp_path)
+    put(tmp_path / "tiny", {NAMES[0]: CONTENTS[NAMES[0]], f"{NAMES[3]}.gz": b""})
+    with pytest.raises(DataError, match=f"got .*tiny without {NAMES[1]}, {NAMES[2]};"):
+        load("tiny", tmp_path)
+    assert describe("tiny", tmp_path) == f"Tiny: 7 + 3 pictures; not in {tmp_path}"
+    with pytest.raises(DataError, match="must be one of mnist, fashion, cifar, tiny, got 'minst'"):
+        find("minst")
+
+
+@pytest.mark.usefixtures("known")
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    name = NAMES[0]
+    put(tmp_path, PACKED)
+    whole = PACKED[f"{name}.gz"]
+    for cut in (0, 1, 15, len(whole) // 2, len(whole) - 1):
+        (tmp_path / f"{name}.gz").write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=f"{name}.gz is damaged.*delete it and download") as e:
+            load("tiny", tmp_path)
+        assert f"`riglstm data tiny --data-dir {tmp_path}`" in str(e.value)
+        assert "if it belongs to another set, leave it, and put the files of tiny" in str(e.value)
+        assert str(e.value).endswith(f"into {tmp_path / 'tiny'}")
+    (tmp_path / name).write_bytes(CONTENTS[name][:-1])
+    size = len(CONTENTS[name])
+    expected = f"expected {size:,} bytes of {name}, got {size - 1:,} bytes, cut short"
+    with pytest.raises(DataError, match=expected):
+        load("tiny", tmp_path)
+    assert f"in {tmp_path}, but {tmp_path / name} is damaged" in describe("tiny", tmp_path)
+
+
+@pytest.mark.usefixtures("known")
+def test_a_file_with_another_sum_is_refused(tmp_path: Path) -> None:
+    changed = bytearray(CONTENTS[NAMES[2]])
+    changed[-1] ^= 1
+    put(tmp_path, {**PACKED, f"{NAMES[2]}.gz": gzip.compress(bytes(changed))})
+    expected = hashlib.sha256(CONTENTS[NAMES[2]]).hexdigest()
+    got = hashlib.sha256(changed).hexdigest()
+    with pytest.raises(DataError, match=f"expected {NAMES[2]} with sha256 {expected}, got {got}"):
+        load("tiny", tmp_path)
+
+
+@real_data
+def test_mnist_is_not_taken_for_fashion_mnist() -> None:
+    with pytest.raises(DataError, match="damaged, or another file"):
+        load("fashion", DATA / "mnist")
+
+
+def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(DataError, match=r"file cannot be read \(No such file"):
+        read(Place(tiny().layouts[0], (path,) * 4))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "begins with 00 00 08, got an empty file"),
+        (b"\x1f\x8b\x08\x00", "begins with 00 00 08, got 1f 8b 08"),
+        (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "begins with 00 00 08, got 00 00 0d"),
+        (b"\0\0\x08\x02\0\0\0\x02\0\0\0\x03abcde", "2 x 3 values: expected 18 bytes, got 17"),
+        (b"\0\0\x08\x03\0\0\0\x02", "expected"),
+    ],
+)
+def test_an_idx_file_that_is_none_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parse_idx(data, "labels")
+
+
+def test_an_idx_file_is_read_as_it_is_written() -> None:
+    assert parse_idx(b"\0\0\x08\x02\0\0\0\x02\0\0\0\x03abcdef", "x").tolist() == [
+        [97, 98, 99],
+        [100, 101, 102],
+    ]
+
+
+def test_labels_that_do_not_fit_the_pictures_are_refused() -> None:
+    blobs = list(CONTENTS.values())
+    blobs[1] = idx_bytes(torch.arange(6))
+    with pytest.raises(DataError, match=r"a label from 0 to 9 for each of 7 pictures, got shape"):
+        parse(blobs)
+    blobs[1] = idx_bytes(torch.arange(4, 11))
+    with pytest.raises(DataError, match="labels up to 10"):
+        parse(blobs)
+    blobs[0], blobs[1] = idx_bytes(torch.zeros(0, 28, 28)), idx_bytes(torch.zeros(0))
+    with pytest.raises(DataError, match=r"each of 0 pictures, got shape \(0,\), labels up to None"):
+        parse(blobs)
+
+
+def records(n: int, seed: int) -> tuple[bytes, list[int]]:
+    """Pixels of n pictures and their labels."""
+    gen = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (n * PIXELS,), generator=gen, dtype=torch.uint8)
+    return bytes(pixels.tolist()), torch.randint(10, (n,), generator=gen).tolist()
+
+
+def binary(pixels: bytes, labels: list[int]) -> bytes:
+    rows = (pixels[i * PIXELS : (i + 1) * PIXELS] for i in range(len(labels)))
+    return b"".join(bytes([label]) + row for label, row in zip(labels, rows, strict=True))
+
+
+def python2_pickle(pixels: bytes, labels: list[int], by_column: bool = False) -> bytes:
+    """What Python 2 writes for {"data": array, "labels": list}, opcode by opcode."""
+    shape = b"J" + struct.pack("<i", len(labels)) + b"J" + struct.pack("<i", PIXELS) + b"\x86"
+    kind = (
+        b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01" + shape + kind + (b"\x88" if by_column else b"\x89")
+        + b"T" + struct.pack("<i", len(pixels)) + pixels + b"tb"
+    )  # fmt: skip
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\x02}U\x04data" + array + b"sU\x06labels" + numbers + b"s."
+
+
+BATCHES = [records(3 - (i == 5), seed=i) for i in range(6)]
+BIN = {c.name: binary(*b) for c, b in zip(CIFAR10.layouts[0].contents, BATCHES, strict=True)}
+PY = {c.name: python2_pickle(*b) for c, b in zip(CIFAR10.layouts[1].contents, BATCHES, strict=True)}
+
+
+def tar(folder: str, files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for name, data in {"readme.html": b"x", **files}.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+@pytest.fixture
+def little_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = tuple(
+        layout._replace(contents=tuple(Content(n, sha256(d), len(d)) for n, d in files.items()))
+        for layout, files in zip(CIFAR10.layouts, (BIN, PY), strict=True)
+    )
+    monkeypatch.setitem(DATASETS, "cifar", CIFAR10._replace(layouts=layouts))
+
+
+def test_both_layouts_of_cifar_hold_the_same_pictures() -> None:
+    first, second = parse_binary(list(BIN.values())), parse_python(list(PY.values()))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+    assert first.train_images.shape == (15, 3, 32, 32)
+    assert first.test_images.shape == (2, 3, 32, 32)
+    pixels, labels = BATCHES[1]
+    assert first.train_labels[3:6].tolist() == labels
+    for channel, row, column in ((0, 0, 0), (1, 2, 3), (2, 31, 31)):
+        place = 2 * PIXELS + channel * 1024 + row * 32 + column
+        assert first.train_images[5, channel, row, column] == pixels[place]
+
+
+# NumPy says so of the place at which Python 2 found it.
+@pytest.mark.filterwarnings("ignore:numpy.core is deprecated:DeprecationWarning")
+def test_a_pickle_is_read_as_numpy_reads_it() -> None:
+    pixels, labels = BATCHES[0]
+    for by_column in (False, True):
+        data = python2_pickle(pixels, labels, by_column)
+        wanted = pickle.loads(data, encoding="bytes")
+        images = parse_python([data, data])
+        assert images.train_images.flatten(1).tolist() == wanted[b"data"].tolist()
+        assert images.test_labels.tolist() == wanted[b"labels"] == labels
+
+
+@pytest.mark.usefixtures("little_cifar")
+@pytest.mark.parametrize("base", [".", "cifar10", "cifar-10"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"cifar-10-batches-bin": BIN},
+        {"cifar-10-batches-py": PY},
+        {".": BIN},
+        {".": {"cifar-10-binary.tar.gz": tar("cifar-10-batches-bin", BIN)}},
+        {".": {"cifar-10-python.tar.gz": tar("cifar-10-batches-py", PY)}},
+    ],
+    ids=["binary", "python", "here", "binary-archive", "python-archive"],
+)
+def test_cifar_is_found_in_every_form_and_place(
+    tmp_path: Path, base: str, files: dict[str, dict[str, bytes]]
+) -> None:
+    for below, contents in files.items():
+        put(tmp_path / base / below, contents)
+    images = load("cifar", tmp_path)
+    assert torch.equal(images.train_images, parse_binary(list(BIN.values())).train_images)
+
+
+@pytest.mark.usefixtures("little_cifar")
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
+    whole = tar("cifar-10-batches-bin", BIN)
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    for cut in (0, 10, len(whole) // 2, len(whole) - 1000):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=r"binary\.tar\.gz is damaged.*delete it and download"):
+            load("cifar", tmp_path)
+    path.write_bytes(tar("cifar-10-batches-bin", {n: d for n, d in BIN.items() if "5" not in n}))
+    with pytest.raises(DataError, match=r"got none of data_batch_5\.bin"):
+        load("cifar", tmp_path)
+    path.write_bytes(tar("cifar-10-batches-bin", {**BIN, "test_batch.bin": bytes(2 * 3073)}))
+    with pytest.raises(DataError, match=r"expected test_batch\.bin with sha256"):
+        load("cifar", tmp_path)
+
+
+def test_a_pickle_that_asks_for_anything_else_runs_nothing(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "bomb"),)
+
+    for data in (
+        pickle.dumps(Bomb(), protocol=2),
+        pickle.dumps(Bomb()),
+        b"cbuiltins\neval\n(S'1/0'\ntR.",
+        b"(S'1/0'\nibuiltins\neval\n.",
+    ):
+        with pytest.raises(DataError, match="which is no part of CIFAR-10"):
+            parse_python([data])
+    assert everything_below(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps({b"labels": [1]}),
+        pickle.dumps({b"data": b"abc", b"labels": [1]}),
+        pickle.dumps([1, 2]),
+        python2_pickle(*BATCHES[0]).replace(b"U\x02u1", b"U\x02f8"),
+        python2_pickle(BATCHES[0][0][:-1], BATCHES[0][1]),
+    ],
+)
+def test_a_pickle_of_something_else_is_refused(data: bytes) -> None:
+    with pytest.raises(DataError, match="must hold b'data', an array of bytes with 3072 in a row"):
+        parse_python([data])
+
+
+def test_a_truncated_file_of_cifar_is_refused() -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        parse_python([python2_pickle(*BATCHES[0])[:-5000]])
+    for data in (b"", BIN["test_batch.bin"][:-1]):
+        with pytest.raises(DataError, match="whole records of 3073 bytes, got"):
+            parse_binary([data])
+    bad = bytearray(BIN["test_batch.bin"])
+    bad[0] = 10
+    with pytest.raises(DataError, match="a label from 0 to 9 for each of 2 pictures, got 2 from"):
+        parse_binary([bytes(bad)])
+    labels = b"](" + b"".join(b"K" + bytes([label]) for label in BATCHES[0][1]) + b"e"
+    unlabelled = python2_pickle(*BATCHES[0]).replace(labels, b"]")
+    with pytest.raises(DataError, match="a label from 0 to 9 for each of 3 pictures, got none"):
+        parse_python([unlabelled])
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """Serves files by their path or last name; a value that is a number is an HTTP status."""
+
+    def __init__(self, files: dict[str, bytes | int], asked: list[str], *args: object) -> None:
+        self.files, self.asked = files, asked
+        super().__init__(*args)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        data = self.files.get(self.path, self.files.get(self.path.rsplit("/", 1)[-1], 404))
+        if isinstance(data, int):
+            self.send_error(data)
+            return
+        self.send_response(200)
+        # More than there is, where the path asks for it: a connection that breaks.
+        more = 100 if self.path.startswith("/broken/") else 0
+        self.send_header("Content-Length", str(len(data) + more))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Server:
+    """A mirror on this machine."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | int] = dict(PACKED)
+        self.asked: list[str] = []
+        handler = partial(Mirror, self.files, self.asked)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    pytest.importorskip("pooch", reason="downloads need pooch")
+    mirror = Server()
+    yield mirror
+    mirror.close()
+
+
+@pytest.fixture
+def refused() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
+    monkeypatch.setitem(DATASETS, "tiny", tiny(mirrors))
+
+
+def test_a_set_is_downloaded_once(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, f"{server.url}/good/")
+    lines: list[str] = []
+    folder = fetch("tiny", tmp_path / "new" / "data", lines.append)
+    assert folder == tmp_path / "new" / "data" / "tiny"
+    assert everything_below(folder) == sorted(PACKED)
+    assert is_tiny(tmp_path / "new" / "data")
+    assert len(lines) == len(server.asked) == 4
+    assert lines[0] == f"downloading {server.url}/good/{NAMES[0]}.gz (0.0 MB)"
+    assert fetch("tiny", tmp_path / "new" / "data", lines.append) == folder
+    assert len(server.asked) == 4
+
+
+def test_a_download_goes_on_where_it_was_left_and_replaces_damaged_files(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, f"{server.url}/good/")
+    names = list(PACKED)
+    put(tmp_path / "tiny", {names[0]: PACKED[names[0]], names[1]: b"half"})
+    old = put(tmp_path / "tiny", {f"{names[1]}.999.part": b"left"}) / f"{names[1]}.999.part"
+    os.utime(old, (time.time() - 7200,) * 2)
+    fetch("tiny", tmp_path)
+    assert server.asked == [f"/good/{name}" for name in names[1:]]
+    assert everything_below(tmp_path / "tiny") == sorted(PACKED)
+    assert is_tiny(tmp_path)
+
+
+def test_the_next_mirror_is_asked_where_one_fails(
+    server: Server, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files.update({f"/lost/{name}": 404 for name in PACKED})
+    use(monkeypatch, refused, *(f"{server.url}/{m}/" for m in ("lost", "broken", "good")))
+    fetch("tiny", tmp_path)
+    assert is_tiny(tmp_path)
+    asked = [f"/{mirror}/{name}" for name in PACKED for mirror in ("lost", "broken", "good")]
+    assert server.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (OSError(), "OSError"),
+        (TimeoutError(errno.ETIMEDOUT, "timed out"), "timed out"),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), "reset"),
+    ],
+)
+def test_a_failure_of_the_network_is_not_the_folders(
+    failure: OSError, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def downloads(url: str, output_file: IO[bytes], pooch: None) -> None:
+        if url.startswith("http://bad"):
+            raise failure
+        output_file.write(PACKED[url.rsplit("/", 1)[-1]])
+
+    monkeypatch.setattr(download, "_downloader", lambda *_: downloads)
+    use(monkeypatch, "http://bad/", "http://good/")
+    fetch("tiny", tmp_path / "a")
+    assert is_tiny(tmp_path / "a")
+    use(monkeypatch, "http://bad/")
+    with pytest.raises(DataError, match=rf"http://bad/{NAMES[0]}\.gz: .*{words}"):
+        fetch("tiny", tmp_path / "b")
+
+
+def test_a_damaged_file_that_would_be_read_first_is_named_before_anything_is_downloaded(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, f"{server.url}/good/")
+    plain = put(tmp_path / "tiny", {NAMES[1]: CONTENTS[NAMES[1]], NAMES[2]: b"half"}) / NAMES[2]
+    with pytest.raises(DataError, match=rf"{NAMES[2]} is damaged.*delete it and download"):
+        fetch("tiny", tmp_path)
+    assert server.asked == []
+    plain.unlink()
+    fetch("tiny", tmp_path)
+    assert is_tiny(tmp_path)
+
+
+@pytest.mark.usefixtures("little_cifar")
+def test_damaged_files_before_a_whole_archive_are_named_before_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_downloader", lambda *_: pytest.fail("downloads"))
+    put(tmp_path / "cifar10" / "cifar-10-batches-bin", {**BIN, "test_batch.bin": b"half"})
+    with pytest.raises(DataError, match=r"test_batch\.bin is damaged.*`riglstm data cifar"):
+        fetch("cifar", tmp_path)
+
+
+def test_one_process_downloads_while_others_wait_and_take_what_it_brought(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fcntl", reason="locks of this kind are not on this system")
+    use(monkeypatch, f"{server.url}/good/")
+    lines: list[str] = []
+    waiting = threading.Thread(target=fetch, args=("tiny", tmp_path, lines.append))
+    with alone_in(tmp_path / "tiny", lines.append) as alone:
+        assert alone
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        assert lines == [f"waiting for another process that makes files in {tmp_path / 'tiny'}"]
+        put(tmp_path / "tiny", PACKED)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert server.asked == []
+    assert len(lines) == 1
+
+
+def test_who_waited_for_one_that_failed_makes_the_folder_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fcntl", reason="locks of this kind are not on this system")
+    use(monkeypatch, f"{server.url}/good/")
+    waiting = threading.Thread(target=fetch, args=("tiny", tmp_path))
+    with alone_in(tmp_path / "tiny", print):
+        waiting.start()
+        waiting.join(0.3)
+        (tmp_path / "tiny").rmdir()
+    waiting.join(30)
+    assert is_tiny(tmp_path)
+
+
+def test_what_another_process_is_writing_may_vanish_and_has_a_name_of_its_own(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, f"{server.url}/good/")
+    other = put(tmp_path / "tiny", {f"{NAMES[0]}.gz.77.part": b"x"}) / f"{NAMES[0]}.gz.77.part"
+    stat = Path.stat
+
+    def vanishing(path: Path, **options: Any) -> os.stat_result:
+        if path == other:
+            path.unlink(missing_ok=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", vanishing)
+    fetch("tiny", tmp_path)
+    monkeypatch.undo()
+    assert everything_below(tmp_path / "tiny") == sorted(PACKED)
+    names = {download.aside(other).name for _ in range(3)}
+    assert len(names) == 3
+    assert all(name.startswith(other.name) and name.endswith(".part") for name in names)
+
+
+def test_a_mirror_with_another_file_is_not_believed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, f"{server.url}/one/", f"{server.url}/two/")
+    name = f"{NAMES[1]}.gz"
+    server.files[name] = b"x" * len(PACKED[name])
+    with pytest.raises(DataError) as error:
+        fetch("tiny", tmp_path)
+    assert f"expected {len(PACKED[name]):,} bytes with {sha256(PACKED[name])}" in str(error.value)
+    for mirror in ("one", "two"):
+        line = f"/{mirror}/{name}: {len(PACKED[name]):,} bytes with another sum"
+        assert line in str(error.value)
+    # What came before it is whole, and stays.
+    assert everything_below(tmp_path / "tiny") == [f"{NAMES[0]}.gz"]
+
+
+def test_without_a_network_the_error_names_the_mirrors_and_nothing_is_left(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pooch", reason="downloads need pooch")
+    use(monkeypatch, refused, refused)
+    with pytest.raises(DataError) as error:
+        fetch("tiny", tmp_path / "a" / "b")
+    assert str(error.value).count(refused) == 2
+    assert "Connection refused" in str(error.value)
+    assert "check the network, or put the file into" in str(error.value)
+    assert everything_below(tmp_path) == []
+
+
+def test_an_answer_that_is_an_error_is_named(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, f"{server.url}/good/")
+    server.files[f"{NAMES[0]}.gz"] = 503
+    with pytest.raises(DataError, match="503 Server Error"):
+        fetch("tiny", tmp_path)
+    assert everything_below(tmp_path) == []
+
+
+def test_a_full_disk_is_named_and_nothing_half_written_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def writes_half(url: str, output_file: IO[bytes], pooch: None) -> None:
+        name = url.rsplit("/", 1)[-1]
+        output_file.write(PACKED[name][:50])
+        assert list(tmp_path.rglob(f"{name}.*.part"))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    use(monkeypatch, "http://mirror/", "http://other/")
+    monkeypatch.setattr(download, "_downloader", lambda *_: writes_half)
+    with pytest.raises(DataError, match=r"cannot be written to \(No space left on device\)"):
+        fetch("tiny", tmp_path / "a")
+    assert everything_below(tmp_path) == []
+
+
+def test_a_download_that_is_stopped_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(url: str, output_file: IO[bytes], pooch: None) -> None:
+        output_file.write(b"half")
+        raise KeyboardInterrupt
+
+    use(monkeypatch, "http://mirror/")
+    monkeypatch.setattr(download, "_downloader", lambda *_: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fetch("tiny", tmp_path / "a")
+    assert everything_below(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, "http://mirror/")
+    tmp_path.chmod(0o500)
+    with pytest.raises(DataError, match=r"cannot be written to \(Permission denied\)"):
+        fetch("tiny", tmp_path / "a")
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, "http://mirror/")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match=r"file/tiny cannot be written to"):
+        fetch("tiny", tmp_path / "file")
+
+
+def test_without_pooch_the_error_says_how_to_get_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, "http://mirror/")
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(DataError) as error:
+        fetch("tiny", tmp_path)
+    assert "pip install pooch" in str(error.value)
+    assert f"put {NAMES[0]}.gz into {tmp_path / 'tiny'} yourself" in str(error.value)
+    assert f"from http://mirror/{NAMES[0]}.gz" in str(error.value)
+    assert everything_below(tmp_path) == []
+
+
+def test_a_set_is_downloaded_by_itself_only_into_the_cache(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, f"{server.url}/good/")
+    named = put(tmp_path / "named", {})
+    with pytest.raises(DataError, match="got no such files"):
+        obtain("tiny", named)
+    monkeypatch.setenv("RIGLSTM_DATA", str(named))
+    with pytest.raises(DataError, match="got no such files"):
+        obtain("tiny")
+    assert server.asked == []
+    monkeypatch.delenv("RIGLSTM_DATA")
+    assert len(obtain("tiny").train_images) == 7
+    assert len(obtain("tiny").train_images) == 7
+    assert len(server.asked) == 4
+    assert find("tiny") == tmp_path / "cache" / "riglstm" / "tiny"
+
+
+def test_the_sets_pin_a_sum_for_every_file_and_have_several_mirrors() -> None:
+    sums = []
+    for dataset in (MNIST, FASHION, CIFAR10):
+        for file in (*dataset.downloads, *(c for y in dataset.layouts for c in y.contents)):
+            kind, _, digits = file.checksum.partition(":")
+            assert len(digits) == {"sha256": 64, "md5": 32}[kind]
+            int(digits, 16)
+            sums.append(digits)
+        for file in dataset.downloads:
+            assert len(file.urls) == len(set(file.urls)) >= 3
+            assert all(url.endswith("/" + file.name) for url in file.urls)
+            assert file.checksum.startswith("sha256:")
+    assert len(sums) == len(set(sums)) == 29
+
+
+@real_data
+def test_the_files_of_mnist_are_those_that_would_be_downloaded() -> None:
+    for file in MNIST.downloads:
+        data = (DATA / "mnist" / file.name).read_bytes()
+        assert (len(data), sha256(data)) == (file.size, file.checksum)

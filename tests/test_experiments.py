@@ -1,0 +1,276 @@
+"""Runs: built, trained, tested by both rules, tested again from the folder, and put in a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from riglstm.experiments import complexity, reproduce, rows
+from riglstm.experiments.plan import FAILED, plan
+from riglstm.experiments.recipes import RECIPES, SMALL, Recipe, Row, Setting
+from riglstm.experiments.reproduce import reproduce as make
+from riglstm.experiments.run import build, evaluate, load, run
+from riglstm.experiments.spec import RunSpec
+from riglstm.experiments.tables import TABLES
+from riglstm.models import MODELS
+from riglstm.train.config import Fit
+from riglstm.train.folder import RunFolder
+from riglstm.train.weights import load_weights
+
+TASK: dict[str, Any] = {
+    **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4", "P=6")},
+    **{"batch_size": 16, "validation_size": 20, "test_size": 30},
+}
+FIT = Fit(updates=6, lr=0.03, evaluate_every=2, checkpoint_every=3, device="cpu", tensorboard=False)
+SPEC = RunSpec(
+    *("copying", TASK, "riglstm", 12, {"num_cells": 3, "variant": "rand_cells"}, FIT), seed=1
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a model that draws, also when it is tested."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    run(SPEC, path, progress=False)
+    return path
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_built_at_quick_size(name: str) -> None:
+    row = RECIPES["mnist"]["quick"].rows[name]
+    options = {"L": 1, "P": 2, "input_size": SMALL.hidden, **row.task}
+    spec = RunSpec("copying", options, row.model, row.hidden_size, dict(row.options), Fit(), 0)
+    task, net = build(spec)
+    batch = task.batch(0, 0, slice(2))
+    loss, _ = task.loss(net, batch)
+    assert loss.isfinite()
+
+
+def test_every_row_of_every_table_without_files_is_built() -> None:
+    for table in ("copying", "balls"):
+        for planned in plan(table, list(RECIPES[table]["quick"].rows), 1, "quick", "nowhere"):
+            task, net = build(planned.spec)
+            trained_on = RECIPES[table]["quick"].settings[planned.setting].trained_on
+            assert task.trained_on == trained_on
+            assert set(task.conditions) == {trained_on, *RECIPES[table]["quick"].conditions}
+            assert net.get_submodule("core")
+
+
+def test_start_values_depend_on_the_seed_alone_and_leave_no_trace() -> None:
+    before = torch.get_rng_state()
+    first = build(SPEC)[1].state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    again = build(SPEC)[1].state_dict()
+    other = build(replace(SPEC, seed=2))[1].state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_result_has_both_rules_and_its_cost(folder: Path) -> None:
+    result = json.loads((folder / "result.json").read_text())
+    found = [(row["condition"], row["chosen_on"]) for row in result["rows"]]
+    assert found == [
+        *((c, "validation@P=2") for c in ("P=2", "P=4", "P=6")),
+        *((c, f"validation@{c}") for c in ("P=4", "P=6")),
+    ]
+    for row in result["rows"]:
+        assert row["step"] == result["chosen"][row["chosen_on"].removeprefix("validation@")]["step"]
+        assert (row["model"], row["seed"], row["metric"]) == ("rand_cells", 1, "accuracy")
+        assert 0 <= row["value"] <= 1
+    assert result["updates"] == 6
+    assert result["stopped"] == "updates"
+    assert result["seconds"] > 0
+    assert result["device"].startswith("CPU")
+    assert result["parameters"] == sum(p.numel() for p in build(SPEC)[1].parameters())
+    config = json.loads((folder / "config.json").read_text())
+    assert RunSpec.from_json(config).digest() == SPEC.digest()
+    assert config["task_options"]["loss_on"] == "all"
+    assert config["model_options"]["soft_update"] is True
+
+
+def test_evaluating_a_folder_gives_the_recorded_values(folder: Path) -> None:
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    recorded = json.loads((folder / "result.json").read_text())
+    torch.manual_seed(7)
+    again = evaluate(folder, "cpu")
+    assert again["rows"] == recorded["rows"]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files
+
+
+def test_other_conditions_are_tested_with_what_the_training_condition_chose(folder: Path) -> None:
+    again = evaluate(folder, "cpu", conditions=["P=4", "P=9"])
+    found = [(row["condition"], row["chosen_on"]) for row in again["rows"]]
+    assert found == [
+        ("P=4", "validation@P=2"),
+        ("P=9", "validation@P=2"),
+        ("P=4", "validation@P=4"),
+    ]
+
+
+def test_load_gives_the_chosen_weights(folder: Path) -> None:
+    spec, task, net = load(folder, "cpu")
+    assert spec.digest() == SPEC.digest()
+    assert not net.training
+    step = json.loads((folder / "result.json").read_text())["chosen"][task.trained_on]["step"]
+    expected = build(SPEC)[1]
+    load_weights(expected, RunFolder(folder).weights_of(step))
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(net.state_dict()[name], weight)
+
+
+def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a run: expected the file result\.json"):
+        evaluate(tmp_path)
+    RunFolder(tmp_path).begin(SPEC.resolved(), command="", device="", resume=False)
+    with pytest.raises(ValueError, match=r"not done: expected result\.json.* by --resume first"):
+        load(tmp_path)
+
+
+GOOD = Row("LSTM", "lstm", 8)
+BAD = Row("RIM", "rim", 12, {"num_cells": 3, "active_cells": 2}, fit={"lr": 1e38})
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of two models, one of which diverges."""
+    task = {name: value for name, value in TASK.items() if name != "conditions"}
+    recipe = Recipe(
+        {"lstm": GOOD, "rim": BAD},
+        settings={"M=1": Setting("P=2", {"M": 1}), "M=2": Setting("P=2", {"M": 2})},
+        conditions=("P=4", "P=6"),
+        task=task,
+        fit=FIT,
+        models=("lstm", "rim"),
+        seeds=1,
+    )
+    table = replace(TABLES["copying"], recipes={"quick": recipe})
+    monkeypatch.setitem(TABLES, "copying", table)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = {"root": tmp_path / "runs", "out": tmp_path / "out", "results": tmp_path / "r.csv"}
+    ask: dict[str, Any] = {**where, "device": "cpu", "progress": False}
+    half = plan("copying", None, 1, "quick", where["root"])[0]
+    # As if it had been stopped before its first checkpoint.
+    RunFolder(half.folder).begin(half.spec.resolved(), command="", device="", resume=False)
+    made = make("copying", **ask)
+    states = [p.state for p in plan("copying", None, 1, "quick", where["root"])]
+    assert states == ["done", "failed", "done", "failed"]
+    assert made.failed == 2
+    assert re.search(r"\| M=1 +\| RIM +\| \(3, 2\) +(\| +1 failed ){3}", made.rendered.markdown)
+    said = (
+        "Failed: rim, M=1, seed 0: the loss of update 2 is not a finite number (copying-rim-seed0-"
+    )
+    assert said in made.rendered.markdown
+    assert str(tmp_path) not in made.rendered.markdown
+    assert [path.name for path in made.paths] == [
+        f"copying-quick.{s}" for s in ("md", "csv", "tex")
+    ]
+    assert made.paths[0].read_text() == made.rendered.markdown
+    assert len(list(csv.reader(io.StringIO(made.rendered.csv)))) == 1 + 4 * 5
+    assert len(rows.read(where["results"])) == 2 * 5
+
+    called: list[str] = []
+
+    def count(spec: RunSpec, *args: Any, **options: Any) -> dict[str, Any]:
+        called.append(spec.name)
+        return {}
+
+    monkeypatch.setattr(reproduce, "run", count)
+    again = make("copying", **ask)
+    assert called == []
+    assert again.rendered == made.rendered
+    assert len(rows.read(where["results"])) == 2 * 5
+    # Models say what is trained, and never what the table has.
+    for models in (["lstm"], ["rim"]):
+        assert make("copying", models, **ask).rendered == made.rendered
+    assert called == []
+    make("copying", **ask, retry_failed=True)
+    assert called == ["rim", "rim"]
+    failed = [p for p in plan("copying", None, 1, "quick", where["root"]) if p.row == "rim"]
+    assert [p.state for p in failed] == ["new", "new"]
+    assert [list(p.folder.glob("*")) for p in failed] == [[], []]
+    more = make("copying", ["lstm"], 2, **ask)
+    assert called[2:] == ["lstm", "lstm"]
+    assert "(1; 1 to run)" in more.rendered.markdown
+    assert "- Rows without a run, left out: RIM.\n" in more.rendered.markdown
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_table_has_the_runs_of_all_seeds_that_were_made(tmp_path: Path) -> None:
+    ask: dict[str, Any] = {"root": tmp_path / "runs", "out": tmp_path / "out"}
+    ask |= {"device": "cpu", "progress": False}
+    for planned in plan("copying", ["lstm"], 2, "quick", ask["root"]):
+        if (planned.setting, planned.spec.seed) != ("M=2", 1):
+            run(planned.spec, planned.folder, progress=False)
+    made = make("copying", ["lstm"], 1, **ask)
+    found = list(csv.DictReader(io.StringIO(made.rendered.csv)))
+    counts = {(row["setting"], row["n"], row["missing"]) for row in found}
+    assert counts == {("M=1", "2", "0"), ("M=2", "1", "0")}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_failed_is_begun_anew(tmp_path: Path) -> None:
+    ask: dict[str, Any] = {"root": tmp_path / "runs", "out": tmp_path / "out"}
+    ask |= {"device": "cpu", "progress": False}
+    make("copying", ["rim"], **ask)
+    failed, _ = plan("copying", ["rim"], 1, "quick", ask["root"])
+    assert failed.state == "failed"
+    left = failed.folder / "checkpoints" / "left"
+    left.parent.mkdir(exist_ok=True)
+    left.touch()
+    assert make("copying", ["rim"], **ask, retry_failed=True).failed == 2
+    assert not left.exists()
+    assert (failed.folder / FAILED).exists()
+    assert "resumed" not in json.loads((failed.folder / "run.json").read_text())
+
+
+def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:
+    show: list[str] = []
+    table = complexity.table(["lstm", "riglstm"], "quick", "cpu", show.append, (3, 2), 2)
+    found = list(csv.DictReader(io.StringIO(table.csv)))
+    by = {(row["model"], row["quantity"]): float(row["measured"]) for row in found}
+    names = dict.fromkeys(model for model, _ in by)
+    assert [f"measuring {name}" for name in names] == show
+    lstm = next(name for name in names if name.startswith("LSTM"))
+    # Embedding of two values, the core, and the read-out of ten classes.
+    around = 2 * 600 + 600 * 10 + 10
+    assert by[lstm, "parameters"] == 2_884_800 + around
+    assert by["RigLSTM", "parameters"] == 3_353_000 + around
+    for name in names:
+        assert by[name, "2x2"] > 0
+        assert by[name, "memory"] > 4 * by[name, "parameters"]
+    assert re.search(r"\| RigLSTM +\| \(6, 4\) +\|", table.markdown)
+    assert "tab:complexity-quick" in table.latex
+    assert {(row["budget"], row["rounds"]) for row in found} == {("quick", "1")}
+    assert "3.6M" in table.markdown
+    assert "Tesla V100" in table.markdown
+
+
+def test_what_cannot_be_measured_is_said() -> None:
+    with pytest.raises(ValueError, match="models must be some of lstm, rim, riglstm, got 'gru'"):
+        complexity.table(["gru"])
+    with pytest.raises(ValueError, match="budget must be one of quick, paper, got 'all'"):
+        complexity.table(budget="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus() -> None:
+    spec = RunSpec("copying", TASK, "rim", 12, {"num_cells": 3}, Fit(), 0)
+    assert build(spec, "cuda")[1].get_submodule("core")._compiled is not None  # type: ignore[union-attr]
+    assert build(spec, "cpu")[1].get_submodule("core")._compiled is None  # type: ignore[union-attr]
+    table = complexity.table(None, "quick", "cuda", None, (2, 3), 2)
+    assert torch.cuda.get_device_name() in table.markdown

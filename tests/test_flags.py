@@ -1,0 +1,246 @@
+"""Flags from dataclasses: types, defaults, help from docstrings, and what cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from riglstm.cli import UsageError, flags, text, values
+
+Capture = pytest.CaptureFixture[str]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Measure something.
+
+    Example: riglstm measure here
+    """
+
+    run: Path
+    """The folder."""
+    names: tuple[str, ...] = flags.positional(())
+    """Names, if any."""
+    steps: int = 1
+    """Steps; 50 % of them count.
+
+    The rest does not."""
+    limit: float | None = None
+    """A limit; None: no limit."""
+    P_from: int | None = 3
+    """The first."""
+    loud: bool = True
+    """Whether to say it."""
+    kind: Literal["top", "all"] = "top"
+    """Which kind."""
+    kinds: tuple[Literal["top", "all"], ...] = ("top",)
+    """Which kinds."""
+    out: Path | None = None
+    """A file."""
+    places: tuple[int, ...] = field(default_factory=lambda: (1, 2))
+    """Where."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+
+
+@dataclass(frozen=True)
+class Other:
+    """Other flags."""
+
+    speed: float = 1e-3
+    """How fast."""
+
+
+@dataclass(frozen=True)
+class Child(Other):
+    """A class that takes a flag over and adds one."""
+
+    more: int = 0
+    """One more."""
+
+
+def read(*args: str) -> Sizes:
+    return flags.read_one("riglstm measure", Sizes, args)
+
+
+def test_what_is_not_given_is_the_default() -> None:
+    assert read("here") == Sizes(Path("here"))
+
+
+def test_every_type_is_read() -> None:
+    given = read(
+        *("here", "a", "b", "--steps", "4", "--limit", "1e-3", "--P-from", "7", "--no-loud"),
+        *("--kind", "all", "--kinds", "all", "top", "--out", "~/x", "--places", "3"),
+    )
+    assert given == Sizes(
+        *(Path("here"), ("a", "b"), 4, 1e-3, 7, False),
+        *("all", ("all", "top"), Path("~/x").expanduser(), (3,)),
+    )
+
+
+def test_none_is_a_value_where_the_type_has_it() -> None:
+    given = read("here", "--limit", "none", "--P-from", "None", "--out", "none")
+    assert (given.limit, given.P_from, given.out) == (None, None, None)
+
+
+def test_a_list_can_be_given_in_parts_or_empty() -> None:
+    assert read("here", "--kinds", "all", "--kinds", "top").kinds == ("all", "top")
+    assert read("here", "--kinds").kinds == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("here", "--stepz", "3"), "there is no flag --stepz; did you mean --steps?"),
+        (("here", "--kin=3"), "there is no flag --kin=3; did you mean --kind?"),
+        (("here", "--P_from", "3"), "there is no flag --P_from; did you mean --P-from?"),
+        (("here", "--zzz"), "there is no flag --zzz (`riglstm measure --help` explains"),
+        (("here", "--steps", "many"), "--steps: expected a whole number, got 'many'"),
+        (("here", "--limit", "x"), "--limit: expected a number or none, got 'x'"),
+        (("here", "--kind", "some"), "--kind: expected one of top, all, got 'some'"),
+        (("here", "--kinds", "some"), "--kinds: expected one of top, all, got 'some'"),
+        (("here", "--steps"), "--steps: expected one argument"),
+        (("here", "--steps", "0"), "--steps must be at least 1, got 0"),
+        (("here", "--steps", "1", "2"), "'2' was not expected here"),
+        ((), "the following arguments are required: RUN (`riglstm measure --help`"),
+    ],
+)
+def test_what_cannot_be_read_is_explained(args: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read(*args)
+    assert message in str(error.value)
+
+
+def test_help_has_docstrings_types_and_defaults(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        read("--help")
+    assert end.value.code == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "usage: riglstm measure RUN [NAMES ...] [flags]"
+    for line in (
+        "Measure something.",
+        "Example: riglstm measure here",
+        "RUN The folder.",
+        "NAMES Names, if any.",
+        "--steps INT Steps; 50 % of them count. The rest does not. (default: 1)",
+        "--limit FLOAT|none A limit; none: no limit. (default: none)",
+        "--loud, --no-loud Whether to say it. (default: yes)",
+        "--kind top|all Which kind. (default: top)",
+        "--kinds [top|all ...] Which kinds. (default: top)",
+        "--out PATH|none A file. (default: none)",
+        "--places [INT ...] Where. (default: 1 2)",
+    ):
+        assert line in lines
+
+
+def test_several_dataclasses_are_groups_of_one_command_line(capsys: Capture) -> None:
+    groups: dict[str, type] = {"sizes": Sizes, "other": Other}
+    given = flags.read("riglstm both", "About.", groups, ["x", "--speed", "2", "--steps", "5"])
+    assert given == {"sizes": Sizes(Path("x"), steps=5), "other": Other(2.0)}
+    with pytest.raises(SystemExit):
+        flags.read("riglstm both", "About.", groups, ["--help"])
+    out = capsys.readouterr().out
+    assert out.index("sizes:") < out.index("--steps") < out.index("other:") < out.index("--speed")
+
+
+def test_a_flag_of_two_dataclasses_is_refused() -> None:
+    with pytest.raises(TypeError, match="speed is a flag of a and of b"):
+        flags.read("riglstm both", "", {"a": Other, "b": Child}, [])
+
+
+def test_docstrings_are_inherited() -> None:
+    assert flags.docs(Child) == {"speed": "How fast.", "more": "One more."}
+
+
+def test_a_class_without_source_has_flags_without_help(capsys: Capture) -> None:
+    space: dict[str, Any] = {}
+    exec("class Made:\n    x: int = 1\n", space)
+    made = dataclass(frozen=True)(space["Made"])
+    assert flags.docs(made) == {}
+    assert flags.read_one("riglstm made", made, ["--x", "2"]) == made(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "value"),
+    [
+        (int, "10_000", 10_000),
+        (bool, "true", True),
+        (bool, "False", False),
+        (Sequence[int], "6,3", (6, 3)),
+        (Sequence[int] | None, "4", (4,)),
+        (Sequence[int] | None, "none", None),
+        (float | None, "none", None),
+        (Literal[1, 2], "2", 2),
+    ],
+)
+def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> None:
+    assert values.convert(kind, word) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "message"),
+    [
+        (bool, "maybe", "expected true or false, got 'maybe'"),
+        (Sequence[int], "6,x", "expected a whole number, got 'x'"),
+        (Literal["a"] | None, "b", "expected one of a, none, got 'b'"),
+        (dict, "x", "which cannot be given as text, got 'x'"),
+    ],
+)
+def test_text_of_another_type_is_explained(kind: Any, word: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        values.convert(kind, word)
+
+
+def test_a_table_aligns_its_columns() -> None:
+    printed = text.table("t", ("", "ms", "ratio"), [("a",), ("  nn.LSTM", "1.50", "base")])
+    assert printed.splitlines() == [
+        "t",
+        "             ms  ratio",
+        "──────────────────────",
+        "a",
+        "  nn.LSTM  1.50   base",
+    ]
+
+
+def test_a_plot_puts_every_value_at_its_height() -> None:
+    lines = text.plot({"one": [1.0, 0.5], "two": [1.0, 0.0]}, ["P=1", "P=2"]).splitlines()
+    assert lines[0] == "100% │    *"
+    assert lines[5] == " 50% │            A"
+    assert lines[10] == "  0% │            B"
+    assert lines[12].split() == ["P=1", "P=2"]
+    assert lines[13].strip() == "A one, B two, * several"
+
+
+def test_a_plot_begins_at_its_floor() -> None:
+    lines = text.plot({"one": [0.25, 0.1]}, ["a", "b"], floor=0.25).splitlines()
+    assert [line[:4] for line in lines[:11:5]] == ["100%", " 62%", " 25%"]
+    assert lines[10].count("A") == 2
+
+
+def test_a_ticker_is_silent_where_nobody_watches(capsys: Capture) -> None:
+    ticker = text.Ticker(2)
+    ticker.tick("work")
+    ticker.clear()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_ticker_writes_over_its_line_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    ticker = text.Ticker(2)
+    ticker.tick("training", "LSTM")
+    ticker.clear()
+    err = capsys.readouterr().err
+    assert err.startswith("\r1/2")
+    assert "training: LSTM" in err
+    assert err.endswith("\r")

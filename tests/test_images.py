@@ -1,0 +1,414 @@
+"""Pictures as sequences: the real files, resizing, splits, batches, and the score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm.models import build
+from riglstm.tasks.base import means
+from riglstm.tasks.download import load
+from riglstm.tasks.files import Images
+from riglstm.tasks.images import CIFAR10, MNIST, Fashion, ImageTask, SequentialImages
+from riglstm.tasks.pictures import positions, split_up
+
+CPU = torch.device("cpu")
+DATA = Path(__file__).parents[2] / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
+
+
+@pytest.fixture(scope="module")
+def mnist() -> Images:
+    return load("mnist", DATA)
+
+
+def noise(train: int = 50, test: int = 20, channels: int = 1, side: int = 28) -> Images:
+    """Pictures of random pixels, the same at every call."""
+    gen = torch.Generator().manual_seed(0)
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        shape = (n, channels, side, side)
+        pixels = torch.randint(256, shape, generator=gen, dtype=torch.uint8)
+        return pixels, torch.randint(10, (n,), generator=gen)
+
+    return Images(*draw(train), *draw(test))
+
+
+def small(images: Images | None = None, **options: Any) -> ImageTask:
+    """A task of 4x4 pictures and a width of 6, so that it takes no time."""
+    config = MNIST(**{"size": 4, "conditions": ("5x5",), "input_size": 6, **options})
+    return ImageTask(config, images or noise(), CPU)
+
+
+def marked(n: int) -> Images:
+    """Pictures whose label is their number."""
+    pixels = torch.zeros(n, 1, 1, 1, dtype=torch.uint8)
+    return Images(pixels, torch.arange(n), pixels, torch.arange(n))
+
+
+@real_data
+def test_mnist_has_the_known_labels_and_pixels(mnist: Images) -> None:
+    assert mnist.train_images.shape == (60_000, 1, 28, 28)
+    assert mnist.test_images.shape == (10_000, 1, 28, 28)
+    train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert mnist.train_labels.bincount().tolist() == train
+    assert mnist.test_labels.bincount().tolist() == test
+    assert mnist.train_labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert mnist.train_images.sum().item() == 1_567_298_545
+    assert mnist.test_images.sum().item() == 264_923_200
+
+
+@real_data
+def test_cifar_has_the_known_labels_and_pixels() -> None:
+    cifar = load("cifar", DATA)
+    assert cifar.train_images.shape == (50_000, 3, 32, 32)
+    assert cifar.test_images.shape == (10_000, 3, 32, 32)
+    assert cifar.train_labels.bincount().tolist() == [5000] * 10
+    assert cifar.test_labels.bincount().tolist() == [1000] * 10
+    assert cifar.train_labels[:5].tolist() == [6, 9, 9, 4, 1]
+    assert cifar.test_labels[:5].tolist() == [3, 8, 8, 0, 6]
+    # The means that everyone normalises with: 125.307, 122.950, 113.865.
+    train, test = (
+        images.flatten(2).sum(2, dtype=torch.int32).sum(0).tolist()
+        for images in (cifar.train_images, cifar.test_images)
+    )
+    assert train == [6_415_714_204, 6_295_060_180, 5_829_907_619]
+    assert test == [1_290_492_328, 1_266_775_083, 1_176_108_223]
+
+
+@real_data
+def test_mnist_opens_from_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIGLSTM_DATA", str(DATA))
+    task = MNIST(input_size=6, validation_size=100, test_size=100).open(CPU)
+    assert task.updates_per_epoch == 750
+    inputs, targets = task.batch(0, 0)
+    assert inputs.shape == (196, 64, 1)
+    assert inputs.unique().tolist() == [0, 1]
+    # A tenth or so of the pixels of a digit are white.
+    assert 0.09 < inputs.float().mean() < 0.16
+    assert targets.shape == (64,)
+    assert sum(p.numel() for p in task.network(build("lstm", 6, 6)).parameters()) == 418
+
+
+@pytest.mark.parametrize(("n", "size"), [(28, s) for s in (14, 16, 19, 24)] + [(32, 16), (32, 32)])
+def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n: int, size: int) -> None:
+    pixels = torch.randint(256, (n, n))
+    shown = pixels.flatten()[positions(n, size)].tolist()
+    assert shown == [
+        int(pixels[row * n // size, column * n // size])
+        for row in range(size)
+        for column in range(size)
+    ]
+    legacy = F.interpolate(pixels[None, None].float(), size=(size, size), mode="nearest")
+    assert shown == legacy.flatten().tolist()
+
+
+def test_a_pixel_is_white_from_the_threshold_on_before_the_picture_is_resized() -> None:
+    images = noise(train=10, test=4)
+    for threshold in (128, 1, 255):
+        task = ImageTask(MNIST(threshold=threshold, input_size=6), images, CPU)
+        shown = task.examples("19x19", "test").inputs
+        for picture in range(4):
+            for step in (0, 1, 20, 200, 360):
+                row, column = (step // 19) * 28 // 19, (step % 19) * 28 // 19
+                value = int(images.test_images[picture, 0, row, column])
+                assert shown[step, picture, 0] == int(value >= threshold)
+
+
+def test_a_step_of_cifar_shows_red_green_and_blue_of_one_pixel() -> None:
+    images = noise(train=10, test=4, channels=3, side=32)
+    task = ImageTask(CIFAR10(input_size=6), images, CPU)
+    shown, labels = task.examples("24x24", "test")
+    assert shown.shape == (576, 4, 3)
+    assert torch.equal(labels, images.test_labels)
+    for picture in range(4):
+        for step in (0, 1, 25, 300, 575):
+            row, column = (step // 24) * 32 // 24, (step % 24) * 32 // 24
+            pixel = images.test_images[picture, :, row, column]
+            assert shown[step, picture].tolist() == pixel.tolist()
+    assert task.batch(0, 0).inputs.shape == (256, 64, 3)
+
+
+def test_training_pictures_are_shown_like_test_pictures() -> None:
+    images = noise(train=10)
+    task = small(Images(*images[:2], *images[:2]), size=5)
+    drawn = task.batch(0, 0)
+    shown = task.examples("5x5", "test")
+    sequences = {
+        tuple(s.flatten().tolist()): int(y)
+        for s, y in zip(shown.inputs.unbind(1), shown.targets, strict=True)
+    }
+    for sequence, label in zip(drawn.inputs.unbind(1), drawn.targets, strict=True):
+        assert sequences[tuple(sequence.flatten().tolist())] == label
+
+
+def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
+    parts = split_up(marked(60_000), None, None, None)
+    train, validation = parts["training"].labels, parts["validation"].labels
+    assert (len(train), len(validation)) == (48_000, 12_000)
+    assert torch.equal(torch.cat((train, validation)).sort().values, torch.arange(60_000))
+    assert torch.equal(parts["test"].labels, torch.arange(60_000))
+    # Pinned, so that results of other days stay comparable.
+    assert validation[:8].tolist() == [0, 2, 11, 12, 24, 26, 35, 39]
+    again = split_up(marked(60_000), 1000, 100, 10)
+    assert [len(part.labels) for part in again.values()] == [1000, 100, 10]
+    for name, part in again.items():
+        assert set(part.labels.tolist()) < set(parts[name].labels.tolist())
+    assert again["test"].labels.tolist() != list(range(10))
+
+
+def test_a_split_larger_than_its_data_is_refused() -> None:
+    message = "train_size must be a whole number from 1 to 40, got 41"
+    with pytest.raises(ValueError, match=message):
+        small(train_size=41)
+    with pytest.raises(ValueError, match="validation_size must be a whole number from 1 to 10"):
+        small(validation_size=11)
+
+
+def test_a_batch_depends_on_seed_and_step_alone() -> None:
+    first, second = small(batch_size=7), small(batch_size=7)
+    steps = [3, 0, 11, 5, 4, 12]
+    for step in steps:
+        first.batch(0, step)
+    for step in sorted(steps):
+        for field in (0, 1):
+            assert torch.equal(first.batch(0, step)[field], second.batch(0, step)[field])
+    assert not torch.equal(first.batch(0, 1).inputs, first.batch(1, 1).inputs)
+    before = torch.get_rng_state()
+    small().batch(5, 5)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("batch_size", [8, 7, 40, 100])
+def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
+    images = noise(train=50)
+    images = images._replace(train_labels=torch.arange(50))
+    task = small(images, batch_size=batch_size)
+    steps = -(-160 // batch_size)
+    labels = [task.batch(3, step).targets for step in range(steps)]
+    assert all(len(drawn) == batch_size for drawn in labels)
+    assert task.updates_per_epoch == -(-40 // batch_size)
+    seen = torch.cat(labels)[:160].view(4, 40)
+    own = seen[0].sort().values
+    assert len(own.unique()) == 40
+    for epoch in seen[1:]:
+        assert torch.equal(epoch.sort().values, own)
+        assert not torch.equal(epoch, seen[0])
+
+
+def test_rows_of_several_devices_make_up_the_batch() -> None:
+    task = small(batch_size=9)
+    whole = task.batch(1, 4)
+    parts = [task.batch(1, 4, slice(rank, None, 2)) for rank in range(2)]
+    for rank, part in enumerate(parts):
+        assert torch.equal(part.inputs, whole.inputs[:, rank::2])
+        assert torch.equal(part.targets, whole.targets[rank::2])
+
+
+def test_the_order_of_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = small(batch_size=8)
+    drawn: list[int] = []
+    randperm = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda n, **k: drawn.append(n) or randperm(n, **k))
+    for step in range(15):
+        task.batch(0, step)
+    assert drawn == [40, 40, 40]
+
+
+def test_a_batch_is_made_without_reading_from_the_device() -> None:
+    task = ImageTask(MNIST(size=4, batch_size=8), noise(), torch.device("meta"))
+    for step in range(12):
+        inputs, targets = task.batch(0, step)
+        assert inputs.is_meta
+        assert (inputs.shape, targets.shape) == ((16, 8, 1), (8,))
+
+
+# torch warns that this mode may miss some waits.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits_within_an_epoch_and_batches_are_those_of_the_cpu() -> None:
+    config = MNIST(batch_size=16, train_size=200, input_size=6)
+    images = noise(train=300)
+    task, here = ImageTask(config, images, torch.device("cuda")), ImageTask(config, images, CPU)
+    net = task.network(build("lstm", 6, 6)).cuda()
+    task.loss(net, task.batch(0, 0))[0].backward()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for step in range(1, 12):
+            batch = task.batch(0, step)
+            task.loss(net, batch)[0].backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(batch.inputs.cpu(), here.batch(0, 11).inputs)
+    own = here.network(build("lstm", 6, 6))
+    own.load_state_dict(net.state_dict())
+    on_gpu, on_cpu = (means(t.score(n, "24x24", "test")) for t, n in ((task, net), (here, own)))
+    assert on_gpu["loss"] == pytest.approx(on_cpu["loss"], rel=1e-4)
+
+
+def test_the_score_is_that_of_all_pictures_at_once() -> None:
+    task = small(noise(test=23))
+    net = task.network(build("lstm", 6, 6))
+    inputs, labels = task.examples("5x5", "test")
+    with torch.no_grad():
+        logits = net(inputs)
+    scored = task.score(net, "5x5", "test")
+    assert scored["count"] == 23
+    assert scored["accuracy"] == (logits.argmax(-1) == labels).sum()
+    assert scored["loss"].item() == pytest.approx(23 * F.cross_entropy(logits, labels).item())
+    assert all(t.dtype == torch.float64 and t.dim() == 0 for t in scored.values())
+
+
+@pytest.mark.parametrize("parts", [2, 3, 30])
+def test_shares_of_a_score_add_up(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("riglstm.tasks.tokens.CPU_TOKENS", 4 * 25)
+    task = small(noise(test=23))
+    net = task.network(build("lstm", 6, 6))
+    whole = task.score(net, "5x5", "test")
+    shares = [task.score(net, "5x5", "test", (i, parts)) for i in range(parts)]
+    assert sum(s["count"] for s in shares) == 23
+    assert sum(s["accuracy"] for s in shares) == whole["accuracy"]
+    assert sum(s["loss"] for s in shares).item() == pytest.approx(whole["loss"].item())
+
+
+def test_batches_of_a_score_suit_the_device_and_hardly_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    class Spy(nn.Module):
+        def forward(self, tokens: Tensor) -> Tensor:
+            sizes.append((len(tokens), tokens.shape[1]))
+            return torch.zeros(tokens.shape[1], 10)
+
+    monkeypatch.setattr("riglstm.tasks.tokens.CPU_TOKENS", 1000)
+    task = small(noise(test=103))
+    task.score(Spy(), "10x10", "test")
+    assert sum(b for _, b in sizes) == 103
+    assert {t for t, _ in sizes} == {100}
+    assert {b for _, b in sizes} <= {9, 10}
+    sizes.clear()
+    task.score(Spy(), "40x40", "test")
+    assert {b for _, b in sizes} == {1}
+
+
+def test_the_loss_is_cross_entropy_with_a_gradient_for_every_parameter() -> None:
+    task = small(batch_size=30)
+    net = task.network(build("lstm", 6, 6))
+    batch = task.batch(0, 0)
+    loss, accuracy = task.loss(net, batch)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
+    logits = net(batch.inputs)
+    assert loss.item() == pytest.approx(F.cross_entropy(logits, batch.targets).item())
+    assert accuracy.item() == pytest.approx((logits.argmax(-1) == batch.targets).float().mean())
+    assert not accuracy.requires_grad
+
+
+def test_the_network_of_mnist_has_the_known_number_of_parameters() -> None:
+    task = ImageTask(MNIST(), noise(), CPU)
+    net = task.network(build("lstm", 600, 600))
+    assert net.get_parameter("tables.weight").shape == (2, 600)
+    assert sum(p.numel() for p in net.parameters()) == 2_892_010
+
+
+def test_each_colour_has_a_table_of_its_own() -> None:
+    task = ImageTask(CIFAR10(size=2), noise(channels=3, side=32), CPU)
+    net = task.network(build("lstm", 600, 6))
+    table = net.get_parameter("tables.weight")
+    assert table.shape == (3 * 256, 200)
+    tokens, seen = task.batch(0, 0).inputs, []
+    net.get_submodule("core").register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    assert net(tokens).shape == (64, 10)
+    colours = [table[256 * c : 256 * (c + 1)][tokens[..., c].long()] for c in range(3)]
+    assert torch.equal(seen[0], torch.cat(colours, dim=-1))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming: bool) -> None:
+    class Echo(nn.Module):
+        input_size = output_size = 6
+        batch_first = False
+
+        def forward(self, x: Tensor) -> tuple[Tensor, tuple[()]]:
+            return x, ()
+
+    core = Echo()
+    core.streaming = streaming  # type: ignore[assignment]
+    task = small()
+    net = task.network(core)  # type: ignore[arg-type]
+    tokens = task.batch(0, 0).inputs
+    x = net.get_submodule("tables")(tokens[..., 0].long())
+    read = x[-1] if streaming else x.mean(0)
+    torch.testing.assert_close(net(tokens), net.get_submodule("readout")(read))
+
+
+def test_dropout_acts_in_training_alone() -> None:
+    task = small(dropout=0.5)
+    net = task.network(build("lstm", 6, 6))
+    batch = task.batch(0, 0)
+    assert task.loss(net, batch)[0] != task.loss(net, batch)[0]
+    assert task.score(net, "5x5", "test")["loss"] == task.score(net, "5x5", "test")["loss"]
+    assert net.training
+
+
+def test_conditions_begin_with_the_size_of_training() -> None:
+    tasks: list[tuple[SequentialImages, tuple[str, ...]]] = [
+        (MNIST(), ("14x14", "16x16", "19x19", "24x24")),
+        (Fashion(), ("14x14", "16x16", "19x19", "24x24")),
+        (MNIST(size=16), ("16x16", "19x19", "24x24")),
+        (CIFAR10(), ("16x16", "19x19", "24x24", "32x32")),
+    ]
+    for config, conditions in tasks:
+        images = noise(10, 5, config.channels, 32 if config.channels == 3 else 28)
+        task = ImageTask(config, images, CPU)
+        assert task.conditions == conditions
+        assert task.trained_on == conditions[0]
+
+
+@pytest.mark.parametrize(
+    "condition", ["", "19", "19x", "19x20", "0x0", "19X19", "019x019", "-1x-1"]
+)
+def test_a_size_that_cannot_be_read_is_refused(condition: str) -> None:
+    with pytest.raises(ValueError, match="must be a size like 19x19, got"):
+        MNIST(conditions=(condition,))
+    with pytest.raises(ValueError, match="must be a size like 19x19, got"):
+        small().score(nn.Identity(), condition, "test")
+
+
+@pytest.mark.parametrize("split", ["training", "train", ""])
+def test_a_split_that_is_not_scored_is_refused(split: Any) -> None:
+    with pytest.raises(ValueError, match=f"split must be validation or test, got '{split}'"):
+        small().score(nn.Identity(), "5x5", split)
+    with pytest.raises(ValueError, match=f"split must be validation or test, got '{split}'"):
+        small().examples("5x5", split)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (MNIST, {"size": 0}, "size must be a whole number of at least 1, got 0"),
+        (MNIST, {"test_size": 0}, "test_size must be a whole number of at least 1, got 0"),
+        (MNIST, {"threshold": 256}, "threshold must be a whole number from 1 to 255, got 256"),
+        (MNIST, {"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
+        (CIFAR10, {"input_size": 100}, "the 3 channels, got 100; take input_size=99"),
+        (CIFAR10, {"input_size": 2}, "the 3 channels, got 2; take input_size=3"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    config: type[SequentialImages], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_a_core_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have input_size=6 and batch_first=False, got 8"):
+        small().network(build("lstm", 8, 6))

@@ -1,0 +1,605 @@
+"""The report: what the figures hold, what the page says, and that it needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from riglstm.experiments.plan import FAILED, plan
+from riglstm.experiments.run import build
+from riglstm.experiments.spec import RunSpec
+from riglstm.report import (
+    activations,
+    curves,
+    gallery,
+    groups,
+    page,
+    probe,
+    records,
+    report,
+    rollouts,
+    scores,
+    style,
+)
+from riglstm.report.activations import Images
+from riglstm.report.curves import Axis, Series
+from riglstm.report.probe import Loaded
+from riglstm.tasks.files import DataError
+from riglstm.tasks.files import Images as Files
+from riglstm.train.config import Fit
+from riglstm.train.folder import RunFolder
+from riglstm.train.weights import save_weights
+
+STEP = 7
+"""The update whose weights are in every run here."""
+DIGITS: dict[str, Any] = {"size": 4, "conditions": ("5x5",), "input_size": 12}
+CELLS: dict[str, dict[str, Any]] = {
+    "lstm": {},
+    "rim": {"num_cells": 3, "active_cells": 2},
+    "brim": {"num_cells": (3, 2), "active_cells": (2, 1)},
+    "rmc": {"num_slots": 3, "num_heads": 2},
+    "riglstm": {"num_cells": 3, "active_cells": 2, "num_views": 4, "views_per_cell": 3},
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def noise(*_: object) -> Files:
+    gen = torch.Generator().manual_seed(0)
+
+    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pixels = torch.randint(256, (n, 1, 28, 28), generator=gen, dtype=torch.uint8)
+        return pixels, torch.randint(10, (n,), generator=gen)
+
+    return Files(*draw(20), *draw(12))
+
+
+@pytest.fixture(autouse=True)
+def _small_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("riglstm.tasks.images.obtain", noise)
+
+
+def on_digits(model: str, seed: int = 0, **options: Any) -> RunSpec:
+    fit = Fit(updates=10, evaluate_every=5, checkpoint_every=5, device="cpu")
+    return RunSpec("mnist", DIGITS, model, 12, {**CELLS[model], **options}, fit, seed)
+
+
+def on_balls(model: str) -> RunSpec:
+    data = {"conditions": ("curtain",), "sequences": 8, "batch_size": 4, "frames": 8}
+    sizes = {"validation_size": 1, "test_size": 2, "context": 4, "rollout_frames": 3}
+    return RunSpec("balls", {**data, **sizes}, model, 12, {}, Fit(updates=10, device="cpu"), 0)
+
+
+def begin(path: Path, spec: RunSpec, conditions: Sequence[str], updates: int = 10) -> RunFolder:
+    """A folder as training leaves it that was stopped."""
+    folder = RunFolder(path)
+    folder.begin(spec.resolved(), command="riglstm train", device="CPU", resume=False)
+    metric = "bce" if spec.task == "balls" else "accuracy"
+    lines = ["step,name,value"]
+    for step in range(5, updates + 1, 5):
+        lines.append(f"{step},train/loss,{2.0 / step}")
+        lines += [f"{step},validation/{metric}@{c},{step / 20}" for c in conditions]
+    folder.metrics.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def finish(path: Path, spec: RunSpec, values: Mapping[str, float], weights: bool = True) -> Path:
+    """A folder as training leaves it that was done, with these figures and untrained weights."""
+    home, *others = values
+    folder = begin(path, spec, list(values))
+    if weights:
+        folder.weights.mkdir()
+        save_weights(build(spec)[1], folder.weights_of(STEP))
+    metric = "bce" if spec.task == "balls" else "accuracy"
+    common = {"table": None, "model": spec.name, "seed": spec.seed, "metric": metric, "step": STEP}
+    chosen = [(c, home) for c in values] + [(c, c) for c in others]
+    rows = [
+        {**common, "condition": c, "value": values[c], "chosen_on": f"validation@{by}"}
+        for c, by in chosen
+    ]
+    folder.finish(
+        {
+            "rows": rows,
+            "chosen": {c: {"step": STEP, "value": 0.5} for c in values},
+            "updates": 10,
+            "stopped": "updates",
+            "seconds": 3.0,
+            "parameters": 1234,
+            "device": "CPU",
+            "commit": "0123abc",
+        }
+    )
+    return path
+
+
+def opened(path: Path, model: str, **options: Any) -> Loaded:
+    """A run of a model on digits, with its network."""
+    finish(path / model, on_digits(model, **options), {"4x4": 0.5, "5x5": 0.25})
+    return probe.open_run(model, records.read(path / model), "cpu", None)
+
+
+def shown(axes: Axes) -> Any:
+    """The array of an image."""
+    (image,) = axes.get_images()
+    return np.asarray(image.get_array())
+
+
+def with_images(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.get_axes() if axes.get_images()]
+
+
+def test_a_cell_that_wakes_on_the_stroke_correlates_with_it() -> None:
+    stroke = np.array([[[1, 0, 0], [1, 0, 0], [1, 1, 0]]], float)
+    on = stroke[0] > 0
+    active = np.stack([on, ~on, np.ones_like(on), np.eye(3, dtype=bool)])[None]
+    np.testing.assert_allclose(activations.share_awake(active), [[4 / 9, 5 / 9, 1, 3 / 9]])
+    r = activations.stroke_correlation(active, stroke)[0]
+    np.testing.assert_allclose(r[:2], [1, -1])
+    assert np.isnan(r[2])
+    np.testing.assert_allclose(r[3], np.corrcoef(np.eye(3).ravel(), stroke.ravel())[0, 1])
+
+
+def test_a_summary_leaves_out_images_on_which_a_cell_never_changed() -> None:
+    pixels = np.stack([np.eye(2), np.eye(2)])
+    active = np.stack([np.eye(2, dtype=bool), np.ones((2, 2), bool)])[:, None]
+    (cell,) = activations.summarise(active, pixels)
+    assert cell.awake == (0.75, 0.25)
+    np.testing.assert_allclose(cell.correlation, (1, 0))
+    assert activations.number(-0.5) == "−0.50"
+    (never,) = activations.summarise(active[1:], pixels[1:])
+    assert activations.number(never.correlation[0]) == "–"
+
+
+def test_activation_images_are_the_trace_in_the_order_of_lines(tmp_path: Path) -> None:
+    run = opened(tmp_path, "riglstm")
+    seen = probe.look(run, "5x5", (3, 1))
+    batch = probe.image_task(run).examples("5x5", "test", torch.tensor([3, 1]))
+    net: Any = run.net
+    (trace,) = net.core.trace(net.tables(batch.inputs.long()).flatten(2))
+    figure = activations.draw(seen.images, probe.layers(run, seen))
+    axes = with_images(figure)
+    assert len(axes) == 2 * (1 + 3)
+    for b in range(2):
+        np.testing.assert_array_equal(shown(axes[4 * b]).ravel(), batch.inputs[:, b, 0])
+        for j in range(3):
+            np.testing.assert_array_equal(shown(axes[4 * b + 1 + j]).ravel(), trace.active[:, b, j])
+    assert [a.get_title() for a in axes[:4]] == ["input", "cell 0", "cell 1", "cell 2"]
+    share = activations.percent(float(trace.active[:, 0, 0].float().mean()))
+    assert axes[1].get_xlabel().startswith(f"awake {share}\nr = ")
+    label = int(batch.targets[0])
+    read_as = int(net(batch.inputs)[0].argmax())
+    assert axes[0].get_xlabel() == f"“{label}”, read as “{read_as}”\ntest no. 3"
+
+
+def test_brim_is_drawn_layer_by_layer(tmp_path: Path) -> None:
+    run = opened(tmp_path, "brim")
+    seen = probe.look(run, "5x5", (0,))
+    titles = [
+        a.get_title() for a in with_images(activations.draw(seen.images, probe.layers(run, seen)))
+    ]
+    assert titles[1:] == [f"lower cell {j}" for j in range(3)] + [
+        f"upper cell {j}" for j in range(2)
+    ]
+    (_, lower), (name, upper) = probe.scores(run, seen, 2)
+    assert lower.view_names == ("null", "x", "h²")
+    assert (name, upper.view_names) == ("upper", ("null", "h¹"))
+    assert upper.peers.shape == (1, 2, 2)
+
+
+def test_models_without_cells_or_scores_are_told_which_have_them(tmp_path: Path) -> None:
+    lstm, rmc = opened(tmp_path, "lstm"), opened(tmp_path, "rmc")
+    for run in (lstm, rmc):
+        with pytest.raises(
+            ValueError, match=f"expected one of riglstm, rim, brim, got {run.label}"
+        ):
+            probe.layers(run, probe.look(run, "5x5", (0,)))
+    with pytest.raises(ValueError, match="expected one of riglstm, rim, brim, rmc, got lstm"):
+        probe.scores(lstm, probe.look(lstm, "5x5", (0,)), 1)
+    ((_, found),) = probe.scores(rmc, probe.look(rmc, "5x5", (0,)), 1)
+    assert found.active.all()
+
+
+def test_score_maps_are_of_the_step_counted_from_one(tmp_path: Path) -> None:
+    run = opened(tmp_path, "riglstm")
+    seen = probe.look(run, "5x5", (0, 2))
+    ((_, found),) = probe.scores(run, seen, 13)
+    trace = seen.traces[0]
+    assert trace.view_scores is not None
+    np.testing.assert_array_equal(found.views, trace.view_scores[12])
+    axes = with_images(scores.draw(seen.images, found))
+    # Beside each map stands its colour bar, which is an image of its own.
+    maps = [a for a in axes if a.get_xlabel() in ("view of the input", "cell listened to")]
+    assert [a.get_xlabel() for a in maps] == ["view of the input", "cell listened to"] * 2
+    for b in range(2):
+        assert trace.peer_scores is not None
+        for where, raw in zip(maps[2 * b : 2 * b + 2], (found.views, found.peers), strict=True):
+            power = np.log10(np.abs(raw[b]).max() / np.abs(shown(where)).max())
+            np.testing.assert_allclose(power, np.round(power), atol=1e-6)
+            np.testing.assert_allclose(shown(where) * 10**power, raw[b], rtol=1e-5)
+    assert "step 13: line 3,\npixel 3" in axes[0].get_xlabel()
+
+
+def test_what_awake_cells_took_in_is_framed() -> None:
+    images = Images(np.zeros((1, 2, 2)), [0], ["7"], ["7"])
+    views = np.array([[[True, False], [True, True]]])
+    peers = np.array([[[True, True], [True, True]]])
+    awake = np.array([[True, False]])
+    numbers = np.array([[[1.0, -2.0], [3.0, 4.0]]])
+    found = scores.Scores(1, awake, numbers, numbers, views, peers, ("0", "1"))
+    _, left, right = with_images(scores.draw(images, found))[:3]
+
+    def frames(axes: Axes) -> list[tuple[int, int, object]]:
+        patches = [p for p in axes.patches if isinstance(p, Rectangle)]
+        return [(round(p.get_x()), round(p.get_y()), p.get_linestyle()) for p in patches]
+
+    maps = {a.get_xlabel(): a for a in (left, right)}
+    assert frames(maps["view of the input"]) == [(0, 0, "-")]
+    assert frames(maps["cell listened to"]) == [(0, 0, ":"), (1, 0, "-")]
+    assert [t.get_text() for t in left.get_yticklabels()] == ["0", "1 asleep"]
+    weighed = found._replace(views_chosen=None, peers_chosen=None)
+    for axes in with_images(scores.draw(images, weighed))[1:3]:
+        assert not frames(axes)
+
+
+def test_weights_are_no_choice(tmp_path: Path) -> None:
+    run = opened(tmp_path, "rim")
+    ((_, found),) = probe.scores(run, probe.look(run, "5x5", (0,)), 1)
+    assert found.views_chosen is None
+    assert found.view_names == ("null", "x")
+    assert "chooses none" in gallery.score_maps(run, probe.look(run, "5x5", (0,)), 1)[0].caption
+
+
+def test_digits_are_of_different_classes_and_in_the_test_set(tmp_path: Path) -> None:
+    run = opened(tmp_path, "riglstm")
+    task = probe.image_task(run)
+    chosen = probe.first_of_each_class(task)
+    labels = task.examples("4x4", "test").targets
+    assert len({int(labels[i]) for i in chosen}) == 3
+    assert chosen[0] == 0
+    with pytest.raises(ValueError, match="numbers from 0 to 11, the run's test set, got 12"):
+        probe.look(run, "5x5", (12,))
+    with pytest.raises(ValueError, match=r"the step must be from 1 to 25, .*, got 26"):
+        probe.scores(run, probe.look(run, "5x5", (0,)), 26)
+
+
+def test_some_images_of_a_look_are_those_of_a_smaller_one(tmp_path: Path) -> None:
+    run = opened(tmp_path, "riglstm")
+    some = probe.look(run, "5x5", (4, 5, 6)).take(slice(1, None))
+    np.testing.assert_array_equal(
+        probe.layers(run, some)[0].active,
+        probe.layers(run, probe.look(run, "5x5", (5, 6)))[0].active,
+    )
+    assert some.images.indices == [5, 6]
+
+
+def test_the_network_before_training_is_the_one_that_the_seed_drew(tmp_path: Path) -> None:
+    run = opened(tmp_path, "riglstm")
+    drawn = {name: value.clone() for name, value in run.net.state_dict().items()}
+    for parameter in run.net.parameters():
+        torch.nn.init.zeros_(parameter)
+    start = probe.before_training(run, None).net
+    assert not start.training
+    for name, value in start.state_dict().items():
+        assert torch.equal(value, drawn[name]), name
+
+
+def test_shares_that_are_not_whole_are_not_said_to_be() -> None:
+    said = [activations.percent(share) for share in (0, 0.001, 0.25, 0.999, 1)]
+    assert said == ["0%", "<1%", "25%", ">99%", "100%"]
+
+
+def test_a_rollout_has_the_truth_above_and_an_overlay_below() -> None:
+    truth = np.zeros((3, 4, 4))
+    truth[:, :2] = 1
+    models = {"riglstm": np.full((3, 4, 4), 0.25), "rim": truth.copy(), "lstm": truth.copy()}
+    axes = with_images(rollouts.draw(truth, models, first_frame=15))
+    assert len(axes) == 3 * 5
+    assert [a.get_title() for a in axes[:3]] == ["frame 15", "frame 16", "frame 17"]
+    assert [a.get_ylabel() for a in axes[::3]] == ["truth", "riglstm", "rim", "lstm", "overlay"]
+    np.testing.assert_allclose(
+        shown(axes[0])[0, 0], tuple(bytes.fromhex("CC79A7")[i] / 255 for i in range(3))
+    )
+    assert (shown(axes[0])[3] == 1).all()
+    expected = -(np.log(0.25) + np.log(0.75)) / 2
+    np.testing.assert_allclose(rollouts.frame_bce(truth, models["riglstm"]), expected)
+    assert axes[3].get_xlabel() == f"{expected:.3f}"
+
+
+def test_balls_are_rolled_out_from_run_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    runs = []
+    for model in ("lstm", "riglstm"):
+        finish(tmp_path / model, on_balls(model), {"4": 0.4, "curtain": 0.5})
+        runs.append(probe.open_run(model, records.read(tmp_path / model), "cpu", tmp_path))
+    picture = gallery.balls(runs, "curtain", 1)
+    assert picture.png.startswith(PNG)
+    assert "frames 0 to 3" in picture.caption
+    assert "outlines (probability 0.5) of riglstm (solid)." in picture.caption
+    assert "validation@4" in picture.caption
+    assert "riglstm: BCE from" in picture.alt
+    with pytest.raises(ValueError, match=r"expected a run on balls, got .* on mnist"):
+        gallery.balls([opened(tmp_path / "x", "lstm")], "4")
+    with pytest.raises(ValueError, match=r"a run on mnist, fashion or cifar, got .* balls"):
+        probe.look(runs[0], "5x5", (0,))
+
+
+def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
+    models = {"lstm": {"P=50": [90.0, 94.0], "P=100": [50.0, 60.0]}, "rim": {"P=50": [80.0]}}
+    figure = curves.draw_shift(
+        *(["P=50", "P=100"], "P=50", models, Axis("accuracy in %", True)),
+        paper={"lstm": {"P=100": 45.4}},
+        yardsticks={"chance": {"P=50": 10.0, "P=100": 10.0}},
+    )
+    (axes,) = figure.get_axes()
+    drawn: dict[str, Any] = {str(c.get_label()): c for c in axes.containers}
+    line, _, (bars,) = drawn["lstm (n = 2)"].lines
+    assert [float(y) for y in line.get_ydata()] == [92, 55]
+    assert line.get_linestyle() == "-"
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    np.testing.assert_allclose(np.diff(ends)[:, 0], [2 * 8**0.5, 2 * 50**0.5])
+    hollow: Any = next(x for x in axes.get_lines() if x.get_label() == "_lstm, paper")
+    assert [float(y) for y in hollow.get_ydata()] == [45.4]
+    assert hollow.get_markerfacecolor() == "none"
+    assert "trained here" in [t.get_text() for t in axes.texts]
+    legend = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert legend == ["lstm (n = 2)", "rim (n = 1)", "chance", "hollow: the paper"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "scale"),
+    [
+        (["P=50", "P=100"], True),
+        (["14x14", "16x16", "24x24"], True),
+        (["4", "678", "curtain"], False),
+        (["P=100", "P=50"], False),
+    ],
+)
+def test_only_steps_of_one_scale_are_joined(conditions: list[str], scale: bool) -> None:
+    assert curves.is_scale(conditions) == scale
+    models = {"lstm": {c: [1.0] for c in conditions}}
+    figure = curves.draw_shift(conditions, conditions[0], models, Axis("bce", False))
+    (axes,) = figure.get_axes()
+    container: Any = axes.containers[0]
+    assert (container.lines[0].get_linestyle() == "-") == scale
+    assert "lower is better" in axes.get_ylabel()
+
+
+def test_what_needs_no_model_is_a_line_of_the_table(tmp_path: Path) -> None:
+    path = finish(tmp_path / "lstm", on_balls("lstm"), {"4": 0.4, "curtain": 0.5}, weights=False)
+    result = json.loads((path / "result.json").read_text())
+    result["yardsticks"] = {"4": {"mean image": 0.31}, "curtain": {"mean image": 0.32}}
+    (path / "result.json").write_text(json.dumps(result))
+    (group,) = groups.group([records.read(path)])
+    assert [line.label for line in group.sheet.lines] == ["lstm", "no model: mean image"]
+    assert group.sheet.lines[1].ours["curtain"].text() == "32.0"
+    picture = gallery.shift(group, "4")
+    assert picture is not None
+    assert "Grey lines need no model" in picture.caption
+
+
+def test_the_mean_of_runs_goes_as_far_as_all_of_them() -> None:
+    a = Series(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0]))
+    b = Series(np.array([2, 1]), np.array([4.0, 3.0]))
+    b = Series(b.steps[::-1], b.values[::-1])
+    figure = curves.draw_training({"training loss": {"lstm": [a, b], "rim": [a]}})
+    (axes,) = figure.get_axes()
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]  # type: ignore[arg-type]
+    assert lines == [
+        ([1, 2, 3], [1, 2, 3]),
+        ([1, 2], [3, 4]),
+        ([1, 2], [2, 3]),
+        ([1, 2, 3], [1, 2, 3]),
+    ]
+
+
+def test_no_two_labels_look_alike() -> None:
+    labels = ["riglstm", "riglstm lr=0.1", "RIM", "all_h", "rand_h", "lstm"]
+    given = style.looks(labels)
+    assert len(set(given.values())) == len(labels)
+    assert given["riglstm"].colour == style.GREEN
+    assert given["RIM"].colour == style.BLUE
+
+
+def test_half_a_line_of_metrics_is_no_figure(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,name,value\n5,train/loss,1.5\n10,train/loss,0.5\n15,train/lo")
+    (series,) = records.read_metrics(path).values()
+    assert (list(series.steps), list(series.values)) == ([5, 10], [1.5, 0.5])
+
+
+def test_runs_are_named_by_what_sets_them_apart() -> None:
+    specs = [on_digits("lstm"), on_digits("riglstm"), on_digits("riglstm", soft_update=False)]
+    specs.append(on_digits("lstm", seed=1))
+    labels = groups.label([spec.identity() for spec in specs])
+    assert labels == ["lstm", "riglstm soft_update=True", "riglstm soft_update=False", "lstm"]
+
+
+class Read(HTMLParser):
+    """What a browser would find in a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for found, attrs in self.tags if found == tag]
+
+
+def assert_needs_nothing(text: str) -> Read:
+    """No script, nothing to fetch, every picture inside and described."""
+    found = Read(text)
+    for word in ("http://", "https://", "//cdn", "@import", "url(", "javascript:"):
+        assert word not in text
+    assert not found.all("script")
+    assert not found.all("link")
+    for image in found.all("img"):
+        kind, _, data = (image["src"] or "").partition(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(data).startswith(PNG)
+        assert image["alt"]
+    ids = {attrs["id"] for attrs in found.all("section")}
+    assert {(a["href"] or "")[1:] for a in found.all("a")} == ids
+    for tag in ("html", "title", "main", "nav", "h1"):
+        assert len(found.all(tag)) == 1
+    for cell in found.all("th"):
+        assert cell["scope"] in ("row", "col")
+    return found
+
+
+def test_everything_given_is_escaped() -> None:
+    evil = '<script>alert("x")</script> & \'"'
+    picture = style.Picture(evil, evil, evil, PNG)
+    text = page.page(
+        evil,
+        evil,
+        [
+            page.Section(
+                evil,
+                [
+                    *(page.heading(evil), page.paragraph(evil), page.figure(picture)),
+                    page.table(evil, (evil, evil), [(evil, evil)]),
+                    *(page.missing([evil]), page.record(evil, {evil: evil}, {evil: evil})),
+                ],
+            ),
+            page.Section(evil, []),
+        ],
+    )
+    found = assert_needs_nothing(text)
+    assert found.all("img")[0]["alt"] == evil
+    assert "".join(found.text).count(evil) >= 15
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Runs of all kinds: done, stopped, failed, and a folder that is none."""
+    runs = tmp_path / "runs <b>"
+    for model, seed in (("lstm", 0), ("lstm", 1), ("riglstm", 0)):
+        values = {"4x4": 0.5 + seed / 10, "5x5": 0.25}
+        finish(runs / f"{model}-{seed}", on_digits(model, seed), values)
+    begin(runs / "riglstm-1", on_digits("riglstm", 1), ("4x4", "5x5"), updates=5)
+    begin(runs / "rim-0", on_digits("rim"), ("4x4", "5x5"), updates=5)
+    (runs / "rim-0" / FAILED).write_text(json.dumps({"reason": "the loss <is> gone"}))
+    (runs / "broken").mkdir()
+    (runs / "broken" / "config.json").write_text("{}")
+    return runs
+
+
+def test_a_report_holds_figures_tables_records_and_what_is_missing(
+    folder: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    out = report(
+        [folder], tmp_path, size=5, step=3, sample=4, figures=tmp_path / "png", show=said.append
+    )
+    assert out == tmp_path / "report.html"
+    text = out.read_text()
+    found = assert_needs_nothing(text)
+    words = " ".join("".join(found.text).split())
+    assert "6 runs, 3 of them done" in words
+    assert "riglstm-1: riglstm on mnist, seed 1: not finished, update 5 of 10" in words
+    assert "failed after update 5 of 10: the loss <is> gone" in words
+    assert "broken cannot be read: a run's configuration must have the fields" in words
+    assert "55.0 ± 7.1 (2)" in words
+    assert "each cell over 4 test images at 5x5" in words
+    assert "r, untrained" in words
+    assert "lstm: no activation images and no score maps" in words
+    assert "seed 0, trained on 4x4, weights of update 7, chosen on validation@4x4" in words
+    assert '"hidden_size": 12' in words
+    for fact in ("0123abc", "torch " + torch.__version__.split("+")[0], "riglstm train"):
+        assert fact in words
+    titles = [t for t in found.text if t.endswith(".") and ":" in t]
+    for part in ("against the shift", "training", "cells awake at 5x5", "scores at step 3 of 5x5"):
+        assert any(part in title for title in titles), part
+    files = sorted((tmp_path / "png").iterdir())
+    assert len(files) == len(found.all("img")) == 4
+    assert all(file.read_bytes().startswith(PNG) for file in files)
+    assert said == ["drawing riglstm, trained on 4x4"]
+
+
+def test_a_report_without_data_says_so_and_is_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> Files:
+        raise DataError("no digits here")
+
+    monkeypatch.setattr("riglstm.tasks.images.obtain", gone)
+    out = report([folder], tmp_path / "page.html", size=5, step=3)
+    found = assert_needs_nothing(out.read_text())
+    assert any("pictures of riglstm" in t and "no digits here" in t for t in found.text)
+    assert len(found.all("img")) == 2
+
+
+def test_a_paper_table_is_known_by_its_runs(tmp_path: Path) -> None:
+    values = {"14x14": 0.9, "16x16": 0.8, "19x19": 0.6, "24x24": 0.3}
+    for seed in (0, 12345):
+        (planned,) = plan("mnist", ["lstm"], 1, "paper")
+        data = {**planned.spec.resolved(), "seed": seed}
+        finish(tmp_path / f"renamed{seed}", RunSpec.from_json(data), values, weights=False)
+    (group,) = groups.group([records.read(p) for p in records.find([tmp_path])])
+    assert group.sheet.name == "mnist"
+    (line,) = group.sheet.lines
+    assert line.ours["24x24"].values == pytest.approx((30, 30))
+    assert line.paper["24x24"] == "21.9"
+    assert "Sequential MNIST (paper): no run of RIM, trained on 14x14" in group.absent
+    picture = gallery.shift(group, "14x14")
+    assert picture is not None
+    assert "Hollow marks are the paper's figures" in picture.caption
+    assert "seeds 0, 12345" in picture.caption
+    assert "24x24 30.0" in picture.alt
+
+
+def test_a_quick_table_has_no_figures_of_the_paper(tmp_path: Path) -> None:
+    (planned,) = plan("mnist", ["lstm"], 1, "quick")
+    values = dict.fromkeys((planned.setting, *planned.spec.task_options["conditions"]), 0.5)
+    finish(tmp_path / "lstm", planned.spec, values, weights=False)
+    text = report([tmp_path / "lstm"], tmp_path).read_text()
+    assert "quick" in text
+    assert "hollow" not in text.lower()
+    assert ", paper" not in text
+
+
+def test_errors_say_what_was_expected(folder: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ValueError, match=r"folders with a config.json, got none in .*empty; train"):
+        report([empty], tmp_path)
+    with pytest.raises(ValueError, match=r"got none that can be read: .*broken cannot be read"):
+        report([folder / "broken"], tmp_path)
+    with pytest.raises(ValueError, match="got nothing of that name"):
+        report([tmp_path / "nowhere"], tmp_path)
+    with pytest.raises(ValueError, match="got a file"):
+        report([folder / "lstm-0" / "config.json"], tmp_path)
+    with pytest.raises(ValueError, match=r"the step must be from 1 to size² = 16, .*, got 289"):
+        report([folder], tmp_path, size=4)
+    with pytest.raises(ValueError, match="sample must be a number of test images from 1 on, got 0"):
+        report([folder], tmp_path, sample=0)
+    with pytest.raises(ValueError, match="models must be some of lstm, riglstm, rim, got 'gru'"):
+        report([folder], tmp_path, models=["gru"])
+    assert not (tmp_path / "report.html").exists()

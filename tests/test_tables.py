@@ -1,0 +1,549 @@
+"""The paper's figures, the recipes, the plan of a table's runs, and how a table is printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riglstm import VARIANTS, models
+from riglstm.experiments import rows
+from riglstm.experiments.fill import result_rows, sheet, sizes
+from riglstm.experiments.paper import PAPER, figure, value
+from riglstm.experiments.plan import FAILED, Planned, plan, state
+from riglstm.experiments.recipes import RECIPES, Budget
+from riglstm.experiments.render import render
+from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
+from riglstm.experiments.spec import RunSpec
+from riglstm.experiments.tables import NAMES, TABLES
+from riglstm.tasks.balls import BallsTask
+from riglstm.tasks.copying import CopyingTask
+from riglstm.tasks.images import ImageTask
+from riglstm.train.config import Fit
+from riglstm.train.folder import RunFolder
+
+PAPERS = Path(__file__).parents[2] / "shared" / "paper"
+LABELS = {
+    "mnist": "tab:mnist",
+    "cifar": "tab:cifar",
+    "ablation": "tab:mnist_ablation",
+    "balls": "tab:ball-test",
+    "copying": "tab:copying",
+    "complexity": "tab:mnist-time",
+}
+NAMES_IN_LATEX = {"Transformers": "transformer", "RigLSTM": "riglstm"}
+
+
+def latex_rows(label: str) -> list[tuple[str, list[str]]]:
+    """A table of the paper: the name in each line, and its cells as they are printed."""
+    sources = sorted(PAPERS.glob("*.txt"))
+    if not sources:
+        pytest.skip("the paper's LaTeX source is not here")
+    source = re.sub(r"(\\\\|(?<!\\))%.*", r"\1", sources[0].read_text())
+    tables = re.findall(r"\\begin\{table\*?\}.*?\\end\{table\*?\}", source, re.S)
+    (table,) = (t for t in tables if f"\\label{{{label}}}" in t)
+    found = []
+    for line in table.split(r"\\"):
+        plain = re.sub(r"\\(textbf|text)\{([^{}]*)\}", r"\2", re.sub(r"~?\\cite\{\w+\}", "", line))
+        plain = re.sub(r"\\(midrule|toprule|cline\{[^}]*\})|[${}\\]", "", plain)
+        name, *cells = (cell.strip() for cell in plain.split("&"))
+        if cells and re.fullmatch(r"[\d.]+M?", cells[-1]):
+            name = NAMES_IN_LATEX.get(name, name).removeprefix("RigLSTM_")
+            found.append((name.lower(), [c for c in cells if c != "-" and "(" not in c]))
+    return found
+
+
+@pytest.mark.parametrize("table", ["mnist", "cifar", "ablation", "complexity"])
+def test_the_papers_figures_are_those_of_its_source(table: str) -> None:
+    there = latex_rows(LABELS[table])
+    ours = [(row, list(cells.values())) for (_, row), cells in PAPER[table].items()]
+    assert there == ours
+
+
+def test_the_papers_figures_for_balls_are_those_of_its_source() -> None:
+    there = latex_rows(LABELS["balls"])
+    orders = {"4": ("4", "678", "curtain"), "678": ("678", "4", "curtain")}
+    for row, cells in there:
+        ours = [figure("balls", s, row, c) for s, order in orders.items() for c in order]
+        assert ours == cells
+    assert len(PAPER["balls"]) == 2 * len(there) == 10
+
+
+def test_the_papers_figures_for_copying_are_those_of_its_source() -> None:
+    there = latex_rows(LABELS["copying"])
+    ours = [
+        (row, [setting.removeprefix("M="), *cells.values()])
+        for (setting, row), cells in PAPER["copying"].items()
+    ]
+    assert there == ours
+
+
+@pytest.mark.parametrize(
+    ("table", "lines", "columns"),
+    [
+        ("mnist", 8, 3),
+        ("cifar", 7, 3),
+        ("ablation", 11, 3),
+        ("balls", 10, 3),
+        ("copying", 16, 3),
+        ("complexity", 3, 5),
+    ],
+)
+def test_every_table_of_the_paper_is_whole(table: str, lines: int, columns: int) -> None:
+    assert len(PAPER[table]) == lines
+    for cells in PAPER[table].values():
+        assert len(cells) == columns
+        assert all(value(printed) > 0 for printed in cells.values())
+
+
+def test_some_figures_by_heart() -> None:
+    assert figure("mnist", "14x14", "riglstm", "19x19") == "80.71"
+    assert figure("copying", "M=8", "rim", "P=400") == "42.27"
+    assert figure("balls", "678", "lstm", "678") == "28.79"
+    assert figure("mnist", "14x14", "lstm", "14x14") is None
+    assert value("3.6M") == 3.6e6
+
+
+def test_the_tables_and_the_recipes_are_those_of_the_paper() -> None:
+    assert set(NAMES) == set(PAPER)
+    assert set(TABLES) == set(RECIPES)
+    for name, table in TABLES.items():
+        recipe = table.recipes["paper"]
+        wanted = {(setting, row) for setting in recipe.settings for row in recipe.rows}
+        assert wanted == set(PAPER[name])
+        assert recipe.models == tuple(recipe.rows)
+        for (setting, _), cells in PAPER[name].items():
+            conditions = {recipe.settings[setting].trained_on, *recipe.conditions}
+            assert set(cells) <= conditions
+    assert tuple(RECIPES["ablation"]["paper"].rows) == ("riglstm", *VARIANTS)
+
+
+def test_the_papers_models_have_the_papers_sizes() -> None:
+    counted = {}
+    for table, task in (("mnist", "mnist"), ("cifar", "cifar"), ("balls", "balls")):
+        recipe = RECIPES[table]["paper"]
+        for key, row in recipe.rows.items():
+            inputs = {**recipe.task, **row.task}.get("input_size", 512)
+            core = models.build(row.model, inputs, row.hidden_size, **row.options)
+            counted[task, key] = sum(p.numel() for p in core.parameters())
+    expected = {
+        **{"lstm": 2_884_800, "gridlstm": 2_884_800, "rim": 1_777_800, "rmc": 152_000},
+        **{"entnet": 90_806, "transformer": 3_313_408, "riglstm": 3_353_000},
+    }
+    for key, count in expected.items():
+        assert counted["mnist", key] == count
+        assert counted.get(("cifar", key), count) == count
+    assert counted["mnist", "brim"] == 1_797_900
+    assert counted["cifar", "brim"] == 1_089_000
+    assert counted["balls", "lstm"] == counted["balls", "gridlstm"] == 4 * 250 * (512 + 250 + 2)
+    cells = {key: row.cells for key, row in RECIPES["mnist"]["paper"].rows.items()}
+    assert cells["riglstm"] == "(6, 5)"
+    assert cells["rim"] == RECIPES["copying"]["paper"].rows["riglstm"].cells == "(6, 4)"
+    assert cells["brim"] == "(6, 4), (3, 2)"
+    assert cells["lstm"] == "–"
+    assert RECIPES["balls"]["paper"].rows["riglstm"].cells == "(5, 2)"
+
+
+def test_the_papers_recipes_have_the_papers_lengths() -> None:
+    epochs = {"mnist": (48_000, 64), "cifar": (40_000, 64)}
+    for table, (images, batch) in epochs.items():
+        fit = RECIPES[table]["paper"].fit
+        assert fit.updates == 100 * images / batch
+        assert fit.evaluate_every == images / batch
+    for table in ("mnist", "cifar", "ablation", "copying"):
+        assert RECIPES[table]["paper"].fit.lr == 1e-4
+    balls = RECIPES["balls"]["paper"]
+    assert (balls.fit.lr, balls.fit.patience, balls.seeds) == (3e-4, 5, 5)
+    assert balls.fit.evaluate_every == math.ceil(50_000 / 64)
+    assert RECIPES["copying"]["paper"].fit.updates == 40_000
+    for table in TABLES:
+        assert "update_scale" not in RECIPES[table]["paper"].rows["riglstm"].options
+
+
+def plans() -> list[tuple[str, Budget]]:
+    return [(name, budget) for name in TABLES for budget in ("quick", "paper")]
+
+
+@pytest.mark.parametrize(("table", "budget"), plans())
+def test_a_plan_is_the_same_every_time_and_fits_its_task(
+    table: str, budget: Budget, tmp_path: Path
+) -> None:
+    recipe = RECIPES[table][budget]
+    first = plan(table, list(recipe.rows), 2, budget, tmp_path)
+    assert first == plan(table, list(recipe.rows), 2, budget, tmp_path)
+    assert len(first) == 2 * len(recipe.settings) * len(recipe.rows)
+    assert len({p.folder for p in first}) == len(first)
+    assert {p.state for p in first} == {"new"}
+    assert [p.spec.seed for p in first] == sorted(p.spec.seed for p in first)
+    for p in first:
+        config: Any = p.spec.task_config()
+        trained = recipe.settings[p.setting].trained_on
+        if p.spec.task == "copying":
+            assert trained == f"P={config.P}"
+        elif p.spec.task == "balls":
+            assert trained == config.balls
+        else:
+            assert trained == f"{config.size}x{config.size}"
+        assert trained not in config.conditions or p.spec.task == "balls"
+        again = RunSpec.from_json(json.loads(json.dumps(p.spec.resolved())))
+        assert again.digest() == p.spec.digest()
+        assert again.resolved() == p.spec.resolved()
+
+
+def test_two_tables_share_the_run_that_both_have(tmp_path: Path) -> None:
+    (a,) = plan("mnist", ["riglstm"], 1, "paper", tmp_path)
+    (b,) = plan("ablation", ["riglstm"], 1, "paper", tmp_path)
+    assert a.folder == b.folder
+
+
+def test_plan_says_what_can_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"table must be one of mnist, cifar.*got 'mnst'"):
+        plan("mnst")
+    with pytest.raises(ValueError, match=r"models must be some of lstm.*got 'gru'"):
+        plan("mnist", ["gru"])
+    with pytest.raises(ValueError, match="seeds must be a number of runs from 1 on, got 0"):
+        plan("mnist", seeds=0)
+    with pytest.raises(ValueError, match="budget must be one of paper, quick, got 'slow'"):
+        plan("mnist", budget="slow")  # type: ignore[arg-type]
+
+
+SPEC = RunSpec("copying", {"M": 2}, "riglstm", 72, {"variant": "all_h"}, Fit(), 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task_options": {"M": 3}},
+        {"model_options": {}},
+        {"model_options": {"variant": "all_h", "active_cells": 3}},
+        {"hidden_size": 60},
+        {"fit": Fit(lr=2e-4)},
+        {"seed": 4},
+    ],
+)
+def test_another_configuration_is_another_digest(change: dict[str, Any]) -> None:
+    assert replace(SPEC, **change).digest() != SPEC.digest()
+
+
+def test_what_is_only_said_differently_is_the_same_run() -> None:
+    assert replace(SPEC, fit=Fit(device="cpu", capture=False)).digest() == SPEC.digest()
+    assert replace(SPEC, task_options={"M": 2, "L": 10}).digest() == SPEC.digest()
+    conditions = ["P=100", "P=200", "P=400"]
+    assert replace(SPEC, task_options={"M": 2, "conditions": conditions}).digest() == SPEC.digest()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "sorting"}, "task must be one of copying.*got 'sorting'"),
+        ({"model": "gru"}, "model must be one of lstm.*got 'gru'"),
+        ({"task_options": {"N": 2}}, "'N' is no task option of 'copying'; it takes L, M"),
+        ({"model_options": {"cells": "top", "heads": 2}}, "'heads' is no model option"),
+        ({"model_options": {"device": "cpu"}}, "'device' is no model option"),
+        ({"seed": -1}, "seed must be a whole number from 0 on, got -1"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SPEC, **change)
+
+
+def test_a_file_that_is_no_configuration_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must have the fields task, .*got model; is this"):
+        RunSpec.from_json({"model": "lstm"})
+    data = SPEC.resolved()
+    data["fit"]["momentum"] = 0.9
+    with pytest.raises(ValueError, match="'momentum' is no training option"):
+        RunSpec.from_json(data)
+
+
+def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert state(SPEC, folder.path) == "new"
+    folder.begin(SPEC.resolved(), command="", device="", resume=False)
+    assert state(SPEC, folder.path) == "partial"
+    folder.write_json(folder.path / FAILED, {"reason": "it grew"})
+    assert state(SPEC, folder.path) == "failed"
+    folder.finish({"rows": []})
+    assert state(SPEC, folder.path) == "done"
+
+
+def test_a_finished_run_of_another_configuration_is_not_taken_for_done(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    other = replace(SPEC, fit=Fit(lr=3e-4), seed=5)
+    folder.begin(other.resolved(), command="", device="", resume=False)
+    folder.finish({"rows": []})
+    with pytest.raises(ValueError, match=r"got another: fit\.lr is 0\.0003 there, 0\.0001 here; "):
+        state(SPEC, folder.path)
+
+
+def finished(planned: Planned, figures: dict[tuple[str, str], float], **more: Any) -> None:
+    """Write a run as if it had been made; figures by condition and by what chose them."""
+    folder = RunFolder(planned.folder)
+    folder.begin(planned.spec.resolved(), command="", device="", resume=False)
+    result_figures = [
+        {"condition": c, "chosen_on": f"validation@{chooser}", "metric": "accuracy", "value": v}
+        for (c, chooser), v in figures.items()
+    ]
+    said = {"updates": 500, "seconds": 60.0, "device": "CPU (toy)", "commit": "abc"}
+    folder.finish({"rows": result_figures, **said, **more})
+
+
+def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
+    asked = ("mnist", ["lstm", "riglstm"], 2, "quick", tmp_path)
+    lstm0, rig0, lstm1, rig1 = plan(*asked)  # type: ignore[arg-type]
+    home = {(c, "7x7"): 0.5 for c in ("7x7", "8x8", "10x10", "12x12")}
+    away = {(c, c): 0.75 for c in ("8x8", "10x10", "12x12")}
+    finished(lstm0, {**home, **away})
+    finished(lstm1, {**home, **away, ("8x8", "7x7"): 0.52}, seconds=30.0)
+    finished(rig0, {**home, **away})
+    failed = RunFolder(rig1.folder)
+    failed.begin(rig1.spec.resolved(), command="", device="", resume=False)
+    failed.write_json(failed.path / FAILED, {"reason": "the loss is not a number; try less"})
+    planned = plan(*asked)  # type: ignore[arg-type]
+    filled = sheet("mnist", planned, "quick")
+    lstm, rig = filled.lines
+    assert lstm.ours["8x8"].text() == "51.0 ± 1.4 (2)"
+    assert lstm.there["8x8"].text() == "75.0 ± 0.0 (2)"
+    assert lstm.there["7x7"] == lstm.ours["7x7"]
+    assert rig.ours["8x8"].text() == "50.0 ± – (1; 1 failed)"
+    assert not lstm.paper
+    notes = "\n".join(filled.notes)
+    assert "Seeds 0, 1; 500 updates; 150 s in all on CPU (toy); commit abc." in notes
+    assert f"Failed: riglstm, 7x7, seed 1: the loss is not a number ({rig1.folder.name})." in notes
+    assert "not comparable" in notes
+    assert "reproduc" not in (notes + filled.title).lower()
+    size = sizes(RECIPES["mnist"]["quick"], ["lstm"])
+    assert f"quick sizes, not the paper's: {size}" in filled.title
+    assert "width 72" in filled.title
+    assert "250 updates" in filled.title
+    found = result_rows("mnist", planned, "quick")
+    assert len(found) == 3 * 7
+    assert {row.run for row in found} == {p.folder.name for p in (lstm0, lstm1, rig0)}
+    assert found[0].metric == "accuracy@7x7"
+
+
+def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> None:
+    planned = plan("balls", ["lstm"], 1, "paper", tmp_path)
+    yardsticks = {c: {"constant": 0.3} for c in ("4", "678", "curtain")}
+    others = {"4": ("678", "curtain"), "678": ("4", "curtain")}
+    for p in planned:
+        home = {(c, p.setting): 0.4 for c in (p.setting, *others[p.setting])}
+        away = {(c, c): 0.35 for c in others[p.setting]}
+        finished(p, {**home, **away}, yardsticks=yardsticks)
+    filled = sheet("balls", plan("balls", ["lstm"], 1, "paper", tmp_path), "paper")
+    printed = grid(filled)
+    assert printed.heads[:5] == ["trained on", "model", "4", "4, best run", "4, paper"]
+    assert printed.lines[0][:5] == ["4", "LSTM", "40.0 ± – (1)", "40.0", "39.23"]
+    assert printed.lines[1][:6] == ["4", "no model: constant", "30.0", "–", "–", "–"]
+    assert printed.lines[2][:6] == ["678", "LSTM", "40.0 ± – (1)", "40.0", "54.53", "35.0 ± – (1)"]
+    assert any("best of five" in note for note in filled.notes)
+
+
+def test_a_result_without_a_figure_is_refused(tmp_path: Path) -> None:
+    (planned,) = plan("mnist", ["lstm"], 1, "quick", tmp_path)
+    finished(planned, {("7x7", "7x7"): 0.5})
+    with pytest.raises(ValueError, match="must have one figure for 8x8, chosen on 7x7, got 0"):
+        sheet("mnist", plan("mnist", ["lstm"], 1, "quick", tmp_path), "quick")
+
+
+SHEET = Sheet(
+    name="toy",
+    title="Toys_1, 100 %",
+    settings="M",
+    conditions=("P=5", "P=10"),
+    trained_on={"M=1": "P=5", "M=2": "P=5"},
+    lines=(
+        Line(
+            *("M=1", "rig_a", "Rig_A", "(6, 4)"),
+            ours={"P=5": Cell((99.0, 98.0, 97.0)), "P=10": Cell((1234.56,))},
+            there={"P=5": Cell((99.0, 98.0, 97.0)), "P=10": Cell((90.0, 92.0), 1)},
+            paper={"P=10": "99.06"},
+            width=72,
+            updates=500,
+        ),
+        Line(
+            *("M=2", "lstm", "LSTM", "–"),
+            ours={"P=5": Cell(failed=2), "P=10": Cell(missing=1)},
+            there={"P=5": Cell(failed=2), "P=10": Cell()},
+        ),
+    ),
+    notes=("Chosen on P=5 & so on.",),
+    budget="paper",
+)
+
+MARKDOWN = """\
+**Toys_1, 100 %**
+
+| M   | model | (N, K_a) |  P=5 (trained) |            P=10 | P=10, paper |       P=10, chosen on it |
+| --- | ----- | -------- | -------------: | --------------: | ----------: | -----------------------: |
+| M=1 | Rig_A | (6, 4)   | 98.0 ± 1.0 (3) | 1,234.6 ± – (1) |       99.06 | 91.0 ± 1.4 (2; 1 failed) |
+| M=2 | LSTM  | –        |       2 failed |        1 to run |           – |                  not run |
+
+- Chosen on P=5 & so on.
+"""  # noqa: E501
+
+CSV = """\
+table,budget,setting,model,width,updates,condition,chosen_on,mean,sd,n,best,failed,missing,paper
+toy,paper,M=1,rig_a,72,500,P=5,validation@P=5,98.0,1.0,3,99.0,0,0,
+toy,paper,M=1,rig_a,72,500,P=10,validation@P=5,1234.56,,1,1234.56,0,0,99.06
+toy,paper,M=1,rig_a,72,500,P=10,validation@P=10,91.0,1.4142135623730951,2,92.0,1,0,99.06
+toy,paper,M=2,lstm,,,P=5,validation@P=5,,,0,,2,0,
+toy,paper,M=2,lstm,,,P=10,validation@P=5,,,0,,0,1,
+toy,paper,M=2,lstm,,,P=10,validation@P=10,,,0,,0,0,
+"""
+
+LATEX = r"""\begin{table*}
+\centering
+\caption{Toys\_1, 100 \%}
+\label{tab:toy}
+\resizebox{\linewidth}{!}{%
+\begin{tabular}{lllrrrr}
+\toprule
+M & model & (N, K\_a) & P=5 (trained) & P=10 & P=10, paper & P=10, chosen on it \\
+\midrule
+M=1 & Rig\_A & (6, 4) & 98.0 $\pm$ 1.0 (3) & 1,234.6 $\pm$ -- (1) & 99.06 & 91.0 $\pm$ 1.4 (2; 1 failed) \\
+M=2 & LSTM & -- & 2 failed & 1 to run & -- & not run \\
+\bottomrule
+\end{tabular}}
+\begin{minipage}{\linewidth}\footnotesize
+\par Chosen on P=5 \& so on.
+\end{minipage}
+\end{table*}
+"""  # noqa: E501
+
+
+def test_a_table_is_printed_in_three_formats(tmp_path: Path) -> None:
+    rendered = render(grid(SHEET), RECORD, records(SHEET))
+    assert rendered.markdown == MARKDOWN
+    assert rendered.csv == CSV
+    assert rendered.latex == LATEX
+    paths = rendered.write(tmp_path / "out", "toy")
+    assert [path.name for path in paths] == ["toy.md", "toy.csv", "toy.tex"]
+    assert [path.read_text() for path in paths] == [MARKDOWN, CSV, LATEX]
+    assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+def test_a_quick_table_says_so_in_every_format(tmp_path: Path) -> None:
+    asked = ("balls", ["lstm"], 1, "quick", tmp_path)
+    conditions = ("4", "678", "curtain")
+    home = {(c, "4"): 0.4 for c in conditions}
+    (planned,) = plan(*asked)  # type: ignore[arg-type]
+    yardsticks = {c: {"constant": 0.3} for c in conditions}
+    finished(planned, {**home, **{(c, c): 0.35 for c in conditions[1:]}}, yardsticks=yardsticks)
+    filled = sheet("balls", plan(*asked), "quick")  # type: ignore[arg-type]
+    rendered = render(grid(filled), RECORD, records(filled))
+    row = RECIPES["balls"]["quick"].rows["lstm"]
+    width, updates = str(row.hidden_size), str(planned.spec.fit.updates)
+    assert r"\label{tab:balls-quick}" in rendered.latex
+    said = rf"\caption{{Bouncing balls at quick sizes, not the paper's: width {width}"
+    assert said in rendered.latex
+    found = list(csv.DictReader(io.StringIO(rendered.csv)))
+    assert {row["budget"] for row in found} == {"quick"}
+    lstm = [row for row in found if row["model"] == "lstm"]
+    assert [(row["width"], row["updates"]) for row in lstm] == [(width, updates)] * 5
+    no_model = [row for row in found if row["model"] == "constant"]
+    assert [float(row["mean"]) for row in no_model] == [30.0] * 3
+    empty = ("chosen_on", "sd", "n", "best", "failed", "missing", "width", "updates")
+    assert all(row[name] == "" for row in no_model for name in empty)
+    assert "- Rows without a run, left out: RIM, EntNet, GridLSTM, RigLSTM.\n" in rendered.markdown
+
+
+def test_the_best_run_is_the_lowest_where_lower_is_better() -> None:
+    low = replace(SHEET, best=True, higher_is_better=False)
+    assert grid(low).lines[0][4] == "97.0"
+    assert grid(replace(SHEET, best=True)).lines[0][4] == "99.0"
+    assert grid(low).lines[1][4] == "–"
+
+
+ROW = rows.ResultRow(
+    *("copying", "riglstm", 0, "accuracy@P=10", 1 / 3, "validation@P=5", 500, 60.5),
+    *("NVIDIA H200", "abc", "quick", "M=1", "copying-riglstm-seed0-12345678"),
+)
+
+
+def test_result_rows_are_added_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "copying.csv"
+    other = replace(ROW, seed=1, device='a "device", with signs')
+    assert rows.append(path, [ROW]) == 1
+    before = path.read_text()
+    assert rows.append(path, [ROW, other, other]) == 1
+    assert path.read_text().startswith(before)
+    assert rows.read(path) == [ROW, other]
+    assert before.splitlines()[0].startswith(
+        "table,model,seed,metric,value,chosen_on,updates,seconds,device,commit"
+    )
+
+
+def test_a_full_disk_at_the_first_write_leaves_a_file_that_can_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.csv"
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            rows.append(path, [ROW])
+    assert path.read_bytes() == b""
+    assert rows.append(path, [ROW]) == 1
+    assert rows.read(path) == [ROW]
+
+
+def test_a_last_line_without_its_end_is_not_glued_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    rows.append(path, [ROW])
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    other = replace(ROW, seed=1)
+    assert rows.append(path, [other]) == 1
+    assert rows.read(path) == [ROW, other]
+
+
+def test_who_adds_rows_waits_until_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl", reason="this system has no such locks")
+    path = tmp_path / "results.csv"
+    read = rows.read
+    other = replace(ROW, seed=1)
+    rows.append(path, [ROW])
+
+    def busy(path: Path) -> list[rows.ResultRow]:
+        with path.open("ab") as second, pytest.raises(BlockingIOError):
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return read(path)
+
+    monkeypatch.setattr(rows, "read", busy)
+    assert rows.append(path, [other]) == 1
+    with path.open("ab") as second:
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"must begin with the line table,model,.*got a,b"):
+        rows.append(path, [ROW])
+    path.unlink()
+    rows.append(path, [ROW])
+    with path.open("a") as file:
+        file.write("copying,riglstm,0\n")
+    with pytest.raises(ValueError, match=r"line 3 of .* must be a result of 13 fields"):
+        rows.read(path)
+
+
+def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
+    tasks = {"mnist": ImageTask, "cifar": ImageTask, "balls": BallsTask, "copying": CopyingTask}
+    for table in TABLES.values():
+        metric = tasks[table.task].metric  # type: ignore[attr-defined]
+        assert metric.scale == table.scale
+        assert metric.higher_is_better == table.higher_is_better

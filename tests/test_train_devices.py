@@ -1,0 +1,149 @@
+"""Several processes share a run: on loopback, on a CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from riglstm.train.folder import RunFolder
+from riglstm.train.supervised import Interrupted, fit
+from train_helpers import assert_same, finish, last_step, outcome, start
+from train_task import QUICK, Halves, Slow, network
+
+
+def worker(rank: int, port: int, target: Callable[..., None], *arguments: object) -> None:
+    """As torchrun starts it."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    target(*arguments)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def both(target: Callable[..., None], *arguments: object) -> list[ForkServerProcess]:
+    """Two processes of one run."""
+    port = free_port()
+    return [start(worker, rank, port, target, *arguments) for rank in (0, 1)]
+
+
+def shared(path: Path, dropout: bool = True, batch_size: int = 8) -> None:
+    """Train, and leave what each process has."""
+    task = Slow(batch_size=batch_size)
+    net = network(task)
+    net.dropout = net.dropout if dropout else nn.Identity()
+    rank = os.environ["RANK"]
+    try:
+        fit(net, task, QUICK, 0, RunFolder(path / "run"), resume=True, progress=False)
+    except Interrupted:
+        sys.exit(130)
+    except ValueError as error:
+        (path / f"error-{rank}").write_text(str(error))
+        sys.exit(2)
+    torch.save(net.state_dict(), path / f"rank-{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes, left alone."""
+    path = tmp_path_factory.mktemp("pair")
+    assert [finish(process) for process in both(shared, path)] == [0, 0]
+    return path
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """Of both processes, which have the same."""
+    first, second = (torch.load(path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert_same(first, second)
+    found: dict[str, Tensor] = first
+    return found
+
+
+def test_two_processes_end_with_the_same_weights_close_to_those_of_one(
+    tmp_path: Path,
+) -> None:
+    # Each process drops other things, so with dropout two would not be one.
+    assert [finish(process) for process in both(shared, tmp_path, False)] == [0, 0]
+    task = Halves()
+    net = network(task)
+    net.dropout = nn.Identity()
+    fit(net, task, QUICK, 0, RunFolder(tmp_path / "one"), progress=False)
+    for name, weight in weights(tmp_path).items():
+        torch.testing.assert_close(net.state_dict()[name], weight, rtol=0, atol=1e-5)
+    one, two = outcome(tmp_path / "one"), outcome(tmp_path / "run")
+    assert one["files"] == two["files"]
+    for a, b in zip(one["metrics"][1:], two["metrics"][1:], strict=True):
+        (*name_a, value_a), (*name_b, value_b) = a.split(","), b.split(",")
+        assert name_a == name_b
+        assert float(value_a) == pytest.approx(float(value_b), abs=1e-4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_two_processes_that_are_stopped_go_on_to_the_same_end(
+    number: signal.Signals, pair: Path, tmp_path: Path
+) -> None:
+    processes = both(shared, tmp_path)
+    while all(p.is_alive() for p in processes) and last_step(tmp_path / "run") < 21:
+        time.sleep(0.001)
+    if number == signal.SIGKILL:
+        for process in processes:
+            process.kill()
+    else:
+        # One of them is told, and both stop.
+        assert processes[1].pid is not None
+        os.kill(processes[1].pid, number)
+    assert {finish(process) for process in processes} == {-9 if number == signal.SIGKILL else 130}
+    assert [finish(process) for process in both(shared, tmp_path)] == [0, 0]
+    assert_same(weights(tmp_path), weights(pair))
+    assert outcome(tmp_path / "run")["metrics"] == outcome(pair / "run")["metrics"]
+
+
+def test_a_batch_that_cannot_be_shared_evenly_is_refused(tmp_path: Path) -> None:
+    processes = both(shared, tmp_path, True, 7)
+    assert [finish(process) for process in processes] == [2, 2]
+    said = (tmp_path / "error-0").read_text()
+    assert "the batch must be a multiple of the number of processes, 2" in said
+    assert "got parts of [(4,), (3,)]; change batch_size or devices" in said
+
+
+def test_devices_2_starts_the_second_process_itself(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("train_task.py")
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), str(tmp_path), "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    # Nothing of Lightning's, and nothing twice.
+    assert (done.stdout, done.stderr) == ("", "")
+    assert_same(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    assert len(list((tmp_path / "second" / "checkpoints").iterdir())) == 2
+    # Both runs of the command are made by the same two processes.
+    assert [(tmp_path / f"started-by-{rank}").read_text() for rank in (0, 1)] == ["1", "0"]

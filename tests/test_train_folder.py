@@ -1,0 +1,347 @@
+"""A run's folder: what is in it, and that nothing in it is ever half there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import riglstm
+from riglstm.train import record
+from riglstm.train.devices import launched, rank
+from riglstm.train.folder import RunFolder, aside, differences
+from riglstm.train.lock import BusyError, release, take
+from riglstm.train.log import Log
+from riglstm.train.weights import load_weights, save_weights
+from train_helpers import finish, start
+from train_task import Halves, network
+
+CONFIG: dict[str, Any] = {
+    "task": "copying",
+    "task_options": {"P": 5, "conditions": ["P=10"]},
+    "fit": {"lr": 0.1, "device": "cpu"},
+    "seed": 1,
+}
+
+
+def begun(path: Path) -> RunFolder:
+    folder = RunFolder(path / "run")
+    assert folder.state == "new"
+    folder.begin(CONFIG, command="riglstm train copying", device="CPU", resume=False)
+    return folder
+
+
+def test_a_run_begins_with_what_it_is_and_what_it_runs_on(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    assert folder.state == "partial"
+    assert folder.read_json(folder.config) == CONFIG
+    run = folder.read_json(folder.run)
+    assert run["versions"]["riglstm"] == riglstm.__version__
+    assert run["versions"]["torch"] == torch.__version__
+    assert run["command"] == "riglstm train copying"
+    assert run["device"] == "CPU"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", run["started"])
+    assert "resumed" not in run
+
+
+def test_a_run_that_goes_on_is_recorded(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    first = folder.read_json(folder.run)
+    # Where a run is computed may change; it is no other run for that.
+    elsewhere = {**CONFIG, "fit": {"lr": 0.1, "device": "cuda"}}
+    for _ in range(2):
+        folder.begin(elsewhere, command="again", device="GPU", resume=True)
+    run = folder.read_json(folder.run)
+    assert [session["device"] for session in run.pop("resumed")] == ["GPU", "GPU"]
+    assert run == first
+    assert folder.read_json(folder.config) == CONFIG
+
+
+def test_a_folder_is_not_taken_from_another_run(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    with pytest.raises(ValueError, match="holds a run that was stopped; go on with it by --resume"):
+        folder.begin(CONFIG, command="", device="", resume=False)
+    other = {**CONFIG, "task_options": {"P": 50, "conditions": ("P=10",)}}
+    with pytest.raises(
+        ValueError, match=r"holds another run: task_options.P is 5 there, 50 here; go on with its"
+    ):
+        folder.begin(other, command="", device="", resume=True)
+    folder.finish({"rows": []})
+    assert folder.state == "done"
+    for resume in (False, True):
+        with pytest.raises(ValueError, match="holds a run that is done"):
+            folder.begin(CONFIG, command="", device="", resume=resume)
+
+
+def test_a_new_folder_may_be_resumed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(CONFIG, command="", device="", resume=True)
+    assert folder.state == "partial"
+
+
+def test_at_the_end_checkpoints_and_weights_without_use_go(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    for path in (folder.checkpoints / "step-9.ckpt", *map(folder.weights_of, (3, 6, 9))):
+        folder.write(path, b"content")
+    result = {"chosen": {"P=5": {"step": 6, "value": 0.5}, "P=10": {"step": 9, "value": 0.25}}}
+    folder.finish(result)
+    assert folder.read_json(folder.result) == result
+    assert not folder.checkpoints.exists()
+    assert sorted(p.name for p in folder.weights.iterdir()) == [
+        "step-6.safetensors",
+        "step-9.safetensors",
+    ]
+
+
+def test_the_second_process_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert rank() == 1
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(CONFIG, command="", device="", resume=False)
+    folder.finish({"rows": []})
+    folder.sweep()
+    log = Log(folder, 0, tensorboard=True)
+    log.add(1, {"loss": 1.0})
+    log.flush()
+    log.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_counts_where_torchrun_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    # One process that trains alone must write.
+    assert (rank(), launched()) == (0, None)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert (rank(), launched()) == (1, None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    assert (rank(), launched()) == (3, 4)
+
+
+def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    with first.held():
+        with first.held():
+            first.write_json(first.config, CONFIG)
+        half = first.path / "metrics.csv.123.part"
+        half.touch()
+        with (
+            pytest.raises(BusyError, match=r"run is being trained in by another process; .* wait"),
+            second.held(),
+        ):
+            pass
+        # It is the other's, who may be writing it.
+        assert half.exists()
+    with second.held():
+        assert not half.exists()
+    assert list(first.path.iterdir()) == [first.config]
+
+
+def test_a_folder_that_was_held_for_nothing_is_not_left_behind(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run").held():
+        assert (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists()
+    with RunFolder(tmp_path).held():
+        pass
+    assert tmp_path.exists()
+
+
+def hold(path: Path) -> None:
+    with RunFolder(path).held():
+        (path / "held").touch()
+        time.sleep(60)
+
+
+def test_a_process_that_dies_lets_go_of_its_folder(tmp_path: Path) -> None:
+    process = start(hold, tmp_path)
+    while process.is_alive() and not (tmp_path / "held").exists():
+        time.sleep(0.001)
+    with pytest.raises(BusyError), RunFolder(tmp_path).held():
+        pass
+    process.kill()
+    assert finish(process) == -signal.SIGKILL
+    assert (tmp_path / "lock").exists()
+    with RunFolder(tmp_path).held():
+        pass
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_lock_that_was_removed_while_it_was_opened_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "lock", os.open
+    opened = []
+
+    def late(*arguments: Any) -> int:
+        handle = real(*arguments)
+        opened.append(handle)
+        if len(opened) == 1:
+            path.unlink()
+        return handle
+
+    monkeypatch.setattr(os, "open", late)
+    handle = take(path)
+    assert len(opened) == 2
+    with pytest.raises(BusyError):
+        take(path)
+    release(path, handle)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="without locks, runs do without")
+def test_a_file_system_without_locks_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def none(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with RunFolder(tmp_path / "run").held():
+        (tmp_path / "run" / "file").touch()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
+
+
+def test_what_a_kill_at_the_very_end_left_goes_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = begun(tmp_path)
+    for path in (folder.checkpoints / "step-9.ckpt", *map(folder.weights_of, (6, 9))):
+        folder.write(path, b"content")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "tidy", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            folder.finish({"chosen": {"P=5": {"step": 6, "value": 0.5}}})
+    assert folder.state == "done"
+    assert folder.checkpoints.exists()
+    with pytest.raises(ValueError, match="holds a run that is done"):
+        folder.begin(CONFIG, command="", device="", resume=True)
+    assert not folder.checkpoints.exists()
+    assert [p.name for p in folder.weights.iterdir()] == ["step-6.safetensors"]
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "file"
+    with aside(path) as file:
+        file.write(b"first")
+        assert not path.exists()
+    with contextlib.suppress(ZeroDivisionError), aside(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"first"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    kept = folder.checkpoints / "step-9.ckpt"
+    folder.write(kept, b"content")
+    for path in (folder.config, kept, folder.weights_of(3)):
+        path.parent.mkdir(exist_ok=True)
+        path.with_name(f"{path.name}.123.part").write_bytes(b"half")
+    folder.sweep()
+    assert not list(folder.path.rglob("*.part"))
+    assert kept.exists()
+    assert folder.config.exists()
+
+
+def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ValueError, match=r"is not a run: expected the file config.json in it"):
+        folder.read_json(folder.config)
+    folder.config.write_text("{")
+    with pytest.raises(ValueError, match=r"config.json must be a JSON file, and cannot be read"):
+        folder.read_json(folder.config)
+
+
+def test_differences_are_said_in_words() -> None:
+    was = {"fit": {"lr": 1.0, "devices": 1}, "seed": 1, "sizes": [1, 2]}
+    assert differences(was, {**was, "sizes": (1, 2)}) == []
+    assert differences(was, {**was, "fit": {"lr": 1.0, "devices": 8}}) == []
+    now = {"fit": {"lr": 2.0, "devices": 8}, "seed": 1, "extra": True}
+    assert differences(was, now) == [
+        "fit.lr is 1.0 there, 2.0 here",
+        "sizes is [1, 2] there, None here",
+        "extra is None there, True here",
+    ]
+
+
+def test_a_log_that_goes_on_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    log = Log(folder, 0, tensorboard=False)
+    log.add(5, {"train/loss": 0.1 + 0.2, "validation/accuracy@L=2,P=5": 1.0})
+    log.add(10, {"train/loss": 0.25})
+    whole = folder.metrics.read_text()
+    assert whole == (
+        "step,name,value\n"
+        "5,train/loss,0.30000000000000004\n"
+        '5,"validation/accuracy@L=2,P=5",1.0\n'
+        "10,train/loss,0.25\n"
+    )
+    log.add(15, {"train/loss": 0.125})
+    with folder.metrics.open("a") as file:
+        file.write("1")
+    Log(folder, 10, tensorboard=False)
+    assert folder.metrics.read_text() == whole
+
+
+def test_a_log_goes_on_without_its_damaged_lines(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    log = Log(folder, 0, tensorboard=False)
+    log.add(5, {"train/loss": 0.5})
+    with folder.metrics.open("ab") as file:
+        file.write(b"\0\0\0\n\n\xff\xfe,1\n-1,a,2\n")
+    log.add(10, {"train/loss": 0.25})
+    Log(folder, 10, tensorboard=False)
+    assert folder.metrics.read_text() == "step,name,value\n5,train/loss,0.5\n10,train/loss,0.25\n"
+
+
+def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
+    net, other = network(Halves(), seed=1), network(Halves(), seed=2)
+    path = tmp_path / "weights.safetensors"
+    save_weights(net, path)
+    load_weights(other, path)
+    assert all(torch.equal(w, other.state_dict()[name]) for name, w in net.state_dict().items())
+    with pytest.raises(ValueError, match="holds the weights of another network"):
+        load_weights(network(Halves(), hidden_size=4), path)
+    with pytest.raises(ValueError, match="got no such file"):
+        load_weights(other, tmp_path / "nothing")
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(ValueError, match="must hold weights as safetensors"):
+        load_weights(other, path)
+
+
+def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = Path(record.__file__).parent
+    asked = ["git", "-C", str(inside), "rev-parse", "HEAD"]
+    head = subprocess.run(asked, capture_output=True, text=True, check=False)
+    tracked = ["git", "-C", str(inside), "ls-files", "--error-unmatch", "record.py"]
+    if head.returncode or subprocess.run(tracked, capture_output=True, check=False).returncode:
+        assert record.commit() is None
+    else:
+        assert record.commit() in (head.stdout.strip(), head.stdout.strip() + "+changes")
+    # An installed copy inside somebody else's repository is not of that repository's commit.
+    copy = tmp_path / "repository" / "environment" / "record.py"
+    copy.parent.mkdir(parents=True)
+    copy.touch()
+    subprocess.run(["git", "-C", str(tmp_path / "repository"), "init", "-q"], check=True)
+    monkeypatch.setattr(record, "__file__", str(copy))
+    assert record.commit() is None
+
+
+def test_a_record_names_no_host() -> None:
+    assert socket.gethostname() not in json.dumps(record.surroundings())

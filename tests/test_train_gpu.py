@@ -1,0 +1,125 @@
+"""Training on a GPU: captured, in every precision, stopped and gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import riglstm.train.capture
+from riglstm.graphs import graphed
+from riglstm.tasks.base import Batch
+from riglstm.train.config import Fit
+from riglstm.train.folder import RunFolder
+from riglstm.train.supervised import fit
+from train_helpers import outcome
+from train_task import QUICK, Halves, network
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+GPU = replace(QUICK, device="cuda")
+
+
+class Mixed(Halves):
+    """Every third batch is shorter."""
+
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        inputs, targets = super().batch(seed, step, rows)
+        return Batch(inputs[:-1] if step % 3 == 2 else inputs, targets)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Calls of each captured core."""
+    calls: list[int] = []
+
+    def counted(core: Any, x: Tensor) -> Any:
+        call, number = graphed(core, x), len(calls)
+        calls.append(0)
+
+        def count(x: Tensor, state: Any = None) -> Any:
+            calls[number] += 1
+            return call(x, state)
+
+        return count
+
+    monkeypatch.setattr(riglstm.train.capture, "graphed", counted)
+    return calls
+
+
+def trained(path: Path, config: Fit, task: Halves | None = None, **options: Any) -> nn.Module:
+    task = Halves(torch.device("cuda", 0)) if task is None else task
+    net = network(task, **options)
+    fit(net, task, config, 0, RunFolder(path), progress=False)
+    return net
+
+
+@pytest.mark.parametrize("model", ["lstm", "riglstm"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_captured_run_is_close_to_one_that_is_not(
+    model: str, precision: Any, tmp_path: Path, captures: list[int]
+) -> None:
+    config = replace(GPU, precision=precision, updates=30)
+    options: dict[str, Any] = {"model": model, "hidden_size": 12}
+    with_graphs = trained(tmp_path / "a", config, **options)
+    assert captures == [30]
+    without = trained(tmp_path / "b", replace(config, capture=False), **options)
+    assert captures == [30]
+    assert all(p.is_cuda for p in with_graphs.parameters())
+    # Dropout draws from the same state in both: a run captured with other masks is far off.
+    tolerance = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 2e-2}[precision]
+    for a, b in zip(with_graphs.parameters(), without.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+def test_batches_of_another_shape_go_to_the_core_itself(
+    tmp_path: Path, captures: list[int]
+) -> None:
+    trained(tmp_path, replace(GPU, updates=30), Mixed(torch.device("cuda", 0)))
+    assert captures == [20]
+
+
+def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path: Path) -> None:
+    task = Halves(torch.device("cuda", 0))
+    whole = trained(tmp_path / "whole", GPU)
+
+    class Stops(Halves):
+        def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+            if step == 30:
+                raise ZeroDivisionError
+            return super().batch(seed, step, rows)
+
+    with pytest.raises(ZeroDivisionError):
+        trained(tmp_path / "parts", GPU, Stops(task.device))
+    net = network(task)
+    fit(net, task, GPU, 0, RunFolder(tmp_path / "parts"), resume=True, progress=False)
+    for a, b in zip(net.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+    one, two = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
+    assert one["files"] == two["files"]
+    assert len(one["metrics"]) == len(two["metrics"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_products_are_in_the_precision_that_was_asked_for(precision: Any, tmp_path: Path) -> None:
+    seen = set()
+
+    class Looks(Halves):
+        def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+            x = torch.full((64, 64), 1 + 2**-12, device=self.device)
+            exact = bool((x @ x)[0, 0] == 64 * (1 + 2**-12) ** 2)
+            rnn = torch.backends.cudnn.allow_tf32
+            seen.add((exact, rnn))
+            return super().loss(net, batch)
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    config = replace(GPU, precision=precision, updates=9, warmup=0)
+    trained(tmp_path, config, Looks(torch.device("cuda", 0)))
+    assert seen == {(precision == "fp32", precision == "tf32")}
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

@@ -1,0 +1,73 @@
+"""Processes that train, and what their runs leave behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from riglstm.train.checkpoints import read
+from riglstm.train.folder import RunFolder
+
+# Its children are forked from one process that has torch and Lightning loaded: a start costs
+# milliseconds, and still each is a process that can be killed.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["riglstm.train.supervised"])
+
+
+def start(target: Callable[..., object], *arguments: object) -> ForkServerProcess:
+    process = PROCESSES.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def finish(process: ForkServerProcess) -> int | None:
+    process.join(60)
+    assert not process.is_alive(), "the run hangs"
+    return process.exitcode
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """Everything that a run leaves, but for times."""
+    folder = RunFolder(path)
+    checkpoints = {file.name: read(file) for file in folder.checkpoints.iterdir()}
+    for checkpoint in checkpoints.values():
+        del checkpoint["callbacks"]["Steward"]["seconds"]
+    return {
+        "checkpoints": checkpoints,
+        "weights": {file.name: file.read_bytes() for file in folder.weights.iterdir()},
+        "metrics": [
+            line for line in folder.metrics.read_text().splitlines() if "per_second" not in line
+        ],
+        "files": sorted(str(file.relative_to(path)) for file in path.rglob("*")),
+    }
+
+
+def assert_same(a: object, b: object, where: str = "") -> None:
+    """Equal to the bit, tensors too."""
+    if isinstance(a, Tensor):
+        assert isinstance(b, Tensor), where
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert isinstance(b, dict), where
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}/{key}")
+    elif isinstance(a, list | tuple):
+        assert isinstance(b, list | tuple), where
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}/{i}")
+    else:
+        assert a == b, where
+
+
+def last_step(path: Path) -> int:
+    file = path / "metrics.csv"
+    lines = file.read_text().splitlines()[1:] if file.exists() else []
+    return int(lines[-1].split(",")[0]) if lines else 0

@@ -1,0 +1,138 @@
+"""A task small enough to train hundreds of times: which of two halves of a sequence is larger.
+
+As a script it trains on it, for tests that need processes of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm.models import build
+from riglstm.models.base import Core
+from riglstm.tasks.base import Batch, Metric, Split, Totals, generator, part
+from riglstm.train.config import Fit
+from riglstm.train.devices import rank
+from riglstm.train.folder import RunFolder
+
+CPU = torch.device("cpu")
+
+
+class Halves:
+    """Sequences (T, B, 3) of noise; the class is the half with the larger sum."""
+
+    input_size = 3
+    metric = Metric("accuracy", higher_is_better=True)
+    trained_on = "T=6"
+    conditions: tuple[str, ...] = ("T=6", "T=10")
+    updates_per_epoch = 10
+
+    def __init__(self, device: torch.device = CPU, batch_size: int = 8) -> None:
+        self.device = device
+        self.batch_size = batch_size
+
+    def ready(self) -> None:
+        pass
+
+    def network(self, core: Core) -> nn.Module:
+        return HalvesNetwork(core)
+
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        return self._draw(6, self.batch_size, rows, seed, step)
+
+    def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits = net(batch.inputs)
+        right = (logits.detach().argmax(-1) == batch.targets).float().mean()
+        return F.cross_entropy(logits.float(), batch.targets), right
+
+    def score(
+        self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
+    ) -> Totals:
+        T = int(condition.removeprefix("T="))
+        batch = self._draw(T, 64, part(64, share), 10**6, ("validation", "test").index(split))
+        logits = net(batch.inputs)
+        loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
+        right = logits.argmax(-1) == batch.targets
+        totals = {"loss": loss, "accuracy": right.sum(), "count": torch.tensor(len(right))}
+        return {name: total.double() for name, total in totals.items()}
+
+    def _draw(self, T: int, B: int, rows: slice, *numbers: int) -> Batch:
+        x = torch.randn(T, B, 3, generator=generator(CPU, *numbers))[:, rows]
+        halves = x.unflatten(0, (2, T // 2)).sum(dim=(1, 3))
+        return Batch(x.to(self.device), halves.argmax(0).to(self.device))
+
+
+class Slow(Halves):
+    """Leaves time to be killed in."""
+
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        time.sleep(0.015)
+        return super().batch(seed, step, rows)
+
+
+class HalvesNetwork(nn.Module):
+    """A core with dropout on both sides."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__()
+        self.core = core
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(core.output_size, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.core(self.dropout(x))
+        logits: Tensor = self.head(self.dropout(y[-1]))
+        return logits
+
+
+def network(
+    task: Halves, seed: int = 0, model: str = "lstm", hidden_size: int = 8, **options: Any
+) -> nn.Module:
+    """A network whose start values depend on the seed alone."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        core: Any = build(model, task.input_size, hidden_size, **options)
+        net = task.network(core)
+    return net.to(task.device)
+
+
+QUICK = Fit(
+    updates=60,
+    lr=1e-2,
+    warmup=5,
+    decay="cosine",
+    evaluate_every=12,
+    checkpoint_every=9,
+    log_every=7,
+    device="cpu",
+    tensorboard=False,
+)
+"""With numbers that share no factor, so that everything falls between everything else."""
+
+
+def train(path: Path, config: Fit = QUICK, seed: int = 0, *, resume: bool = False) -> nn.Module:
+    """A run in a folder; the network as it ends."""
+    from riglstm.train.supervised import fit
+
+    task = Halves()
+    net = network(task, seed)
+    fit(net, task, config, seed, RunFolder(path), resume=resume, progress=False)
+    return net
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    started: list[object] = []
+    sys.addaudithook(lambda event, _: started.append(_) if event == "subprocess.Popen" else None)
+    folder, devices = sys.argv[1:]
+    for name in ("first", "second"):
+        trained = train(Path(folder, name), replace(QUICK, devices=int(devices)))
+        torch.save(trained.state_dict(), Path(folder, name, f"rank-{rank()}.pt"))
+    Path(folder, f"started-by-{rank()}").write_text(str(len(started)))
