@@ -42,8 +42,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 LINES: dict[str, int] = {
     "layer.py": 400,
     "scan/batched_backward.py": 290,
+    "train/ppo.py": 380,
 }
-"""Budgets above the usual one: a docstring that is a manual, and two loops that read as one."""
+"""Budgets above the usual one: a docstring that is a manual, two loops that read as one, and one
+file of recurrent PPO."""
 USUAL_LINES = 260
 
 

@@ -38,6 +38,10 @@ def main(args: Sequence[str]) -> None:
     folder = RunFolder(config.run)
     if not config.run.is_dir():
         raise UsageError(f"RUN must be the folder of a run, got {config.run}, which is no folder")
+    if folder.config.exists() and folder.read_json(folder.config).get("task") == "minigrid":
+        from riglstm.cli import minigrid
+
+        return minigrid.evaluate(config.run, config.device, config.conditions)
     result = evaluate(config.run, config.device, config.data_dir, config.conditions)
     print(results.table(result, f"{config.run}, {result['updates']} updates, {result['device']}"))
     print(f"\n{results.RULES}\n\n{verdict(result, folder.read_json(folder.result))}")

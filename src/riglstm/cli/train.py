@@ -35,6 +35,10 @@ EXAMPLES: dict[str, str] = {
 }
 
 
+MINIGRID = "minigrid"
+"""Trained in another way, and with flags of its own: `riglstm.cli.minigrid`."""
+
+
 @dataclass(frozen=True)
 class Model:
     """What is trained."""
@@ -66,7 +70,11 @@ def main(args: Sequence[str]) -> None:
     if not args or args[0].startswith("-"):
         _without_task(args)
     task, rest = args[0], args[1:]
-    values.check_name("the task", task, TASKS)
+    if task == MINIGRID:
+        from riglstm.cli import minigrid
+
+        return minigrid.train(rest)
+    values.check_name("the task", task, (*TASKS, MINIGRID))
     doc = (inspect.getdoc(TASKS[task]) or "").replace("\n\n", "\n")
     about = ABOUT.format(about=f"{task}. {doc}", task=task, example=EXAMPLES.get(task, ""))
     groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
@@ -96,8 +104,10 @@ def main(args: Sequence[str]) -> None:
 def _without_task(args: Sequence[str]) -> None:
     """`riglstm train --help`, or an error."""
     if "-h" not in args and "--help" not in args:
-        raise UsageError(f"train must be followed by a task, {values.one_of(TASKS)}, got none")
+        known = values.one_of((*TASKS, MINIGRID))
+        raise UsageError(f"train must be followed by a task, {known}, got none")
     summaries = {name: (inspect.getdoc(t) or "").partition(";")[0] for name, t in TASKS.items()}
+    summaries[MINIGRID] = "An agent with a memory, trained by recurrent PPO"
     tasks = "\n".join(f"  {name:<10}{text.splitlines()[0]}" for name, text in summaries.items())
     about = f"a task. `riglstm train TASK --help` has its own flags.\n\ntasks:\n{tasks}"
     about = ABOUT.format(about=about, task="copying", example=EXAMPLES["copying"])

@@ -16,7 +16,7 @@ from riglstm.train.ppo_config import PPO
 
 TASK = "minigrid"
 LAST = "last"
-"""What chose the weights that a run is tested with: nothing, they are the last (P34)."""
+"""What chose the weights that a run is tested with: nothing, they are the last (P35)."""
 
 
 @dataclass(frozen=True)

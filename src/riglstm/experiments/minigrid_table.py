@@ -151,7 +151,7 @@ def grid(models: Iterable[str], done: Sequence[Done], planned: int | None = None
     heads = [f"{_label(name)}, {said}" for said in METRICS.values() for name in names]
     notes = [
         "Success rates in %, mean ± standard deviation over seeds (number of seeds). Trained on "
-        "each family's first level alone; the last weights are tested (P34)."
+        "each family's first level alone; the last weights are tested (P35)."
     ]
     if planned is not None and len(done) < planned:
         notes.append(f"{planned - len(done)} of {planned} runs are not done.")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from riglstm import __version__
+from riglstm.experiments.minigrid import is_grid
 from riglstm.experiments.sheet import grid
-from riglstm.report import gallery, page, probe, records
+from riglstm.report import gallery, minigrid, page, probe, records
 from riglstm.report.activations import Summary, number
 from riglstm.report.groups import Group, group
 from riglstm.report.page import Html, Section
@@ -19,7 +20,7 @@ from riglstm.report.records import Record
 from riglstm.report.style import Picture
 from riglstm.tasks.balls import Balls
 from riglstm.tasks.images import SequentialImages
-from riglstm.train.folder import aside
+from riglstm.train.folder import RunFolder, aside
 
 
 @dataclass(frozen=True)
@@ -87,22 +88,31 @@ def report(
     found = records.find(paths)
     draft = Draft([], [], [], show or (lambda line: None))
     known = []
+    grids = [path for path in found if is_grid(path)]
     for path in found:
+        if path in grids:
+            continue
         try:
             known.append(records.read(path))
         except ValueError as error:
             draft.missing.append(f"{path} cannot be read: {error}")
-    if not known:
+    if not known and not grids:
         raise ValueError(f"expected runs, got none that can be read: {'; '.join(draft.missing)}")
     draft.missing += [record.describe() for record in known if record.state != "done"]
     there = dict.fromkeys(record.spec.name for record in known)
+    there |= dict.fromkeys(minigrid.names(grids))
     for name in models or ():
         if name not in there:
             raise ValueError(f"models must be some of {', '.join(there)}, got {name!r}")
     wanted = Wanted(digits, size, step, sample, sequence, models, device, data_dir)
-    for one in group(known):
+    for one in group(known) if known else ():
         _section(draft, one, wanted)
-    done = sum(record.state == "done" for record in known)
+    done = sum(RunFolder(path).state == "done" for path in found)
+    if grids:
+        one_section, pictures, missing = minigrid.section(grids, models, device, draft.show)
+        draft.sections.append(one_section)
+        draft.pictures += pictures
+        draft.missing += missing
     lead = (
         f"{len(found)} runs, {done} of them done. Drawn by riglstm {__version__} from the runs' "
         "folders alone; weights are those chosen on validation data of the training condition."
@@ -229,5 +239,5 @@ def _record(record: Record) -> Html:
 def _write_figures(folder: Path, pictures: Sequence[Picture]) -> None:
     for i, picture in enumerate(pictures, start=1):
         name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
-        with aside(folder / f"{i:02}-{name}.png") as file:
+        with aside(folder / f"{i:02}-{name}.{picture.kind}") as file:
             file.write(picture.png)

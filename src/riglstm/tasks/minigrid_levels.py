@@ -17,7 +17,7 @@ class Level(NamedTuple):
     id: str
     """As gymnasium names it."""
     limit: int
-    """Steps after which an episode counts as not solved (P33): the environment's own."""
+    """Steps after which an episode counts as not solved (P34): the environment's own."""
 
 
 class Family(NamedTuple):
@@ -26,10 +26,10 @@ class Family(NamedTuple):
     title: str
     levels: tuple[Level, ...]
     frames: int
-    """To train for, if nothing else is said (P34)."""
+    """To train for, if nothing else is said (P35)."""
     actions: int = 7
     text: bool = False
-    """The goal is told in words alone: without reading them success is near chance (P35)."""
+    """The goal is told in words alone: without reading them success is near chance (P36)."""
 
 
 def _levels(prefix: str, *levels: tuple[str, int], version: str = "v0") -> tuple[Level, ...]:

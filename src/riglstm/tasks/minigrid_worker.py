@@ -40,7 +40,7 @@ Where an episode is done, `steps` is its length, and `image` the first of the ne
 
 
 def solved(reward: float) -> int:
-    """1 where a level was solved, else 0: no bonus for speed, and none below zero (P32)."""
+    """1 where a level was solved, else 0: no bonus for speed, and none below zero (P33)."""
     return int(reward > 0)
 
 

@@ -13,7 +13,7 @@ windows in a minibatch, U different frames, H the memory's width, A actions.
     flags, `reset`, are given to the memory when it learns.
  5  Log-probabilities and values of a rollout are computed after it, from the memory's outputs, in
     one call each; acting itself needs only the logits.
- 6  Time-outs count as ends: no value is added for what would have come (P33).
+ 6  Time-outs count as ends: no value is added for what would have come (P34).
  7  Advantages by GAE, with γ and λ; the returns that the critic learns are advantages plus values.
  8  Advantages are not normalised, unless asked for.
  9  Backpropagation through time runs over windows of w steps, each from the state that was stored

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class PPO:
-    """Recurrent PPO; the defaults are those of the usual MiniGrid agents, but for P34."""
+    """Recurrent PPO; the defaults are those of the usual MiniGrid agents, but for P35."""
 
     frames: int | None = None
     """Frames to train for, at most; None: as many as the family is given."""
