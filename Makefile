@@ -11,7 +11,7 @@ READY  := $(VENV)/.ready
 help:
 	@grep -E '^#   make' Makefile | sed 's/^#   //'
 	@echo "make check     ruff and mypy"
-	@echo "make bench     speed on this CPU, beside nn.LSTM"
+	@echo "make bench     speed on this CPU, beside nn.LSTM; riglstm bench --device cuda on a GPU"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make wheel     build the package into dist/"
 	@echo "make clean     remove the environment and everything built"
@@ -40,7 +40,7 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest tests -m gpu
+	$(BIN)/python -m pytest tests -m gpu -n 8 -p no:benchmark
 
 bench: $(READY)
 	$(BIN)/python -m riglstm bench --device cpu

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+# Triton reads it when it is first imported, and any test may be the one whose imports do that.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("house")
@@ -15,6 +20,14 @@ settings.load_profile("house")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _onednn() -> Iterator[None]:
+    """torch switches oneDNN off for good where it cannot do a product in bfloat16."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.set_flags(before, None, None, None)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,6 +100,7 @@ def test_the_layer_needs_torch_alone() -> None:
     for path in modules():
         if room(path) in optional:
             continue
+        kernels = {"triton"} if path.stem.startswith("triton") else set()
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -105,8 +109,28 @@ def test_the_layer_needs_torch_alone() -> None:
                 names = [node.module or ""]
             for name in names:
                 top = name.split(".")[0]
-                known = top in allowed or top in sys.stdlib_module_names
+                known = top in allowed | kernels or top in sys.stdlib_module_names
                 assert known, f"{path.name} imports {name}"
+
+
+def test_without_its_kernels_the_package_still_runs(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "riglstm")
+    for path in (tmp_path / "riglstm" / "scan").glob("triton*"):
+        path.unlink()
+    code = """
+import torch, riglstm
+print(riglstm.RigLSTM(4, 6)(torch.randn(3, 2, 4))[0].shape)
+try:
+    riglstm.RigLSTM(4, 32, num_cells=2, backend="triton")
+except riglstm.BackendError as error:
+    print(error)
+    """
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert "[3, 2, 6]" in said.stdout
+    assert "backend='triton' needs" in said.stdout
 
 
 def test_every_equation_has_a_function_and_a_test() -> None:

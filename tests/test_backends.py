@@ -618,14 +618,16 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
     p = random_problem(seeded(55), live=True, reset=True)
     for weights in (p.weights, p.weights._replace(W_q=None)):
         leaves = [v.clone().requires_grad_() for v in (p.x, p.h, p.c)]
-        args = (*leaves, *weights, None, None, None, p.live, p.reset, *batched._flat(p.sel))
+        args = (*leaves, *weights, None, None, None, p.live, p.reset, *batched.flat(p.sel))
         torch.library.opcheck(batched._forward, (*args, torch.float64, True))
 
 
 def test_auto_is_batched_and_other_names_raise() -> None:
     assert resolve("auto", CPU) == "batched"
     assert [resolve(name, CPU) for name in EAGER] == list(EAGER)
-    with pytest.raises(BackendError, match="one of auto, reference, batched, compiled, got 'fast'"):
+    with pytest.raises(
+        BackendError, match="one of auto, reference, batched, compiled, triton, got 'fast'"
+    ):
         resolve("fast", CPU)
 
 

@@ -134,9 +134,14 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
         (("reproduce", "mnits"), "TABLE must be one of mnist, cifar, ablation, balls, copying"),
         (("reproduce", "mnits"), "got 'mnits'; did you mean mnist?"),
         (("reproduce", "mnist", "--budget", "big"), "--budget: expected one of quick, paper"),
-        (("reproduce", "mnist", "--models", "gru"), "models must be some of lstm"),
+        (("reproduce", "mnist", "--models", "gru"), "--models must be one of lstm"),
         (("report",), "the following arguments are required: PATHS"),
         (("report", "no/such/runs"), "no/such/runs must be the folder of a run"),
+        (("reproduce", "mnist", "--models", "lsmt"), "got 'lsmt'; did you mean lstm?"),
+        (("reproduce", "complexity", "--models", "gru"), "--models must be one of"),
+        (("reproduce", "mnist", "--seeds", "0"), "--seeds must be at least 1, got 0"),
+        (("train", "copying", "--seed", "9" * 23), "the seed must be below 2**32 = 4294967296"),
+        (("data", "all", "mnst"), "got 'mnst'; did you mean mnist?"),
         (("data", "minst"), "NAMES must be one of mnist, fashion, cifar, all, got 'minst'"),
         (("bench", "--device", "abacus"), "device must be auto, cpu, cuda or cuda:N, got 'abacus'"),
         (("bench", "--harness-updates", "0"), "--harness-updates must be at least 1, got 0"),
@@ -144,7 +149,8 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
         (("bench", "--growth-lengths", "0"), "--growth-lengths must be one or more numbers"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
         (("bench", "--json", "."), "--json must name a file"),
-        (("bench", "--tables"), "--tables must name one or more of batch, stream, growth, harness"),
+        (("bench", "--tables"), "--tables: expected at least one argument"),
+        (("bench", "--tables", "kernels"), "harness, minigrid on cpu, got kernels"),
         (("bench", "--num-cells", "7"), "hidden_size must be a multiple of num_cells = 7"),
         (("list", "models"), "'models' was not expected here"),
     ],
@@ -190,6 +196,26 @@ def test_an_error_of_ours_is_a_line_and_any_other_is_shown_whole(
     monkeypatch.setitem(main.VERBS, "demo", bug)
     with pytest.raises(ValueError, match="invalid literal"):
         exit_code("demo")
+    # C code has no frame: the last one is ours, and it is a bug all the same.
+    inside: dict[str, Any] = {"__name__": "riglstm.x"}
+    exec("def bug(args):\n    int('x')", inside)
+    monkeypatch.setitem(main.VERBS, "demo", inside["bug"])
+    with pytest.raises(ValueError, match="invalid literal"):
+        exit_code("demo")
+
+
+def test_out_of_memory_is_a_line_with_a_way_out(monkeypatch: Patch, capsys: Capture) -> None:
+    def large(args: Sequence[str]) -> None:
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:113] . DefaultCPUAllocator: can't allocate memory: "
+            "you tried to allocate 1 bytes. Error code 12 (Cannot allocate memory)"
+        )
+
+    monkeypatch.setitem(main.VERBS, "demo", large)
+    assert exit_code("demo") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("riglstm: out of memory (")
+    assert err.endswith(f"; {main.LESS_MEMORY}\n")
 
 
 def test_what_the_system_refuses_is_a_line(monkeypatch: Patch, capsys: Capture) -> None:
@@ -212,7 +238,8 @@ def test_ctrl_c_says_so_and_ends_with_130(monkeypatch: Patch, capsys: Capture) -
 
 
 def test_of_several_processes_only_the_first_speaks(monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setenv("RANK", "1")
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
     assert exit_code("list") == 0
     assert capsys.readouterr().out == ""
 
@@ -327,7 +354,7 @@ def test_evaluate_says_whether_the_recorded_result_came_out(
     monkeypatch.setattr(evaluate, "evaluate", again)
     path = put_run(tmp_path / "run")
     assert exit_code("evaluate", str(path), "--device", "cpu", "--conditions", "P=8") == 0
-    assert asked == [(path, "cpu", None, ("P=8",))]
+    assert asked == [(path, "cpu", None, ("P=8",), evaluate.say)]
     out = capsys.readouterr().out
     assert "P=8" in out
     assert "This equals the recorded result." in out
@@ -429,7 +456,13 @@ def test_data_lists_downloads_and_checks(
     assert exit_code("data", "--check", *folder) == 2
     out, err = capsys.readouterr()
     assert "fashion" not in out
-    assert "cifar: missing or damaged; `riglstm data cifar` gets it" in err
+    way_out = f"`riglstm data cifar --data-dir {tmp_path}` gets it"
+    assert f"cifar: missing or damaged; {way_out}" in err
+    there.clear()
+    assert exit_code("data", "--check", *folder) == 2
+    err = capsys.readouterr().err
+    assert f"nothing to check: expected mnist, fashion, cifar in {tmp_path}, got none" in err
+    assert f"`riglstm data all --data-dir {tmp_path}` gets them" in err
 
 
 def test_the_demo_trains_both_models_alike_and_shows_what_is_trained(
@@ -502,14 +535,15 @@ def test_version_is_the_package_s(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"riglstm {riglstm.__version__}\n"
 
 
-def test_a_gpu_has_the_harness_table_alone_so_far(monkeypatch: Patch, capsys: Capture) -> None:
+def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(bench, "pick", lambda fit: torch.device("cuda", 0))
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", asked.append)
-    assert exit_code("bench", "--device", "cuda") == 2
-    assert "--device must be one of cpu, got 'cuda:0'; a GPU has" in capsys.readouterr().err
-    assert exit_code("bench", "--device", "cuda", "--tables", "harness") == 0
-    assert asked[0].device == "cuda:0"
+    assert exit_code("bench", "--device", "cuda", "--tables", "batch") == 2
+    said = "--tables must name some of kernels, harness on cuda:0, got batch"
+    assert said in capsys.readouterr().err
+    assert exit_code("bench", "--device", "cuda") == 0
+    assert (asked[0].device, asked[0].tables) == ("cuda:0", ("kernels", "harness"))
 
 
 def test_usage_errors_are_not_caught_below_the_command_line() -> None:

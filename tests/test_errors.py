@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 
 import riglstm
 from riglstm import BackendError, RigLSTM, RigLSTMCell
-from riglstm.scan import scan
+from riglstm.scan import _no_triton, scan
 from riglstm.selection import Selection
 
 MODULES = ("checks", "sequence", "layer", "cell_layer", "parameters", "scan/__init__")
@@ -122,9 +122,19 @@ def test_dropout_without_layers_between_warns_where_it_was_asked_for() -> None:
     assert seen[0].filename == __file__
 
 
+def test_triton_says_what_it_misses_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    _no_triton.cache_clear()
+    with pytest.raises(BackendError) as caught:
+        build(backend="triton", device="cpu")
+    _no_triton.cache_clear()
+    assert str(caught.value).startswith("backend='triton' needs ")
+    assert str(caught.value).endswith("; use backend='batched' or 'auto'")
+
+
 @pytest.mark.parametrize("backend", ["cuda", "Batched", "", None, 3])
 def test_unknown_backends_are_named(backend: Any) -> None:
-    message = f"backend must be one of auto, reference, batched, compiled, got {backend!r}"
+    message = f"backend must be one of auto, reference, batched, compiled, triton, got {backend!r}"
     with raises(message, BackendError):
         build(backend=backend)
     layer = build()
@@ -503,7 +513,7 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: small(backend=["auto"]),
-        "backend must be one of auto, reference, batched, compiled, got ['auto']",
+        "backend must be one of auto, reference, batched, compiled, triton, got ['auto']",
     ),
     (lambda: small(dtype=torch.int64), "dtype must be a floating dtype, got torch.int64"),
     (lambda: small(dtype=torch.complex64), "dtype must be a floating dtype, got torch.complex64"),

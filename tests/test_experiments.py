@@ -268,6 +268,10 @@ def test_what_cannot_be_measured_is_said() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+# The compiler's own remarks.
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is depr:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning")
 def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus() -> None:
     spec = RunSpec("copying", TASK, "rim", 12, {"num_cells": 3}, Fit(), 0)
     assert build(spec, "cuda")[1].get_submodule("core")._compiled is not None  # type: ignore[union-attr]

@@ -68,7 +68,7 @@ def test_report_draws_the_papers_figure_and_episodes(
 def test_success_relative_to_rim_is_a_difference_in_points(runs: Path) -> None:
     from riglstm.experiments.minigrid_table import read
 
-    done = {d.spec.name: d for d in read(sorted(runs.iterdir()))}
+    done = {run.spec.name: run for run in map(read, sorted(runs.iterdir()))}
     bars = relative(list(done.values()))
     levels = [level.name for level in FAMILIES["lavagap"].levels]
     assert [bar[:2] for bar in bars] == [("LavaGap", level) for level in levels]

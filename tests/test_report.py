@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from riglstm.experiments.plan import FAILED, plan
-from riglstm.experiments.run import build
+from riglstm.experiments.run import build, evaluate
 from riglstm.experiments.spec import RunSpec
 from riglstm.report import (
     activations,
@@ -603,3 +603,55 @@ def test_errors_say_what_was_expected(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="models must be some of lstm, riglstm, rim, got 'gru'"):
         report([folder], tmp_path, models=["gru"])
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", "[1, 2]", "must hold a JSON object, got list"),
+        ("result.json", "{}", "must be the result of a run, with rows"),
+        ("result.json", '{"rows": [{}], "chosen": {}}', "must be the result of a run, with rows"),
+        ("metrics.csv", "step,name,value\n5,loss\n", "line 2, must be step,name,value"),
+    ],
+)
+def test_files_that_are_no_runs_are_listed_and_the_page_is_written(
+    file: str, content: str, said: str, tmp_path: Path
+) -> None:
+    for name, seed in (("good", 0), ("bad", 1)):
+        values = {"4x4": 0.5, "5x5": 0.25}
+        finish(tmp_path / name, on_digits("lstm", seed), values, weights=False)
+    (tmp_path / "bad" / file).write_text(content)
+    words = " ".join(report([tmp_path], tmp_path / "page").read_text().split())
+    assert f"{tmp_path / 'bad'} cannot be read: " in words
+    assert said in words
+    if file == "result.json":
+        with pytest.raises(ValueError, match=said):
+            evaluate(tmp_path / "bad", "cpu")
+
+
+def test_a_failed_run_without_a_reason_is_failed(tmp_path: Path) -> None:
+    begin(tmp_path / "run", on_digits("lstm"), ("4x4",))
+    (tmp_path / "run" / FAILED).write_text("{}")
+    record = records.read(tmp_path / "run")
+    assert (record.state, record.reason) == ("failed", "for a reason not recorded")
+
+
+def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
+    begin(tmp_path / "a", on_digits("lstm"), ("4x4", "5x5"))
+    for name, seed in (("b", 0), ("c", 0), ("d", 1)):
+        values = {"4x4": 0.5, "5x5": 0.25}
+        finish(tmp_path / name, on_digits("lstm", seed), values, weights=False)
+    found = [records.read(path) for path in records.find([tmp_path])]
+    kept, said = records.without_copies(found)
+    assert [record.path.name for record in kept] == ["b", "d"]
+    assert [line.partition(":")[0] for line in said] == [str(tmp_path / n) for n in ("a", "c")]
+    text = report([tmp_path], tmp_path / "page").read_text()
+    assert f"the same run as {tmp_path / 'b'}" in text
+    assert "50.0 ± 0.0 (2)" in text
+
+
+def test_a_number_that_is_not_there_does_not_lose_the_page(folder: Path, tmp_path: Path) -> None:
+    text = report([folder], tmp_path, size=5, step=3, digits=(99,)).read_text()
+    assert "; --digits 99 --size 5): test images must be numbers from 0 to 11" in text
+    with pytest.raises(ValueError, match="is a file; give another"):
+        report([folder], folder / "lstm-0" / "config.json")

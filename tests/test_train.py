@@ -206,7 +206,7 @@ def test_a_loss_that_is_no_number_stops_the_run(step: int, saved: str, tmp_path:
     for words in (
         f"the loss of update {step} is not a finite number",
         saved,
-        "Train anew with a smaller lr (now 0.01)",
+        "Train anew, into another folder, with a smaller --lr (now 0.01)",
     ):
         assert words in str(error.value)
     assert not list(tmp_path.glob("checkpoints/step-27.ckpt"))
@@ -459,7 +459,7 @@ def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.Mon
 
 def test_only_training_itself_needs_lightning() -> None:
     """What reads folders and options must not wait for Lightning to load."""
-    heavy = ("supervised", "learner", "callbacks", "checkpoints")
+    heavy = ("supervised", "learner", "callbacks", "checkpoints", "reinforced")
     for path in Path(riglstm.train.__file__).parent.glob("*.py"):
         if path.stem in heavy:
             continue

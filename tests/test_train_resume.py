@@ -370,7 +370,9 @@ def fill_up(path: Path, size: int, config: Fit) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     try:
-        train(path / "run", config)
+        # Wide, so that a tensor is larger than the buffer of a file.
+        net = network(Halves(), hidden_size=64)
+        fit(net, Halves(), config, 0, RunFolder(path / "run"), progress=False)
     except OSError as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         (path / "said").write_text(str(error))
@@ -381,7 +383,11 @@ def fill_up(path: Path, size: int, config: Fit) -> None:
 @pytest.mark.parametrize(
     ("size", "config", "words"),
     [
-        (6000, QUICK, r"step-9\.ckpt could not be written \(.*\), and nothing is left of it; make"),
+        (
+            60_000,
+            QUICK,
+            r"step-9\.ckpt could not be written \(.*\), and nothing is left of it; make",
+        ),
         (200, replace(QUICK, log_every=1), r"metrics\.csv could not be written \(.*\); make room"),
     ],
 )

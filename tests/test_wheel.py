@@ -43,7 +43,8 @@ def test_wheel_runs_the_readme_example_with_torch_alone(tmp_path: Path) -> None:
     quiet = "ignore:Failed to initialize NumPy"  # torch's own, where there is no NumPy
     said = run(python, "-W", "error", "-W", quiet, "-I", script)
     assert said.startswith("(50, 8, 60) RigLSTM(20, 60")
-    broken = subprocess.run([python, "-I", "-m", "riglstm", "demo"], capture_output=True, text=True)
+    demo = [python, "-I", "-m", "riglstm", "demo"]
+    broken = subprocess.run(demo, capture_output=True, text=True, cwd=tmp_path)
     assert broken.returncode == 2
     assert "riglstm[train]" in broken.stderr
     # What a flag means is read from the source, which a wheel has to carry.

@@ -82,7 +82,7 @@ class RigLSTM(nn.Module):
         query: W_q `shared` by the cells, as printed, or one `per_cell`.
         update_scale: factor on the two logits of Eq. (21); 1 in the paper.
         update_bias: start value of a learned bias towards the new state; None: none, as printed.
-        backend: `reference`, `batched`, `compiled`, or `auto`; `repr` says which one runs.
+        backend: `reference`, `batched`, `compiled`, `triton`, or `auto`; `repr` says which runs.
 
     Inputs: input, hx
         * input (T, B, D), (B, T, D) with `batch_first`, (T, D), or a `PackedSequence`.
@@ -385,7 +385,7 @@ class RigLSTM(nn.Module):
         like = self.weight_gates_l0
         assert isinstance(like, Tensor)
         try:
-            runs = resolve(self.backend, like.device)
+            runs = resolve(self.backend, like.device, sel, self.cell_size, like.dtype)
             chosen = "" if runs == self.backend else f" -> {runs!r}"
         except BackendError:
             chosen = " (cannot run here)"

@@ -21,6 +21,10 @@ AGREEING = 0.95
 and from there on that sequence is another one."""
 
 
+WARM_UPS = 8
+"""Calls on a GPU before anything is measured."""
+
+
 class Job(NamedTuple):
     """One timed piece of work."""
 
@@ -87,7 +91,33 @@ def _cpu_peak_bytes(run: Callable[[], object]) -> int:
     return peak
 
 
-METERS: dict[str, Meter] = {"cpu": Meter(_cpu_seconds, _cpu_peak_bytes)}
+def _cuda_seconds(run: Callable[[], object]) -> float:
+    """Between two events around the call, what the host does in it included."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _cuda_peak_bytes(run: Callable[[], object]) -> int:
+    """After the first calls, in which kernels are compiled and the clock rises."""
+    for _ in range(WARM_UPS):
+        run()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held
+
+
+METERS: dict[str, Meter] = {
+    "cpu": Meter(_cpu_seconds, _cpu_peak_bytes),
+    "cuda": Meter(_cuda_seconds, _cuda_peak_bytes),
+}
 
 
 def compare(got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from riglstm.cli import bench_harness, bench_minigrid, bench_parts, flags, text
 from riglstm.train.config import Fit
 from riglstm.train.devices import pick
 
-Table: TypeAlias = Literal["batch", "stream", "growth", "harness", "minigrid"]
+Table: TypeAlias = Literal["batch", "stream", "growth", "kernels", "harness", "minigrid"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class Bench:
     Ratios are taken within a round, against the faster mode of nn.LSTM. A backend is timed only
     if its output, and in training the input's gradient, is the reference's. The last table has
     what the training harness adds to an update. Takes about eight minutes on two cores.
+    On a GPU the table kernels has fixed sizes, each precision beside cuDNN's nn.LSTM in the same
+    one; there, `make test-gpu` compares the numbers.
 
     Example: riglstm bench --device cpu --no-compiled --json bench.json
     """
 
     device: str = "cpu"
-    """Where to run: cpu; a GPU (cuda, cuda:1) has the table harness so far."""
+    """Where to run: cpu, or a GPU: cuda, cuda:1."""
     input_size: int = 600
     """Features of the input."""
     hidden_size: int = 600
@@ -49,9 +51,10 @@ class Bench:
     """Steps of the third table."""
     harness_updates: int | None = None
     """Updates in a round of the fourth table; none: 4 on a CPU, 200 on a GPU."""
-    tables: tuple[Table, ...] = ("batch", "stream", "growth", "harness", "minigrid")
-    """Which to measure; harness: what training by `riglstm train` adds to an update; minigrid:
-    training beside mere stepping, where riglstm[rl] is installed."""
+    tables: tuple[Table, ...] | None = None
+    """Which to measure; none: all that the device has, batch stream growth harness minigrid on a
+    CPU, kernels harness on a GPU. harness: what training by `riglstm train` adds to an update;
+    minigrid: training beside mere stepping, where riglstm[rl] is installed."""
     rounds: int = 7
     """Timed rounds, after the warm-up; at most three in the third and fourth table."""
     compiled: bool = True
@@ -86,23 +89,26 @@ def main(args: Sequence[str]) -> None:
     if config.quick:
         kept = {name: getattr(config, name) for name in ("device", "tables", "seed", "json")}
         config = replace(QUICK, **kept)
-    config = replace(config, device=str(pick(Fit(device=config.device))))
+    device = pick(Fit(device=config.device))
+    tables = bench_parts.TABLES[device.type] if config.tables is None else config.tables
+    config = replace(config, device=str(device), tables=tables)
     bench_parts.check(config)
     run(config)
 
 
 def run(config: Bench) -> None:
     """Measure the tables, print each when it is there, and write the file."""
+    assert config.tables is not None
     machine, sections = bench_parts.describe(config.device), bench_parts.sections(config)
+    meter = METERS[config.device.partition(":")[0]]
     print(bench_parts.headline(machine))
     runs, done = sum(section.runs for section in sections), list[Row]()
     ticker = text.Ticker(runs + 4 * bench_harness.rounds(config) * ("harness" in config.tables))
     for table, parts in itertools.groupby(sections, lambda section: section.table):
-        measured = [
-            rows(part, METERS[config.device], partial(ticker.tick, part.work)) for part in parts
-        ]
+        measured = [rows(part, meter, partial(ticker.tick, part.work)) for part in parts]
         ticker.clear()
-        print(f"\n{bench_parts.table(bench_parts.title(table, config), measured)}")
+        heading, on_gpu = bench_parts.title(table, config), config.device != "cpu"
+        print(f"\n{bench_parts.table(heading, measured, on_gpu)}", flush=True)
         done += itertools.chain(*measured)
     if sections:
         print(f"\n{bench_parts.LEGEND}")

@@ -16,15 +16,22 @@ import torch
 from torch import Tensor
 
 from riglstm import BackendError, __version__
+from riglstm.benchmark import cuda
 from riglstm.benchmark.contestants import BATCHED, contestants
 from riglstm.benchmark.tables import Row, Section, against_lstm, growth
-from riglstm.benchmark.timing import AGREEING, METERS
+from riglstm.benchmark.timing import AGREEING
 from riglstm.cli import UsageError, flags, text
 from riglstm.scan import Backend
 from riglstm.train.record import device_name
 
 if TYPE_CHECKING:
-    from riglstm.cli.bench import Bench
+    from riglstm.cli.bench import Bench, Table
+
+TABLES: dict[str, tuple[Table, ...]] = {
+    "cpu": ("batch", "stream", "growth", "harness", "minigrid"),
+    "cuda": ("kernels", "harness"),
+}
+"""By kind of device."""
 
 BUSY = 0.5
 """Load of the last minute, in processors, from which on others disturb the measurement."""
@@ -41,15 +48,14 @@ differs: largest difference to the reference, as a share of its largest value"""
 
 def check(config: Bench) -> None:
     """Everything that can be refused before anything is measured."""
-    if not config.tables:
+    there = TABLES[config.device.partition(":")[0]]
+    wrong = [name for name in config.tables or () if name not in there]
+    if wrong:
         raise UsageError(
-            "--tables must name one or more of batch, stream, growth, harness, got none"
+            f"--tables must name some of {', '.join(there)} on {config.device}, "
+            f"got {', '.join(wrong)}"
         )
-    if config.device not in METERS and set(config.tables) != {"harness"}:
-        raise UsageError(
-            f"--device must be one of {', '.join(METERS)}, got {config.device!r}; "
-            "a GPU has the table harness so far: --tables harness"
-        )
+    assert config.tables is not None
     if "harness" in config.tables and importlib.util.find_spec("pytorch_lightning") is None:
         raise UsageError(
             "--tables harness needs pytorch_lightning, which is not installed: "
@@ -69,10 +75,13 @@ def check(config: Bench) -> None:
 
 
 def sections(config: Bench) -> list[Section]:
-    """The first three tables, those of them that are wanted: a batch, one sequence, growth."""
-    if set(config.tables) == {"harness"}:
-        return []
+    """The wanted tables beside nn.LSTM: a batch, one sequence, growth; on a GPU the kernels."""
+    assert config.tables is not None
     torch.manual_seed(config.seed)
+    if "kernels" in config.tables:
+        return cuda.sections(config.quick, config.rounds)
+    if set(config.tables) <= {"harness", "minigrid"}:
+        return []
     backends: list[Backend] = ["batched", "compiled", "reference"]
     if not config.compiled:
         backends.remove("compiled")
@@ -104,6 +113,8 @@ def sections(config: Bench) -> list[Section]:
 
 def title(table: str, config: Bench) -> str:
     """What a table was measured at."""
+    if config.device != "cpu":
+        return table
     what = {
         "batch": f"B = {config.batch_size}, T = {config.length}",
         "stream": f"B = 1, T = {config.stream_length}",
@@ -114,23 +125,25 @@ def title(table: str, config: Bench) -> str:
     return f"{table}: {sizes}, {what[table]}"
 
 
-def table(heading: str, parts: Sequence[Sequence[Row]]) -> str:
+def table(heading: str, parts: Sequence[Sequence[Row]], on_gpu: bool) -> str:
     """A printed table, one section for each kind of work."""
+    unit, factor = ("µs", 1e3) if on_gpu else ("ms", 1.0)
     lines: list[Sequence[str]] = []
     for part in parts:
         lines.append([part[0].work])
-        lines += [[f"  {row.name}", *_cells(row)] for row in part]
-    return text.table(heading, ("", "ms a step", "ratio", "peak MB", "differs"), lines)
+        lines += [[f"  {row.name}", *_cells(row, factor)] for row in part]
+    return text.table(heading, ("", f"{unit} a step", "ratio", "peak MB", "differs"), lines)
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
+def _cells(row: Row, factor: float) -> tuple[str, str, str, str]:
     """The columns of a printed row after its name."""
     differs = "" if row.difference is None else f"{row.difference:.0e}"
     peak = f"{row.peak_mb:.1f}"
     if row.ms is None or row.ratio is None:
         return "not timed", f"{row.agreeing:.0%} of {AGREEING:.0%} agree", peak, differs
     ratio = f"{row.ratio.median:.2f} ({row.ratio.low:.2f}–{row.ratio.high:.2f})"
-    return f"{row.ms.median:.2f}", "base" if row.name == row.base else ratio, peak, differs
+    time = f"{factor * row.ms.median:.2f}"
+    return time, "base" if row.name == row.base else ratio, peak, differs
 
 
 def write(config: Bench, content: dict[str, Any]) -> None:

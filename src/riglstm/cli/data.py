@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,9 @@ class Data:
 def main(args: Sequence[str]) -> None:
     """Show, download and check the data sets."""
     config = flags.read_one("riglstm data", Data, args)
-    names = list(DATASETS) if "all" in config.names else list(config.names)
-    for name in names:
+    for name in config.names:
         values.check_name("NAMES", name, [*DATASETS, "all"])
+    names = list(DATASETS) if "all" in config.names else list(dict.fromkeys(config.names))
     if config.check:
         _check(names, config.data_dir)
         return
@@ -56,13 +57,21 @@ def _place(name: str, data_dir: Path | None) -> str:
 
 def _check(names: Sequence[str], data_dir: Path | None) -> None:
     """Read what is named, or all that is there; a set that is named must be there."""
+    names = names or [n for n in DATASETS if _place(n, data_dir) != "not there"]
+    where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+    if not names:
+        raise UsageError(
+            f"nothing to check: expected {', '.join(DATASETS)} in {data_folder(data_dir)}, got "
+            f"none of them; `riglstm data all{where}` gets them"
+        )
     wrong = []
-    for name in names or [n for n in DATASETS if _place(n, data_dir) != "not there"]:
+    for name in names:
         line = describe(name, data_dir)
         print(f"{name}: {line}")
         if not line.endswith("all sums right"):
             wrong.append(name)
     if wrong:
         raise UsageError(
-            f"{', '.join(wrong)}: missing or damaged; `riglstm data {' '.join(wrong)}` gets it"
+            f"{', '.join(wrong)}: missing or damaged; `riglstm data {' '.join(wrong)}{where}` "
+            "gets it"
         )

@@ -32,7 +32,7 @@ class Demo:
     updates: int = 1200
     """Updates of each model."""
     seed: int = 0
-    """Of the weights and of the training sequences; the test sequences are always the same."""
+    """Seed of the weights and of the training sequences; the test sequences are always the same."""
     hidden_size: int = 64
     """Width of both models."""
     num_cells: int = 4
@@ -55,8 +55,8 @@ PROBLEM = "copying: 4 digits of 4 kinds, a dormant phase, the digits again"
 NOTES = """\
 P: steps of the dormant phase; in training 5 to 10. Guessing gets 25%.
 Soft update: update_scale = 1/√d, update_bias = 4; in the paper 1 and none.
-This is one seed of a toy problem: it shows that the layer trains,
-and is no evidence for either model."""
+This is one seed of a toy problem, with a step size picked for RigLSTM: it shows
+that the layer trains, and is no evidence for either model."""
 
 
 def main(args: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.cli import UsageError, flags, results
-from riglstm.experiments.run import evaluate
+from riglstm.experiments.run import evaluate, say
 from riglstm.train.folder import RunFolder
 
 
@@ -42,7 +42,7 @@ def main(args: Sequence[str]) -> None:
         from riglstm.cli import minigrid
 
         return minigrid.evaluate(config.run, config.device, config.conditions)
-    result = evaluate(config.run, config.device, config.data_dir, config.conditions)
+    result = evaluate(config.run, config.device, config.data_dir, config.conditions, say)
     print(results.table(result, f"{config.run}, {result['updates']} updates, {result['device']}"))
     print(f"\n{results.RULES}\n\n{verdict(result, folder.read_json(folder.result))}")
 

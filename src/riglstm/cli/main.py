@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import sys
 from collections.abc import Callable, Sequence
+
+import torch
 
 from riglstm import __version__
 from riglstm.cli import (
@@ -62,6 +65,10 @@ EXTRAS: dict[str, tuple[str, str]] = {
 }
 """What is not installed with torch: who needs it, and how to get it."""
 
+NO_MEMORY = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
+"""What torch says where a tensor is too large for a CPU's memory."""
+LESS_MEMORY = "a smaller model or batch needs less (--hidden-size, --batch-size)"
+
 FAILED, INTERRUPTED = 2, 130
 """Exit codes: it cannot be done; Ctrl-C, as shells count it."""
 
@@ -97,7 +104,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(str(error))
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, MemoryError) as error:
+        if _is_out_of_memory(error):
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            return _fail(f"out of memory ({said}); {LESS_MEMORY}")
         if not _is_ours(error):
             raise
         return _fail(str(error))
@@ -119,12 +129,25 @@ def _run(args: Sequence[str]) -> None:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether our own code raised it, with a message for users; all else is a bug and is shown."""
+    """Whether a `raise` of ours made it, with a message for users; all else is a bug, and shown.
+
+    What C code raises has the frame of ours that called it, but no `raise` there.
+    """
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
         trace = trace.tb_next
-    raiser = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    return str(raiser).split(".")[0] == "riglstm"
+    raiser = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return raiser == "riglstm" and operation == dis.opmap["RAISE_VARARGS"]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had; on a CPU torch has no class of its own for that."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in NO_MEMORY)
 
 
 def _fail(message: str) -> int:

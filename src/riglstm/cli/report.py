@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from riglstm.cli import flags, text
+from riglstm.cli import flags
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,17 @@ class Report:
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, auto (a GPU where there is one)."""
     data_dir: Path | None = None
-    """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
+    """Folder that holds the data; none: RIGLSTM_DATA, or the user's cache. Nothing is
+    downloaded."""
 
 
 def main(args: Sequence[str]) -> None:
     """Draw tables and figures from run folders, on one HTML page."""
     config = flags.read_one("riglstm report", Report, args)
     # Only here: matplotlib takes seconds to load.
+    from riglstm.experiments.run import say
     from riglstm.report import report
 
     given = {name: value for name, value in asdict(config).items() if name not in ("paths", "out")}
-    page = report(config.paths, config.out, **given, show=text.say)
+    page = report(config.paths, config.out, **given, show=say)
     print(f"written: {page}")

@@ -10,8 +10,9 @@ from typing import Literal
 
 from riglstm.cli import UsageError, flags, launch, values
 from riglstm.experiments.plan import Planned, State, plan
+from riglstm.experiments.recipes import MEASURED_ROWS
 from riglstm.experiments.reproduce import reproduce
-from riglstm.experiments.tables import MEASURED, NAMES
+from riglstm.experiments.tables import MEASURED, NAMES, recipe
 from riglstm.train.devices import launched
 from riglstm.train.folder import RunFolder
 
@@ -63,6 +64,13 @@ def main(args: Sequence[str]) -> None:
         return minigrid.reproduce_all(args[1:])
     config = flags.read_one("riglstm reproduce", Reproduce, args)
     values.check_name("TABLE", config.table, (*NAMES, MINIGRID))
+    if config.table == MINIGRID:
+        raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
+    rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
+    for name in config.models or ():
+        values.check_name("--models", name, rows)
+    if config.seeds is not None:
+        flags.check_at_least("seeds", config.seeds, 1)
     if launched() is not None:
         raise UsageError(
             "reproduce trains each run on one device, got several processes from torchrun; start "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from riglstm.cli import text
+from riglstm.experiments.result import CHOSEN
 
 Results: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By the model's name, what `riglstm.experiments.run` gives."""
@@ -22,7 +23,7 @@ def table(result: Mapping[str, Any], title: str) -> str:
         found.setdefault(row["condition"], {})[row["chosen_on"]] = row
     home, lines = result["rows"][0]["chosen_on"], []
     for condition, rows in found.items():
-        there = rows.get(f"validation@{condition}")
+        there = rows.get(f"{CHOSEN}{condition}")
         cells = [f"{show(row)} ({row['step']})" if row else "–" for row in (rows[home], there)]
         lines.append([condition, *cells])
     metric = result["rows"][0]["metric"]

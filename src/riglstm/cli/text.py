@@ -49,11 +49,6 @@ def plot(curves: Mapping[str, Sequence[float]], places: Sequence[str], floor: fl
     return "\n".join([*body, axis, below.rstrip(), f"{legend}, * several"])
 
 
-def say(line: str) -> None:
-    """What goes on, for who watches; results go to stdout."""
-    print(line, file=sys.stderr, flush=True)
-
-
 class Ticker:
     """One line that is written over while work goes on; silent where nobody watches."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from riglstm.cli import UsageError, flags, launch, options, results, values
+from riglstm.experiments.result import FAILED, read_reason
 from riglstm.experiments.run import run
 from riglstm.experiments.spec import RunSpec
 from riglstm.models import MODELS
@@ -56,7 +57,7 @@ class Run:
     """Where it is written."""
 
     seed: int = 0
-    """Of the weights, of the training data, and of what a model draws."""
+    """Seed of the weights, of the training data, and of what a model draws."""
     out: Path | None = None
     """The run's folder; none: runs/TASK/MODEL-sSEED."""
     resume: bool = False
@@ -116,11 +117,20 @@ def _without_task(args: Sequence[str]) -> None:
 
 def _check_folder(out: Path, resume: bool) -> None:
     """Before any data is read: is there a run already?"""
-    state = RunFolder(out).state
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")
+    folder = RunFolder(out)
+    state = folder.state
     if state == "done":
         raise UsageError(
             f"{out} holds a finished run; `riglstm evaluate {out}` shows its result, and --out "
             "names another folder"
+        )
+    if state == "partial" and (out / FAILED).exists():
+        raise UsageError(
+            f"{out} holds a run that failed, and would again: {read_reason(folder)}; --out names "
+            "another folder"
         )
     if state == "partial" and not resume:
         raise UsageError(

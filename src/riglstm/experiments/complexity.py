@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from riglstm import models
 from riglstm.benchmark.contestants import onednn
-from riglstm.benchmark.timing import METERS, Job, Meter, measure, spread
+from riglstm.benchmark.timing import METERS, Job, measure, spread
 from riglstm.experiments.paper import figure
 from riglstm.experiments.recipes import FULL, MEASURED_ROWS, Budget, Row
 from riglstm.experiments.render import Grid, Rendered, number, render
+from riglstm.experiments.run import core_options
 from riglstm.experiments.tables import stem
 from riglstm.tasks.tokens import TokenNetwork
 from riglstm.train.config import Fit
@@ -120,7 +121,7 @@ def measured(
     subject: Subject, device: torch.device, sizes: Sequence[int], batch_size: int, rounds: int
 ) -> Measured:
     """Build the network of the task, and call it on batches of random black and white pixels."""
-    net, own = _network(subject.row, device), meter(device)
+    net, own = _network(subject.row, device), METERS[device.type]
     # The longest holds the most; measuring that also warms up for the times.
     peak = own.peak_bytes(_job(net, subject, max(sizes), batch_size, device).run)
     timings = measure(
@@ -140,7 +141,7 @@ def _trial(subject: Subject, device: torch.device, batch_size: int) -> float:
     """Seconds of a short sequence, the best of three."""
     job = _job(_network(subject.row, device), subject, 4, batch_size, device)
     job.run()
-    return min(meter(device).seconds(job.run) for _ in range(3))
+    return min(METERS[device.type].seconds(job.run) for _ in range(3))
 
 
 def _job(net: nn.Module, subject: Subject, size: int, batch_size: int, device: torch.device) -> Job:
@@ -154,35 +155,8 @@ def _job(net: nn.Module, subject: Subject, size: int, batch_size: int, device: t
     return Job(f"{size}x{size}", run, T, ours=False)
 
 
-def meter(device: torch.device) -> Meter:
-    """How this device is measured."""
-    if device.type in METERS:
-        return METERS[device.type]
-
-    def seconds(run: Callable[[], object]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(device)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    def peak_bytes(run: Callable[[], object]) -> int:
-        # Once before, as compilers and libraries take memory of their own when first called.
-        run()
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        run()
-        return torch.cuda.max_memory_allocated(device) - before
-
-    return Meter(seconds, peak_bytes)
-
-
 def _network(row: Row, device: torch.device) -> nn.Module:
-    options = dict(row.options)
-    if device.type == "cuda" and "compile_step" in models.options_of(row.model):
-        options["compile_step"] = True
+    options = core_options(row.model, row.options, device)
     with kept(torch.device("cpu")):
         core = models.build(row.model, FULL.hidden, row.hidden_size, **options)
         net = TokenNetwork(core, 1, 2, (10,), dropout=0.0, summarise=True)  # type: ignore[arg-type]

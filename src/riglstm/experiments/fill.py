@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from riglstm.experiments.paper import figure
-from riglstm.experiments.plan import FAILED, Planned
+from riglstm.experiments.plan import Planned
 from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.render import number
+from riglstm.experiments.result import CHOSEN, read_reason
 from riglstm.experiments.rows import ResultRow
 from riglstm.experiments.sheet import Cell, Line, Sheet
 from riglstm.experiments.tables import Table, recipe, table
@@ -31,7 +32,7 @@ def read(planned: Planned) -> Read:
     if planned.state == "done":
         return Read(planned, folder.read_json(folder.result))
     if planned.state == "failed":
-        return Read(planned, None, folder.read_json(folder.path / FAILED)["reason"])
+        return Read(planned, None, read_reason(folder))
     return Read(planned, None)
 
 
@@ -131,7 +132,7 @@ def _cell(group: Sequence[Read], condition: str, chooser: str, scale: float) -> 
             found = [
                 row["value"]
                 for row in run.result["rows"]
-                if (row["condition"], row["chosen_on"]) == (condition, f"validation@{chooser}")
+                if (row["condition"], row["chosen_on"]) == (condition, f"{CHOSEN}{chooser}")
             ]
             if len(found) != 1:
                 raise ValueError(

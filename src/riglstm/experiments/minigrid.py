@@ -12,6 +12,8 @@ import torch
 
 from riglstm import models
 from riglstm.experiments.minigrid_spec import LAST, TASK, GridSpec
+from riglstm.experiments.result import FAILED
+from riglstm.experiments.run import sessions
 from riglstm.tasks.minigrid_levels import chosen_levels, family
 from riglstm.tasks.minigrid_network import FEATURES, ActorCritic
 from riglstm.train.config import Fit
@@ -46,7 +48,7 @@ def build(spec: GridSpec, device: torch.device) -> ActorCritic:
 
 def run(
     spec: GridSpec,
-    path: Path | str,
+    path: RunFolder | Path | str,
     *,
     resume: bool = False,
     progress: bool = True,
@@ -54,35 +56,44 @@ def run(
 ) -> dict[str, Any]:
     """Train on the easiest level, test the last weights on every one, write the result.
 
-    Raises what `riglstm.train.reinforced.train` does.
+    A run that diverges leaves the reason in its folder. Raises what
+    `riglstm.train.reinforced.train` does.
     """
     # It takes seconds to load, and what reads folders does without.
-    from riglstm.train.reinforced import train
+    from riglstm.train.reinforced import Diverged, train
 
-    folder, of, device = RunFolder(path), family(spec.family), device_of(spec.ppo)
+    folder = path if isinstance(path, RunFolder) else RunFolder(path)
+    of, device = family(spec.family), device_of(spec.ppo)
     net = build(spec, device)
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-    folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
-    trained = train(
-        *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
-        resume=resume,
-        progress=progress,
-        again=again,
-    )
-    if progress:
-        print(f"testing {spec.episodes} episodes of {len(of.levels)} levels", file=sys.stderr)
-    scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers)
-    result = {
-        "rows": _rows(spec, scores, trained.frames),
-        "steps": {name: score.steps for name, score in scores.items()},
-        "updates": trained.updates,
-        "frames": trained.frames,
-        "seconds": trained.seconds,
-        "parameters": sum(p.numel() for p in net.parameters()),
-        "device": device_name(device),
-        "commit": commit(),
-    }
-    folder.finish(result)
+    with folder.held():
+        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
+        failed = folder.path / FAILED
+        failed.unlink(missing_ok=True)
+        try:
+            trained = train(
+                *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+            )
+        except Diverged as error:
+            folder.write_json(failed, {"reason": str(error)})
+            raise
+        if progress:
+            print(f"testing {spec.episodes} episodes of {len(of.levels)} levels", file=sys.stderr)
+        scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers)
+        result = {
+            "rows": _rows(spec, scores, trained.frames),
+            "steps": {name: score.steps for name, score in scores.items()},
+            "updates": trained.updates,
+            "frames": trained.frames,
+            "seconds": trained.seconds,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
+        }
+        folder.finish(result)
     return result
 
 

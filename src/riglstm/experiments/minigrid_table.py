@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from riglstm.experiments.minigrid import run
 from riglstm.experiments.minigrid_spec import LAST, MEMORIES, TASK, GridSpec
-from riglstm.experiments.plan import FAILED
 from riglstm.experiments.render import Grid, Rendered, render
+from riglstm.experiments.result import FAILED
 from riglstm.experiments.sheet import Cell
 from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, family
 from riglstm.train.folder import RunFolder
+from riglstm.train.lock import BusyError
 from riglstm.train.ppo_config import PPO
 
 MODELS = ("riglstm", "rim", "lstm")
@@ -31,17 +32,27 @@ class Planned(NamedTuple):
     folder: Path
 
 
-class Done(NamedTuple):
-    """A run that has its result."""
+class Run(NamedTuple):
+    """A run's folder."""
 
     spec: GridSpec
     folder: Path
-    result: dict[str, Any]
+    result: dict[str, Any] | None
+    """None: it is not done."""
+
+    @property
+    def state(self) -> str:
+        """As `RunFolder.state`."""
+        return "partial" if self.result is None else "done"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Its figures."""
+        return [] if self.result is None else list(self.result["rows"])
 
     def rates(self, metric: str = "success") -> dict[str, float]:
         """Success rates by level."""
-        rows = self.result["rows"]
-        return {r["condition"]: r["value"] for r in rows if r["metric"] == metric}
+        return {r["condition"]: r["value"] for r in self.rows if r["metric"] == metric}
 
 
 def plan(
@@ -88,9 +99,10 @@ def reproduce(
 ) -> tuple[Rendered, tuple[Path, ...]]:
     """Run what is not done, write the table anew after every run; the table and its files.
 
-    A run that was stopped is gone on with; one that diverged is marked in its folder, and left.
+    A run that was stopped is gone on with; one that diverged is marked in its folder, and left;
+    one that another process trains is passed over.
     """
-    from riglstm.train.supervised import Diverged
+    from riglstm.train.reinforced import Diverged
 
     planned = plan(families, models, seeds, root, ppo or PPO(), episodes)
     waiting = [p for p in planned if RunFolder(p.folder).state != "done"]
@@ -99,43 +111,49 @@ def reproduce(
             print(f"run {number} of {len(waiting)}: {path}", file=sys.stderr, flush=True)
         if (path / FAILED).exists():
             continue
+        folder = RunFolder(path)
         try:
-            run(spec, path, resume=True, progress=progress, again=again)
-        except Diverged as error:
-            folder = RunFolder(path)
-            folder.write_json(path / FAILED, {"reason": str(error)})
+            with folder.held():
+                if folder.state != "done":
+                    run(spec, folder, resume=True, progress=progress, again=again)
+        except (Diverged, BusyError) as error:
+            print(f"{path}: {error}", file=sys.stderr)
         table(planned).write(Path(out), TASK)
     rendered = table(planned)
     return rendered, rendered.write(Path(out), TASK)
 
 
-def read(paths: Iterable[Path]) -> list[Done]:
-    """Those runs among folders that are done."""
-    found = []
-    for path in paths:
-        folder = RunFolder(path)
-        if folder.state == "done":
-            spec = GridSpec.from_json(folder.read_json(folder.config))
-            found.append(Done(spec, path, folder.read_json(folder.result)))
-    return found
+def read(path: Path) -> Run:
+    """A run; raises ValueError where the folder's files are not those of one."""
+    folder = RunFolder(path)
+    spec = GridSpec.from_json(folder.read_json(folder.config))
+    if folder.state != "done":
+        return Run(spec, path, None)
+    result = folder.read_json(folder.result)
+    if not isinstance(result.get("rows"), list):
+        raise ValueError(
+            f"{folder.result} must be the result of a run, with rows, a list of figures, got "
+            f"{', '.join(result) or 'an empty one'}; delete the folder, and train anew"
+        )
+    return Run(spec, path, result)
 
 
 def table(planned: Sequence[Planned]) -> Rendered:
     """Success rates in %, mean ± sd (n) over seeds, by family, level and model."""
-    done = {d.folder: d for d in read([p.folder for p in planned])}
-    shown = grid([d.spec.name for d in done.values()], list(done.values()), len(planned))
+    done = [read(p.folder) for p in planned if RunFolder(p.folder).state == "done"]
+    shown = grid([run.spec.name for run in done], done, len(planned))
     records = [
         (
-            *(d.spec.family, r["condition"], d.spec.name, d.spec.seed),
+            *(run.spec.family, r["condition"], run.spec.name, run.spec.seed),
             *(r["metric"], r["value"], LAST, r["step"]),
         )
-        for d in done.values()
-        for r in d.result["rows"]
+        for run in done
+        for r in run.rows
     ]
     return render(shown, RECORD, records)
 
 
-def grid(models: Iterable[str], done: Sequence[Done], planned: int | None = None) -> Grid:
+def grid(models: Iterable[str], done: Sequence[Run], planned: int | None = None) -> Grid:
     """The table for readers."""
     names = [name for name in dict.fromkeys((*MEMORIES, *models)) if name in set(models)]
     lines = []
@@ -164,7 +182,7 @@ def quick(ppo: PPO, families: Sequence[str] | None) -> PPO:
     return replace(ppo, frames=longest // 20)
 
 
-def _cell(runs: Sequence[Done], level: str, metric: str) -> Cell:
+def _cell(runs: Sequence[Run], level: str, metric: str) -> Cell:
     rates = [run.rates(metric) for run in runs]
     return Cell(tuple(100 * r[level] for r in rates if level in r))
 

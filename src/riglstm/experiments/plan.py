@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from riglstm.experiments.recipes import Budget
+from riglstm.experiments.result import FAILED as FAILED
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import chosen, recipe, table
 from riglstm.train.folder import RunFolder, differences
 
 State: TypeAlias = Literal["new", "partial", "done", "failed"]
-FAILED = "failed.json"
-"""In the folder of a run that diverged: why."""
 
 
 class Planned(NamedTuple):

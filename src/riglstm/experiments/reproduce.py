@@ -150,6 +150,5 @@ def _attempt(
             again=again,
         )
     except Diverged as error:
-        folder.write_json(folder.path / FAILED, {"reason": str(error)})
         return str(error)
     return None

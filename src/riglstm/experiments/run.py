@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from riglstm import models
+from riglstm.experiments.result import CHOSEN, FAILED, read_result
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task, generator, means
 from riglstm.train.devices import check, pick
@@ -35,16 +36,20 @@ def build(
     """The task and the network, whose start values depend on the seed alone."""
     device = torch.device(device)
     task = spec.task_config().open(device, data_dir, show)
-    options = dict(spec.model_options)
-    # On a GPU a step is many small kernels, and most of the time is spent in starting them.
-    if device.type == "cuda" and "compile_step" in models.options_of(spec.model):
-        options["compile_step"] = True
+    options = core_options(spec.model, spec.model_options, device)
     # Drawn on the CPU, so that every device starts from the same weights.
     with kept(CPU):
         torch.default_generator.manual_seed(spec.seed)
         core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
         net = task.network(core)  # type: ignore[arg-type]
     return task, net.to(device)
+
+
+def core_options(model: str, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A model's options, with those that only say how it is computed on a device."""
+    # On a GPU a step is many small kernels, and most of the time is spent in starting them.
+    compiled = device.type == "cuda" and "compile_step" in models.options_of(model)
+    return {**options, "compile_step": True} if compiled else dict(options)
 
 
 def run(
@@ -58,11 +63,12 @@ def run(
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
+    A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it.
     Raises what `riglstm.train.supervised.fit` does.
     """
     # Lightning takes seconds to load, and what reads folders does without.
-    from riglstm.train.supervised import fit
+    from riglstm.train.supervised import Diverged, fit
 
     folder = path if isinstance(path, RunFolder) else RunFolder(path)
     device = pick(spec.fit)
@@ -70,13 +76,22 @@ def run(
     task, net = build(spec, device, data_dir, say if progress else None)
     # Data that cannot be read or made is told of before there is a run.
     task.ready()
-    task.ready()
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
     with folder.held():
         folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
-        fitted = fit(
-            net, task, spec.fit, spec.seed, folder, resume=resume, progress=progress, again=again
-        )
+        failed = folder.path / FAILED
+        if folder.writes:
+            failed.unlink(missing_ok=True)
+        try:
+            fitted = fit(
+                *(net, task, spec.fit, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+            )
+        except Diverged as error:
+            folder.write_json(failed, {"reason": str(error)})
+            raise
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
@@ -87,8 +102,8 @@ def run(
             "stopped": fitted.stopped,
             "seconds": fitted.seconds,
             "parameters": sum(p.numel() for p in net.parameters()),
-            "device": _sessions(folder, "device"),
-            "commit": _sessions(folder, "commit"),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
             **_yardsticks(task, task.conditions),
         }
         folder.finish(result)
@@ -100,15 +115,16 @@ def evaluate(
     device: str = "auto",
     data_dir: Path | None = None,
     conditions: Sequence[str] | None = None,
+    show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The result again, from the folder alone; nothing is written.
 
     `conditions`: others than the run's own. Those have no choice of their own, and are tested
-    with the weights that the training condition chose.
+    with the weights that the training condition chose. `show` hears in a line what takes long.
     """
     folder = RunFolder(path)
     result = _result(folder)
-    spec, task, net = load(path, device, data_dir)
+    spec, task, net = load(path, device, data_dir, show)
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
         **result,
@@ -119,7 +135,10 @@ def evaluate(
 
 
 def load(
-    path: Path | str, device: str = "auto", data_dir: Path | None = None
+    path: Path | str,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    show: Callable[[str], None] | None = None,
 ) -> tuple[RunSpec, Task, nn.Module]:
     """A finished run: what it was, its task, and the network with the weights that were chosen.
 
@@ -132,7 +151,12 @@ def load(
     chosen = _result(folder)["chosen"]
     spec = RunSpec.from_json(folder.read_json(folder.config))
     here = pick(replace(spec.fit, device=device, devices=1))
-    task, net = build(spec, here, data_dir)
+    task, net = build(spec, here, data_dir, show)
+    if task.trained_on not in chosen:
+        raise ValueError(
+            f"{folder.result} must say which weights {task.trained_on} chose, which the run was "
+            f"trained on, got {', '.join(chosen) or 'none'}; delete the folder, and train anew"
+        )
     load_weights(net, folder.weights_of(chosen[task.trained_on]["step"]))
     return spec, task, net.eval()
 
@@ -143,10 +167,10 @@ def _result(folder: RunFolder) -> dict[str, Any]:
             f"{folder.path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"
         )
-    return folder.read_json(folder.result)
+    return read_result(folder)
 
 
-def _sessions(folder: RunFolder, name: str) -> str | None:
+def sessions(folder: RunFolder, name: str) -> str | None:
     """What run.json says of all the sessions of a run: "NVIDIA H200, then CPU"; None: nothing."""
     record = folder.read_json(folder.run)
     found = [session.get(name) for session in (record, *record.get("resumed", []))]
@@ -183,7 +207,7 @@ def _rows(
                     "condition": condition,
                     "metric": task.metric.name,
                     "value": _test(spec, task, net, condition),
-                    "chosen_on": f"validation@{chooser}",
+                    "chosen_on": f"{CHOSEN}{chooser}",
                     "step": step,
                 }
             )

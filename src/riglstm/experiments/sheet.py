@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from riglstm.experiments.recipes import Budget
 from riglstm.experiments.render import Grid, number
+from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.tables import stem
 
 
@@ -169,7 +170,7 @@ def records(sheet: Sheet) -> list[list[object]]:
             for chosen_on, cells in rules.items():
                 cell = cells.get(condition, Cell())
                 paper = line.paper.get(condition)
-                chooser: str | None = f"validation@{chosen_on}"
+                chooser: str | None = f"{CHOSEN}{chosen_on}"
                 figures: list[object] = [None, None, 0, None, cell.failed, cell.missing]
                 if cell.exact:
                     chooser, figures = None, [cell.mean, *[None] * 5]

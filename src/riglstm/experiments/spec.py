@@ -19,6 +19,9 @@ from riglstm.variants import VARIANTS
 PLACE = ("batch_first", "compile_step", "device", "dtype")
 """Options of models that a run does not set: they belong to the task, or to the machine."""
 
+SEEDS = 2**32
+"""How many seeds there are: as many as every generator of random numbers takes."""
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -50,6 +53,10 @@ class RunSpec:
         _known("model", self.model, self.model_options, known)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"the seed must be a whole number from 0 on, got {self.seed!r}")
+        if self.seed >= SEEDS:
+            raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
+        if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
+            raise ValueError(f"hidden_size must be a whole number, got {self.hidden_size!r}")
 
     @property
     def name(self) -> str:
@@ -82,9 +89,19 @@ class RunSpec:
                 f"a run's configuration must have the fields {', '.join(names)}, "
                 f"got {', '.join(sorted(data)) or 'none'}; is this the config.json of a run?"
             )
+        for name in ("task_options", "model_options", "fit"):
+            if not isinstance(data[name], Mapping):
+                raise ValueError(f"{name} of a run must be an object, got {data[name]!r}")
         fit = {f.name for f in fields(Fit)}
         _known("training", "Fit", data["fit"], tuple(fit))
-        return cls(**{**data, "fit": Fit(**data["fit"])})
+        try:
+            made = cls(**{**data, "fit": Fit(**data["fit"])})
+            made.task_config()
+        except TypeError as error:
+            raise ValueError(
+                f"a run's configuration must have values of the right types: {error}"
+            ) from error
+        return made
 
     def identity(self) -> dict[str, Any]:
         """What makes it this run: `resolved` without what only says how it is computed."""

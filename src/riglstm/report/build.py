@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from riglstm import __version__
-from riglstm.experiments.minigrid import is_grid
 from riglstm.experiments.sheet import grid
 from riglstm.report import gallery, minigrid, page, probe, records
 from riglstm.report.activations import Summary, number
@@ -19,8 +18,9 @@ from riglstm.report.probe import SCORING, SLEEPING, Loaded, open_run
 from riglstm.report.records import Record
 from riglstm.report.style import Picture
 from riglstm.tasks.balls import Balls
+from riglstm.tasks.files import data_folder
 from riglstm.tasks.images import SequentialImages
-from riglstm.train.folder import RunFolder, aside
+from riglstm.train.folder import aside
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Wanted:
     sequence: int
     models: Sequence[str] | None
     device: str
-    data_dir: Path | None
+    data_dir: Path
 
 
 @dataclass
@@ -74,48 +74,52 @@ def report(
         sample: test images over which each cell's activity is averaged.
         sequence: number of the test sequence of balls that is rolled out.
         models: those of which weights are drawn, by name; None: all.
-        device, data_dir: as for training.
+        device: as for training.
+        data_dir: as for training, but nothing is downloaded.
         figures: a folder that takes every picture as a PNG file, too.
         show: hears in a line what takes long.
     """
     if not 1 <= step <= size**2:
         raise ValueError(
             f"the step must be from 1 to size² = {size**2}, the pixels of an image, got {step}; "
-            "give another step, or a larger size"
+            "give another --step, or a larger --size"
         )
     if sample < 1:
-        raise ValueError(f"sample must be a number of test images from 1 on, got {sample}")
+        raise ValueError(f"--sample must be a number of test images from 1 on, got {sample}")
+    out = page.file_of(Path(out))
     found = records.find(paths)
     draft = Draft([], [], [], show or (lambda line: None))
     known = []
-    grids = [path for path in found if is_grid(path)]
-    for path in found:
-        if path in grids:
-            continue
+    grids, others = minigrid.sift(found, draft.missing)
+    for path in others:
         try:
             known.append(records.read(path))
         except ValueError as error:
             draft.missing.append(f"{path} cannot be read: {error}")
     if not known and not grids:
         raise ValueError(f"expected runs, got none that can be read: {'; '.join(draft.missing)}")
+    known, copies = records.without_copies(known)
+    draft.missing += copies
     draft.missing += [record.describe() for record in known if record.state != "done"]
     there = dict.fromkeys(record.spec.name for record in known)
-    there |= dict.fromkeys(minigrid.names(grids))
+    there |= dict.fromkeys(grid.spec.name for grid in grids)
     for name in models or ():
         if name not in there:
-            raise ValueError(f"models must be some of {', '.join(there)}, got {name!r}")
-    wanted = Wanted(digits, size, step, sample, sequence, models, device, data_dir)
+            raise ValueError(f"--models must be some of {', '.join(there)}, got {name!r}")
+    # A folder that is named is only read: a page of what is there downloads nothing.
+    here = data_folder(data_dir)
+    wanted = Wanted(digits, size, step, sample, sequence, models, device, here)
     for one in group(known) if known else ():
         _section(draft, one, wanted)
-    done = sum(RunFolder(path).state == "done" for path in found)
+    states = [run.state for run in known] + [run.state for run in grids]
     if grids:
-        one_section, pictures, missing = minigrid.section(grids, models, device, draft.show)
-        draft.sections.append(one_section)
+        body, pictures = minigrid.section(grids, models, device, draft.show, draft.missing)
+        draft.sections.append(body)
         draft.pictures += pictures
-        draft.missing += missing
     lead = (
-        f"{len(found)} runs, {done} of them done. Drawn by riglstm {__version__} from the runs' "
-        "folders alone; weights are those chosen on validation data of the training condition."
+        f"{len(found)} runs, {states.count('done')} of them done. Drawn by riglstm {__version__} "
+        "from the runs' folders alone; weights are those chosen on validation data of the training "
+        "condition."
     )
     text = page.page(
         "RigLSTM: report of runs",
@@ -126,8 +130,6 @@ def report(
             Section("Run records", [_record(record) for record in known]),
         ],
     )
-    out = Path(out)
-    out = out if out.suffix in (".html", ".htm") else out / "report.html"
     with aside(out) as file:
         file.write(text.encode())
     if figures is not None:
@@ -164,7 +166,7 @@ def _from_weights(draft: Draft, one: Group, wanted: Wanted) -> Iterator[Html]:
             continue
         draft.show(f"drawing {label}, trained on {setting}")
         try:
-            run = open_run(label, done[0], wanted.device, wanted.data_dir)
+            run = open_run(label, done[0], wanted.device, wanted.data_dir, draft.show)
         except (ValueError, OSError) as error:
             draft.missing.append(f"pictures of {label} ({done[0].path}): {error}")
             continue
@@ -180,7 +182,15 @@ def _from_weights(draft: Draft, one: Group, wanted: Wanted) -> Iterator[Html]:
         )
     for opened in balls.values():
         for condition in opened[0].task.conditions:
-            yield _add(draft, gallery.balls(opened, condition, wanted.sequence))
+            try:
+                picture = gallery.balls(opened, condition, wanted.sequence)
+            except ValueError as error:
+                paths = ", ".join(str(run.record.path) for run in opened)
+                draft.missing.append(
+                    f"roll-outs of {paths} (--sequence {wanted.sequence}): {error}"
+                )
+                break
+            yield _add(draft, picture)
 
 
 def _images(draft: Draft, run: Loaded, wanted: Wanted) -> Iterator[Html]:
@@ -188,7 +198,14 @@ def _images(draft: Draft, run: Loaded, wanted: Wanted) -> Iterator[Html]:
     digits = probe.first_of_each_class(task) if wanted.digits is None else tuple(wanted.digits)
     # All in one pass: a sequence of pixels takes long, more of them at a time hardly longer.
     more = range(min(wanted.sample, probe.test_size(task)))
-    seen = probe.look(run, condition, (*digits, *more))
+    try:
+        seen = probe.look(run, condition, (*digits, *more))
+    except ValueError as error:
+        given = f"--size {wanted.size}"
+        if wanted.digits is not None:
+            given = f"--digits {' '.join(map(str, digits))} {given}"
+        draft.missing.append(f"pictures of {run.label} ({run.record.path}; {given}): {error}")
+        return
     drawn = seen.take(slice(len(digits)))
     if run.spec.model in SLEEPING:
         yield _add(draft, gallery.cells(run, drawn))

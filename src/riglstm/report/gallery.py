@@ -8,13 +8,13 @@ from typing import cast
 import numpy as np
 
 from riglstm.experiments.paper import value
+from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.sheet import Line
 from riglstm.report import activations, curves, probe, rollouts, scores
 from riglstm.report.activations import Summary, number, percent
 from riglstm.report.curves import Series
 from riglstm.report.groups import Group
 from riglstm.report.probe import Loaded, Look
-from riglstm.report.records import CHOSEN
 from riglstm.report.rollouts import OUTLINES
 from riglstm.report.style import Picture, png
 from riglstm.tasks.balls import BallsTask
@@ -41,14 +41,13 @@ def shift(group: Group, setting: str) -> Picture | None:
         if _is_yardstick(line)
     }
     figure = curves.draw_shift(conditions, trained_on, models, group.axis, paper, yardsticks)
-    seeds = sorted(
-        {r.spec.seed for (s, _), runs in group.runs.items() for r in runs if s == setting}
-    )
+    low, high = figure.get_axes()[0].get_ylim()
     return Picture(
         title=f"{_titled(group, setting)}: {group.axis.name} against the shift",
         caption=(
             f"Marks are means over runs, bars one standard deviation (with n − 1), dots single "
-            f"runs; {_listed('seed', seeds)}; weights chosen on {CHOSEN}{trained_on}. "
+            f"runs; {_seeds(group, setting)}; weights chosen on {CHOSEN}{trained_on}. "
+            + (f"The y axis is cut: it goes from {low:.3g} to {high:.3g}. " if low > 0 else "")
             + ("Hollow marks are the paper's figures. " if paper else "")
             + ("Grey lines need no model. " if yardsticks else "")
             + ("" if curves.is_scale(conditions) else "The conditions are kinds, not a scale.")
@@ -82,7 +81,8 @@ def training(group: Group, setting: str) -> Picture | None:
         caption=(
             "By update. Thin lines are runs, finished or not; thick lines are the means of a "
             "model's runs, as far as all of them go. Loss: of the training batches, means between "
-            "two lines of the log. The other panels: validation data, one panel a condition."
+            "two lines of the log. The other panels: validation data, one panel a condition; "
+            f"{_seeds(group, setting)}."
         ),
         alt="Curves of "
         + ", ".join(f"{label} ({n} {'run' if n == 1 else 'runs'})" for label, n in counts.items())
@@ -206,6 +206,11 @@ def balls(runs: Sequence[Loaded], condition: str, sequence: int = 0) -> Picture:
         ),
         png=png(rollouts.draw(truth, models, first, inks)),
     )
+
+
+def _seeds(group: Group, setting: str) -> str:
+    found = {r.spec.seed for (s, _), runs in group.runs.items() for r in runs if s == setting}
+    return _listed("seed", sorted(found))
 
 
 def _listed(what: str, numbers: Sequence[int]) -> str:

@@ -15,12 +15,13 @@ from typing import Any, get_args
 from riglstm.experiments.fill import sheet
 from riglstm.experiments.plan import Planned, plan
 from riglstm.experiments.recipes import Budget
+from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.sheet import Cell, Line, Sheet
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES, recipe
 from riglstm.models import MODELS
 from riglstm.report.curves import Axis
-from riglstm.report.records import CHOSEN, Record
+from riglstm.report.records import Record
 
 LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")
 """Options of tasks that change how a model learns, or where it is tested, and not the data."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from riglstm.experiments.minigrid import load
-from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
-from riglstm.experiments.minigrid_table import Done, grid, read
+from riglstm.experiments.minigrid import is_grid, load
+from riglstm.experiments.minigrid_spec import MEMORIES
+from riglstm.experiments.minigrid_table import Run, grid, read
 from riglstm.report import curves, page
 from riglstm.report.episode import Episode, draw_episode, gif, play
 from riglstm.report.page import Html, Section
@@ -27,18 +27,42 @@ Bar = tuple[str, str, float, float]
 """Family, level, mean difference in points, its standard deviation."""
 
 
+def sift(paths: Sequence[Path], missing: list[str]) -> tuple[list[Run], list[Path]]:
+    """The runs on MiniGrid, each once, and the folders of others; says what is left out."""
+    runs: dict[str, Run] = {}
+    others = []
+    for path in paths:
+        try:
+            if not is_grid(path):
+                others.append(path)
+                continue
+            found = read(path)
+        except ValueError as error:
+            missing.append(f"{path} cannot be read: {error}")
+            continue
+        first = runs.setdefault(found.spec.digest(), found)
+        if first is not found:
+            kept, left = (found, first) if first.state != "done" else (first, found)
+            runs[found.spec.digest()] = kept
+            missing.append(
+                f"{left.folder}: left out, the same run as {kept.folder} (configuration and seed)"
+            )
+    return list(runs.values()), others
+
+
 def section(
-    paths: Sequence[Path],
+    runs: Sequence[Run],
     models: Sequence[str] | None,
     device: str,
     show: Callable[[str], None],
-) -> tuple[Section, list[Picture], list[str]]:
-    """What runs on MiniGrid have to show, its pictures, and what is missing."""
-    done = read(paths)
-    missing = [
-        f"{path}: a run on MiniGrid that is not finished; go on with --resume"
-        for path in paths
-        if RunFolder(path).state != "done"
+    missing: list[str],
+) -> tuple[Section, list[Picture]]:
+    """What runs on MiniGrid have to show, and its pictures; says what is missing."""
+    done = [run for run in runs if run.state == "done"]
+    missing += [
+        f"{run.folder}: a run on MiniGrid that is not finished; go on with --resume"
+        for run in runs
+        if run.state != "done"
     ]
     pictures: list[Picture] = []
     body: list[Html] = []
@@ -66,16 +90,10 @@ def section(
         except (ValueError, OSError) as error:
             missing.append(f"an episode of {run.folder}: {error}")
     body += [page.figure(picture) for picture in pictures]
-    return Section("MiniGrid", body), pictures, missing
+    return Section("MiniGrid", body), pictures
 
 
-def names(paths: Sequence[Path]) -> list[str]:
-    """The memories of runs, done or not."""
-    folders = map(RunFolder, paths)
-    return [GridSpec.from_json(folder.read_json(folder.config)).name for folder in folders]
-
-
-def relative(done: Sequence[Done]) -> list[Bar]:
+def relative(done: Sequence[Run]) -> list[Bar]:
     """How many points of success RigLSTM is above RIM, on every level where both have runs.
 
     The spread is that of the difference of two independent runs: √(sd² + sd²).
@@ -146,7 +164,7 @@ def _relative_picture(bars: Sequence[Bar]) -> Picture:
     )
 
 
-def _training(family: str, done: Sequence[Done]) -> Picture:
+def _training(family: str, done: Sequence[Run]) -> Picture:
     """Success in training, by frame."""
     runs: dict[str, list[curves.Series]] = {}
     for d in done:
@@ -166,8 +184,8 @@ def _training(family: str, done: Sequence[Done]) -> Picture:
     )
 
 
-def _first_seeds(done: Sequence[Done]) -> list[Done]:
-    found: dict[tuple[str, str], Done] = {}
+def _first_seeds(done: Sequence[Run]) -> list[Run]:
+    found: dict[tuple[str, str], Run] = {}
     for run in sorted(done, key=lambda d: d.spec.seed):
         found.setdefault((run.spec.family, run.spec.name), run)
     return [run for run in found.values() if run.spec.model in TRACED]

@@ -9,6 +9,7 @@ import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple, NewType
 
 from riglstm.report.style import Picture
@@ -165,3 +166,17 @@ def _anchors(titles: Sequence[str]) -> list[str]:
             name += "-"
         anchors.append(name)
     return anchors
+
+
+def file_of(out: Path) -> Path:
+    """Where the page goes; checked before anything is drawn."""
+    file = out if out.suffix in (".html", ".htm") else out / "report.html"
+    if file.is_dir():
+        raise ValueError(f"out must be a file, or a folder for report.html, got the folder {file}")
+    for above in file.parents:
+        if above.exists() and not above.is_dir():
+            raise ValueError(
+                f"out must be a file that ends in .html, or a folder for report.html, got {out}, "
+                f"and {above} is a file; give another"
+            )
+    return file

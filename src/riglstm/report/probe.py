@@ -5,7 +5,7 @@ Shapes: T steps, B images, N cells, s × s pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.run import build, load
 from riglstm.experiments.spec import RunSpec
 from riglstm.models.base import Trace
 from riglstm.report.activations import Images, Layer
-from riglstm.report.records import CHOSEN, Record
+from riglstm.report.records import Record
 from riglstm.report.scores import Scores
 from riglstm.tasks.base import Task
 from riglstm.tasks.images import ImageTask
@@ -77,9 +78,15 @@ class Look(NamedTuple):
         return Look(self.images.take(rows), traces)
 
 
-def open_run(label: str, record: Record, device: str, data_dir: Path | None) -> Loaded:
-    """A finished run."""
-    return Loaded(label, record, *load(record.path, device, data_dir))
+def open_run(
+    label: str,
+    record: Record,
+    device: str,
+    data_dir: Path | None,
+    show: Callable[[str], None] | None = None,
+) -> Loaded:
+    """A finished run; `show` hears in a line what takes long."""
+    return Loaded(label, record, *load(record.path, device, data_dir, show))
 
 
 def before_training(run: Loaded, data_dir: Path | None) -> Loaded:

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from riglstm.experiments.plan import FAILED, State
+from riglstm.experiments.plan import State
+from riglstm.experiments.result import CHOSEN, FAILED, read_reason, read_result
 from riglstm.experiments.spec import RunSpec
 from riglstm.report.curves import Series
 from riglstm.train.folder import RunFolder
-
-CHOSEN = "validation@"
-"""What `chosen_on` begins with in a result."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +98,15 @@ def read(path: Path) -> Record:
     """One run; raises ValueError where the folder's files are not a run's."""
     folder = RunFolder(path)
     spec = RunSpec.from_json(folder.read_json(folder.config))
-    result = folder.read_json(folder.result) if folder.state == "done" else None
-    failed = path / FAILED
-    reason = folder.read_json(failed)["reason"] if result is None and failed.exists() else ""
+    result = read_result(folder) if folder.state == "done" else None
+    failed = result is None and (path / FAILED).exists()
     return Record(
         path=path,
         spec=spec,
-        state="failed" if reason else folder.state,
+        state="failed" if failed else folder.state,
         run=folder.read_json(folder.run) if folder.run.exists() else {},
         result=result,
-        reason=str(reason),
+        reason=read_reason(folder) if failed else "",
         metrics=read_metrics(folder.metrics) if folder.metrics.exists() else {},
     )
 
@@ -119,13 +116,38 @@ def read_metrics(path: Path) -> dict[str, Series]:
     points: dict[str, dict[int, float]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         whole = [line for line in file if line.endswith("\n")]
-    for line in list(csv.reader(whole))[1:]:
-        step, name, value = line
-        points.setdefault(name, {})[int(step)] = float(value)
+    for number, line in enumerate(list(csv.reader(whole))[1:], start=2):
+        try:
+            step, name, value = line
+            points.setdefault(name, {})[int(step)] = float(value)
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {number}, must be step,name,value, got {','.join(line)!r}"
+            ) from None
     return {
         name: Series(np.array(list(values)), np.array(list(values.values())))
         for name, values in points.items()
     }
+
+
+def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Every run once, and a line on each copy: one run counted twice would narrow the spread.
+
+    Of copies the first that is done stays, or the first of all where none is.
+    """
+    by_run: dict[str, list[Record]] = {}
+    for record in records:
+        by_run.setdefault(record.spec.digest(), []).append(record)
+    kept, said = [], []
+    for same in by_run.values():
+        first = next((record for record in same if record.state == "done"), same[0])
+        kept.append(first)
+        said += [
+            f"{record.path}: left out, the same run as {first.path} (configuration and seed)"
+            for record in same
+            if record is not first
+        ]
+    return kept, said
 
 
 def facts(record: Record) -> dict[str, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import functools
+import importlib.util
+import os
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,19 +17,41 @@ from riglstm.selection import Noise, Selection
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
 
-Backend: TypeAlias = Literal["auto", "reference", "batched", "compiled"]
+Backend: TypeAlias = Literal["auto", "reference", "batched", "compiled", "triton"]
+
+
+def _triton(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, State, Tensor]:
+    """The `triton` backend, whose module needs Triton and is read on first use."""
+    from riglstm.scan import triton
+
+    return triton.scan(x, *args, **kwargs)
+
 
 BACKENDS: dict[str, Scan] = {
     "reference": reference.scan,
     "batched": batched.scan,
     "compiled": compiled.scan,
+    "triton": _triton,
 }
 
 
-def resolve(backend: str, device: torch.device) -> str:
-    """The backend that runs on a device when `backend` is asked for; only `auto` may choose."""
+def resolve(
+    backend: str,
+    device: torch.device,
+    sel: Selection | None = None,
+    d: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> str:
+    """The backend that runs on a device when `backend` is asked for; only `auto` may choose.
+
+    With a problem's selection, cell size and dtype, `auto` knows whether `triton` runs it.
+    """
     if backend == "auto":
-        return "batched"
+        if device.type != "cuda" or sel is None or d is None or _no_triton(device) is not None:
+            return "batched"
+        from riglstm.scan import triton
+
+        return "batched" if triton.refusal(sel, d, dtype, device) else "triton"
     if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(("auto", *BACKENDS))
         raise BackendError(f"backend must be one of {names}, got {backend!r}")
@@ -35,7 +60,24 @@ def resolve(backend: str, device: torch.device) -> str:
             "backend='compiled' needs torch.compile, and for a CPU a C++ compiler on the PATH, "
             "got none; install g++ or clang++, or use backend='batched' or 'auto'"
         )
+    if backend == "triton" and (missing := _no_triton(device)) is not None:
+        raise BackendError(f"backend='triton' needs {missing}; use backend='batched' or 'auto'")
     return backend
+
+
+@functools.cache
+def _no_triton(device: torch.device) -> str | None:
+    """What `triton` misses on a device; None: nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton, which is not installed"
+    if importlib.util.find_spec("riglstm.scan.triton") is None:
+        return "its kernels, which are not in this copy of riglstm"
+    if device.type == "cuda":
+        major = torch.cuda.get_device_capability(device)[0]
+        return None if major >= 8 and not torch.version.hip else "an NVIDIA GPU from sm_80 on"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    return f"a CUDA device, got {device.type!r}"
 
 
 def scan(
@@ -56,5 +98,5 @@ def scan(
     where True the sample's state is zero before the step, live or not. `noise` is what `random`
     rules rank. Returns y (T, B, N, d), the final (h, c), and active (T, B, N).
     """
-    run = BACKENDS[resolve(backend, x.device)]
+    run = BACKENDS[resolve(backend, x.device, sel, h.shape[2], h.dtype)]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

@@ -44,18 +44,18 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
-    _refuse_transforms(x, h, c, *weights)
+    refuse_transforms("batched", x, h, c, *weights)
     product = product_dtype(x.device, h.dtype)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
     y, h, c, active, *_ = _forward(
-        x, h, c, *weights, *(noise or Noise()), live, reset, *_flat(sel), product, learns
+        x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, learns
     )
     return y, (h, c), active
 
 
-def _refuse_transforms(*tensors: Tensor | None) -> None:
+def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
     """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
     if torch.compiler.is_compiling():
         return
@@ -65,12 +65,13 @@ def _refuse_transforms(*tensors: Tensor | None) -> None:
             continue
         if is_gradtrackingtensor(t) or (dual and forward_ad.unpack_dual(t).tangent is not None):
             raise NotImplementedError(
-                "backend='batched' has backward() only: no forward-mode derivative, and none of "
+                f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
                 "torch.func's grad, jvp and jac*; use backend='reference'"
             )
 
 
-def _flat(sel: Selection) -> Rules:
+def flat(sel: Selection) -> Rules:
+    """A selection as arguments of an operator, which takes no objects."""
     return (
         *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
         *(sel.cells, sel.views, sel.peers),
@@ -180,11 +181,11 @@ def _backward(
             *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
             *(for_input, for_gates),
         )
-    asked = _asked(dx, grads, for_input, for_gates)
-    return [dh, dc, *(g for g in asked if g is not None)]
+    wanted = asked(dx, grads, for_input, for_gates)
+    return [dh, dc, *(g for g in wanted if g is not None)]
 
 
-def _asked(
+def asked(
     x: Tensor | None, weights: Iterable[Tensor | None], for_input: bool, for_gates: bool
 ) -> list[Tensor | None]:
     """What belongs to x and each weight, None for what is not asked for or does not exist."""
@@ -197,8 +198,8 @@ def _asked(
 def _(
     dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
 ) -> list[Tensor]:
-    asked = _asked(x, args[:6], *args[-2:])
-    return [t.new_empty(t.shape) for t in (dh, dc, *asked) if t is not None]
+    wanted = asked(x, args[:6], *args[-2:])
+    return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -229,8 +230,8 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
         *(for_input, for_gates),
     )
     given = iter(out)
-    asked = _asked(x, weights, for_input, for_gates)
-    dx, *dw = (None if t is None else next(given) for t in asked)
+    wanted = asked(x, weights, for_input, for_gates)
+    dx, *dw = (None if t is None else next(given) for t in wanted)
     nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
     return dx, dh, dc, *dw, *nothing
 

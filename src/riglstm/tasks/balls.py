@@ -58,7 +58,7 @@ class Balls:
     batch_size: int = 64
     """Sequences of an update."""
     data_seed: int = 0
-    """Of the simulator; the same for all runs that are compared."""
+    """Seed of the simulator; the same for all runs that are compared."""
 
     def __post_init__(self) -> None:
         sizes = ("sequences", "validation_size", "test_size")

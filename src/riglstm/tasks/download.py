@@ -195,7 +195,8 @@ def _get(download: Download, folder: Path, show: Callable[[str], None]) -> None:
     raise DataError(
         f"{download.name} could not be downloaded: expected {download.size:,} bytes with "
         f"{download.checksum}, got from\n  " + "\n  ".join(failures) + "\n"
-        f"check the network, or put the file into {folder} by other means"
+        f"check the network, or put the file into {folder} by other means, or name a folder "
+        "that has it with --data-dir or RIGLSTM_DATA"
     )
 
 

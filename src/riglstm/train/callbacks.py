@@ -151,10 +151,18 @@ class Steward(pl.Callback):
         if self.saved is not None:
             there = f"the last good checkpoint is {self.checkpoints.path(self.saved)}"
         config = self.config
+        ways = [
+            f"a smaller --lr (now {config.lr})",
+            f"a longer --warmup (now {config.warmup})",
+            "--clip-norm 1 (now none)"
+            if config.clip_norm is None
+            else f"a smaller --clip-norm (now {config.clip_norm})",
+        ]
+        if config.precision != "fp32":
+            ways.append(f"--precision fp32 (now {config.precision})")
         raise Diverged(
-            f"{what} is not a finite number; {there}. Train anew with a smaller lr "
-            f"(now {config.lr}), a warm-up (now {config.warmup}), a smaller clip_norm "
-            f"(now {config.clip_norm}), or in precision fp32 (now {config.precision})"
+            f"{what} is not a finite number; {there}. Train anew, into another folder, with "
+            f"{', '.join(ways[:-1])} or {ways[-1]}"
         )
 
     def _log(self) -> None:

@@ -14,7 +14,8 @@ from riglstm.train.config import Fit, Precision
 def rank() -> int:
     """Which of the processes of a run this one is; the first, or the only one, is 0."""
     # Without torchrun RANK is somebody else's; Lightning tells the processes it starts LOCAL_RANK.
-    return int(os.environ["RANK"] if launched() else os.environ.get("LOCAL_RANK") or 0)
+    name = "LOCAL_RANK" if launched() is None else "RANK"
+    return int(os.environ.get(name) or 0)
 
 
 def launched() -> int | None:

@@ -15,6 +15,7 @@ Whole files are written aside and renamed, so that none is ever half there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -149,15 +150,19 @@ class RunFolder:
         return self.weights / f"step-{step}.safetensors"
 
     def read_json(self, path: Path) -> dict[str, Any]:
-        """One of the folder's JSON files."""
+        """One of the folder's JSON files, all of which hold an object."""
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ValueError(
                 f"{self.path} is not a run: expected the file {path.name} in it, got none"
             ) from None
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} must be a JSON file, and cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(
+                f"{path} must hold a JSON object, got {type(content).__name__}; is this a run?"
+            )
         return content
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
@@ -199,10 +204,11 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
 
 def unwritten(path: Path, error: OSError, rest: str = "") -> OSError:
     """The same error, with the file that it is about and the way out."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return OSError(
         error.errno,
         f"{path} could not be written ({error.strerror or error}){rest}; "
-        "make room, or give another folder",
+        + ("make room, or give another folder" if full else "give another folder"),
     )
 
 

@@ -22,6 +22,8 @@ from riglstm.train.signals import StopNow, Wish
 from riglstm.train.supervised import Interrupted
 from riglstm.train.weights import save_weights
 
+__all__ = ["Diverged", "Interrupted", "Trained", "train"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
@@ -101,6 +103,10 @@ def train(
         # So that a stop during the test does not cost the training.
         save()
         save_weights(net, folder.weights_of(agent.frames))
+        if wish.made:
+            # Too late for this training; whoever asked wants no tests now either.
+            how = f"; go on with: {again}" if again else ""
+            raise Interrupted(f"trained to the end, and saved; not tested yet{how}")
         return Trained(agent.updates, agent.frames, seconds + time.monotonic() - began)
 
 

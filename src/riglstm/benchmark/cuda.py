@@ -1,0 +1,110 @@
+"""What is timed on a GPU: the fused kernels beside cuDNN's nn.LSTM, each precision with its own.
+
+Shapes: T steps, B sequences, N cells of size d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from riglstm.benchmark.contestants import WORK, Contestant
+from riglstm.benchmark.tables import Section
+from riglstm.benchmark.timing import Job
+from riglstm.layer import RigLSTM
+
+INPUTS = 4
+"""Inputs that a job takes in turn, so that none stays in the cache."""
+
+
+class Size(NamedTuple):
+    """One table."""
+
+    N: int
+    d: int
+    B: int
+    T: int
+    work: tuple[str, ...] = ("inference", "training")
+
+
+SIZES = (
+    *(Size(6, 100, 64, T) for T in (196, 361, 576, 1024)),
+    Size(6, 100, 512, 196),
+    Size(5, 50, 64, 51),
+    *(Size(4, d, 64, 128) for d in (16, 32, 64)),
+    Size(6, 100, 1, 1, ("inference",)),
+)
+"""The paper's images, the bouncing balls, the grid worlds, and one step of one sequence."""
+
+QUICK_SIZES = (Size(2, 16, 4, 3),)
+
+PRECISIONS = ("tf32", "bf16", "fp32")
+
+
+def sections(quick: bool, rounds: int) -> list[Section]:
+    """A section for each size, precision and kind of work."""
+    made = []
+    for size in QUICK_SIZES if quick else SIZES:
+        # float32 without TF32, and cuDNN's persistent kernel, at one size only.
+        first = size.T == 196 and size.B == 64
+        for precision in PRECISIONS if first or quick else PRECISIONS[:2]:
+            who = _contestants(size, precision, persistent=first and precision == "bf16")
+            made += [_section(size, precision, work, who, rounds) for work in size.work]
+    return made
+
+
+def _contestants(size: Size, precision: str, persistent: bool) -> list[tuple[Contestant, int]]:
+    """Each with the width of its input: ours, and nn.LSTM before and after it."""
+    H = size.N * size.d
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    lstm = nn.LSTM(H, H, device="cuda", dtype=dtype)
+    ours = RigLSTM(H, H, num_cells=size.N, backend="triton", device="cuda")
+    rows = [
+        (Contestant("nn.LSTM", lstm, tuple(lstm.parameters()), False), H),
+        (Contestant("RigLSTM triton", ours, tuple(ours.parameters())), H),
+        (Contestant("nn.LSTM again", lstm, tuple(lstm.parameters()), False), H),
+    ]
+    if persistent:
+        wide = nn.LSTM(640, 640, device="cuda", dtype=torch.float16)
+        rows.append((Contestant("nn.LSTM(640) fp16", wide, tuple(wide.parameters()), False), 640))
+    return rows
+
+
+def _section(
+    size: Size,
+    precision: str,
+    work: str,
+    who: Sequence[tuple[Contestant, int]],
+    rounds: int,
+) -> Section:
+    jobs = []
+    for contestant, width in who:
+        dtype = next(iter(contestant.parameters)).dtype
+        xs = [
+            torch.randn(size.T, size.B, width, device="cuda", dtype=dtype, requires_grad=True)
+            for _ in range(INPUTS)
+        ]
+        run = _in_turn(contestant, precision, work, xs)
+        jobs.append(Job(contestant.name, run, size.T, contestant.ours))
+    table = f"N = K = {size.N}, d = {size.d}, B = {size.B}, T = {size.T}"
+    return Section(table, f"{work}, {precision}", size.B, jobs, ["nn.LSTM"], rounds)
+
+
+def _in_turn(
+    who: Contestant, precision: str, work: str, xs: Sequence[Tensor]
+) -> Callable[[], tuple[Tensor, ...]]:
+    calls = 0
+
+    def run() -> tuple[Tensor, ...]:
+        nonlocal calls
+        calls += 1
+        tf32 = precision == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        with torch.autocast("cuda", torch.bfloat16, enabled=who.ours and precision == "bf16"):
+            return WORK[work](who, xs[calls % len(xs)])
+
+    return run

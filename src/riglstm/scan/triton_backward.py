@@ -1,0 +1,187 @@
+"""Backward kernel of the `triton` backend: the steps of a piece of the sequence in one launch.
+
+Again two phases a step, each followed by a barrier of the grid. `grads` takes one sequence at a
+time: it adds up the gradient of its state and goes back through Eqs. (21), (18) to (1), which
+gives D5, the gradients of the gates' arguments and of W_q Q. `spread` takes a tile: BM sequences
+of one cell j and BN of the N·d units, and multiplies D5 of cell j with its weights for states.
+What each cell j gives is written apart and added in the order of cells, so runs are repeatable.
+
+Shapes: T steps, B sequences, N cells of size d, K views, G = 4 or 5 gates, L ≥ G·d numbers of D5
+in memory, BP = power of two ≥ d.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from riglstm.scan.triton_common import _FRESH, _SLOTS, grid_barrier, tanh
+
+
+@triton.jit
+def _arrived(t, b, B, T, DH, PART, BITS, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr,
+             BP: tl.constexpr):  # fmt: skip
+    """The gradient (RB, 8, BP) of the state of sequences b after step t, less what y brings."""
+    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
+    at = (n * d)[:, :, None] + e
+    dh = tl.load(DH + (b * (N * d))[:, None, None] + at, mask=inside, other=0.0)
+    row = tl.cast(t + 1, tl.int64) * B + b
+    later = (b < B) & (b * 0 + (t + 1) < T)
+    for j in tl.static_range(N):
+        bits = tl.load(BITS + row * N + j, mask=later, other=0)
+        heard = ((bits[:, None] >> (K + n)) & 1) != 0
+        part = PART + ((b * N + j) * (N * d))[:, None, None]
+        use = inside & heard[:, :, None]
+        dh += tl.load(part + at, mask=use, other=0.0, cache_modifier=".cg")
+    return dh
+
+
+@triton.jit
+def _grads(
+    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ, LIST, COUNT,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
+    G: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
+):  # fmt: skip
+    """Back through Eqs. (21), (18) to (1) for sequences b."""
+    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
+    at = (n * d)[:, :, None] + e
+    here = (b * (N * d))[:, None, None] + at
+    row = tl.cast(t, tl.int64) * B + b
+    now = (row * (N * d))[:, None, None] + at
+    act = tl.load(ACT + row, mask=b < B, other=0)
+    woke = ((act[:, None] >> n) & 1) != 0  # (RB, 8)
+    awake = woke[:, :, None]
+    stays = (((act >> _FRESH) & 1) == 0)[:, None, None]
+    use = inside & awake
+    saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + e
+    f = tl.load(saved, mask=use, other=0.0).to(tl.float32)
+    i = tl.load(saved + d, mask=use, other=0.0).to(tl.float32)
+    o = tl.load(saved + 2 * d, mask=use, other=0.0).to(tl.float32)
+    g = tl.load(saved + 3 * d, mask=use, other=0.0).to(tl.float32)
+    c_old = tl.load(C + now, mask=use, other=0.0)
+    dy = tl.load(DY + now, mask=inside, other=0.0)
+    dc = tl.load(DC + here, mask=inside, other=0.0)
+    tanh_c = tanh(f * c_old + i * g)
+    dh = dy + _arrived(t, b, B, T, DH, PART, BITS, N, K, d, BP)
+
+    out = (tl.cast(t - first, tl.int64) * B + b) * (N * L)
+    out = D5 + out[:, None, None] + (n * L)[:, :, None] + e
+    kind = D5.dtype.element_ty
+    d_new = tl.where(awake, dh, 0.0)
+    if G == 5:
+        q = tl.load(saved + 4 * d, mask=use, other=0.0).to(tl.float32)
+        old = tl.where(t == 0, h0, Y + tl.cast(t - 1, tl.int64) * (B * N * d))
+        h = tl.load(old + here, mask=use & stays, other=0.0)
+        a = tl.load(A + row[:, None] * N + n, mask=woke, other=0.0)
+        ahead = o * tanh_c - h
+        dz = tl.sum(d_new * ahead, 2) * a * (1 - a)
+        tl.store(DZ + row[:, None] * N + n, dz, mask=(b < B)[:, None] & (n < N))
+        dz *= SCALE
+        tl.store(out + 4 * d, (dz[:, :, None] * ahead).to(kind), mask=inside)
+        d_new = d_new * a[:, :, None] + dz[:, :, None] * q
+    dc_new = tl.where(awake, dc, 0.0) + d_new * o * (1 - tanh_c * tanh_c)
+    tl.store(out, (dc_new * c_old * f * (1 - f)).to(kind), mask=inside)
+    tl.store(out + d, (dc_new * g * i * (1 - i)).to(kind), mask=inside)
+    tl.store(out + 2 * d, (d_new * tanh_c * o * (1 - o)).to(kind), mask=inside)
+    tl.store(out + 3 * d, (dc_new * i * (1 - g * g)).to(kind), mask=inside)
+    d_old = 0.0 * d_new
+    if G == 5:
+        d_old = dh - d_new
+    d_old = tl.where(awake, d_old, dh)
+    dc_old = tl.where(awake, dc_new * f, dc)
+    tl.store(DH + here, tl.where(stays, d_old, 0.0), mask=inside)
+    tl.store(DC + here, tl.where(stays, dc_old, 0.0), mask=inside)
+    if COMPACT:
+        place = tl.atomic_add(COUNT + t * N + n + 0 * act[:, None], 1, mask=woke, sem="relaxed")
+        tl.store(LIST + n * B + place, b[:, None] + 0 * n, mask=woke)
+
+
+@triton.jit
+def _spread(
+    t, j, u, r, B, first, W, D5, PART, BITS, LIST, COUNT,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    COMPACT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """What cell j's gates ask of BN units of the state; which of them it heard, `grads` minds."""
+    place = r * BM + tl.arange(0, BM)
+    if COMPACT:
+        on = place < tl.load(COUNT + t * N + j, cache_modifier=".cg")
+        b = tl.load(LIST + j * B + place, mask=on, other=0, cache_modifier=".cg")
+    else:
+        b = place
+        row = tl.cast(t, tl.int64) * B + b
+        on = tl.load(BITS + row * N + j, mask=b < B, other=0) != 0
+    unit = u * BN + tl.arange(0, BN)
+    inside = unit < N * d
+    start = (tl.cast(t - first, tl.int64) * B + b) * (N * L) + j * L
+    weight = (j * (K + N) * d + K * d + unit) * L
+    acc = tl.zeros((BM, BN), tl.float32)
+    CHUNKS: tl.constexpr = (L + BK - 1) // BK
+    for m in tl.range(0, CHUNKS, num_stages=STAGES):
+        k = ((m + u) % CHUNKS) * BK + tl.arange(0, BK)
+        a = tl.load(
+            D5 + start[:, None] + k[None, :],
+            mask=on[:, None] & (k < L)[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        w = tl.load(
+            W + weight[:, None] + k[None, :], mask=inside[:, None] & (k < L)[None, :], other=0.0
+        )
+        if WIDE:
+            a, w = a.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    at = ((b * N + j) * (N * d))[:, None] + unit[None, :]
+    tl.store(PART + at, acc, mask=on[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["B", "T", "first", "t0", "t1"])
+def backward_kernel(
+    DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, W, D5, DZ, LIST, COUNT, COUNTER,
+    B, T, first, t0, t1,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
+    G: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
+    COMPACT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Steps t1 - 1 down to t0. PHASE is a sum: 1 grads, 2 spread, 4 barriers, 8 the start's."""
+    p, programs = tl.program_id(0), tl.num_programs(0)
+    TILES: tl.constexpr = N * ((N * d + BN - 1) // BN)
+    target = 0
+    for back in tl.range(0, t1 - t0, num_stages=1):
+        t = t1 - 1 - back
+        if PHASE & 8:
+            for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+                b = r * RB + tl.arange(0, RB)
+                dh = _arrived(t - 1, b, B, T, DH, PART, BITS, N, K, d, BP)
+                n, e = tl.arange(0, _SLOTS)[None, :, None], tl.arange(0, BP)[None, None, :]
+                at = (b * (N * d))[:, None, None] + n * d + e
+                tl.store(DH + at, dh, mask=(b < B)[:, None, None] & (n < N) & (e < d))
+        if PHASE & 1:
+            for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+                b = r * RB + tl.arange(0, RB)
+                _grads(
+                    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ,
+                    LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
+                )  # fmt: skip
+        if PHASE & 4:
+            target += programs
+            grid_barrier(COUNTER, target)
+        if PHASE & 2:
+            for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
+                j_u = tile % TILES
+                r = tile // TILES
+                wanted = r * BM < B
+                if COMPACT:
+                    wanted = r * BM < tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
+                if wanted:
+                    _spread(
+                        t, j_u % N, j_u // N, r, B, first, W, D5, PART, BITS, LIST, COUNT,
+                        N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
+                    )  # fmt: skip
+        if PHASE & 4:
+            target += programs
+            grid_barrier(COUNTER, target)

@@ -1,0 +1,98 @@
+"""What the kernels share: the barrier of a grid, keys and ranks.
+
+Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots that a cell chooses from.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+SLOTS = 8
+"""Most cells, and most views: tiles of a row have this many lines."""
+FRESH = 16
+"""The bit of a row's `act` that says: the state was reset before the step."""
+
+_SLOTS = tl.constexpr(SLOTS)
+_FRESH = tl.constexpr(FRESH)
+_SPINS = tl.constexpr(1 << 26)
+
+
+@triton.jit
+def peek(counter):
+    """The counter, and with it everything that was written before it was raised to that."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.s32 $0, [$1];",
+        "=r,l",
+        [counter.to(tl.int64, bitcast=True)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def give_up(spins):
+    """End the kernel in an error that the next call of CUDA reports."""
+    # No assertion: a call out of the kernel makes ptxas run matrix products one after another.
+    tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [spins], tl.int32, False, 1)
+
+
+@triton.jit
+def grid_barrier(counter, target):
+    """Wait until all programs came here: the counter only grows, `target` is its value then.
+
+    The launch is cooperative, so every program runs; should one still be missing after many
+    seconds, the kernel ends in an error and not in a hang.
+    """
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    spins = 0
+    while peek(counter) < target:
+        spins += 1
+        if spins > _SPINS:
+            give_up(spins)
+    tl.debug_barrier()
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    return 2.0 * sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def order(s):
+    """Scores as integers of the same order: -0 equals 0, and NaN comes first (P13)."""
+    bits = tl.where(s == 0, 0.0, s).to(tl.int32, bitcast=True)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(s != s, 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def top(keys, k: tl.constexpr, n: tl.constexpr):
+    """A bit for each of the k largest of n keys, line by line; of equals, the lower index (P4)."""
+    bits = tl.zeros_like(keys[0])
+    for i in tl.static_range(n):
+        ahead = tl.zeros_like(keys[0])
+        for j in tl.static_range(n):
+            if j < i:
+                ahead += (keys[j] >= keys[i]).to(tl.int32)
+            if j > i:
+                ahead += (keys[j] > keys[i]).to(tl.int32)
+        bits += tl.where(ahead < k, 1 << i, 0)
+    return bits
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return int(triton.next_power_of_2(n))
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on a CPU and one program after another."""
+    return bool(triton.knobs.runtime.interpret)

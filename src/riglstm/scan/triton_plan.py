@@ -1,0 +1,188 @@
+"""Sizes, tiles and buffers of the `triton` backend, and the layouts that its kernels read.
+
+Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
+G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.triton_common import interpreted, power_of_two
+from riglstm.scan.triton_products import pack_kernel
+from riglstm.selection import Selection
+
+FEW = 64
+"""Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
+ROWS_AT_ONCE = 16384
+"""Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
+
+
+PRODUCT_ROWS = 4096
+"""Rows of one product for the gradient of weights: what the cells took in is written out for it."""
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs; without it, empty."""
+
+    XH: Tensor
+    """(T, B, S, P): views, and the state before each step, as the products take them."""
+    woke: Tensor
+    """(T, B, N) bool: the cell woke."""
+    act: Tensor
+    """(T, B) int32: a bit for each cell that woke, and one for a reset."""
+    bits: Tensor
+    """(T, B, N) int32: a bit for each slot that a cell took in; 0 where it slept."""
+    gates: Tensor
+    """(T, B, N, G·d): f, i, o, g after their non-linearity, W_q Q; unwritten where a cell slept."""
+    c: Tensor
+    """(T, B, N, d): c before the step; likewise."""
+    a: Tensor
+    """(T, B, N): the weight of the new state; likewise."""
+
+
+class Sizes(NamedTuple):
+    """The numbers that a kernel is compiled for, less its tiles."""
+
+    N: int
+    K: int
+    d: int
+    P: int
+    L: int
+    G: int
+    dtype: torch.dtype
+    """Of the products."""
+
+    @property
+    def S(self) -> int:
+        return self.K + self.N
+
+
+def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Sizes:
+    """The sizes of a problem."""
+    whole, G = 16 // product.itemsize, 5 if soft_update else 4
+    P, L = (-(-n // whole) * whole for n in (d, G * d))
+    return Sizes(sel.N, sel.K, d, P, L, G, product)
+
+
+def precision(product: torch.dtype) -> str:
+    """How float32 products are taken: as torch's own, by torch.backends.cuda.matmul."""
+    if interpreted() or product != torch.float32:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
+    """Unwritten buffers."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32, kept: bool = True) -> Tensor:
+        return like.new_empty((T if kept else 0, B, *shape), dtype=dtype)
+
+    return Saved(
+        XH=empty(z.S, z.P, dtype=z.dtype),
+        woke=empty(z.N, dtype=torch.bool),
+        act=empty(dtype=torch.int32),
+        bits=empty(z.N, dtype=torch.int32),
+        gates=empty(z.N, z.G * z.d, dtype=z.dtype, kept=save),
+        c=empty(z.N, z.d, kept=save),
+        a=empty(z.N, kept=save and z.G == 5),
+    )
+
+
+def write_views(x: Tensor, weights: Weights, z: Sizes, XH: Tensor) -> tuple[Tensor, int, int]:
+    """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
+    T, B, D = x.shape
+    views = XH[:, :, : z.K]
+    if z.d < z.P:
+        views[..., z.d :].zero_()
+    if weights.W_in is None:
+        views[..., : z.d].copy_(x.view(T, B, z.K, z.d))
+        return x, z.K * z.d, z.d
+    x, W = x.view(T * B, D).to(z.dtype), weights.W_in.to(z.dtype)
+    out = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if z.d == z.P else x.new_empty(T * B, z.K * z.d)
+    if weights.b_in is None:
+        torch.mm(x, W, out=out)
+    else:
+        torch.addmm(weights.b_in.to(z.dtype), x, W, out=out)
+    if z.d != z.P:
+        views[..., : z.d].copy_(out.view(T, B, z.K, z.d))
+    return XH, z.S * z.P, z.P
+
+
+def columns(z: Sizes, BN: int) -> int:
+    """Tiles of BN columns for a cell: of the four gates, and of W_q Q."""
+    return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
+
+
+def pack(weights: Weights, z: Sizes, BN: int | None = None) -> Tensor:
+    """All weights of the gates in the products' dtype.
+
+    With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L),
+    W_q as the fifth gate.
+    """
+    W, W_q, wide = weights.W, weights.W_q, BN or 64
+    shape = (z.N, z.S * z.d, z.L) if BN is None else (z.N, columns(z, BN), BN, z.S * z.P)
+    out = W.new_empty(shape, dtype=z.dtype)
+    if BN is None and z.G * z.d < z.L:
+        out[..., z.G * z.d :].zero_()
+    pack_kernel[(z.N * columns(z, wide), z.S)](
+        W, W if W_q is None else W_q, out, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide,
+        BP=power_of_two(z.P), PER_CELL=W_q is not None and W_q.dim() == 3, TILED=BN is not None,
+    )  # fmt: skip
+    return out
+
+
+@functools.cache
+def chip(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors of a GPU, and bytes of shared memory that a program can have."""
+    of = torch.cuda.get_device_properties(device)
+    return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+def programs_on(device: torch.device, most: int) -> int:
+    """Programs of a persistent grid: one for each multiprocessor at most."""
+    return min(most, chip(device)[0])
+
+
+def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dtype) -> int:
+    """How many pieces of a product's operands, `rows` lines of BK numbers, fit in shared memory."""
+    if interpreted():
+        return 1
+    room = chip(device)[1] - 4096
+    return max(1, min(most, room // (rows * BK * dtype.itemsize)))
+
+
+def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
+    """Tiles of the gradient of views."""
+    BM, BP, BK = 128, power_of_two(z.d), 64 if z.dtype.itemsize == 4 else 128
+    tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
+    return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.dtype)}
+
+
+def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
+    """Tiles of the forward kernel, by the number of sequences and the width of a number."""
+    short = z.dtype.itemsize == 2
+    if B <= FEW:
+        BM, BN, BK, RB, warps = 64, 32, 128 if short else 64, 1, 4 if short else 8
+    else:
+        BM, BN, BK, RB, warps = 128, 128, 64, 4, 8
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.P)}
+    tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.dtype)
+    return tile | {"COMPACT": B > FEW, "num_warps": warps}
+
+
+def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
+    """Tiles of the backward kernel, likewise."""
+    BM, BN, BK, RB = (64, 32, 128, 1) if B <= FEW else (128, 128, 64, 2)
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
+    tile["STAGES"] = stages(device, 3, BM + BN, BK, z.dtype)
+    return tile | {"COMPACT": B > FEW, "num_warps": 8}
+
+
+PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}
+"""The whole grid at once, since its programs wait for each other."""

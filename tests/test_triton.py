@@ -1,0 +1,182 @@
+"""The `triton` backend without a GPU: its kernels in Triton's interpreter, and what it refuses.
+
+The interpreter runs one program after another, so the phases of a step are launched one by one;
+on a GPU the same code runs in one launch (`test_triton_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import (
+    TOL,
+    Problem,
+    assert_close,
+    assert_same_gradients,
+    clear_problem,
+    gradients,
+    random_problem,
+    seeded,
+)
+from riglstm import BackendError, RigLSTM
+from riglstm.scan import resolve
+
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
+pytest.importorskip("triton")
+pytest.importorskip("riglstm.scan.triton_common", reason="the kernels are not in this copy")
+
+pytestmark = pytest.mark.usefixtures("nan_filled_empty", "interpreter")
+CPU = torch.device("cpu")
+FLOAT = TOL[torch.float32]
+
+SMALL: dict[str, Any] = {
+    **{"T": 2, "B": 2, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1, "K_h": 0},
+}
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "three cells of a ragged size": {"N": 3, "K": 3, "d": 20, "K_a": 2, "K_x": 2, "K_h": 1, "T": 3},
+    "resets, steps left out, no soft update": {"reset": True, "live": True, "soft_update": False},
+    "every option of the update": {
+        **{"query": "per_cell", "update_bias": True, "update_scale": 0.5, "reset": True},
+        **{"input_views": "split", "B": 3},
+    },
+    "everyone looks at everything": {
+        **{"cells": "all", "views": "all", "peers": "all", "bias": False, "d": 16, "live": True},
+    },
+    "more sequences than a tile holds": {"B": 67},
+}
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> None:
+    """Nothing here may ask for a compiler."""
+    from riglstm.scan.triton_common import interpreted
+
+    assert interpreted()
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_kernels_equal_the_reference(name: str) -> None:
+    p = clear_problem(**{**SMALL, **PROBLEMS[name]})
+    low = p.to(torch.float32)
+    want, got = p.run("reference"), low.run("triton")
+    assert torch.equal(got[3], want[3])
+    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
+        assert_close(one, other, FLOAT.value, what)
+    assert_same_gradients(gradients(low, "triton"), gradients(p, "reference"), FLOAT.grad)
+
+
+def test_a_zero_state_ties_every_score_and_the_lower_index_wins() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "N": 3, "T": 1, "K_a": 2}).to(torch.float32)
+    p = replace(p, h=torch.zeros_like(p.h), c=torch.zeros_like(p.c))
+    assert p.run("triton")[3][0].tolist() == [[True, True, False]] * 2
+
+
+def test_nan_wakes_its_cell() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    h = p.h.clone()
+    h[0, 1, 5] = float("nan")
+    assert replace(p, h=h).run("triton")[3][0, 0].tolist() == [False, True]
+
+
+def test_a_piece_of_the_backward_pass_may_be_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from riglstm.scan import triton_run
+
+    p = random_problem(seeded(3), **SMALL).to(torch.float32)
+    want = gradients(p, "triton")
+    monkeypatch.setattr(triton_run, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(triton_run, "PRODUCT_ROWS", 1)
+    assert_same_gradients(gradients(p, "triton"), want, FLOAT.grad)
+
+
+@pytest.mark.parametrize("upstream", ["h", "c"])
+def test_gradients_come_from_each_output_alone(upstream: str) -> None:
+    p = clear_problem(**{**SMALL, "T": 1})
+    got = gradients(p.to(torch.float32), "triton", upstream)
+    assert_same_gradients(got, gradients(p, "reference", upstream), FLOAT.grad)
+
+
+def test_gradients_of_some_weights_alone() -> None:
+    p = random_problem(seeded(5), **{**SMALL, "T": 1}).to(torch.float32)
+    every = gradients(p, "triton")
+    for name in ("x", "W"):
+        leaves = {n: v.detach().clone() for n, v in p.leaves().items()}
+        leaves[name].requires_grad_()
+        y, h, c, _ = p.with_leaves(leaves).run("triton")
+        gen = seeded(7)
+        loss = sum(
+            (v.double() * torch.randn(v.shape, generator=gen, dtype=torch.float64)).sum()
+            for v in (y, h, c)
+        )
+        (got,) = torch.autograd.grad(loss, [leaves[name]])
+        assert_same_gradients({name: got}, {name: every[name]}, FLOAT.grad)
+
+
+def refused(p: Problem) -> str:
+    with pytest.raises(BackendError) as caught:
+        p.run("triton")
+    return str(caught.value)
+
+
+def test_what_it_does_not_support_it_refuses_by_name() -> None:
+    low = torch.float32
+    for options, words in (
+        ({"cells": "random"}, "cells='random'"),
+        ({"views": "soft"}, "views='soft'"),
+        ({"peers": "random"}, "peers='random'"),
+        ({"N": 9, "K_a": 1}, "at most 8 cells"),
+        ({"K": 9}, "8 views"),
+        ({"d": 15}, "size 16 to 128, got 15"),
+        ({"d": 129}, "size 16 to 128, got 129"),
+    ):
+        message = refused(random_problem(seeded(0), **{**SMALL, **options}).to(low))
+        assert words in message
+        assert "use backend='batched' or 'auto'" in message
+    assert "got torch.float64" in refused(random_problem(seeded(0), **SMALL))
+    with torch.autocast("cpu", torch.float16):
+        assert "float16" in refused(random_problem(seeded(0), **SMALL).to(low))
+
+
+def test_it_says_that_it_can_be_differentiated_once() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    x = p.x.requires_grad_()
+    (dx,) = torch.autograd.grad(p.run("triton")[0].sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiated once"):
+        dx.sum().backward()
+
+
+def test_auto_stays_with_batched_on_a_cpu() -> None:
+    p = random_problem(seeded(0), **SMALL)
+    assert resolve("auto", CPU, p.sel, 20, torch.float32) == "batched"
+
+
+def test_without_a_gpu_or_an_interpreter_it_cannot_be_asked_for() -> None:
+    code = """
+import torch, riglstm
+try:
+    riglstm.RigLSTM(4, 32, num_cells=2, backend="triton")
+except riglstm.BackendError as error:
+    print(error)
+    """
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert "backend='triton' needs a CUDA device, got 'cpu'" in said.stdout
+
+
+def test_the_layer_runs_it_and_says_so() -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(5, 32, num_cells=2, backend="triton", bidirectional=True)
+    other = RigLSTM(5, 32, num_cells=2, backend="batched", bidirectional=True)
+    other.load_state_dict(layer.state_dict())
+    assert "backend='triton'" in repr(layer)
+    x = torch.randn(2, 2, 5)
+    assert_close(layer(x)[0], other(x)[0], FLOAT.value)

@@ -1,0 +1,282 @@
+"""The `triton` backend on a GPU: against float64 with its own masks, repeatable, never hanging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+
+from helpers import Problem, random_problem, seeded
+from riglstm import RigLSTM
+from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
+from riglstm.parameters import initialise
+from riglstm.scan import resolve
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
+
+
+class Mode(NamedTuple):
+    """A precision, and how far from float64 it may be."""
+
+    matmul: str
+    autocast: bool
+    error: float
+
+
+MODES = {
+    "fp32": Mode("highest", False, 1e-5),
+    "tf32": Mode("high", False, 2e-3),
+    "bf16": Mode("highest", True, 2e-2),
+}
+PAPER: dict[str, Any] = {"N": 6, "K": 6, "d": 100, "D": 60, "K_a": 4, "K_x": 4, "K_h": 4}
+SIZES: dict[str, dict[str, Any]] = {
+    "the paper's": {"B": 64, "T": 24},
+    "many sequences": {"B": 150, "T": 12, "reset": True, "live": True},
+    "one sequence": {"B": 1, "T": 20, "update_bias": True, "update_scale": 0.1},
+    "no soft update": {"B": 10, "T": 20, "soft_update": False, "live": True},
+    "balls": {"B": 33, "T": 20, "N": 5, "K": 5, "d": 50, "K_a": 3, "K_x": 3, "K_h": 3},
+    "small cells": {"B": 70, "T": 20, "N": 4, "K": 4, "d": 16, "K_a": 3, "K_x": 2, "K_h": 2},
+    "large cells": {"B": 20, "T": 12, "N": 8, "K": 8, "d": 128, "query": "per_cell", "reset": True},
+    "ragged": {"B": 5, "T": 12, "N": 3, "K": 7, "d": 33, "K_a": 2, "K_x": 3, "K_h": 1},
+    "everyone": {"B": 7, "T": 12, "N": 4, "K": 2, "cells": "all", "views": "all", "peers": "all"},
+    "split views": {"B": 7, "T": 12, "N": 4, "K": 2, "K_x": 1, "K_h": 2, "input_views": "split"},
+}
+
+
+@pytest.fixture(autouse=True)
+def precision_as_before() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Buffers that a kernel leaves unwritten hold NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def problem(name: str) -> Problem:
+    """With the layer's start values: larger weights make any rounding grow from step to step."""
+    p = random_problem(seeded(0), **{**PAPER, **SIZES[name]}).to(torch.float32)
+    initialise(p.weights, p.sel.N * p.h.shape[2], None)
+    on_gpu = p.with_leaves({n: v.cuda() for n, v in p.leaves().items()})
+    flags = {n: None if f is None else f.cuda() for n, f in (("live", p.live), ("reset", p.reset))}
+    return replace(on_gpu, **flags)
+
+
+def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any]:
+    """y, h, c, the gradient of every leaf, and what the kernels saved."""
+    from riglstm.scan import triton
+    from riglstm.scan.triton_plan import Saved
+
+    torch.set_float32_matmul_precision(mode.matmul)
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
+    kept: list[Any] = []
+
+    def keep(t: Tensor) -> Tensor:
+        kept.append(t)
+        return t
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+        torch.autocast("cuda", torch.bfloat16, enabled=mode.autocast),
+    ):
+        q = p.with_leaves(leaves)
+        args = (q.x, q.h, q.c, q.weights, q.sel)
+        y, (h, c), _ = triton.scan(*args, live=p.live, reset=p.reset)
+    saved = Saved(*kept[-len(Saved._fields) :])
+    loss = sum((v * towards(v)).sum() for v in (y, h, c))
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return [v.detach() for v in (y, h, c)], filled(leaves, grads), saved
+
+
+def filled(leaves: dict[str, Tensor], grads: Any) -> dict[str, Tensor]:
+    """Gradients by name; zero where there is none."""
+    pairs = zip(leaves.items(), grads, strict=True)
+    return {n: torch.zeros_like(v) if g is None else g for (n, v), g in pairs}
+
+
+def towards(v: Tensor) -> Tensor:
+    """The same gradient for an output of either precision."""
+    return torch.randn(v.shape, generator=seeded(v.dim())).to(v)
+
+
+def forced(p: Problem, bits: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The equations in float64, with the selections that are given as bits (T, B, N)."""
+    leaves = {n: v.detach().double().requires_grad_() for n, v in p.leaves().items()}
+    w, sel, h, c = p.with_leaves(leaves).weights, p.sel, leaves["h"], leaves["c"]
+    slots = torch.arange(sel.K + sel.N, device=bits.device)
+    chosen = ((bits.unsqueeze(-1) >> slots) & 1).double()  # (T, B, N, K+N)
+    y = []
+    for t, x_t in enumerate(leaves["x"]):
+        if p.reset is not None:
+            h, c = (s.masked_fill(p.reset[t][:, None, None], 0) for s in (h, c))
+        views, peers = chosen[t].split((sel.K, sel.N), dim=2)
+        H = gather(input_views(x_t, w.W_in, w.b_in, sel.K), h, views, peers)
+        new, c_new = lstm(H, c, w.W, w.b)
+        if w.W_q is not None:
+            q = query(H, w.W_q, sel.K)
+            new, _ = soft_update(h, new, q, sel.update_scale, w.update_bias)
+        woke = (bits[t] != 0).unsqueeze(-1)
+        h, c = torch.where(woke, new, h), torch.where(woke, c_new, c)
+        y.append(h)
+    out = [torch.stack(y), h, c]
+    loss = sum((v * towards(v)).sum() for v in out)
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return [v.detach() for v in out], filled(leaves, grads)
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    assert not got.isnan().any()
+    return float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SIZES)
+def test_outputs_and_gradients_equal_float64_with_the_same_masks(name: str, mode: str) -> None:
+    p = problem(name)
+    out, grads, saved = kernel(p, MODES[mode])
+    want, want_grads = forced(p, saved.bits)
+    for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
+        assert relative(got, expected) < MODES[mode].error, what
+    for n, expected in want_grads.items():
+        assert relative(grads[n], expected) < MODES[mode].error, f"d{n}"
+
+
+@pytest.mark.parametrize("name", ["the paper's", "many sequences", "balls"])
+def test_masks_are_those_of_the_scores(name: str) -> None:
+    p = problem(name)
+    (y, _, _), _, saved = kernel(p, MODES["fp32"])
+    sel = p.sel
+    before = torch.cat((p.h.unsqueeze(0), y[:-1])).double()
+    if p.reset is not None:
+        before = before.masked_fill(p.reset[:, :, None, None], 0)
+    x = input_views(p.x.double(), p.weights.W_in.double(), p.weights.b_in.double(), sel.K)
+    h, v = before.flatten(0, 1), torch.cat((x, before), dim=2).flatten(0, 1)
+    s = scores(h, v)  # (T·B, N, K+N)
+    bits = saved.bits.flatten(0, 1)
+    chosen = ((bits.unsqueeze(-1) >> torch.arange(s.shape[2], device=bits.device)) & 1) != 0
+    size = h.norm(dim=-1).unsqueeze(-1) * v.norm(dim=-1).unsqueeze(1)
+    close = wrong = steps = 0
+    for first, n, k in ((0, sel.K, sel.K_x), (sel.K, sel.N, sel.K_h)):
+        part, took = s[:, :, first : first + n].clone(), chosen[:, :, first : first + n].clone()
+        if first:
+            own = torch.eye(n, dtype=torch.bool, device=s.device)
+            part, took = part.masked_fill(own, float("-inf")), took & ~own
+        kth = part.sort(dim=-1, descending=True, stable=True)
+        want = torch.zeros_like(took).scatter(-1, kth.indices[..., :k], True)
+        awake = bits != 0
+        if first and p.reset is not None:
+            awake = awake & ~p.reset.flatten()[:, None]
+        differs = (took != want) & awake.unsqueeze(-1)
+        gap = (part - kth.values[..., k - 1 : k]).abs()[differs]
+        close += int((gap < 1e-5 * size[:, :, first : first + n][differs]).sum())
+        wrong += int(differs.sum())
+        steps += int(awake.sum())
+    assert close == wrong
+    assert wrong <= 1e-3 * steps
+
+
+def test_a_zero_state_wakes_the_lowest_cells() -> None:
+    p = problem("the paper's")
+    p = replace(p, h=torch.zeros_like(p.h), c=torch.zeros_like(p.c))
+    _, _, saved = kernel(p, MODES["tf32"])
+    assert (saved.act[0] == 0b1111).all()
+    assert (saved.bits[0, :, :4] & 0b111111 == 0b1111).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["the paper's", "many sequences"])
+def test_two_runs_are_equal_to_the_last_bit(name: str, mode: str) -> None:
+    p = problem(name)
+    (out, grads, _), (again, grads_again, _) = (kernel(p, MODES[mode]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(out, again, strict=True))
+    assert all(torch.equal(grads[n], grads_again[n]) for n in grads)
+
+
+def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits() -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(60, 600, backend="triton", device="cuda")
+    x = torch.randn(6, 64, 60, device="cuda")
+    noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
+    with torch.no_grad():
+        want = layer(x)[0]
+        different = torch.zeros((), dtype=torch.int64, device="cuda")
+        for _ in range(1000):
+            with torch.cuda.stream(side):
+                noise = (noise @ noise).tanh()
+            different += (layer(x)[0] != want).sum()
+    assert int(different) == 0
+
+
+def test_neither_b_nor_t_compiles_anything_anew() -> None:
+    from riglstm.scan.triton_forward import forward_kernel
+
+    layer = RigLSTM(8, 64, num_cells=4, backend="triton", device="cuda")
+
+    def variants() -> int:
+        return sum(len(cache[0]) for cache in forward_kernel.device_caches.values())
+
+    with torch.no_grad():
+        layer(torch.randn(3, 5, 8, device="cuda"))
+        before = variants()
+        for T, B in ((1, 1), (2, 16), (17, 64), (64, 33)):
+            layer(torch.randn(T, B, 8, device="cuda"))
+    assert variants() == before
+
+
+def test_the_layer_composes_it() -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "num_cells": 3}
+    layer = RigLSTM(7, 48, **options, device="cuda")
+    other = RigLSTM(7, 48, **options, backend="batched", device="cuda")
+    other.load_state_dict(layer.state_dict())
+    assert "-> 'triton'" in repr(layer)
+    packed = pack_sequence([torch.randn(n, 7, device="cuda") for n in (9, 6, 1)])
+    (a, (h, c)), (b, (h_b, c_b)) = layer(packed), other(packed)
+    for one, two in ((a.data, b.data), (h, h_b), (c, c_b)):
+        assert relative(one.detach(), two.detach().double()) < 1e-5
+    a.data.sum().backward()
+    b.data.sum().backward()
+    for one, two in zip(layer.parameters(), other.parameters(), strict=True):
+        assert one.grad is not None
+        assert two.grad is not None
+        assert relative(one.grad, two.grad.double()) < 1e-4
+
+
+def test_auto_takes_it_where_it_applies() -> None:
+    cuda = torch.device("cuda")
+    p = problem("balls")
+    assert resolve("auto", cuda, p.sel, 50, torch.float32) == "triton"
+    assert resolve("auto", cuda, p.sel, 129, torch.float32) == "batched"
+    assert resolve("auto", cuda, p.sel, 50, torch.float64) == "batched"
+
+
+def test_training_takes_at_most_twice_the_memory_of_an_lstm() -> None:
+    x = torch.randn(1024, 64, 600, device="cuda", requires_grad=True)
+
+    def peak(layer: nn.Module) -> int:
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        y = layer(x)[0]
+        torch.autograd.grad(y, (x, *layer.parameters()), torch.ones_like(y))
+        return torch.cuda.max_memory_allocated() - held
+
+    torch.set_float32_matmul_precision("high")
+    ours = peak(RigLSTM(600, 600, backend="triton", device="cuda"))
+    assert ours <= 2 * peak(nn.LSTM(600, 600, device="cuda"))
