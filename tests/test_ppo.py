@@ -115,7 +115,6 @@ def test_replay_equals_loops() -> None:
     reset = torch.zeros(w, M, dtype=torch.bool)
     reset[0, 1] = reset[3, 0] = True
     state = tuple(torch.randn(1, M, H, generator=gen, dtype=torch.float64) for _ in range(2))
-    agent.net.encode = lambda seen: agent.net.encoder(seen.permute(0, 3, 1, 2).double())  # type: ignore[method-assign]
     with torch.no_grad():
         log_probs, values, entropies, last = agent.replay(images, codes, reset, actions, state)
     W_x, W_h, b_x, b_h = (p.detach().numpy() for p in agent.net.core.parameters())  # type: ignore[attr-defined]
@@ -138,6 +137,20 @@ def test_replay_equals_loops() -> None:
             assert float(values[t, m]) == pytest.approx(head(h, agent.net.critic)[0], abs=1e-10)
         np.testing.assert_allclose(last[0][0, m].numpy(), h, atol=1e-10)
         np.testing.assert_allclose(last[1][0, m].numpy(), c, atol=1e-10)
+
+
+def test_encoding_by_products_equals_the_convolutions() -> None:
+    """Values and every weight's gradient."""
+    net = agent_with("lstm").net.double()
+    images = torch.from_numpy(Pictures(1).all)
+    seen = images.permute(0, 3, 1, 2).double()
+    factor = torch.randn(9, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (got, *grads), (expected, *others) = (
+        (y, *torch.autograd.grad((y * factor).sum(), list(net.encoder.parameters())))
+        for y in (net.encode(images), net.encoder(seen))
+    )
+    for a, b in zip((got, *grads), (expected, *others), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -241,7 +254,7 @@ def test_frames_are_encoded_once_and_codes_lead_back() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 100}, "steps and minibatch must be multiples of window = 32, got 100 and 1024"),
+        ({"steps": 100}, "steps and minibatch must be multiples of window = 32, got 100 and 2048"),
         ({"envs": 0}, "envs must be a whole number from 1 on, got 0"),
         ({"lr": math.nan}, "lr must be a number from 0 on, got nan"),
     ],

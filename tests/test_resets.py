@@ -86,7 +86,7 @@ def test_a_step_with_weights_ready_equals_the_step(name: str) -> None:
     with torch.inference_mode():
         step = stepper(core)
         for t in range(T):
-            state = restart(core, state, reset[t])
+            state = restart(core.initial_state(reset.shape[1]), state, reset[t])
             y, after = step(x[t], state)
             expected, state = core.step(x[t], state)
             torch.testing.assert_close((y, *after), (expected, *state), rtol=0, atol=1e-12)

@@ -39,10 +39,9 @@ def run_with_resets(core: Core, x: Tensor, state: State, reset: Tensor) -> tuple
     return _in_steps(core, x, state, reset)
 
 
-def restart(core: Core, state: State, reset: Tensor) -> State:
-    """The state with the sequences of reset (B) at their start."""
+def restart(first: State, state: State, reset: Tensor) -> State:
+    """The state with the sequences of reset (B) at their start, which is `first`."""
     fresh = reset.view(1, -1, 1)
-    first = core.initial_state(reset.shape[0])
     return tuple(torch.where(fresh, a, s) for a, s in zip(first, state, strict=True))
 
 
@@ -50,10 +49,10 @@ def _in_steps(core: Core, x: Tensor, state: State, reset: Tensor) -> tuple[Tenso
     x, state = prepare(core, x, state)
     compiled = getattr(core, "_compiled", None)
     step = core.step if compiled is None else compiled.of(core)  # type: ignore[attr-defined]
-    outputs, starts = [], reset.any(dim=1).tolist()
+    outputs, starts, first = [], reset.any(dim=1).tolist(), core.initial_state(x.shape[1])
     for t, x_t in enumerate(x.unbind()):
         if starts[t]:
-            state = restart(core, state, reset[t])
+            state = restart(first, state, reset[t])
         y, state = step(x_t, state)
         outputs.append(y)
     return torch.stack(outputs), state

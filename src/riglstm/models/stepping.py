@@ -54,16 +54,20 @@ def _lstm(core: LSTM) -> Step:
 def _rig(weights: Weights, sel: Selection) -> Step:
     """Where nothing is selected: see `scan/dense.py`."""
     W, b, W_q = dense.side_by_side(weights, sel.K)
-    W_in, b_in, N, H = weights.W_in, weights.b_in, sel.N, W.shape[1] // 4
+    N, H = sel.N, W.shape[1] // 4
     W5 = W if W_q is None else torch.cat((W, W_q), dim=1)
     b5 = W5.new_zeros(W5.shape[1])
     if b is not None:
         b5[: 4 * H] = b
+    if weights.W_in is not None:
+        # The views are a product too, and two products are one.
+        W_x, W_h = W5.split((W5.shape[0] - H, H))
+        W5 = torch.cat((weights.W_in @ W_x, W_h))
+        if weights.b_in is not None:
+            b5 += weights.b_in @ W_x
 
     def step(x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state[0][0], state[1][0]
-        if W_in is not None:
-            x = x @ W_in if b_in is None else torch.addmm(b_in, x, W_in)
         gates = torch.addmm(b5, torch.cat((x, h), dim=1), W5)  # (B, 5·H): f, i, o, g, q
         f, i, o = gates[:, : 3 * H].sigmoid_().chunk(3, dim=1)
         c = (f * c).addcmul_(i, gates[:, 3 * H : 4 * H].tanh_())

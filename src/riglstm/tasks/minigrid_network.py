@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from riglstm.models.base import Core
 
@@ -52,9 +53,16 @@ class ActorCritic(nn.Module):
         self.critic = _head(core.output_size, 1)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Images (B, 7, 7, 3) uint8 to features (B, 64)."""
-        features: Tensor = self.encoder(images.permute(0, 3, 1, 2).float().contiguous())
-        return features
+        """`encoder` as three products: images (B, 7, 7, 3) uint8 to features (B, 64).
+
+        On images this small a library's convolution is mostly its preparation, which is done anew
+        for every other number of images.
+        """
+        first, second, third = (m for m in self.encoder if isinstance(m, nn.Conv2d))
+        x = _conv(images.to(first.weight.dtype), first)  # (B, 6, 6, 16)
+        x = F.max_pool2d(x.permute(0, 3, 1, 2), 2).relu().permute(0, 2, 3, 1)  # (B, 3, 3, 16)
+        x = _conv(x, second).relu()  # (B, 2, 2, 32)
+        return _conv(x, third).relu().flatten(1)
 
     def logits(self, y: Tensor) -> Tensor:
         """The memory's output (..., H) to the actions' logits (..., A)."""
@@ -77,6 +85,15 @@ class ActorCritic(nn.Module):
         """The memory's output (..., H) to the return that is expected from here, (...)."""
         values: Tensor = self.critic(y)
         return values.squeeze(-1)
+
+
+def _conv(x: Tensor, layer: nn.Conv2d) -> Tensor:
+    """A convolution of 2 × 2 tiles, (B, h, w, C) to (B, h - 1, w - 1, outputs)."""
+    tiles = torch.cat((x[:, :-1, :-1], x[:, :-1, 1:], x[:, 1:, :-1], x[:, 1:, 1:]), dim=-1)
+    W = layer.weight.permute(2, 3, 1, 0).reshape(-1, layer.out_channels)  # (2·2·C, outputs)
+    assert layer.bias is not None
+    y = torch.addmm(layer.bias, tiles.flatten(0, 2), W)
+    return y.view(*tiles.shape[:3], -1)
 
 
 def _head(H: int, outputs: int) -> nn.Sequential:

@@ -6,6 +6,7 @@ occurs, so it is computed once; gradients of all occurrences add up.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,8 @@ class Frames:
             self.pieces.append(fresh)
             self._extend(self.encode(fresh.to(self.device)))
         self.seen.update(codes)
-        return torch.tensor(codes, device=self.device)
+        # Four times as quick as torch.tensor of a list.
+        return torch.frombuffer(array("q", codes), dtype=torch.int64).to(self.device)
 
     @property
     def images(self) -> Tensor:

@@ -23,7 +23,8 @@ windows in a minibatch, U different frames, H the memory's width, A actions.
 11  Minibatches are windows in an order drawn from (seed, update, epoch).
 12  The ratio of new to old probability is clipped; so is the critic's step away from its old value.
 13  Loss: policy + value_coef · value − entropy_coef · entropy; its gradient's norm is limited.
-14  Acting is many small products, which threads only slow down; learning uses all of them.
+14  Acting is many small products, which threads only slow down; learning uses all of them. Both do
+    without oneDNN, which prepares itself anew for every other number of rows.
 """
 
 from __future__ import annotations
@@ -153,9 +154,10 @@ class Agent:
 
     def update(self) -> dict[str, float]:
         """Act, then learn; what it was like, by name."""
-        with threads(1):
+        with small_products(1):
             rollout = self.collect()
-        figures = self.learn(rollout)
+        with small_products(torch.get_num_threads()):
+            figures = self.learn(rollout)
         self.updates += 1
         if self.recent:
             figures["success"] = sum(e.solved for e in self.recent) / len(self.recent)
@@ -178,34 +180,34 @@ class Agent:
         T, B = config.steps, config.envs
         book = Frames(net.encode, self.device, self.known)
         step, act = stepper(net.core), net.prepared_logits()
-        noise = self._gumbel(T, B).unbind()
+        first, noise = net.core.initial_state(B), self._gumbel(T, B).unbind()
         outputs, logits, codes, actions, states = [], [], [], [], []
         # resets[t] is also whether step t - 1 was an episode's last.
         rewards, resets = torch.empty(T, B), torch.empty(T + 1, B, dtype=torch.bool)
-        resets[0], begins, state = self.fresh, bool(self.fresh.any()), self.state
+        resets[0], state = self.fresh, self.state
+        rewards_at, resets_at = rewards.numpy(), resets.numpy()
         for t in range(T + 1):
             if t % config.window == 0 and t < T:
                 states.append(state)
             codes.append(book.look(envs.images))
-            before, fresh = state, resets[t].to(self.device)
-            if begins:
-                state = restart(net.core, state, fresh)
+            before = state
+            if resets_at[t].any():
+                state = restart(first, state, resets[t].to(self.device))
             assert book.features is not None
             y, state = step(book.features.index_select(0, codes[t]), state)
             outputs.append(y)
             if t == T:
                 # Only the value of what comes next was wanted; the step is taken when it does.
-                self.state, self.fresh, self.known = before, fresh, book.again()
+                self.state, self.known = before, book.again()
                 break
             logits.append(act(y))
             actions.append((logits[t] + noise[t]).argmax(-1))
             envs.step(actions[t].cpu().numpy())
-            rewards[t], resets[t + 1] = torch.from_numpy(envs.rewards), torch.from_numpy(envs.dones)
-            begins = bool(envs.dones.any())
-            if begins:
-                self._note(envs)
+            rewards_at[t], resets_at[t + 1] = envs.rewards, envs.dones
+            self._note(envs)
         values = net.values(torch.stack(outputs))  # (T + 1, B)
         acted, resets = torch.stack(actions), resets.to(self.device)
+        self.fresh = resets[T]
         log_probs = torch.stack(logits).log_softmax(-1).gather(-1, acted.unsqueeze(-1)).squeeze(-1)
         gained = advantages(
             *(rewards.to(self.device), values[:-1], resets[1:], values[-1]),
@@ -322,11 +324,14 @@ class Agent:
 
 
 @contextmanager
-def threads(number: int) -> Iterator[None]:
+def small_products(threads: int) -> Iterator[None]:
     """Detail 14."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    # torch.backends.mkldnn.flags would also set, and warn about, TF32.
+    onednn, *_ = torch.backends.mkldnn.set_flags(False, None, None, None)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        torch.backends.mkldnn.set_flags(onednn, None, None, None)

@@ -20,9 +20,9 @@ class PPO:
     """Steps that are backpropagated through."""
     epochs: int = 4
     """How often each frame is learned from."""
-    minibatch: int = 1024
+    minibatch: int = 2048
     """Frames in a minibatch; a multiple of `window`."""
-    lr: float = 1e-3
+    lr: float = 2e-3
     """Adam's step size."""
     adam_eps: float = 1e-8
     """Adam's ε."""
