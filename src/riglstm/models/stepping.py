@@ -29,7 +29,7 @@ def stepper(core: Core) -> Step:
         return _lstm(core)
     if isinstance(core, Rig) and core.layer.num_layers == 1 and core.streaming:
         weights, sel = core.layer.weights(), core.layer.selection
-        if dense.fits(sel, False, weights.W.dtype, weights.W.dtype):
+        if dense.fits(weights.W, sel, False, weights.W.dtype, weights.W.dtype):
             return _rig(weights, sel)
     return cast(Stepping, core).step
 

@@ -112,7 +112,7 @@ def _forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    if dense.fits(sel, some_idle(h.device, sel, live), product, h.dtype):
+    if dense.fits(W, sel, some_idle(h.device, sel, live), product, h.dtype):
         y, h, c, active, saved = dense.forward(
             x.contiguous(), h.contiguous(), c, weights, sel, reset, save
         )
@@ -172,7 +172,7 @@ def _backward(
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    if dense.fits(sel, idle, product, dh.dtype):
+    if dense.fits(W, sel, idle, product, dh.dtype):
         dx, dh, dc, grads = dense.backward(
             *(dy, dh, dc, x, Saved(*saved), weights, sel, reset, for_input, for_gates)
         )

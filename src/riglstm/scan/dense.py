@@ -1,4 +1,4 @@
-"""The `batched` backend where nothing is selected: every cell wakes and takes in everything.
+"""The `batched` backend for small cells where nothing is selected: all wake, and take in all.
 
 Then all cells have the same input V = [x^1..x^K, h^1..h^N], and the gates of all of them are one
 product: the step of an LSTM of width M = N·d, with the soft update after it. Buffers are those of
@@ -19,12 +19,17 @@ from riglstm.selection import Selection
 ROWS_AT_ONCE = 2048
 """Samples and steps whose factors are made together in the backward pass."""
 
+LARGEST = 2**17
+"""Numbers in the cells' matrices up to which this is the quicker way: the time of small cells goes
+into the count of operations, that of large ones into the products, and into copies of weights."""
 
-def fits(sel: Selection, idle: bool, product: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether nothing is selected, and every product is taken in the state's dtype."""
+
+def fits(W: Tensor, sel: Selection, idle: bool, product: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether nothing is selected, cells are small, and products are in the state's dtype."""
     views = sel.views == "all" or (sel.views != "soft" and sel.K_x == sel.K)
     peers = sel.peers == "all" or (sel.peers != "soft" and sel.K_h == sel.N - 1)
-    return sel.awake == sel.N and views and peers and not idle and product == dtype
+    everything = sel.awake == sel.N and views and peers and not idle
+    return everything and W.numel() <= LARGEST and product == dtype
 
 
 def side_by_side(weights: Weights, K: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
