@@ -19,6 +19,7 @@ from riglstm.tasks.minigrid_levels import Level
 from riglstm.tasks.minigrid_network import ActorCritic
 from riglstm.tasks.minigrid_worker import SKIP
 from riglstm.train.frames import Frames
+from riglstm.train.ppo import small_products
 
 SEED = 2**31
 """Of test episodes: no run is trained on it, as seeds of runs are far below."""
@@ -41,20 +42,22 @@ def trials(
 ) -> dict[str, Score]:
     """The scores by level. All episodes of all levels are played at once."""
     count = len(levels)
-    ids = [level.id for level in levels for _ in range(2 * episodes)]
-    numbers = list(range(episodes)) * 2 * count
-    with Environments(ids, SEED, workers=workers, once=True, numbers=numbers) as envs:
+    # By episodes first: long levels are shared out among the workers.
+    ids = [level.id for level in levels] * 2 * episodes
+    numbers = [episode for episode in range(episodes) for _ in range(2 * count)]
+    with (
+        Environments(ids, SEED, workers=workers, once=True, numbers=numbers) as envs,
+        small_products(1),
+    ):
         solved, lengths = _play(net, envs, count, episodes)
-    shares = solved.view(count, 2, episodes).mean(2).tolist()
-    steps = lengths.view(count, 2, episodes)[:, 0].mean(1).tolist()
-    return {
-        level.name: Score(drawn, greedy, length)
-        for level, (drawn, greedy), length in zip(levels, shares, steps, strict=True)
-    }
+    drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
+    steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
+    scores = map(Score, drawn, greedy, steps)
+    return {level.name: score for level, score in zip(levels, scores, strict=True)}
 
 
 def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tuple[Tensor, Tensor]:
-    """Whether each episode was solved, and its length: (count · 2 · episodes) each."""
+    """Whether each episode was solved, and its length: (episodes · 2 · count) each."""
     device = next(net.parameters()).device
     book, step, act = Frames(net.encode, device), stepper(net.core), net.prepared_logits()
     gen = generator(torch.device("cpu"), SEED)
@@ -69,7 +72,8 @@ def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tu
         logits = act(y)
         noise = -torch.empty(episodes, logits.shape[1]).exponential_(generator=gen).log()
         # The same noise for an episode on every level, none for its greedy twin.
-        both = torch.cat((noise, torch.zeros_like(noise))).repeat(count, 1)
+        both = torch.stack((noise, torch.zeros_like(noise)), dim=1).flatten(0, 1)
+        both = both.repeat_interleave(count, dim=0)
         actions.fill_(SKIP)
         actions[live] = (logits + both[live].to(device)).argmax(-1).cpu()
         envs.step(actions.numpy())
