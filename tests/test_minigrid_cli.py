@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("matplotlib", reason="needs the extra riglstm[train]")
 from PIL import Image
 
 from riglstm.cli.main import main
-from riglstm.report.minigrid import relative
+from riglstm.report.minigrid import relative, sift
 from riglstm.tasks.minigrid_levels import FAMILIES
 
 TINY = [
@@ -65,6 +66,19 @@ def test_report_draws_the_papers_figure_and_episodes(
     assert getattr(image, "n_frames", 1) == steps
 
 
+def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path: Path) -> None:
+    for name in ("copy", "broken"):
+        shutil.copytree(runs / "rim", tmp_path / name)
+    (tmp_path / "broken" / "result.json").write_text("{}")
+    missing: list[str] = []
+    found, others = sift([runs / "rim", tmp_path / "copy", tmp_path / "broken"], missing)
+    assert [run.folder for run in found] == [runs / "rim"]
+    assert others == []
+    assert "copy: left out, the same run as" in missing[0]
+    assert "broken cannot be read" in missing[1]
+    assert "with rows, a list of figures" in missing[1]
+
+
 def test_success_relative_to_rim_is_a_difference_in_points(runs: Path) -> None:
     from riglstm.experiments.minigrid_table import read
 
@@ -104,6 +118,11 @@ def test_names_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]
     ):
         assert main(["train", "minigrid", *flags]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_minigrid_comes_before_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--seeds", "1", "minigrid"]) == 2
+    assert "minigrid must come before its flags" in capsys.readouterr().err
 
 
 def test_list_has_the_families(capsys: pytest.CaptureFixture[str]) -> None:

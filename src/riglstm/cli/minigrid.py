@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from riglstm.cli import UsageError, flags, launch, options, text, values
+from riglstm.cli import flags, launch, options, text, values
+from riglstm.cli.train import check_folder
 from riglstm.experiments.minigrid import run
 from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
 from riglstm.experiments.minigrid_table import quick, reproduce
@@ -87,21 +88,6 @@ def train(args: Sequence[str]) -> None:
     again = launch.again("train", ["minigrid", *args], "--resume")
     result = run(spec, out, resume=place.resume, again=again)
     print(f"\n{table(result, name)}\n\nwritten to {out}")
-
-
-def check_folder(out: Path, resume: bool) -> None:
-    """Is there a run already?"""
-    state = RunFolder(out).state
-    if state == "done":
-        raise UsageError(
-            f"{out} holds a finished run; `riglstm evaluate {out}` shows its result, and --out "
-            "names another folder"
-        )
-    if state == "partial" and not resume:
-        raise UsageError(
-            f"{out} holds a run that was stopped; --resume goes on with it, and --out names "
-            "another folder"
-        )
 
 
 def table(result: Mapping[str, Any], title: str) -> str:

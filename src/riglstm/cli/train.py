@@ -94,7 +94,7 @@ def main(args: Sequence[str]) -> None:
     out = where.out or Path("runs") / task / f"{spec.name}-s{where.seed}"
     title = f"{task}: {spec.name}, seed {where.seed}"
     if rank() == 0:
-        _check_folder(out, where.resume)
+        check_folder(out, where.resume)
     print(f"{title}, into {out}", flush=True)
     again = launch.again("train", args, "--resume")
     if result := run(spec, out, where.data_dir, resume=where.resume, again=again):
@@ -115,7 +115,7 @@ def _without_task(args: Sequence[str]) -> None:
     flags.read("riglstm train TASK", about, {"model": Model, "training": Fit, "run": Run}, args)
 
 
-def _check_folder(out: Path, resume: bool) -> None:
+def check_folder(out: Path, resume: bool) -> None:
     """Before any data is read: is there a run already?"""
     for path in (out, *out.parents):
         if path.exists() and not path.is_dir():
