@@ -21,6 +21,8 @@ import gymnasium
 
 from riglstm.experiments.minigrid import build, evaluate, is_grid, load, run
 from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
+from riglstm.experiments.minigrid_table import RECORD, grid, read
+from riglstm.experiments.render import render
 from riglstm.tasks.minigrid_envs import Environments, WorkerDied
 from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, chosen_levels, family
 from riglstm.tasks.minigrid_worker import SKIP, solved
@@ -268,3 +270,13 @@ def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], message: str) 
     }
     with pytest.raises(ValueError, match=message):
         GridSpec(**{**given, **changes})
+
+
+def test_the_guide_has_the_recorded_results() -> None:
+    root = Path(__file__).parents[1]
+    runs = [read(path) for path in sorted((root / "results" / "minigrid").iterdir())]
+    shown = render(grid([run.spec.name for run in runs], runs), RECORD, []).markdown
+    lines = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len(lines) > 10
+    guide = (root / "docs" / "minigrid.md").read_text().splitlines()
+    assert [line for line in lines if line not in guide] == []

@@ -96,9 +96,6 @@ def main() -> None:
     """Serve until the input ends."""
     # Ctrl-C reaches every process of a terminal; whether to stop is for the one that started us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A worker that wakes up must not push aside the process that still has others to wake.
-    if hasattr(os, "SCHED_BATCH"):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # What a library prints must not get among the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
