@@ -254,6 +254,13 @@ def test_trials_depend_on_the_agent_alone() -> None:
         assert 0 < score.steps <= next(x.limit for x in levels if x.name == name)
 
 
+def test_a_memory_of_other_sizes_has_another_name() -> None:
+    """So that no table takes it for the paper's."""
+    assert [spec(name).name for name in MEMORIES] == list(MEMORIES)
+    assert replace(spec(), hidden_size=128).name == "riglstm-other"
+    assert replace(spec(), model_options={"num_cells": 4}).name == "riglstm-other"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

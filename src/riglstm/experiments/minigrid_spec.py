@@ -82,13 +82,13 @@ class GridSpec:
 
     @property
     def name(self) -> str:
-        """The memory's name among `MEMORIES`, or the model's."""
+        """The memory's name among `MEMORIES`, or the model's with a mark: other sizes."""
         for name, memory in MEMORIES.items():
             if (self.model, self.hidden_size) == (memory.model, memory.hidden_size) and _plain(
                 self.model_options
             ) == _plain(memory.options):
                 return name
-        return self.model
+        return f"{self.model}-other"
 
     @property
     def frames(self) -> int:

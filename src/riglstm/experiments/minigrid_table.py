@@ -166,7 +166,7 @@ def grid(models: Iterable[str], done: Sequence[Run], planned: int | None = None)
                 for name in names
             ]
             lines.append([of.title, level.name, *cells])
-    heads = [f"{_label(name)}, {said}" for said in METRICS.values() for name in names]
+    heads = [f"{label(name)}, {said}" for said in METRICS.values() for name in names]
     notes = [
         "Success rates in %, mean ± standard deviation over seeds (number of seeds). Trained on "
         "each family's first level alone; the last weights are tested (P35)."
@@ -187,5 +187,6 @@ def _cell(runs: Sequence[Run], level: str, metric: str) -> Cell:
     return Cell(tuple(100 * r[level] for r in rates if level in r))
 
 
-def _label(name: str) -> str:
+def label(name: str) -> str:
+    """A memory's name for readers."""
     return MEMORIES[name].label if name in MEMORIES else name

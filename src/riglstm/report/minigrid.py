@@ -9,8 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from riglstm.experiments.minigrid import is_grid, load
-from riglstm.experiments.minigrid_spec import MEMORIES
-from riglstm.experiments.minigrid_table import Run, grid, read
+from riglstm.experiments.minigrid_table import Run, grid, label, read
 from riglstm.report import curves, page
 from riglstm.report.episode import Episode, draw_episode, gif, play
 from riglstm.report.page import Html, Section
@@ -171,7 +170,7 @@ def _training(family: str, done: Sequence[Run]) -> Picture:
         if d.spec.family == family:
             metrics = read_metrics(RunFolder(d.folder).metrics)
             if "success" in metrics:
-                runs.setdefault(MEMORIES[d.spec.name].label, []).append(metrics["success"])
+                runs.setdefault(label(d.spec.name), []).append(metrics["success"])
     title = FAMILIES[family].title
     figure = curves.draw_training({f"{title} {FAMILIES[family].levels[0].name}: success": runs})
     for axes in figure.axes:
@@ -192,10 +191,9 @@ def _first_seeds(done: Sequence[Run]) -> list[Run]:
 
 
 def _episode(name: str, episode: Episode) -> list[Picture]:
-    label = MEMORIES[name].label if name in MEMORIES else name
     ending = "solved" if episode.solved else "not solved"
     awake = ", ".join(f"{share:.0%}" for share in episode.strength.mean(0))
-    title = f"MiniGrid, {label}: an episode of {episode.level}"
+    title = f"MiniGrid, {label(name)}: an episode of {episode.level}"
     caption = (
         f"{len(episode.frames)} steps, {ending}. Below the frames: what each cell took in of the "
         "new state at each step, from nothing (white) to all of it (dark); a cell that slept took "
