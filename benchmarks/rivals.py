@@ -90,7 +90,7 @@ def bench(name: str, T: int, B: int, width: int, seed: int) -> tuple[bool, str]:
     hidden, takes = HIDDEN.get(name, width), options_of(name)
     options: dict[str, Any] = {"dropout": 0.0} if "dropout" in takes else {}
     if name == "riglstm":
-        # Captured graphs are for models without a kernel of their own, as in docs/kernels.md.
+        # Captured graphs are for models without a kernel; docs/kernels.md has that of this one.
         options["backend"] = "batched"
     eager = build(name, width, hidden, device="cuda", **options)
     if name in SELECTING:

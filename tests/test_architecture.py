@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cell_layer": {"layer", "sequence", "checks"},
     "riglstm": {"layer", "cell_layer", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},
-    "models": {"layer", "cell", "selection", "checks", "autocast", "variants"},
+    "models": {"layer", "cell", "scan", "selection", "checks", "autocast", "variants"},
     "graphs": {"models"},
     "tasks": {"models"},
     "train": {"tasks", "models", "graphs", "riglstm"},
@@ -45,8 +45,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 LINES: dict[str, int] = {
     "layer.py": 400,
     "scan/batched_backward.py": 290,
+    "train/ppo.py": 380,
 }
-"""Budgets above the usual one: a docstring that is a manual, and two loops that read as one."""
+"""Budgets above the usual one: a docstring that is a manual, two loops that read as one, and one
+file of recurrent PPO."""
 USUAL_LINES = 260
 
 

@@ -165,7 +165,7 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
         (("bench", "--json", "."), "--json must name a file"),
         (("bench", "--tables"), "--tables: expected at least one argument"),
-        (("bench", "--tables", "kernels"), "harness on cpu, got kernels"),
+        (("bench", "--tables", "kernels"), "harness, minigrid on cpu, got kernels"),
         (("bench", "--num-cells", "7"), "hidden_size must be a multiple of num_cells = 7"),
         (("list", "models"), "'models' was not expected here"),
     ],

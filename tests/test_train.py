@@ -459,7 +459,7 @@ def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.Mon
 
 def test_only_training_itself_needs_lightning() -> None:
     """What reads folders and options must not wait for Lightning to load."""
-    heavy = ("supervised", "learner", "callbacks", "checkpoints")
+    heavy = ("supervised", "learner", "callbacks", "checkpoints", "reinforced")
     for path in Path(riglstm.train.__file__).parent.glob("*.py"):
         if path.stem in heavy:
             continue

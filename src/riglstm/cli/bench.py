@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 
 from riglstm.benchmark.tables import Row, rows
 from riglstm.benchmark.timing import METERS
-from riglstm.cli import bench_harness, bench_parts, flags, text
+from riglstm.cli import bench_harness, bench_minigrid, bench_parts, flags, text
 from riglstm.train.config import Fit
 from riglstm.train.devices import pick
 
-Table: TypeAlias = Literal["batch", "stream", "growth", "kernels", "harness"]
+Table: TypeAlias = Literal["batch", "stream", "growth", "kernels", "harness", "minigrid"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class Bench:
     harness_updates: int | None = None
     """Updates in a round of the fourth table; none: 4 on a CPU, 200 on a GPU."""
     tables: tuple[Table, ...] | None = None
-    """Which to measure; none: all that the device has, batch stream growth harness on a CPU,
-    kernels harness on a GPU. harness: what training by `riglstm train` adds to an update."""
+    """Which to measure; none: all that the device has, batch stream growth harness minigrid on a
+    CPU, kernels harness on a GPU. harness: what training by `riglstm train` adds to an update;
+    minigrid: training beside mere stepping, where riglstm[rl] is installed."""
     rounds: int = 7
     """Timed rounds, after the warm-up; at most three in the third and fourth table."""
     compiled: bool = True
@@ -115,7 +116,8 @@ def run(config: Bench) -> None:
     ticker.clear()
     if harness:
         print(f"\n{bench_harness.table(harness, config)}\n\n{bench_harness.LEGEND}")
+    speeds = bench_minigrid.show(config) if "minigrid" in config.tables else {}
     if config.json is not None:
         content = {"rows": [asdict(row) for row in done], "harness": bench_harness.as_json(harness)}
-        bench_parts.write(config, {"machine": machine, **content})
+        bench_parts.write(config, {"machine": machine, **content, "minigrid": speeds})
         print(f"written: {config.json}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from riglstm.cli.bench import Bench, Table
 
 TABLES: dict[str, tuple[Table, ...]] = {
-    "cpu": ("batch", "stream", "growth", "harness"),
+    "cpu": ("batch", "stream", "growth", "harness", "minigrid"),
     "cuda": ("kernels", "harness"),
 }
 """By kind of device."""
@@ -80,7 +80,7 @@ def sections(config: Bench) -> list[Section]:
     torch.manual_seed(config.seed)
     if "kernels" in config.tables:
         return cuda.sections(config.quick, config.rounds)
-    if set(config.tables) == {"harness"}:
+    if set(config.tables) <= {"harness", "minigrid"}:
         return []
     backends: list[Backend] = ["batched", "compiled", "reference"]
     if not config.compiled:

@@ -10,6 +10,7 @@ from typing import Any
 from riglstm.cli import UsageError, flags, results
 from riglstm.experiments.finished import evaluate, finished
 from riglstm.experiments.run import say
+from riglstm.train.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ def main(args: Sequence[str]) -> None:
             f"RUN must be the folder of a run, or an exported file, got {config.run}, which is "
             "not there"
         )
+    folder = RunFolder(config.run)
+    if folder.config.exists() and folder.read_json(folder.config).get("task") == "minigrid":
+        from riglstm.cli import minigrid
+
+        return minigrid.evaluate(config.run, config.device, config.conditions)
     recorded = finished(config.run).result
     result = evaluate(config.run, config.device, config.data_dir, config.conditions, say)
     print(results.table(result, f"{config.run}, {result['updates']} updates, {result['device']}"))

@@ -13,6 +13,7 @@ from riglstm.experiments.tables import NAMES, TABLES
 from riglstm.models import MODELS
 from riglstm.scan import BACKENDS
 from riglstm.tasks import TASKS
+from riglstm.tasks.minigrid_levels import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ def main(args: Sequence[str]) -> None:
         print(f"  {name:<24}{(inspect.getdoc(config) or '').splitlines()[0]}")
         default: dict[str, Any] = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]
         print(f"  {'':<24}tested on {' '.join(default['conditions'])} (--conditions)")
+    print("families: riglstm train minigrid --family NAME")
+    for name, family in FAMILIES.items():
+        text = " (the goal is in a text that no agent here reads)" if family.text else ""
+        print(f"  {name:<24}{' '.join(level.name for level in family.levels)}{text}")
     print("tables: riglstm reproduce NAME")
     for name in NAMES:
         title = TABLES[name].title if name in TABLES else "Inference time, parameters and memory"

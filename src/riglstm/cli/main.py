@@ -62,6 +62,8 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "matplotlib": ("drawing", TRAINS),
     "tensorboard": ("TensorBoard's log (or --no-tensorboard)", TRAINS),
     "pooch": ("downloading", TRAINS),
+    "gymnasium": ("MiniGrid", "pip install 'riglstm[rl]'"),
+    "minigrid": ("MiniGrid", "pip install 'riglstm[rl]'"),
 }
 """What is not installed with torch: who needs it, and how to get it."""
 

@@ -17,12 +17,15 @@ from riglstm.train.config import Precision
 from riglstm.train.devices import launched
 from riglstm.train.folder import RunFolder
 
+MINIGRID = "minigrid"
+
 
 @dataclass(frozen=True)
 class Reproduce:
     """Train the models of one of the paper's tables, and print the table.
 
-    Tables: mnist, cifar, ablation, balls, copying; complexity is measured, not trained. Runs that
+    Tables: mnist, cifar, ablation, balls, copying; complexity is measured, not trained; minigrid
+    has flags of its own, see `riglstm reproduce minigrid --help`. Runs that
     are done are skipped, one that was stopped is gone on with: the same command does the rest.
     The table is written anew after every run, as Markdown, CSV and LaTeX.
 
@@ -67,9 +70,15 @@ class Reproduce:
 
 def main(args: Sequence[str]) -> None:
     """Train what a table of the paper needs, and print the table."""
+    if args and args[0] == MINIGRID:
+        from riglstm.cli import minigrid
+
+        return minigrid.reproduce_all(args[1:])
     config = flags.read_one("riglstm reproduce", Reproduce, args)
     deadline = launch.deadline(config.minutes)
-    values.check_name("TABLE", config.table, NAMES)
+    values.check_name("TABLE", config.table, (*NAMES, MINIGRID))
+    if config.table == MINIGRID:
+        raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
     for name in config.models or ():
         values.check_name("--models", name, rows)

@@ -38,6 +38,10 @@ EXAMPLES: dict[str, str] = {
 }
 
 
+MINIGRID = "minigrid"
+"""Trained in another way, and with flags of its own: `riglstm.cli.minigrid`."""
+
+
 @dataclass(frozen=True)
 class Model:
     """What is trained."""
@@ -71,7 +75,11 @@ def main(args: Sequence[str]) -> None:
     if not args or args[0].startswith("-"):
         _without_task(args)
     task, rest = args[0], args[1:]
-    values.check_name("the task", task, TASKS)
+    if task == MINIGRID:
+        from riglstm.cli import minigrid
+
+        return minigrid.train(rest)
+    values.check_name("the task", task, (*TASKS, MINIGRID))
     doc = (inspect.getdoc(TASKS[task]) or "").replace("\n\n", "\n")
     about = ABOUT.format(about=f"{task}. {doc}", task=task, example=EXAMPLES.get(task, ""))
     groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
@@ -91,7 +99,7 @@ def main(args: Sequence[str]) -> None:
     out = where.out or Path("runs") / task / f"{spec.name}-s{where.seed}"
     title = f"{task}: {spec.name}, seed {where.seed}"
     if rank() == 0:
-        _check_folder(out, where.resume)
+        check_folder(out, where.resume)
     print(f"{title}, into {out}", flush=True)
     again = launch.again("train", args, "--resume")
     how: dict[str, Any] = {"resume": where.resume, "again": again, "deadline": deadline}
@@ -108,15 +116,17 @@ def main(args: Sequence[str]) -> None:
 def _without_task(args: Sequence[str]) -> None:
     """`riglstm train --help`, or an error."""
     if "-h" not in args and "--help" not in args:
-        raise UsageError(f"train must be followed by a task, {values.one_of(TASKS)}, got none")
+        known = values.one_of((*TASKS, MINIGRID))
+        raise UsageError(f"train must be followed by a task, {known}, got none")
     summaries = {name: (inspect.getdoc(t) or "").partition(";")[0] for name, t in TASKS.items()}
+    summaries[MINIGRID] = "An agent with a memory, trained by recurrent PPO"
     tasks = "\n".join(f"  {name:<10}{text.splitlines()[0]}" for name, text in summaries.items())
     about = f"a task. `riglstm train TASK --help` has its own flags.\n\ntasks:\n{tasks}"
     about = ABOUT.format(about=about, task="copying", example=EXAMPLES["copying"])
     flags.read("riglstm train TASK", about, {"model": Model, "training": Fit, "run": Run}, args)
 
 
-def _check_folder(out: Path, resume: bool) -> None:
+def check_folder(out: Path, resume: bool) -> None:
     """Before any data is read: is there a run already?"""
     for path in (out, *out.parents):
         if path.exists() and not path.is_dir():

@@ -110,8 +110,8 @@ def run(
             "stopped": fitted.stopped,
             "seconds": fitted.seconds,
             "parameters": sum(p.numel() for p in net.parameters()),
-            "device": _sessions(folder, "device"),
-            "commit": _sessions(folder, "commit"),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
             "jobs": _most_jobs(folder),
             **_yardsticks(task, task.conditions),
         }
@@ -119,7 +119,7 @@ def run(
     return result
 
 
-def _sessions(folder: RunFolder, name: str) -> str | None:
+def sessions(folder: RunFolder, name: str) -> str | None:
     """What run.json says of all the sessions of a run: "NVIDIA H200, then CPU"; None: nothing."""
     record = folder.read_json(folder.run)
     found = [session.get(name) for session in (record, *record.get("resumed", []))]

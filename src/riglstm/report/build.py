@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from riglstm import __version__
 from riglstm.experiments.sheet import grid
-from riglstm.report import gallery, page, probe, records
+from riglstm.report import gallery, minigrid, page, probe, records
 from riglstm.report.activations import Summary, number
 from riglstm.report.groups import Group, group
 from riglstm.report.page import Html, Section
@@ -90,29 +90,36 @@ def report(
     found = records.find(paths)
     draft = Draft([], [], [], show or (lambda line: None))
     known = []
-    for path in found:
+    grids, others = minigrid.sift(found, draft.missing)
+    for path in others:
         try:
             known.append(records.read(path))
         except ValueError as error:
             draft.missing.append(f"{path} cannot be read: {error}")
-    if not known:
+    if not known and not grids:
         raise ValueError(f"expected runs, got none that can be read: {'; '.join(draft.missing)}")
     known, copies = records.without_copies(known)
     draft.missing += copies
     draft.missing += [record.describe() for record in known if record.state != "done"]
     there = dict.fromkeys(record.spec.name for record in known)
+    there |= dict.fromkeys(grid.spec.name for grid in grids)
     for name in models or ():
         if name not in there:
             raise ValueError(f"--models must be some of {', '.join(there)}, got {name!r}")
     # A folder that is named is only read: a page of what is there downloads nothing.
     here = data_folder(data_dir)
     wanted = Wanted(digits, size, step, sample, sequence, models, device, here)
-    for one in group(known):
+    for one in group(known) if known else ():
         _section(draft, one, wanted)
-    done = sum(record.state == "done" for record in known)
+    states = [run.state for run in known] + [run.state for run in grids]
+    if grids:
+        body, pictures = minigrid.section(grids, models, device, draft.show, draft.missing)
+        draft.sections.append(body)
+        draft.pictures += pictures
     lead = (
-        f"{len(found)} runs, {done} of them done. Drawn by riglstm {__version__} from the runs' "
-        "folders alone; weights are those chosen on validation data of the training condition."
+        f"{len(found)} runs, {states.count('done')} of them done. Drawn by riglstm {__version__} "
+        "from the runs' folders alone; weights are those chosen on validation data of the training "
+        "condition."
     )
     text = page.page(
         "RigLSTM: report of runs",
@@ -249,5 +256,5 @@ def _record(record: Record) -> Html:
 def _write_figures(folder: Path, pictures: Sequence[Picture]) -> None:
     for i, picture in enumerate(pictures, start=1):
         name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
-        with aside(folder / f"{i:02}-{name}.png") as file:
+        with aside(folder / f"{i:02}-{name}.{picture.kind}") as file:
             file.write(picture.png)

@@ -107,9 +107,9 @@ def paragraph(text: str) -> Html:
 
 def figure(picture: Picture) -> Html:
     """A picture with its caption, the file inside the page."""
-    data = base64.b64encode(picture.png).decode()
+    data = f"data:image/{picture.kind};base64,{base64.b64encode(picture.png).decode()}"
     return Html(
-        f'<figure>\n<img alt="{escape(picture.alt)}" src="data:image/png;base64,{data}">\n'
+        f'<figure>\n<img alt="{escape(picture.alt)}" src="{data}">\n'
         f"<figcaption><strong>{escape(picture.title)}.</strong> {escape(picture.caption)}"
         "</figcaption>\n</figure>\n"
     )

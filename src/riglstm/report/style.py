@@ -84,6 +84,9 @@ class Picture(NamedTuple):
     alt: str
     """What is to be seen, for who cannot see it."""
     png: bytes
+    """The file."""
+    kind: Literal["png", "gif"] = "png"
+    """Its format."""
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
+from riglstm.scan import dense
 from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
 from riglstm.scan.rows import some_idle
@@ -110,11 +111,17 @@ def _forward(
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    if dense.fits(W, sel, some_idle(h.device, sel, live), product, h.dtype):
+        y, h, c, active, saved = dense.forward(
+            x.contiguous(), h.contiguous(), c, weights, sel, reset, save
+        )
+        return y, h, c, active, *saved
     y, h, c, active, saved = forward(
         x.contiguous(),
         h.contiguous(),
         c,
-        Weights(W_in, b_in, W, b, W_q, update_bias),
+        weights,
         sel,
         Noise(noise_cells, noise_views, noise_peers) if sel.draws else None,
         live,
@@ -165,10 +172,15 @@ def _backward(
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    dx, dh, dc, grads = backward(
-        *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
-        *(for_input, for_gates),
-    )
+    if dense.fits(W, sel, idle, product, dh.dtype):
+        dx, dh, dc, grads = dense.backward(
+            *(dy, dh, dc, x, Saved(*saved), weights, sel, reset, for_input, for_gates)
+        )
+    else:
+        dx, dh, dc, grads = backward(
+            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
+            *(for_input, for_gates),
+        )
     wanted = asked(dx, grads, for_input, for_gates)
     return [dh, dc, *(g for g in wanted if g is not None)]
 

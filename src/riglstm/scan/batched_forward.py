@@ -144,7 +144,7 @@ def _loop(
             fresh = reset[t].repeat_interleave(N).unsqueeze(-1)
             h_flat = h_flat.masked_fill(fresh, 0)
             c_flat.masked_fill_(fresh, 0)
-        _views(x_at[t], W_in, weights.b_in, V_x[t])
+        write_views(x_at[t], W_in, weights.b_in, V_x[t])
         V_h[t].copy_(h_flat.view(B, N, d))
 
         active = select(t, noise)
@@ -217,7 +217,7 @@ class _Query:
         return torch.mm(self.Q, self.W_q, out=out)
 
 
-def _views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor) -> None:
+def write_views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor) -> None:
     """Write the views of one step's input (B, D) to out (B, K·d).
 
     Step by step, not for the whole sequence at once: a product's last bits depend on its number

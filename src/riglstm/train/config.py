@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine"]
 
-FREE = ("device", "devices", "capture", "tensorboard")
+FREE = ("device", "devices", "capture", "tensorboard", "workers")
 """Options that say how a run is computed, not what: a run may go on under others."""
 
 

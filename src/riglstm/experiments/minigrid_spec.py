@@ -1,0 +1,142 @@
+"""What a run on MiniGrid is: a memory, a family, and how the one learns in the other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from riglstm import models
+from riglstm.experiments.spec import PLACE
+from riglstm.tasks.minigrid_levels import family
+from riglstm.train.config import FREE
+from riglstm.train.ppo_config import PPO
+
+TASK = "minigrid"
+LAST = "last"
+"""What chose the weights that a run is tested with: nothing, they are the last (P35)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A model as an agent's memory."""
+
+    label: str
+    model: str
+    hidden_size: int
+    options: Mapping[str, Any]
+
+
+MEMORIES: dict[str, Memory] = {
+    "riglstm": Memory(
+        "RigLSTM",
+        *("riglstm", 64),
+        {"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3},
+    ),
+    "rim": Memory("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
+    "rim3": Memory("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
+    "lstm": Memory("LSTM", "lstm", 64, {}),
+    "gridlstm": Memory("GridLSTM", "gridlstm", 64, {"num_cells": 4}),
+    "brim": Memory(
+        "BRIM", "brim", 64, {"num_cells": (4, 4), "active_cells": (2, 2), "dropout": 0.0}
+    ),
+    "rmc": Memory("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
+    "entnet": Memory("EntNet", "entnet", 64, {"num_slots": 4}),
+}
+"""The paper's sizes of RigLSTM (K_h is capped at N - 1) and RIM; the others at their width."""
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """A model, a family, and how the one learns in the other."""
+
+    family: str
+    """A key of `FAMILIES`."""
+    model: str
+    """A key of `riglstm.models.MODELS`."""
+    hidden_size: int
+    model_options: dict[str, Any]
+    ppo: PPO
+    seed: int
+    episodes: int = 100
+    """Of each level, in the test."""
+
+    def __post_init__(self) -> None:
+        family(self.family)
+        if self.model not in models.MODELS or self.model == "transformer":
+            known = ", ".join(name for name in models.MODELS if name != "transformer")
+            raise ValueError(f"the memory must be one of {known}, got {self.model!r}")
+        known_options = [o for o in models.options_of(self.model) if o not in PLACE]
+        for option in self.model_options:
+            if option not in known_options:
+                raise ValueError(
+                    f"{option!r} is no model option of {self.model!r}; "
+                    f"it takes {', '.join(known_options)}"
+                )
+        for name in ("seed", "episodes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} must be a whole number from 0 on, got {value!r}")
+
+    @property
+    def name(self) -> str:
+        """The memory's name among `MEMORIES`, or the model's with a mark: other sizes."""
+        for name, memory in MEMORIES.items():
+            if (self.model, self.hidden_size) == (memory.model, memory.hidden_size) and _plain(
+                self.model_options
+            ) == _plain(memory.options):
+                return name
+        return f"{self.model}-other"
+
+    @property
+    def frames(self) -> int:
+        """To train for."""
+        return family(self.family).frames if self.ppo.frames is None else self.ppo.frames
+
+    def resolved(self) -> dict[str, Any]:
+        """As JSON has it; the keys are those of other runs."""
+        return {
+            "task": TASK,
+            "task_options": {"family": self.family, "episodes": self.episodes},
+            "model": self.model,
+            "hidden_size": self.hidden_size,
+            "model_options": _plain(self.model_options),
+            "fit": {**asdict(self.ppo), "frames": self.frames},
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GridSpec:
+        """The inverse of `resolved`."""
+        if data.get("task") != TASK:
+            raise ValueError(
+                f"expected the config.json of a run on {TASK}, got one of {data.get('task')!r}"
+            )
+        try:
+            where = data["task_options"]
+            return cls(
+                family=where["family"],
+                model=data["model"],
+                hidden_size=data["hidden_size"],
+                model_options=dict(data["model_options"]),
+                ppo=PPO(**data["fit"]),
+                seed=data["seed"],
+                episodes=where["episodes"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"a run's configuration must have the fields and types of a run on {TASK}, got "
+                f"{', '.join(data)}: {error!r}"
+            ) from error
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits of what makes it this run, for the name of a folder."""
+        data = self.resolved()
+        data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(dict(value) if isinstance(value, Mapping) else value))

@@ -1,0 +1,70 @@
+"""The options of recurrent PPO."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class PPO:
+    """Recurrent PPO; the defaults are those of the usual MiniGrid agents, but for P35."""
+
+    frames: int | None = None
+    """Frames to train for, at most; None: as many as the family is given."""
+    envs: int = 16
+    """Environments that are stepped together."""
+    steps: int = 128
+    """Steps in each of them between two updates."""
+    window: int = 32
+    """Steps that are backpropagated through."""
+    epochs: int = 4
+    """How often each frame is learned from."""
+    minibatch: int = 2048
+    """Frames in a minibatch; a multiple of `window`."""
+    lr: float = 2e-3
+    """Adam's step size."""
+    adam_eps: float = 1e-8
+    """Adam's ε."""
+    gamma: float = 0.99
+    """Discount of later rewards."""
+    gae_lambda: float = 0.95
+    """GAE's λ."""
+    clip: float = 0.2
+    """How far a ratio of probabilities, and a value, may move in one update."""
+    value_coef: float = 0.5
+    """Weight of the critic's loss."""
+    entropy_coef: float = 0.01
+    """Weight of the policy's entropy."""
+    clip_norm: float = 0.5
+    """Limit of the gradient's norm."""
+    normalise: bool = False
+    """Scale each minibatch's advantages to mean 0 and deviation 1."""
+    workers: int | None = None
+    """Processes that step environments; None: one to a core."""
+    device: str = "auto"
+    """Where to learn: auto (a GPU where there is one), cpu, cuda."""
+    checkpoint_every: int = 20
+    """Updates between two checkpoints; what a kill costs at most."""
+    tensorboard: bool = True
+    """Write TensorBoard's files too, where it is installed."""
+
+    def __post_init__(self) -> None:
+        for name in ("envs", "steps", "window", "epochs", "minibatch", "checkpoint_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        if self.steps % self.window or self.minibatch % self.window:
+            raise ValueError(
+                f"steps and minibatch must be multiples of window = {self.window}, "
+                f"got {self.steps} and {self.minibatch}"
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not 0 <= value < math.inf:
+                raise ValueError(f"{field.name} must be a number from 0 on, got {value!r}")
+
+    @property
+    def batch(self) -> int:
+        """Frames of an update."""
+        return self.envs * self.steps

@@ -1,0 +1,289 @@
+"""MiniGrid: levels, worker processes, runs in folders, and how agents are tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
+import gymnasium
+
+from riglstm.experiments.minigrid import build, evaluate, is_grid, load, run
+from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
+from riglstm.experiments.minigrid_table import RECORD, grid, read
+from riglstm.experiments.render import render
+from riglstm.tasks.minigrid_envs import Environments, WorkerDied
+from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, chosen_levels, family
+from riglstm.tasks.minigrid_worker import SKIP, solved
+from riglstm.train import reinforced
+from riglstm.train.folder import RunFolder
+from riglstm.train.ppo_config import PPO
+from riglstm.train.supervised import Interrupted
+from riglstm.train.trials import trials
+
+EMPTY, DOORKEY = "MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0"
+LEFT, RIGHT, FORWARD = 0, 1, 2
+TINY = PPO(
+    frames=256, envs=4, steps=16, window=8, minibatch=32, epochs=1, workers=1,
+    device="cpu", checkpoint_every=100, tensorboard=False,
+)  # fmt: skip
+
+
+def spec(model: str = "riglstm", **changes: Any) -> GridSpec:
+    memory = MEMORIES[model]
+    options = dict(memory.options)
+    return GridSpec("lavagap", memory.model, memory.hidden_size, options, TINY, 0, **changes)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be asked does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_levels_are_registered_with_their_limits_and_actions(name: str) -> None:
+    of = family(name)
+    for level in of.levels:
+        env: Any = gymnasium.make(level.id, disable_env_checker=True).unwrapped
+        assert env.max_steps == level.limit, level.id
+        assert env.action_space.n == of.actions
+        assert env.observation_space["image"].shape == (7, 7, 3)
+
+
+def test_families_that_need_the_text_are_not_shown() -> None:
+    assert len(FAMILIES) == 16
+    assert set(FAMILIES) - set(SHOWN) == {"fetch", "gotodoor", "gotoobject", "putnear"}
+
+
+def test_levels_and_families_by_name() -> None:
+    of = family("doorkey")
+    assert [level.name for level in chosen_levels(of, ("8x8", "5x5"))] == ["5x5", "8x8"]
+    assert chosen_levels(of, None) == of.levels
+    with pytest.raises(ValueError, match=r"levels of DoorKey must be some of 5x5, .*got '7x7'"):
+        chosen_levels(of, ("7x7",))
+    with pytest.raises(ValueError, match=r"the family must be one of empty, .*got 'maze'"):
+        family("maze")
+
+
+def test_reward_is_one_where_a_recorded_episode_is_solved() -> None:
+    """Two forward, a turn, two forward: the environment's own reward falls with time."""
+    actions = (FORWARD, FORWARD, RIGHT, FORWARD, FORWARD)
+    env = gymnasium.make(EMPTY)
+    env.reset(seed=0)
+    own = [env.step(action)[1:3] for action in actions]
+    assert own[-1] == (pytest.approx(1 - 0.9 * 5 / 100), True)
+    with Environments([EMPTY], 0, workers=1) as envs:
+        ours = []
+        for action in actions:
+            envs.step(np.array([action]))
+            ours.append((int(envs.rewards[0]), bool(envs.dones[0])))
+        assert ours == [(0, False)] * 4 + [(1, True)]
+        assert envs.steps[0] == 5
+        for _ in range(100):
+            envs.step(np.array([LEFT]))
+        assert (envs.rewards[0], envs.dones[0], envs.steps[0]) == (0, 1, 100), "no time-out"
+    assert [solved(r) for r in (-1, 0, 0.1, 1)] == [0, 0, 1, 1]
+
+
+def test_workers_give_what_the_environments_give() -> None:
+    levels = [DOORKEY, EMPTY, DOORKEY]
+    rng = np.random.default_rng(0)
+    plan = rng.integers(0, 7, (120, 3))
+    seen: list[Any] = []
+    for workers in (1, 2):
+        with Environments(levels, 5, workers=workers) as envs:
+            frames = [envs.images.copy()]
+            for actions in plan:
+                envs.step(actions)
+                frames.append(envs.images.copy())
+        seen.append(np.array(frames))
+    np.testing.assert_array_equal(*seen)
+    for i, level in enumerate(levels):
+        env, episode = gymnasium.make(level), 0
+
+        def begin(env: Any, i: int, episode: int) -> Any:
+            state = np.random.SeedSequence((5, i, episode)).generate_state(1)
+            return env.reset(seed=int(state[0]))[0]["image"]
+
+        expected = [begin(env, i, 0)]
+        for action in plan[:, i]:
+            found, _, terminated, truncated, _ = env.step(int(action))
+            image = found["image"]
+            if terminated or truncated:
+                episode += 1
+                image = begin(env, i, episode)
+            expected.append(image)
+        np.testing.assert_array_equal(seen[0][:, i], np.array(expected))
+
+
+def test_environments_go_back_to_where_they_stood() -> None:
+    rng = np.random.default_rng(1)
+    with Environments([DOORKEY, EMPTY], 0, workers=1) as envs:
+        for _ in range(130):
+            envs.step(rng.integers(0, 7, 2))
+        there, images = envs.history(), envs.images.copy()
+        plan = rng.integers(0, 7, (30, 2))
+        first = [(envs.step(a), envs.images.copy())[1] for a in plan]
+        envs.restore(json.loads(json.dumps(there)))
+        np.testing.assert_array_equal(envs.images, images)
+        again = [(envs.step(a), envs.images.copy())[1] for a in plan]
+    assert there[1][0] > 0, "no episode has ended before"
+    np.testing.assert_array_equal(first, again)
+
+
+def test_an_environment_can_be_left_out_and_plays_once() -> None:
+    with Environments([EMPTY, EMPTY], 0, workers=1, once=True, numbers=[3, 3]) as envs:
+        np.testing.assert_array_equal(*envs.images)
+        before = envs.images.copy()
+        envs.step(np.array([SKIP, LEFT]))
+        np.testing.assert_array_equal(envs.images[0], before[0])
+        assert not np.array_equal(envs.images[1], before[1])
+        ends = 0
+        for _ in range(250):
+            envs.step(np.array([SKIP, LEFT]))
+            ends += int(envs.dones[1])
+        assert ends == 1
+
+
+def test_a_killed_worker_is_reported_and_none_is_left() -> None:
+    envs = Environments([DOORKEY] * 3, 0, workers=2)
+    processes = [worker.process for worker in envs.workers]
+    os.kill(processes[1].pid, signal.SIGKILL)
+    said = r"environments 1 to 2 \(MiniGrid-DoorKey-5x5-v0\) ended with exit code -9"
+    processes[1].wait()
+    with envs, pytest.raises(WorkerDied, match=said):
+        envs.step(np.zeros(3, int))
+    assert [process.poll() for process in processes] == [0, -9]
+
+
+def test_a_worker_that_fails_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(WorkerDied, match=r"\(MiniGrid-Nowhere-v0\) ended with exit code 1"):
+        Environments(["MiniGrid-Nowhere-v0"], 0)
+    assert "MiniGrid-Nowhere" in capfd.readouterr().err
+
+
+def test_workers_do_not_outlive_a_killed_run() -> None:
+    script = (
+        "import sys, time\n"
+        "from riglstm.tasks.minigrid_envs import Environments\n"
+        f"envs = Environments(['{EMPTY}'] * 2, 0, workers=2)\n"
+        "print(*(w.process.pid for w in envs.workers), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        pids = [int(pid) for pid in run.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(alive, pids))
+        run.kill()
+        run.wait()
+    until = time.monotonic() + 10
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path) -> None:
+    result = run(spec(episodes=3), tmp_path / "a", progress=False)
+    levels = [level.name for level in FAMILIES["lavagap"].levels]
+    assert [r["condition"] for r in result["rows"] if r["metric"] == "success"] == levels
+    assert all(0 <= row["value"] <= 1 and row["chosen_on"] == "last" for row in result["rows"])
+    assert result["frames"] == 256
+    assert RunFolder(tmp_path / "a").state == "done"
+    assert is_grid(tmp_path / "a")
+    again = evaluate(tmp_path / "a", "cpu", levels=("S5",))
+    assert again["rows"] == result["rows"][:2]
+    loaded, _ = load(tmp_path / "a", "cpu")
+    assert loaded.name == "riglstm"
+    assert loaded.digest() == spec(episodes=3).digest()
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(spec("lstm", episodes=1), whole, progress=False)
+    move = reinforced.FrameProgress.move
+
+    def stop(self: Any, frames: int, figures: Any) -> None:
+        if frames == 128:
+            os.kill(os.getpid(), signal.SIGINT)
+        move(self, frames, figures)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reinforced.FrameProgress, "move", stop)
+        with pytest.raises(Interrupted, match="update 2; go on with: the same"):
+            run(spec("lstm", episodes=1), parts, progress=False, again="the same")
+    assert RunFolder(parts).state == "partial"
+    with pytest.raises(ValueError, match="go on with it by --resume"):
+        run(spec("lstm", episodes=1), parts, progress=False)
+    run(spec("lstm", episodes=1), parts, resume=True, progress=False)
+    assert (whole / "metrics.csv").read_bytes() == (parts / "metrics.csv").read_bytes()
+    weights = "weights/step-256.safetensors"
+    assert (whole / weights).read_bytes() == (parts / weights).read_bytes()
+
+
+def test_no_more_frames_are_used_than_were_asked_for(tmp_path: Path) -> None:
+    given = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=127))
+    assert run(given, tmp_path / "a", progress=False)["frames"] == 64
+    with pytest.raises(ValueError, match=r"of one update at least, 64 = envs · steps, got 63"):
+        run(replace(given, ppo=replace(TINY, frames=63)), tmp_path / "b", progress=False)
+
+
+def test_trials_depend_on_the_agent_alone() -> None:
+    net = build(spec(), torch.device("cpu"))
+    levels = family("lavagap").levels[:2]
+    scores = trials(net, levels, 6, workers=1)
+    assert trials(net, levels, 6, workers=2) == scores
+    assert trials(net, levels[1:], 6, workers=1) == {"S6": scores["S6"]}
+    for name, score in scores.items():
+        assert 0 < score.steps <= next(x.limit for x in levels if x.name == name)
+
+
+def test_a_memory_of_other_sizes_has_another_name() -> None:
+    """So that no table takes it for the paper's."""
+    assert [spec(name).name for name in MEMORIES] == list(MEMORIES)
+    assert replace(spec(), hidden_size=128).name == "riglstm-other"
+    assert replace(spec(), model_options={"num_cells": 4}).name == "riglstm-other"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "transformer"}, "the memory must be one of lstm, .*got 'transformer'"),
+        ({"family": "maze"}, "the family must be one of"),
+        ({"seed": -1}, "seed must be a whole number from 0 on, got -1"),
+        ({"model_options": {"cells": 3, "depth": 1}}, "'depth' is no model option of 'riglstm'"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        **{"family": "empty", "model": "riglstm", "hidden_size": 64, "model_options": {}},
+        **{"ppo": TINY, "seed": 0},
+    }
+    with pytest.raises(ValueError, match=message):
+        GridSpec(**{**given, **changes})
+
+
+def test_the_guide_has_the_recorded_results() -> None:
+    root = Path(__file__).parents[1]
+    runs = [read(path) for path in sorted((root / "results" / "minigrid").iterdir())]
+    shown = render(grid([run.spec.name for run in runs], runs), RECORD, []).markdown
+    lines = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len(lines) > 10
+    guide = (root / "docs" / "minigrid.md").read_text().splitlines()
+    assert [line for line in lines if line not in guide] == []

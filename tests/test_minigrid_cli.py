@@ -1,0 +1,138 @@
+"""MiniGrid through the command line: train, evaluate, reproduce, report, list, bench."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
+pytest.importorskip("matplotlib", reason="needs the extra riglstm[train]")
+from PIL import Image
+
+from riglstm.cli.main import main
+from riglstm.report.minigrid import relative, sift
+from riglstm.tasks.minigrid_levels import FAMILIES
+
+TINY = [
+    *("--frames", "64", "--envs", "4", "--steps", "16", "--window", "8", "--minibatch", "32"),
+    *("--epochs", "1", "--workers", "1", "--device", "cpu", "--no-tensorboard"),
+    *("--episodes", "2"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RigLSTM and RIM on a family of short episodes."""
+    root = tmp_path_factory.mktemp("runs")
+    for model in ("riglstm", "rim"):
+        flags = ["--family", "lavagap", "--model", model, "--out", str(root / model)]
+        assert main(["train", "minigrid", *flags, *TINY]) == 0
+    return root
+
+
+def test_a_finished_run_is_not_trained_again(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(runs / "riglstm")
+    assert main(["train", "minigrid", "--family", "lavagap", "--out", out, *TINY]) == 2
+    assert "holds a finished run; `riglstm evaluate" in capsys.readouterr().err
+
+
+def test_evaluate_gives_the_recorded_result(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(runs / "riglstm"), "--conditions", "S6", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "S6" in said
+    assert "S5" not in said
+    assert "This equals the recorded result." in said
+
+
+def test_report_draws_the_papers_figure_and_episodes(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, figures = tmp_path / "report.html", tmp_path / "figures"
+    assert main(["report", str(runs), "--out", str(page), "--figures", str(figures)]) == 0
+    text = page.read_text()
+    assert "RigLSTM&#x27;s success relative to RIM&#x27;s" in text
+    assert "data:image/gif;base64," in text
+    assert "Nothing is missing." in text
+    names = sorted(path.name for path in figures.iterdir())
+    assert sum("episode" in name and name.endswith(".png") for name in names) == 2
+    (gif, _) = [path for path in sorted(figures.iterdir()) if path.suffix == ".gif"]
+    image = Image.open(io.BytesIO(gif.read_bytes()))
+    steps = int(text.split(" steps, ")[0].rpartition(">")[2].split()[-1])
+    assert getattr(image, "n_frames", 1) == steps
+
+
+def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path: Path) -> None:
+    for name in ("copy", "broken"):
+        shutil.copytree(runs / "rim", tmp_path / name)
+    (tmp_path / "broken" / "result.json").write_text("{}")
+    missing: list[str] = []
+    found, others = sift([runs / "rim", tmp_path / "copy", tmp_path / "broken"], missing)
+    assert [run.folder for run in found] == [runs / "rim"]
+    assert others == []
+    assert "copy: left out, the same run as" in missing[0]
+    assert "broken cannot be read" in missing[1]
+    assert "with rows, a list of figures" in missing[1]
+
+
+def test_success_relative_to_rim_is_a_difference_in_points(runs: Path) -> None:
+    from riglstm.experiments.minigrid_table import read
+
+    done = {run.spec.name: run for run in map(read, sorted(runs.iterdir()))}
+    bars = relative(list(done.values()))
+    levels = [level.name for level in FAMILIES["lavagap"].levels]
+    assert [bar[:2] for bar in bars] == [("LavaGap", level) for level in levels]
+    for _, level, mean, spread in bars:
+        ours, theirs = (done[name].rates()[level] for name in ("riglstm", "rim"))
+        assert mean == pytest.approx(100 * (ours - theirs))
+        assert spread == 0
+    assert relative([done["rim"]]) == []
+
+
+def test_reproduce_trains_what_is_missing_and_prints_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["reproduce", "minigrid", "--families", "lavagap", "--models", "lstm"]
+    command += ["--seeds", "1", "--frames", "2048", "--episodes", "2", "--out", str(tmp_path)]
+    command += ["--device", "cpu", "--workers", "1"]
+    assert main(command) == 0
+    first = capsys.readouterr()
+    assert "| LavaGap | S5 " in first.out
+    assert "run 1 of 1" in first.err
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert "run 1" not in again.err
+    assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("family,level,model,seed,")
+
+
+def test_names_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, message in (
+        (["--family", "door-key"], "--family must be one of"),
+        (["--model", "transformer"], "--model must be one of"),
+        (["--steps", "100"], "steps and minibatch must be multiples of window = 32"),
+    ):
+        assert main(["train", "minigrid", *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_minigrid_comes_before_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--seeds", "1", "minigrid"]) == 2
+    assert "minigrid must come before its flags" in capsys.readouterr().err
+
+
+def test_list_has_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in FAMILIES)
+
+
+def test_bench_prints_training_beside_stepping(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--tables", "minigrid", "--quick"]) == 0
+    said = capsys.readouterr().out
+    for words in ("random steps", "training lstm", "training riglstm", "frames/s"):
+        assert words in said

@@ -1,0 +1,106 @@
+"""Any model that streams: sequences in which episodes begin, and steps with weights laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from riglstm.models import build
+from riglstm.models.resets import restart, run_with_resets
+from riglstm.models.stepping import stepper
+
+CORES: dict[str, tuple[str, dict[str, Any]]] = {
+    "riglstm": ("riglstm", {"num_cells": 4, "active_cells": 3}),
+    "riglstm, all": ("riglstm", {"num_cells": 4, "cells": "all", "views": "all", "peers": "all"}),
+    "riglstm, two layers": ("riglstm", {"num_cells": 4, "num_layers": 2}),
+    "riglstm, scaled": (
+        "riglstm",
+        {"num_cells": 4, "active_cells": 4, "update_scale": 0.5, "update_bias": 1.0},
+    ),
+    "lstm": ("lstm", {}),
+    "gridlstm": ("gridlstm", {"num_cells": 4}),
+    "rim": ("rim", {"num_cells": 4, "dropout": 0.0}),
+    "brim": ("brim", {"num_cells": (4, 2), "active_cells": (2, 1), "dropout": 0.0}),
+    "rmc": ("rmc", {"num_slots": 4, "num_heads": 2}),
+    "entnet": ("entnet", {"num_slots": 4}),
+}
+T, B, D, H = 7, 3, 6, 8
+
+
+def core_of(name: str) -> Any:
+    torch.manual_seed(0)
+    model, options = CORES[name]
+    return build(model, D, H, dtype=torch.float64, **options)
+
+
+def inputs(core: Any) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    gen = torch.Generator().manual_seed(1)
+    x = torch.randn(T, B, D, generator=gen, dtype=torch.float64)
+    state = tuple(
+        s + torch.randn(s.shape, generator=gen, dtype=s.dtype) for s in core.initial_state(B)
+    )
+    reset = torch.zeros(T, B, dtype=torch.bool)
+    # At the start, twice in a row, at the end; and a sequence without any.
+    for t, b in ((0, 0), (3, 0), (4, 0), (6, 1)):
+        reset[t, b] = True
+    return x, state, reset
+
+
+def by_hand(core: Any, x: Tensor, state: Any, reset: Tensor) -> tuple[Tensor, Any]:
+    """Every step and every sequence alone."""
+    outputs, ends = [], []
+    for b in range(B):
+        own, row = tuple(s[:, b : b + 1] for s in state), []
+        for t in range(T):
+            own = core.initial_state(1) if reset[t, b] else own
+            y, own = core(x[t : t + 1, b : b + 1], own)
+            row.append(y)
+        outputs.append(torch.cat(row))
+        ends.append(own)
+    return torch.cat(outputs, 1), tuple(torch.cat(s, 1) for s in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_resets_equal_separate_sequences(name: str) -> None:
+    core = core_of(name)
+    results = []
+    for run in (run_with_resets, by_hand):
+        x, state, reset = inputs(core)
+        x.requires_grad_()
+        y, end = run(core, x, state, reset)
+        gradients = torch.autograd.grad(
+            y.square().sum() + sum(s.sum() for s in end), (x, *core.parameters()), allow_unused=True
+        )
+        results.append([y, *end, *(g for g in gradients if g is not None)])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_step_with_weights_ready_equals_the_step(name: str) -> None:
+    core = core_of(name)
+    x, state, reset = inputs(core)
+    with torch.inference_mode():
+        step = stepper(core)
+        for t in range(T):
+            state = restart(core.initial_state(reset.shape[1]), state, reset[t])
+            y, after = step(x[t], state)
+            expected, state = core.step(x[t], state)
+            torch.testing.assert_close((y, *after), (expected, *state), rtol=0, atol=1e-12)
+
+
+def test_a_model_that_does_not_stream_is_refused() -> None:
+    core = build("transformer", D, H, num_heads=2)
+    with pytest.raises(ValueError, match="a memory must stream, and Transformer does not"):
+        run_with_resets(core, torch.zeros(T, B, D), (), torch.zeros(T, B, dtype=torch.bool))
+
+
+def test_batch_first_is_refused() -> None:
+    core = build("lstm", D, H, batch_first=True)
+    with pytest.raises(ValueError, match="expected a model with batch_first=False, got True"):
+        run_with_resets(
+            core, torch.zeros(B, T, D), core.initial_state(B), torch.zeros(T, B, dtype=torch.bool)
+        )
