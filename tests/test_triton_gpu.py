@@ -171,6 +171,16 @@ def test_masks_are_those_of_the_scores(name: str) -> None:
     bits = saved.bits.flatten(0, 1)
     chosen = ((bits.unsqueeze(-1) >> torch.arange(s.shape[2], device=bits.device)) & 1) != 0
     size = h.norm(dim=-1).unsqueeze(-1) * v.norm(dim=-1).unsqueeze(1)
+    total = s[:, :, : sel.K].sum(2)  # (T·B, N)
+    who = total.sort(dim=-1, descending=True, stable=True)
+    woke = torch.zeros_like(total, dtype=torch.bool).scatter(1, who.indices[:, : sel.K_a], True)
+    if p.live is not None:
+        woke &= p.live.flatten()[:, None]
+    other = woke != (bits != 0)
+    gap = (total - who.values[:, sel.K_a - 1 : sel.K_a]).abs()[other]
+    reach = (h.norm(dim=-1) * x.flatten(0, 1).norm(dim=-1).sum(-1, keepdim=True))[other]
+    assert (gap < 1e-5 * reach).all()
+    assert int(other.sum()) <= 1e-3 * other.numel()
     close = wrong = steps = 0
     for first, n, k in ((0, sel.K, sel.K_x), (sel.K, sel.N, sel.K_h)):
         part, took = s[:, :, first : first + n].clone(), chosen[:, :, first : first + n].clone()

@@ -65,6 +65,11 @@ def scan(
     return y, (h, c), kept.woke
 
 
+def _whole(*weights: Tensor | None) -> Weights:
+    """Weights without gaps in memory."""
+    return Weights(*(None if w is None else w.contiguous() for w in weights))  # type: ignore[arg-type]
+
+
 def _run(
     x: Tensor,
     h: Tensor,
@@ -80,7 +85,7 @@ def _run(
     with torch.no_grad(), torch.cuda.device_of(x):
         return forward(
             *(x.contiguous(), h.contiguous(), c),
-            Weights(*(None if w is None else w.contiguous() for w in weights)),  # type: ignore[arg-type]
+            _whole(*weights),
             sel,
             None if live is None else live.contiguous(),
             None if reset is None else reset.contiguous(),
@@ -160,7 +165,7 @@ def _backward(
     for_gates: bool,
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
-    weights = Weights(W_in, b_in, W.contiguous(), b, W_q, update_bias)
+    weights = _whole(W_in, b_in, W, b, W_q, update_bias)
     with torch.cuda.device_of(x):
         dx, dh, dc, grads = backward(
             *(dy, dh, dc, x.contiguous(), h.contiguous(), y, Saved(*saved), weights, sel, product),
@@ -199,7 +204,7 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
     weights, saved = rest[:6], rest[6:]
 
     def whole(grad: Tensor | None, like: Tensor) -> Tensor:
-        return torch.zeros_like(like) if grad is None else grad.contiguous()
+        return like.new_zeros(like.shape) if grad is None else grad.contiguous()
 
     need_x, _, _, *need = ctx.needs_input_grad[:9]
     for_input, for_gates = need_x or any(need[:2]), any(need[2:])

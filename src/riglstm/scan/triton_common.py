@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 SLOTS = 8
-"""Most cells, and most views: tiles of a row have this many lines."""
+"""Most cells, and most views: in the backward kernel, tiles of a row have this many lines."""
 FRESH = 16
 """The bit of a row's `act` that says: the state was reset before the step."""
 

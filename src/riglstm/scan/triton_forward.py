@@ -105,7 +105,7 @@ def _gates(
         lane = (u - UNITS) * BN + col
         mask = on[:, None] & (lane < d)[None, :]
         out = b[:, None] * (N * d) + j * d + lane[None, :]
-        tl.store(PROP + tl.cast(B * N * d, tl.int64) + out, acc, mask=mask)
+        tl.store(PROP + tl.cast(B, tl.int64) * (N * d) + out, acc, mask=mask)
         if SAVE:
             save = (row * N + j)[:, None] * (G * d) + 4 * d + lane[None, :]
             tl.store(GATES + save, acc.to(kind), mask=mask)
@@ -131,7 +131,7 @@ def forward_kernel(
         if PHASE & 4:
             after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
             fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
-            if d == X_SLOT:
+            if X_ROW != (K + N) * P and (K_a < N or K_x < K):
                 fetch(X + after * X_ROW, B * X_ROW, p, programs)
         if PHASE & 1:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
@@ -145,7 +145,7 @@ def forward_kernel(
                 )  # fmt: skip
                 select(
                     t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-                    COUNT + t * N, B, N, K, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
+                    COUNT + t * N, N, K, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs

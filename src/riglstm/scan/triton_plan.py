@@ -45,7 +45,7 @@ class Saved(NamedTuple):
     a: Tensor
     """(T, B, N): the weight of the new state; likewise."""
     unit: Tensor
-    """(T, B): what one stands for in the views in XH; empty where it is one."""
+    """(T, B): what one stands for in XH; empty where it is one."""
 
 
 class Sizes(NamedTuple):
@@ -110,7 +110,9 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
     )
 
 
-def write_views(x: Tensor, weights: Weights, z: Sizes, saved: Saved) -> tuple[Tensor, int, int]:
+def write_views(
+    x: Tensor, h: Tensor, weights: Weights, z: Sizes, saved: Saved
+) -> tuple[Tensor, int, int]:
     """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
     T, B, D = x.shape
     XH, views = saved.XH, x
@@ -126,8 +128,8 @@ def write_views(x: Tensor, weights: Weights, z: Sizes, saved: Saved) -> tuple[Te
         if direct:
             return XH, z.S * z.P, z.P
     unit = saved.unit if z.held == torch.float16 else None
-    tile = {"BK": power_of_two(z.K), "BP": power_of_two(z.P)}
-    hold_kernel[(T * B,)](views, XH, unit, K=z.K, S=z.S, d=z.d, P=z.P, **tile)
+    tile = {"BK": power_of_two(z.K), "BP": power_of_two(z.P), "BH": power_of_two(z.N * z.d)}
+    hold_kernel[(T * B,)](views, h, XH, unit, B, N=z.N, K=z.K, S=z.S, d=z.d, P=z.P, **tile)
     return views, z.K * z.d, z.d
 
 

@@ -66,33 +66,35 @@ def inputs_kernel(
 
 @triton.jit
 def _unit(largest):
-    """A power of two in which the largest number is just below what float16 holds.
+    """A power of two in which the largest number is between 2^14 and 2^15: float16 ends at 2^16.
 
-    At the top of its range, float16 keeps all ten bits of numbers 2^28 times smaller. One, where
-    the largest is zero, infinite or NaN.
+    Up there it keeps all ten bits of numbers 2^28 times smaller. Zero, where the largest is below
+    2^-80; one, where it is above 2^80, infinite or NaN.
     """
-    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
-    ordinary = (exponent > 0x10000000) & (exponent < 0x6F800000)
-    exponent = tl.where(ordinary, exponent - (14 << 23), 0x3F800000)
-    return exponent.to(tl.float32, bitcast=True)
+    exponent = (largest.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23)
+    exponent = tl.where(exponent > (193 << 23), 127 << 23, exponent)
+    return tl.where(exponent < (33 << 23), 0, exponent).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def hold_kernel(
-    X, XH, X_UNIT,
-    K: tl.constexpr, S: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BK: tl.constexpr,
-    BP: tl.constexpr,
+    X, h0, XH, X_UNIT, B,
+    N: tl.constexpr, K: tl.constexpr, S: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    BK: tl.constexpr, BP: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """The views of one row as the forward kernel holds them; with X_UNIT, in units of it.
 
     float16 has TF32's ten bits in half the bytes, but not its range. States are written in the same
-    unit: one that is not too small for them, none of which is above one unless it was given.
+    unit: one that holds the state that was given, and one, which no other state gets above.
     """
     row = tl.cast(tl.program_id(0), tl.int64)
     k, e = tl.arange(0, BK)[:, None], tl.arange(0, BP)[None, :]
     x = tl.load(X + row * (K * d) + k * d + e, mask=(k < K) & (e < d), other=0.0)
     if X_UNIT is not None:
-        unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), 1.0 / 256)
+        at = row % B * (N * d) + tl.arange(0, BH)
+        h = tl.load(h0 + at, mask=tl.arange(0, BH) < N * d, other=0.0)
+        unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), _unit(tl.max(tl.abs(h), 0)))
+        unit = tl.maximum(unit, _unit(1.0 + 0.0 * unit))
         tl.store(X_UNIT + row, unit)
         x /= unit
     x = x.to(XH.dtype.element_ty)
@@ -148,6 +150,7 @@ def pack_kernel(
             w, _, _ = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)
             largest = tl.maximum(largest, tl.abs(w))
         size = _unit(tl.max(largest, 1)[:, None])
+        size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
     for s in tl.range(0, S):
         w, gate, unit = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)

@@ -51,7 +51,7 @@ def forward(
     T, (B, N, d) = x.shape[0], h.shape
     z = sizes(d, sel, weights.W_q is not None, product)
     saved = empty_saved(T, B, z, h, save)
-    X, X_ROW, X_SLOT = write_views(x, weights, z, saved)
+    X, X_ROW, X_SLOT = write_views(x, h, weights, z, saved)
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
@@ -115,7 +115,7 @@ def backward(
     z = sizes(d, sel, weights.W_q is not None, product)
     z = z._replace(P=saved.XH.shape[3], held=saved.XH.dtype)
     W, _ = pack(weights, z)
-    dh, dc = dh.clone(), dc.clone()
+    dh, dc = (s.clone(memory_format=torch.contiguous_format) for s in (dh, dc))
     tile = backward_tiles(z, B, dy.device)
     steps = min(T, max(1, ROWS_AT_ONCE // B))
     D5 = dy.new_zeros(steps, B, N, z.L, dtype=product)

@@ -1,10 +1,10 @@
-"""The row-wise half of a step in the forward kernels: Eqs. (20)-(21) of the step before, (13)-(16).
+"""The row-wise half of a step in the forward kernel: Eqs. (20)-(21) of the step before, (13)-(16).
 
 A tile is (LINES, RB, BP): RB sequences, and a vector of BP numbers for each. Its lines are cells
 where every cell has something else, and copies where all cells need the same vector. LINES is the
-number of warps over RB, so that a vector lies in one warp and nothing here waits for another warp.
-Scores are summed one pair of vectors at a time, all in the same order, so that equal vectors get
-equal scores to the last bit (P4).
+number of warps over RB, so that a vector lies in one warp and no sum waits for another warp. Scores
+are summed one pair of vectors at a time, all in the same order, so that equal vectors get equal
+scores to the last bit (P4).
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
 memory, BP = power of two ≥ P.
@@ -38,7 +38,7 @@ def finish(
     SCALE: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (20)-(21): a tuple of the cells' states before step t, also written to y."""
-    size = tl.cast(B * N * d, tl.int64)
+    size = tl.cast(B, tl.int64) * (N * d)
     old = vectors(tl.where(t < 2, h0, Y + (t - 2) * size), N, b, B, N * d, d, d, BP, LINES)
     new = vectors(PROP, N, b, B, N * d, d, d, BP, LINES)
     if SOFT:
@@ -94,14 +94,14 @@ def write(states, OUT, ROW: tl.constexpr, SLOT: tl.constexpr, P: tl.constexpr, b
 
 @triton.jit
 def select(
-    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT, LENGTH,
+    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     LINES: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     COMPACT: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
 
-    COMPACT: each sequence is also added to the list, of LENGTH places, of the cells that wake.
+    COMPACT: each sequence is also added to the lists, of B places, of the cells that wake.
     """
     line = tl.arange(0, LINES)[:, None]
     there = b < B
@@ -109,11 +109,10 @@ def select(
     step = tl.cast(t, tl.int64) * B * ((K + N) * P)
     held = states
     if X_UNIT is not None:
-        # One over a power of two, exactly; what does not fit into float16 was given as a state.
         per = 1.0 / tl.load(X_UNIT + row, mask=there, other=1.0)[None, :, None]
         held = ()
         for k in tl.static_range(N):
-            held += (tl.minimum(tl.maximum(states[k] * per, -65504.0), 65504.0),)
+            held += (states[k] * per,)
     write(held, XH + step + K * P, (K + N) * P, P, P, b, there, N, BP, LINES)
     fresh = b * 0
     if RESET is not None:
@@ -165,4 +164,4 @@ def select(
         tl.store(WOKE + at, act, mask=mask)
         if COMPACT:
             place = tl.atomic_add(COUNT + n + wide, 1, mask=act, sem="relaxed")
-            tl.store(LIST + n * LENGTH + place, b[None, :] + wide, mask=act)
+            tl.store(LIST + n * B + place, b[None, :] + wide, mask=act)
