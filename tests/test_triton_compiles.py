@@ -71,6 +71,8 @@ for name, z, B, more in (
     ("bf16, many", bf16, 65, {"SAVE": True, "PRECISION": "ieee", **plain}),
     ("exact", exact, 64, {"SAVE": True, "PRECISION": "tf32x3", **plain, **every}),
 ):
+    if ARCH < 90 and name not in ("tf32, few", "bf16, many"):
+        continue
     done[name] = built(forward_kernel, z, triton_plan.forward_tiles(z, B, None), **more, **place)
 for name, z, B, phase, how in (
     ("back, tf32, few", tf32, 64, 7, "tf32"),
@@ -93,13 +95,13 @@ print(json.dumps(done))
 """
 
 
-@pytest.mark.parametrize(("chip", "room"), [(80, 166_912), (90, 232_448)])
-def test_every_kernel_compiles_and_fits(chip: int, room: int) -> None:
+@pytest.mark.parametrize(("chip", "room", "kinds"), [(80, 166_912, 11), (90, 232_448, 14)])
+def test_every_kernel_compiles_and_fits(chip: int, room: int, kinds: int) -> None:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     ran = subprocess.run(
         [sys.executable, "-c", CODE, str(chip), str(room)], env=env, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     shared = json.loads(ran.stdout)
-    assert len(shared) == 14
+    assert len(shared) == kinds
     assert max(shared.values()) <= room

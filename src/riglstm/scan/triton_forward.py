@@ -23,7 +23,8 @@ def _gates(
     t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, PROP, BITS, GATES, C, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, COMPACT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q."""
     U: tl.constexpr = BN // 4
@@ -58,8 +59,8 @@ def _gates(
         w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + col)[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
     PIECES: tl.constexpr = (P + BK - 1) // BK
-    for m in tl.range(0, (D + BK - 1) // BK if COMPACT else (K + N) * PIECES, num_stages=STAGES):
-        if COMPACT:
+    for m in tl.range(0, (D + BK - 1) // BK if FLAT else (K + N) * PIECES, num_stages=STAGES):
+        if FLAT:
             # Bound by the product: no gap between slots.
             k = m * BK + tl.arange(0, BK)
             real = k < D
@@ -120,7 +121,7 @@ def forward_kernel(
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     RB: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr,
-    WIDE: tl.constexpr, PHASE: tl.constexpr,
+    FLAT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -162,7 +163,7 @@ def forward_kernel(
                     _gates(
                         t, j_u % N, j_u // N, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, PROP, BITS,
                         GATES, C, LIST, COUNT, N, K, d, P, G, BM, BN, BK, STAGES, PRECISION,
-                        COMPACT, SAVE, WIDE,
+                        COMPACT, FLAT, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

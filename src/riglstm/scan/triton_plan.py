@@ -195,7 +195,7 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
-    return tile | {"COMPACT": B > FEW, "num_warps": 8}
+    return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
