@@ -9,7 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from riglstm.experiments.minigrid import is_grid, load
-from riglstm.experiments.minigrid_table import Run, grid, label, read
+from riglstm.experiments.minigrid_groups import comparable
+from riglstm.experiments.minigrid_runs import Run, read
+from riglstm.experiments.minigrid_table import grid, label
 from riglstm.report import curves, page
 from riglstm.report.episode import Episode, draw_episode, gif, play
 from riglstm.report.page import Html, Section
@@ -57,9 +59,12 @@ def section(
     missing: list[str],
 ) -> tuple[Section, list[Picture]]:
     """What runs on MiniGrid have to show, and its pictures; says what is missing."""
-    done = [run for run in runs if run.state == "done"]
+    done, left = comparable([run for run in runs if run.state == "done"])
+    missing += left
     missing += [
-        f"{run.folder}: a run on MiniGrid that is not finished; go on with --resume"
+        f"{run.folder}: a run on MiniGrid that failed: {run.failed}"
+        if run.failed
+        else f"{run.folder}: a run on MiniGrid that is not finished; go on with --resume"
         for run in runs
         if run.state != "done"
     ]
@@ -95,9 +100,11 @@ def section(
 def relative(done: Sequence[Run]) -> list[Bar]:
     """How many points of success RigLSTM is above RIM, on every level where both have runs.
 
+    Of each, those of one training; see `comparable`.
     The spread is that of the difference of two independent runs: √(sd² + sd²).
     """
     bars: list[Bar] = []
+    done, _ = comparable(done)
     for key, of in FAMILIES.items():
         for level in of.levels:
             found = {
@@ -195,12 +202,12 @@ def _episode(name: str, episode: Episode) -> list[Picture]:
     awake = ", ".join(f"{share:.0%}" for share in episode.strength.mean(0))
     title = f"MiniGrid, {label(name)}: an episode of {episode.level}"
     caption = (
-        f"{len(episode.frames)} steps, {ending}. Below the frames: what each cell took in of the "
-        "new state at each step, from nothing (white) to all of it (dark); a cell that slept took "
-        "in nothing."
+        f"{len(episode.frames)} steps, {ending}: the first test episode, by the most probable "
+        "actions. {} the frame{}: what each cell took in of the new state at each step, from "
+        "nothing (white) to all of it (dark); a cell that slept took in nothing."
     )
     alt = f"Mean by cell: {awake}."
     return [
-        Picture(title, caption, alt, draw_episode(episode)),
-        Picture(f"{title}, moving", caption, alt, gif(episode), "gif"),
+        Picture(title, caption.format("Below", "s"), alt, draw_episode(episode)),
+        Picture(f"{title}, moving", caption.format("Beside", ""), alt, gif(episode), "gif"),
     ]
