@@ -18,7 +18,7 @@ from riglstm.report.page import Html, Section
 from riglstm.report.records import read_metrics
 from riglstm.report.style import FAINT, GRID, LOOKS, Picture, new_figure, plot_axes, png, styled
 from riglstm.tasks.minigrid_levels import FAMILIES
-from riglstm.train.folder import RunFolder
+from riglstm.train.folder import RunFolder, differences
 
 OURS, THEIRS = "riglstm", "rim"
 TRACED = (OURS, THEIRS)
@@ -76,6 +76,7 @@ def section(
         body += [page.paragraph(note) for note in shown.notes]
     bars = relative(done)
     if bars:
+        missing += unlike(done)
         pictures.append(_relative_picture(bars))
     elif done:
         missing.append(
@@ -121,6 +122,23 @@ def relative(done: Sequence[Run]) -> list[Bar]:
                 mean = float(np.mean(ours) - np.mean(theirs))
                 bars.append((of.title, level.name, mean, float(spread)))
     return bars
+
+
+def unlike(done: Sequence[Run]) -> list[str]:
+    """Families on which RigLSTM and RIM were trained otherwise, in words: no fair comparison."""
+    found: dict[str, dict[str, Run]] = {}
+    for run in comparable(done)[0]:
+        found.setdefault(run.spec.family, {}).setdefault(run.spec.name, run)
+    said = []
+    for family, runs in found.items():
+        if OURS in runs and THEIRS in runs:
+            theirs, ours = (runs[name].spec.training()["fit"] for name in (THEIRS, OURS))
+            if words := differences(theirs, ours, "fit"):
+                said.append(
+                    f"MiniGrid, {FAMILIES[family].title}: RIM (there) and RigLSTM (here) were "
+                    f"trained otherwise: {'; '.join(words)}"
+                )
+    return said
 
 
 @styled()
