@@ -15,9 +15,12 @@ from PIL import Image
 
 from riglstm.cli.main import main
 from riglstm.experiments.minigrid_runs import read
-from riglstm.experiments.minigrid_table import grid
+from riglstm.experiments.minigrid_table import grid, plan
+from riglstm.experiments.result import FAILED
 from riglstm.report.minigrid import relative, sift, unlike
 from riglstm.tasks.minigrid_levels import FAMILIES
+from riglstm.train.folder import RunFolder
+from riglstm.train.ppo_config import PPO
 
 TINY = [
     *("--frames", "64", "--envs", "4", "--steps", "16", "--window", "8", "--minibatch", "32"),
@@ -161,6 +164,22 @@ def test_reproduce_trains_what_is_missing_and_prints_a_table(
     assert again.out == first.out
     assert "run 1" not in again.err
     assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("family,level,model,seed,")
+
+
+def test_reproduce_counts_and_names_what_diverged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (failed,) = plan(["lavagap"], ["lstm"], 1, tmp_path, PPO(frames=2048), 2)
+    folder = RunFolder(failed.folder)
+    folder.write_json(folder.config, failed.spec.resolved())
+    folder.write_json(folder.path / FAILED, {"reason": "a loss is not a number"})
+    command = ["reproduce", "minigrid", "--families", "lavagap", "--models", "lstm"]
+    command += ["--seeds", "1", "--frames", "2048", "--episodes", "2", "--out", str(tmp_path)]
+    assert main(command) == 0, "as for other tables"
+    said = capsys.readouterr().out
+    assert f"Failed: {failed.folder.name}: a loss is not a number." in said
+    assert "1 failed; --retry-failed trains them anew" in said
+    assert "not done" not in said
 
 
 def test_names_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
