@@ -16,6 +16,7 @@ from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs,
 from riglstm.cli.bench_parts import headline
 from riglstm.cli.main import main
 from riglstm.scan import reference
+from riglstm.train.record import commit
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,7 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert written["machine"]["torch"] == torch.__version__
     assert written["machine"]["threads"] == torch.get_num_threads()
     assert written["machine"]["processor"]
+    assert written["commit"] == commit()
     assert written["options"]["quick"] is True
     assert written["harness"] == []
     table = written["rows"]

@@ -20,17 +20,18 @@ pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 import gymnasium
 
 from riglstm.experiments.minigrid import build, evaluate, is_grid, load, run
-from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
-from riglstm.experiments.minigrid_table import RECORD, grid, read
+from riglstm.experiments.minigrid_runs import read
+from riglstm.experiments.minigrid_spec import MEMORIES, SEEDS, GridSpec
+from riglstm.experiments.minigrid_table import RECORD, grid, plan, reproduce
 from riglstm.experiments.render import render
 from riglstm.tasks.minigrid_envs import Environments, WorkerDied
 from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, chosen_levels, family
 from riglstm.tasks.minigrid_worker import SKIP, solved
-from riglstm.train import reinforced
+from riglstm.train import ppo_progress, reinforced
 from riglstm.train.folder import RunFolder
 from riglstm.train.ppo_config import PPO
 from riglstm.train.supervised import Interrupted
-from riglstm.train.trials import trials
+from riglstm.train.trials import SEED, trials
 
 EMPTY, DOORKEY = "MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0"
 LEFT, RIGHT, FORWARD = 0, 1, 2
@@ -75,6 +76,8 @@ def test_levels_and_families_by_name() -> None:
     assert chosen_levels(of, None) == of.levels
     with pytest.raises(ValueError, match=r"levels of DoorKey must be some of 5x5, .*got '7x7'"):
         chosen_levels(of, ("7x7",))
+    with pytest.raises(ValueError, match=r"levels of DoorKey must be some of 5x5, .*got none"):
+        chosen_levels(of, ())
     with pytest.raises(ValueError, match=r"the family must be one of empty, .*got 'maze'"):
         family("maze")
 
@@ -159,6 +162,25 @@ def test_an_environment_can_be_left_out_and_plays_once() -> None:
         assert ends == 1
 
 
+def test_no_environments_and_no_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match="levels must be those of one environment at least"):
+        Environments([], 0)
+    for workers in (0, -1):
+        with pytest.raises(
+            ValueError, match=f"from 1 on, or None for one to a core, got {workers}"
+        ):
+            Environments([EMPTY], 0, workers=workers)
+
+
+def test_there_are_as_many_workers_as_cores_that_may_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    with Environments([EMPTY] * 4, 0) as envs:
+        assert len(envs.workers) == 1
+
+
 def test_a_killed_worker_is_reported_and_none_is_left() -> None:
     envs = Environments([DOORKEY] * 3, 0, workers=2)
     processes = [worker.process for worker in envs.workers]
@@ -210,6 +232,13 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
     loaded, _ = load(tmp_path / "a", "cpu")
     assert loaded.name == "riglstm"
     assert loaded.digest() == spec(episodes=3).digest()
+    with pytest.raises(ValueError, match="episodes must be a whole number from 1 on, got 0"):
+        evaluate(tmp_path / "a", "cpu", episodes=0)
+    with pytest.raises(ValueError, match="levels of LavaGap must be some of S5, S6, S7, got none"):
+        evaluate(tmp_path / "a", "cpu", levels=())
+    (tmp_path / "a" / "weights" / "step-256.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"expected the weights .*256.safetensors, got none"):
+        evaluate(tmp_path / "a", "cpu")
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(
@@ -237,19 +266,100 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert (whole / weights).read_bytes() == (parts / weights).read_bytes()
 
 
-def test_no_more_frames_are_used_than_were_asked_for(tmp_path: Path) -> None:
+def test_no_more_frames_are_used_than_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ppo_progress, "SECONDS", 0.0)
     given = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=127))
-    assert run(given, tmp_path / "a", progress=False)["frames"] == 64
+    assert run(given, tmp_path / "a")["frames"] == 64
+    said = capsys.readouterr().err
+    assert "testing 1 episodes of 3 levels" in said
+    assert "tested 6 of 6 episodes" in said
     with pytest.raises(ValueError, match=r"of one update at least, 64 = envs · steps, got 63"):
-        run(replace(given, ppo=replace(TINY, frames=63)), tmp_path / "b", progress=False)
+        replace(given, ppo=replace(TINY, frames=63))
+
+
+def test_a_second_signal_in_the_last_save_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=64))
+    save = reinforced.Checkpoints.save_checkpoint
+
+    def stopped(self: Any, *args: Any) -> None:
+        save(self, *args)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(reinforced.Checkpoints, "save_checkpoint", stopped)
+    with pytest.raises(Interrupted, match=r"stopped at once, without saving; .*go on with: again"):
+        run(short, tmp_path / "a", progress=False, again="again")
+
+
+def test_a_run_whose_worker_dies_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=128))
+    move, killed = reinforced.FrameProgress.move, []
+    begin = reinforced.Environments.__init__
+
+    def watched(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        killed.append(self.workers[0].process)
+
+    def kill(self: Any, frames: int, figures: Any) -> None:
+        killed[0].kill()
+        killed[0].wait()
+        move(self, frames, figures)
+
+    monkeypatch.setattr(reinforced.Environments, "__init__", watched)
+    monkeypatch.setattr(reinforced.FrameProgress, "move", kill)
+    with pytest.raises(WorkerDied, match=r"code -9; .*no checkpoint yet; go on with: again"):
+        run(short, tmp_path / "a", progress=False, again="again")
+
+
+def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"families": ["lavagap"], "models": ["lstm"], "seeds": 1}
+    short = replace(TINY, frames=64)
+    given |= {"root": tmp_path, "out": tmp_path / "tables", "ppo": short}
+    given |= {"episodes": 1, "progress": False}
+
+    def diverges(figures: Any, agent: Any, saved: int) -> None:
+        raise reinforced.Diverged("it is not a number")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reinforced, "_check", diverges)
+        first = reproduce(**given)
+    assert (first.failed, first.left) == (1, 0)
+    folder = plan(["lavagap"], ["lstm"], 1, tmp_path, short, 1)[0].folder
+    assert f"Failed: {folder.name}: it is not a number." in first.rendered.markdown
+    assert "| LavaGap | S5    |" in first.rendered.markdown
+    assert "1 failed" in first.rendered.markdown
+    assert "are not done" not in first.rendered.markdown
+    assert reproduce(**given).failed == 1, "a failed run was trained anew"
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "of-old").write_text("")
+    assert reproduce(**given, retry_failed=True).failed == 0
+    assert RunFolder(folder).state == "done"
+
+
+def test_quick_is_a_twentieth_of_each_familys_frames() -> None:
+    runs = plan(["empty", "keycorridor"], ["lstm"], 1, "runs", PPO(), quick=True)
+    assert [p.spec.frames for p in runs] == [5_000, 250_000]
+    few = plan(["empty"], ["lstm"], 1, "runs", PPO(envs=64), quick=True)
+    assert few[0].spec.frames == 8192, "less than one update"
+    asked = plan(["empty"], ["lstm"], 1, "runs", PPO(frames=4096), quick=True)
+    assert asked[0].spec.frames == 4096
 
 
 def test_trials_depend_on_the_agent_alone() -> None:
     net = build(spec(), torch.device("cpu"))
     levels = family("lavagap").levels[:2]
-    scores = trials(net, levels, 6, workers=1)
-    assert trials(net, levels, 6, workers=2) == scores
-    assert trials(net, levels[1:], 6, workers=1) == {"S6": scores["S6"]}
+    scores = trials(net, levels, 3, workers=1)
+    assert SEED == SEEDS, "a run may be trained on test episodes"
+    assert trials(net, levels, 3, workers=2) == scores
+    assert trials(net, levels[1:], 3, workers=1) == {"S6": scores["S6"]}
     for name, score in scores.items():
         assert 0 < score.steps <= next(x.limit for x in levels if x.name == name)
 
@@ -259,6 +369,8 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
     assert [spec(name).name for name in MEMORIES] == list(MEMORIES)
     assert replace(spec(), hidden_size=128).name == "riglstm-other"
     assert replace(spec(), model_options={"num_cells": 4}).name == "riglstm-other"
+    options = {**MEMORIES["riglstm"].options, "backend": "batched"}
+    assert replace(spec(), model_options=options).name == "riglstm"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +378,9 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
     [
         ({"model": "transformer"}, "the memory must be one of lstm, .*got 'transformer'"),
         ({"family": "maze"}, "the family must be one of"),
-        ({"seed": -1}, "seed must be a whole number from 0 on, got -1"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 2147483647, .*got -1"),
+        ({"seed": 2**31}, "as 2147483648 is that of the test episodes, got 2147483648"),
+        ({"episodes": 0}, "episodes must be a whole number from 1 on, got 0"),
         ({"model_options": {"cells": 3, "depth": 1}}, "'depth' is no model option of 'riglstm'"),
     ],
 )

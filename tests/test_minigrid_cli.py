@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,13 @@ pytest.importorskip("matplotlib", reason="needs the extra riglstm[train]")
 from PIL import Image
 
 from riglstm.cli.main import main
-from riglstm.report.minigrid import relative, sift
+from riglstm.experiments.minigrid_runs import read
+from riglstm.experiments.minigrid_table import grid, plan
+from riglstm.experiments.result import FAILED
+from riglstm.report.minigrid import relative, sift, unlike
 from riglstm.tasks.minigrid_levels import FAMILIES
+from riglstm.train.folder import RunFolder
+from riglstm.train.ppo_config import PPO
 
 TINY = [
     *("--frames", "64", "--envs", "4", "--steps", "16", "--window", "8", "--minibatch", "32"),
@@ -58,6 +64,7 @@ def test_report_draws_the_papers_figure_and_episodes(
     assert "RigLSTM&#x27;s success relative to RIM&#x27;s" in text
     assert "data:image/gif;base64," in text
     assert "Nothing is missing." in text
+    assert "chosen on validation data" not in text, "there was none"
     names = sorted(path.name for path in figures.iterdir())
     assert sum("episode" in name and name.endswith(".png") for name in names) == 2
     (gif, _) = [path for path in sorted(figures.iterdir()) if path.suffix == ".gif"]
@@ -80,8 +87,6 @@ def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path
 
 
 def test_success_relative_to_rim_is_a_difference_in_points(runs: Path) -> None:
-    from riglstm.experiments.minigrid_table import read
-
     done = {run.spec.name: run for run in map(read, sorted(runs.iterdir()))}
     bars = relative(list(done.values()))
     levels = [level.name for level in FAMILIES["lavagap"].levels]
@@ -91,6 +96,57 @@ def test_success_relative_to_rim_is_a_difference_in_points(runs: Path) -> None:
         assert mean == pytest.approx(100 * (ours - theirs))
         assert spread == 0
     assert relative([done["rim"]]) == []
+
+
+def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> None:
+    """Two seeds of one training, and a later run of another with figures of its own."""
+    shutil.copytree(runs / "rim", tmp_path / "rim")
+    for name, seed, frames, value in (("a", 0, 64, 0.5), ("b", 1, 64, 0.7), ("c", 2, 128, 0.0)):
+        shutil.copytree(runs / "riglstm", tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        config["seed"], config["fit"]["frames"] = seed, frames
+        # Neither is another training.
+        config["fit"]["checkpoint_every"] = 7 + seed
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        for row in result["rows"]:
+            row["value"] = value
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+    found, _ = sift(sorted(tmp_path.iterdir()), [])
+    shown = grid([run.spec.name for run in found], found)
+    assert shown.lines[0][2].startswith("60.0 ± 14.1 (2)")
+    (words,) = [note for note in shown.notes if "left out" in note]
+    assert "c: left out, trained otherwise than" in words
+    assert "fit.frames is 64 there, 128 here" in words
+    theirs = read(tmp_path / "rim").rates()
+    assert [bar[2] for bar in relative(found)] == pytest.approx(
+        [60 - 100 * rate for rate in theirs.values()]
+    )
+    # As many seeds of both: the one begun last.
+    shutil.rmtree(tmp_path / "b")
+    for name, when in (("a", "2026-01-01"), ("c", "2026-01-02")):
+        (tmp_path / name / "run.json").write_text(json.dumps({"started": when}))
+    later, _ = sift(sorted(tmp_path.iterdir()), [])
+    assert grid(["riglstm"], later).lines[0][2] == "0.0 ± – (1)"
+    assert unlike(found) == []
+    (words,) = unlike(later)
+    assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.frames is" in words
+
+
+def test_a_run_that_cannot_be_begins_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    for flags, message in (
+        (["--set", "bidirectional=true"], "expected a memory that streams"),
+        (["--set", "cells=random"], "got cells='random'"),
+        (["--frames", "63"], "frames must be those of one update at least, 64"),
+        (["--seed", "2147483648"], "seed must be a whole number from 0 to 2147483647"),
+    ):
+        command = ["train", "minigrid", "--family", "lavagap", "--out", str(out), *TINY, *flags]
+        assert main(command) == 2
+        assert message in capsys.readouterr().err
+        assert not out.exists()
 
 
 def test_reproduce_trains_what_is_missing_and_prints_a_table(
@@ -108,6 +164,22 @@ def test_reproduce_trains_what_is_missing_and_prints_a_table(
     assert again.out == first.out
     assert "run 1" not in again.err
     assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("family,level,model,seed,")
+
+
+def test_reproduce_counts_and_names_what_diverged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (failed,) = plan(["lavagap"], ["lstm"], 1, tmp_path, PPO(frames=2048), 2)
+    folder = RunFolder(failed.folder)
+    folder.write_json(folder.config, failed.spec.resolved())
+    folder.write_json(folder.path / FAILED, {"reason": "a loss is not a number"})
+    command = ["reproduce", "minigrid", "--families", "lavagap", "--models", "lstm"]
+    command += ["--seeds", "1", "--frames", "2048", "--episodes", "2", "--out", str(tmp_path)]
+    assert main(command) == 0, "as for other tables"
+    said = capsys.readouterr().out
+    assert f"Failed: {failed.folder.name}: a loss is not a number." in said
+    assert "1 failed; --retry-failed trains them anew" in said
+    assert "not done" not in said
 
 
 def test_names_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

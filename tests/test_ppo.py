@@ -256,7 +256,20 @@ def test_frames_are_encoded_once_and_codes_lead_back() -> None:
     [
         ({"steps": 100}, "steps and minibatch must be multiples of window = 32, got 100 and 2048"),
         ({"envs": 0}, "envs must be a whole number from 1 on, got 0"),
-        ({"lr": math.nan}, "lr must be a number from 0 on, got nan"),
+        ({"lr": math.nan}, "lr must be a number above 0, got nan"),
+        ({"lr": -1}, "lr must be a number above 0, got -1"),
+        ({"lr": 0.0}, r"lr must be a number above 0, got 0\.0"),
+        ({"clip_norm": 0.0}, r"clip_norm must be a number above 0, got 0\.0"),
+        ({"gamma": 1.5}, r"gamma must be a number from 0 to 1, got 1\.5"),
+        ({"gae_lambda": -0.1}, r"gae_lambda must be a number from 0 to 1, got -0\.1"),
+        ({"entropy_coef": math.inf}, "entropy_coef must be a number from 0 on, got inf"),
+        ({"workers": 0}, "workers must be a whole number from 1 on, or none, got 0"),
+        ({"workers": -3}, "workers must be a whole number from 1 on, or none, got -3"),
+        ({"frames": 0}, "frames must be a whole number from 1 on, or none, got 0"),
+        (
+            {"envs": 3, "steps": 3, "window": 1, "minibatch": 4, "normalise": True},
+            "expected minibatches of 2 frames or more, got 9 frames in minibatches of 4",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
@@ -267,6 +280,19 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 def test_a_memory_with_dropout_is_refused() -> None:
     core: Any = build("rim", 64, 64, num_cells=4, dropout=0.1)
     with pytest.raises(ValueError, match=r"expected a memory with dropout=0, got 0\.1"):
+        ActorCritic(core, 7)
+
+
+@pytest.mark.parametrize("rule", ["cells", "views", "peers"])
+def test_a_memory_that_draws_its_selection_is_refused(rule: str) -> None:
+    core: Any = build("riglstm", 64, 64, num_cells=4, **{rule: "random"})
+    with pytest.raises(ValueError, match=f"draws nothing, got {rule}='random'"):
+        ActorCritic(core, 7)
+
+
+def test_a_memory_that_looks_ahead_is_refused() -> None:
+    core: Any = build("riglstm", 64, 64, num_cells=4, bidirectional=True)
+    with pytest.raises(ValueError, match="a memory that streams, got Rig, which does not"):
         ActorCritic(core, 7)
 
 

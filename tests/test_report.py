@@ -524,6 +524,7 @@ def test_a_report_holds_figures_tables_records_and_what_is_missing(
     found = assert_needs_nothing(text)
     words = " ".join("".join(found.text).split())
     assert "6 runs, 3 of them done" in words
+    assert "weights are those chosen on validation data of the training condition." in words
     assert "riglstm-1: riglstm on mnist, seed 1: not finished, update 5 of 10" in words
     assert "failed after update 5 of 10: the loss <is> gone" in words
     assert "broken cannot be read: a run's configuration must have the fields" in words

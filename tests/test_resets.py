@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from riglstm import RigLSTM
 from riglstm.models import build
 from riglstm.models.resets import restart, run_with_resets
 from riglstm.models.stepping import stepper
+from riglstm.scan import BackendError
 
 CORES: dict[str, tuple[str, dict[str, Any]]] = {
     "riglstm": ("riglstm", {"num_cells": 4, "active_cells": 3}),
@@ -77,6 +79,57 @@ def test_resets_equal_separate_sequences(name: str) -> None:
         results.append([y, *end, *(g for g in gradients if g is not None)])
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_reset_clears_a_state_that_is_not_finite(name: str, poison: float) -> None:
+    """Outputs, last state and gradients are those of a sequence that began there."""
+    core = core_of(name)
+    x, state, reset = inputs(core)
+    results = []
+    for value in (0.0, poison):
+        given = [s.detach().clone() for s in state]
+        for s in given:
+            s[:, 0] = value  # where reset[0] starts anew
+            s.requires_grad_()
+        y, end = run_with_resets(core, x, tuple(given), reset)
+        leaves = (*given, *core.parameters())
+        gradients = torch.autograd.grad(y.square().sum(), leaves, allow_unused=True)
+        results.append([y, *end, *(g for g in gradients if g is not None)])
+    for got, expected in zip(*results, strict=True):
+        assert got.isfinite().all()
+        assert torch.equal(got, expected)
+
+
+# Triton's interpreter computes, and warns of, what a mask then drops.
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        # "compiled" is the reference's step, compiled.
+        *((backend, {"active_cells": 1}) for backend in ("reference", "batched", "triton")),
+        ("batched", {"cells": "all", "views": "all", "peers": "all"}),
+    ],
+)
+def test_every_backend_clears_a_state_that_is_not_finite(
+    backend: str, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(D, 32, num_cells=2, backend=backend, **options)
+    x, reset = torch.randn(1, 2, D), torch.tensor([[True, False]])
+    results = []
+    for h_value, c_value in ((0.0, 0.0), (float("nan"), float("inf"))):
+        h, c = (torch.randn(1, 2, 32, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+        h[0, 0], c[0, 0] = h_value, c_value
+        leaves = (h.requires_grad_(), c.requires_grad_(), *layer.parameters())
+        try:
+            y, _ = layer(x, (h, c), reset=reset)
+        except BackendError as error:
+            pytest.skip(str(error))
+        results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("name", CORES)

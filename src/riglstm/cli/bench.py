@@ -14,6 +14,7 @@ from riglstm.benchmark.timing import METERS
 from riglstm.cli import bench_harness, bench_minigrid, bench_parts, flags, text
 from riglstm.train.config import Fit
 from riglstm.train.devices import pick
+from riglstm.train.record import commit
 
 Table: TypeAlias = Literal["batch", "stream", "growth", "kernels", "harness", "minigrid"]
 
@@ -64,7 +65,7 @@ class Bench:
     quick: bool = False
     """Tiny sizes, two rounds, not compiled: shows that all of it runs; its figures say nothing."""
     json: Path | None = None
-    """File for the rows, with versions, processor, threads and load."""
+    """File for the rows, with versions, commit, processor, threads and load."""
 
 
 QUICK = Bench(
@@ -119,5 +120,6 @@ def run(config: Bench) -> None:
     speeds = bench_minigrid.show(config) if "minigrid" in config.tables else {}
     if config.json is not None:
         content = {"rows": [asdict(row) for row in done], "harness": bench_harness.as_json(harness)}
-        bench_parts.write(config, {"machine": machine, **content, "minigrid": speeds})
+        where = {"machine": machine, "commit": commit()}
+        bench_parts.write(config, {**where, **content, "minigrid": speeds})
         print(f"written: {config.json}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from riglstm.cli import flags, launch, options, text, values
 from riglstm.cli.train import check_folder
 from riglstm.experiments.minigrid import run
 from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
-from riglstm.experiments.minigrid_table import quick, reproduce
+from riglstm.experiments.minigrid_table import reproduce
 from riglstm.tasks.minigrid_envs import available
 from riglstm.tasks.minigrid_levels import FAMILIES
 from riglstm.train.folder import RunFolder
@@ -108,7 +108,7 @@ def evaluate(path: Path, device: str, levels: Sequence[str] | None) -> None:
     from riglstm.experiments import minigrid
 
     available()
-    result = minigrid.evaluate(path, device, levels)
+    result = minigrid.evaluate(path, device, levels, progress=True)
     folder = RunFolder(path)
     recorded = folder.read_json(folder.result)["rows"]
     differs = [row["condition"] for row in result["rows"] if row not in recorded]
@@ -136,7 +136,7 @@ class Reproduce:
     seeds: int = 3
     """Runs of each."""
     budget: Literal["quick", "paper"] = "paper"
-    """Frames: each family's own, or a twentieth of the most of them, which shows how it works."""
+    """Frames: each family's own, or a twentieth of them, which shows how it works."""
     frames: int | None = None
     """Frames of every run; none: as the budget says."""
     episodes: int = 100
@@ -147,6 +147,9 @@ class Reproduce:
     """Where to learn: auto (a GPU where there is one), cpu, cuda."""
     workers: int | None = None
     """Processes that step environments; none: one to a core."""
+    retry_failed: bool = False
+    """Train anew what diverged, from its first update; without a change of code or device it
+    diverges again. It is shown as failed otherwise."""
 
 
 def reproduce_all(args: Sequence[str]) -> None:
@@ -157,14 +160,22 @@ def reproduce_all(args: Sequence[str]) -> None:
     for name in config.models or ():
         values.check_name("--models", name, MEMORIES)
     available()
-    ppo = PPO(device=config.device, workers=config.workers)
-    if config.budget == "quick":
-        ppo = quick(ppo, config.families)
-    if config.frames is not None:
-        ppo = replace(ppo, frames=config.frames)
-    rendered, paths = reproduce(
-        *(config.families, config.models, config.seeds, config.out, config.out / "tables", ppo),
+    again = launch.again("reproduce", ["minigrid", *args])
+    done = reproduce(
+        *(config.families, config.models, config.seeds, config.out, config.out / "tables"),
+        PPO(device=config.device, workers=config.workers, frames=config.frames),
         episodes=config.episodes,
-        again=launch.again("reproduce", ["minigrid", *args]),
+        quick=config.budget == "quick",
+        retry_failed=config.retry_failed,
+        again=again,
     )
-    print(f"\n{rendered.markdown}\nwritten: {', '.join(map(str, paths))}")
+    print(f"\n{done.rendered.markdown}\nwritten: {', '.join(map(str, done.paths))}")
+    if done.failed:
+        print(
+            f"{done.failed} failed; --retry-failed trains them anew, which helps after a change of "
+            "code or device"
+        )
+    if config.budget == "quick":
+        print("These are few frames, to show how it works; --budget paper has each family's.")
+    if done.left:
+        print(f"{done.left} runs are not done; go on with: {again}")

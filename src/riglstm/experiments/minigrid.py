@@ -14,13 +14,15 @@ from riglstm import models
 from riglstm.experiments.minigrid_spec import LAST, TASK, GridSpec
 from riglstm.experiments.result import FAILED
 from riglstm.experiments.run import sessions
+from riglstm.tasks.minigrid_envs import WorkerDied
 from riglstm.tasks.minigrid_levels import chosen_levels, family
 from riglstm.tasks.minigrid_network import FEATURES, ActorCritic
 from riglstm.train.config import Fit
 from riglstm.train.devices import pick
 from riglstm.train.folder import RunFolder
 from riglstm.train.generators import kept
-from riglstm.train.ppo_config import PPO
+from riglstm.train.ppo_config import PPO, check_count
+from riglstm.train.ppo_progress import Testing
 from riglstm.train.record import commit, device_name
 from riglstm.train.trials import Score, trials
 
@@ -80,9 +82,12 @@ def run(
         except Diverged as error:
             folder.write_json(failed, {"reason": str(error)})
             raise
-        if progress:
-            print(f"testing {spec.episodes} episodes of {len(of.levels)} levels", file=sys.stderr)
-        scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers)
+        show = Testing(spec.episodes, len(of.levels)) if progress else None
+        try:
+            scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers, show)
+        except WorkerDied as error:
+            how = f"go on with: {again}" if again else "go on with --resume"
+            raise WorkerDied(f"{error}; the training is saved; {how}") from None
         result = {
             "rows": _rows(spec, scores, trained.frames),
             "steps": {name: score.steps for name, score in scores.items()},
@@ -102,14 +107,19 @@ def evaluate(
     device: str = "auto",
     levels: Sequence[str] | None = None,
     episodes: int | None = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """The result again, from the folder alone; nothing is written."""
     folder = RunFolder(path)
     spec, net = load(path, device)
+    if episodes is not None:
+        check_count("episodes", episodes)
     result = folder.read_json(folder.result)
     of = family(spec.family)
     asked = chosen_levels(of, None if levels is None else tuple(levels))
-    scores = trials(net, asked, episodes or spec.episodes)
+    episodes = episodes or spec.episodes
+    show = Testing(episodes, len(asked)) if progress else None
+    scores = trials(net, asked, episodes, show=show)
     here = device_name(next(net.parameters()).device)
     rows = _rows(spec, scores, result["frames"])
     return {**result, "rows": rows, "device": here, "commit": commit()}
@@ -127,7 +137,13 @@ def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]
             "go on with it by --resume first"
         )
     net = build(spec, device_of(spec.ppo, device))
-    load_weights(net, folder.weights_of(folder.read_json(folder.result)["frames"]))
+    weights = folder.weights_of(folder.read_json(folder.result)["frames"])
+    if not weights.exists():
+        raise ValueError(
+            f"expected the weights {weights}, got none: this folder is a run's record alone, as "
+            "those in results/ are; train the run anew by the command in its run.json"
+        )
+    load_weights(net, weights)
     return spec, net.eval()
 
 

@@ -12,11 +12,14 @@ from riglstm import models
 from riglstm.experiments.spec import PLACE
 from riglstm.tasks.minigrid_levels import family
 from riglstm.train.config import FREE
-from riglstm.train.ppo_config import PPO
+from riglstm.train.ppo_config import PPO, check_count
 
 TASK = "minigrid"
 LAST = "last"
 """What chose the weights that a run is tested with: nothing, they are the last (P35)."""
+
+SEEDS = 2**31
+"""Seeds of runs are below; it is `riglstm.train.trials.SEED`, which takes seconds to import."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +78,25 @@ class GridSpec:
                     f"{option!r} is no model option of {self.model!r}; "
                     f"it takes {', '.join(known_options)}"
                 )
-        for name in ("seed", "episodes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} must be a whole number from 0 on, got {value!r}")
+        seed = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+            raise ValueError(
+                f"seed must be a whole number from 0 to {SEEDS - 1}, as {SEEDS} is that of the "
+                f"test episodes, got {seed!r}"
+            )
+        check_count("episodes", self.episodes)
+        if self.frames < self.ppo.batch:
+            raise ValueError(
+                f"frames must be those of one update at least, {self.ppo.batch} = envs · steps, "
+                f"got {self.frames}"
+            )
 
     @property
     def name(self) -> str:
         """The memory's name among `MEMORIES`, or the model's with a mark: other sizes."""
         for name, memory in MEMORIES.items():
-            if (self.model, self.hidden_size) == (memory.model, memory.hidden_size) and _plain(
-                self.model_options
-            ) == _plain(memory.options):
+            same = (self.model, self.hidden_size) == (memory.model, memory.hidden_size)
+            if same and _sizes(self.model_options) == _sizes(memory.options):
                 return name
         return f"{self.model}-other"
 
@@ -131,11 +141,25 @@ class GridSpec:
                 f"{', '.join(data)}: {error!r}"
             ) from error
 
+    def training(self) -> dict[str, Any]:
+        """What the runs of one mean have in common: all but the seed, and how it is computed."""
+        data = self.resolved()
+        fit = {k: v for k, v in data["fit"].items() if k not in (*FREE, "checkpoint_every")}
+        # A run is trained for whole updates.
+        fit["frames"] -= fit["frames"] % self.ppo.batch
+        del data["seed"]
+        return {**data, "model_options": _sizes(self.model_options), "fit": fit}
+
     def digest(self) -> str:
         """Eight hexadecimal digits of what makes it this run, for the name of a folder."""
         data = self.resolved()
         data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _sizes(options: Mapping[str, Any]) -> Any:
+    """Options of a model, less the backend, which computes the same in another way."""
+    return _plain({name: value for name, value in options.items() if name != "backend"})
 
 
 def _plain(value: Any) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from riglstm.experiments.minigrid import run
+from riglstm.experiments.minigrid_groups import comparable
+from riglstm.experiments.minigrid_runs import Run, read
 from riglstm.experiments.minigrid_spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.experiments.render import Grid, Rendered, render
 from riglstm.experiments.result import FAILED
@@ -16,7 +19,7 @@ from riglstm.experiments.sheet import Cell
 from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, family
 from riglstm.train.folder import RunFolder
 from riglstm.train.lock import BusyError
-from riglstm.train.ppo_config import PPO
+from riglstm.train.ppo_config import PPO, check_count
 
 MODELS = ("riglstm", "rim", "lstm")
 """What is compared, if nothing else is said."""
@@ -31,28 +34,23 @@ class Planned(NamedTuple):
     spec: GridSpec
     folder: Path
 
-
-class Run(NamedTuple):
-    """A run's folder."""
-
-    spec: GridSpec
-    folder: Path
-    result: dict[str, Any] | None
-    """None: it is not done."""
-
     @property
     def state(self) -> str:
-        """As `RunFolder.state`."""
-        return "partial" if self.result is None else "done"
+        """How far it is: new, partial, failed or done."""
+        state = RunFolder(self.folder).state
+        return "failed" if state == "partial" and (self.folder / FAILED).exists() else state
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Its figures."""
-        return [] if self.result is None else list(self.result["rows"])
 
-    def rates(self, metric: str = "success") -> dict[str, float]:
-        """Success rates by level."""
-        return {r["condition"]: r["value"] for r in self.rows if r["metric"] == metric}
+class Reproduced(NamedTuple):
+    """A table that was asked for."""
+
+    rendered: Rendered
+    paths: tuple[Path, ...]
+    """Where it was written: Markdown, CSV, LaTeX."""
+    failed: int
+    """Runs that diverged; the table says which, and why."""
+    left: int
+    """Runs that are not done: another process makes them."""
 
 
 def plan(
@@ -62,22 +60,29 @@ def plan(
     root: Path | str,
     ppo: PPO,
     episodes: int = 100,
+    *,
+    quick: bool = False,
 ) -> list[Planned]:
-    """All runs, seed by seed; None: the families whose goal can be seen, and `MODELS`."""
+    """All runs, seed by seed; None: the families whose goal can be seen, and `MODELS`.
+
+    `quick`: a twentieth of each family's frames, which shows how it works, and no more.
+    """
     for name in models or ():
         if name not in MEMORIES:
             raise ValueError(f"models must be some of {', '.join(MEMORIES)}, got {name!r}")
     for name in families or ():
         family(name)
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ValueError(f"seeds must be a number of runs from 1 on, got {seeds!r}")
+    check_count("seeds", seeds)
     found = []
     for seed in range(seeds):
         for of in families or SHOWN:
+            how = ppo
+            if quick and ppo.frames is None:
+                how = replace(ppo, frames=max(ppo.batch, family(of).frames // 20))
             for model in models or MODELS:
                 memory = MEMORIES[model]
                 spec = GridSpec(
-                    *(of, memory.model, memory.hidden_size, dict(memory.options), ppo, seed),
+                    *(of, memory.model, memory.hidden_size, dict(memory.options), how, seed),
                     episodes=episodes,
                 )
                 name = f"{TASK}-{of}-{model}-seed{seed}-{spec.digest()}"
@@ -94,74 +99,85 @@ def reproduce(
     ppo: PPO | None = None,
     *,
     episodes: int = 100,
+    quick: bool = False,
+    retry_failed: bool = False,
     progress: bool = True,
     again: str = "",
-) -> tuple[Rendered, tuple[Path, ...]]:
+) -> Reproduced:
     """Run what is not done, write the table anew after every run; the table and its files.
 
-    A run that was stopped is gone on with; one that diverged is marked in its folder, and left;
-    one that another process trains is passed over.
+    A run that was stopped is gone on with; one that diverged is marked in its folder, shown as
+    failed, and left, but with `retry_failed` begun anew; one that another process trains is passed
+    over.
     """
     from riglstm.train.reinforced import Diverged
 
-    planned = plan(families, models, seeds, root, ppo or PPO(), episodes)
-    waiting = [p for p in planned if RunFolder(p.folder).state != "done"]
+    planned = plan(families, models, seeds, root, ppo or PPO(), episodes, quick=quick)
+    open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
+    waiting = [p for p in planned if p.state in open_states]
     for number, (spec, path) in enumerate(waiting, start=1):
         if progress:
             print(f"run {number} of {len(waiting)}: {path}", file=sys.stderr, flush=True)
-        if (path / FAILED).exists():
-            continue
         folder = RunFolder(path)
         try:
             with folder.held():
                 if folder.state != "done":
+                    _without_failure(folder)
                     run(spec, folder, resume=True, progress=progress, again=again)
         except (Diverged, BusyError) as error:
             print(f"{path}: {error}", file=sys.stderr)
         table(planned).write(Path(out), TASK)
     rendered = table(planned)
-    return rendered, rendered.write(Path(out), TASK)
+    states = [p.state for p in planned]
+    return Reproduced(
+        *(rendered, rendered.write(Path(out), TASK)),
+        failed=states.count("failed"),
+        left=states.count("new") + states.count("partial"),
+    )
 
 
-def read(path: Path) -> Run:
-    """A run; raises ValueError where the folder's files are not those of one."""
-    folder = RunFolder(path)
-    spec = GridSpec.from_json(folder.read_json(folder.config))
-    if folder.state != "done":
-        return Run(spec, path, None)
-    result = folder.read_json(folder.result)
-    if not isinstance(result.get("rows"), list):
-        raise ValueError(
-            f"{folder.result} must be the result of a run, with rows, a list of figures, got "
-            f"{', '.join(result) or 'an empty one'}; delete the folder, and train anew"
-        )
-    return Run(spec, path, result)
+def _without_failure(folder: RunFolder) -> None:
+    """A failed run's folder, emptied: gone on with, it would diverge again, bit for bit."""
+    if not (folder.path / FAILED).exists():
+        return
+    # Checkpoints come first: nothing goes on from them, should this be stopped.
+    for path in sorted(folder.path.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != folder.lock:
+            path.unlink()
 
 
 def table(planned: Sequence[Planned]) -> Rendered:
     """Success rates in %, mean ± sd (n) over seeds, by family, level and model."""
-    done = [read(p.folder) for p in planned if RunFolder(p.folder).state == "done"]
-    shown = grid([run.spec.name for run in done], done, len(planned))
+    begun = [read(p.folder) for p in planned if p.state != "new"]
+    shown = grid([p.spec.name for p in planned if p.state != "new"], begun, len(planned))
     records = [
         (
             *(run.spec.family, r["condition"], run.spec.name, run.spec.seed),
             *(r["metric"], r["value"], LAST, r["step"]),
         )
-        for run in done
+        for run in begun
         for r in run.rows
     ]
     return render(shown, RECORD, records)
 
 
-def grid(models: Iterable[str], done: Sequence[Run], planned: int | None = None) -> Grid:
-    """The table for readers."""
-    names = [name for name in dict.fromkeys((*MEMORIES, *models)) if name in set(models)]
+def grid(models: Iterable[str], runs: Sequence[Run], planned: int | None = None) -> Grid:
+    """The table for readers, of runs that are done or have failed; no mean is over two trainings.
+
+    `planned`: how many runs there are to be.
+    """
+    ended = [run for run in runs if run.state in ("done", "failed")]
+    shown, left = comparable(ended)
+    models = set(models)
+    names = [name for name in dict.fromkeys((*MEMORIES, *sorted(models))) if name in models]
     lines = []
     for key, of in FAMILIES.items():
-        here = [d for d in done if d.spec.family == key]
+        here = [run for run in shown if run.spec.family == key]
         for level in of.levels if here else ():
             cells = [
-                _cell([d for d in here if d.spec.name == name], level.name, metric).text()
+                _cell([run for run in here if run.spec.name == name], level.name, metric).text()
                 for metric in METRICS
                 for name in names
             ]
@@ -171,20 +187,17 @@ def grid(models: Iterable[str], done: Sequence[Run], planned: int | None = None)
         "Success rates in %, mean ± standard deviation over seeds (number of seeds). Trained on "
         "each family's first level alone; the last weights are tested (P35)."
     ]
-    if planned is not None and len(done) < planned:
-        notes.append(f"{planned - len(done)} of {planned} runs are not done.")
+    notes += [f"Failed: {run.folder.name}: {run.failed}." for run in shown if run.failed]
+    notes += [f"{words}." for words in left]
+    if planned is not None and len(ended) < planned:
+        notes.append(f"{planned - len(ended)} of {planned} runs are not done.")
     return Grid(TASK, "MiniGrid: episodes solved", ["family", "level", *heads], lines, 2, notes)
-
-
-def quick(ppo: PPO, families: Sequence[str] | None) -> PPO:
-    """A twentieth of the longest family's frames: it shows how it works, and no more."""
-    longest = max(FAMILIES[name].frames for name in families or SHOWN)
-    return replace(ppo, frames=longest // 20)
 
 
 def _cell(runs: Sequence[Run], level: str, metric: str) -> Cell:
     rates = [run.rates(metric) for run in runs]
-    return Cell(tuple(100 * r[level] for r in rates if level in r))
+    failed = sum(run.state == "failed" for run in runs)
+    return Cell(tuple(100 * r[level] for r in rates if level in r), failed)
 
 
 def label(name: str) -> str:

@@ -73,7 +73,8 @@ def _in_pieces(core: LSTM, x: Tensor, state: State, reset: Tensor) -> tuple[Tens
     rows = at % T * B + at // T
     sample = first // T
     goes_on = (first % T == 0) & ~reset[0][sample]
-    h, c = (s[:, sample] * goes_on.view(1, -1, 1) for s in (h, c))
+    # Chosen, not multiplied: zero times a state that is not finite is not zero.
+    h, c = (s[:, sample].masked_fill(~goes_on.view(1, -1, 1), 0) for s in (h, c))
     sizes = (step < length).sum(1).cpu()
     biases, layers, dropout, bidirectional = True, 1, 0.0, False
     y, h_n, c_n = torch.lstm(

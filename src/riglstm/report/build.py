@@ -116,10 +116,10 @@ def report(
         body, pictures = minigrid.section(grids, models, device, draft.show, draft.missing)
         draft.sections.append(body)
         draft.pictures += pictures
+    chosen = "weights are those chosen on validation data of the training condition"
     lead = (
         f"{len(found)} runs, {states.count('done')} of them done. Drawn by riglstm {__version__} "
-        "from the runs' folders alone; weights are those chosen on validation data of the training "
-        "condition."
+        f"from the runs' folders alone{f'; {chosen}' if known else ''}."
     )
     text = page.page(
         "RigLSTM: report of runs",

@@ -9,14 +9,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from riglstm.experiments.minigrid import is_grid, load
-from riglstm.experiments.minigrid_table import Run, grid, label, read
+from riglstm.experiments.minigrid_groups import comparable
+from riglstm.experiments.minigrid_runs import Run, read
+from riglstm.experiments.minigrid_table import grid, label
 from riglstm.report import curves, page
 from riglstm.report.episode import Episode, draw_episode, gif, play
 from riglstm.report.page import Html, Section
 from riglstm.report.records import read_metrics
 from riglstm.report.style import FAINT, GRID, LOOKS, Picture, new_figure, plot_axes, png, styled
 from riglstm.tasks.minigrid_levels import FAMILIES
-from riglstm.train.folder import RunFolder
+from riglstm.train.folder import RunFolder, differences
 
 OURS, THEIRS = "riglstm", "rim"
 TRACED = (OURS, THEIRS)
@@ -57,9 +59,12 @@ def section(
     missing: list[str],
 ) -> tuple[Section, list[Picture]]:
     """What runs on MiniGrid have to show, and its pictures; says what is missing."""
-    done = [run for run in runs if run.state == "done"]
+    done, left = comparable([run for run in runs if run.state == "done"])
+    missing += left
     missing += [
-        f"{run.folder}: a run on MiniGrid that is not finished; go on with --resume"
+        f"{run.folder}: a run on MiniGrid that failed: {run.failed}"
+        if run.failed
+        else f"{run.folder}: a run on MiniGrid that is not finished; go on with --resume"
         for run in runs
         if run.state != "done"
     ]
@@ -71,6 +76,7 @@ def section(
         body += [page.paragraph(note) for note in shown.notes]
     bars = relative(done)
     if bars:
+        missing += unlike(done)
         pictures.append(_relative_picture(bars))
     elif done:
         missing.append(
@@ -95,9 +101,11 @@ def section(
 def relative(done: Sequence[Run]) -> list[Bar]:
     """How many points of success RigLSTM is above RIM, on every level where both have runs.
 
+    Of each, those of one training; see `comparable`.
     The spread is that of the difference of two independent runs: √(sd² + sd²).
     """
     bars: list[Bar] = []
+    done, _ = comparable(done)
     for key, of in FAMILIES.items():
         for level in of.levels:
             found = {
@@ -114,6 +122,23 @@ def relative(done: Sequence[Run]) -> list[Bar]:
                 mean = float(np.mean(ours) - np.mean(theirs))
                 bars.append((of.title, level.name, mean, float(spread)))
     return bars
+
+
+def unlike(done: Sequence[Run]) -> list[str]:
+    """Families on which RigLSTM and RIM were trained otherwise, in words: no fair comparison."""
+    found: dict[str, dict[str, Run]] = {}
+    for run in comparable(done)[0]:
+        found.setdefault(run.spec.family, {}).setdefault(run.spec.name, run)
+    said = []
+    for family, runs in found.items():
+        if OURS in runs and THEIRS in runs:
+            theirs, ours = (runs[name].spec.training()["fit"] for name in (THEIRS, OURS))
+            if words := differences(theirs, ours, "fit"):
+                said.append(
+                    f"MiniGrid, {FAMILIES[family].title}: RIM (there) and RigLSTM (here) were "
+                    f"trained otherwise: {'; '.join(words)}"
+                )
+    return said
 
 
 @styled()
@@ -195,12 +220,12 @@ def _episode(name: str, episode: Episode) -> list[Picture]:
     awake = ", ".join(f"{share:.0%}" for share in episode.strength.mean(0))
     title = f"MiniGrid, {label(name)}: an episode of {episode.level}"
     caption = (
-        f"{len(episode.frames)} steps, {ending}. Below the frames: what each cell took in of the "
-        "new state at each step, from nothing (white) to all of it (dark); a cell that slept took "
-        "in nothing."
+        f"{len(episode.frames)} steps, {ending}: the first test episode, by the most probable "
+        "actions. {} the frame{}: what each cell took in of the new state at each step, from "
+        "nothing (white) to all of it (dark); a cell that slept took in nothing."
     )
     alt = f"Mean by cell: {awake}."
     return [
-        Picture(title, caption, alt, draw_episode(episode)),
-        Picture(f"{title}, moving", caption, alt, gif(episode), "gif"),
+        Picture(title, caption.format("Below", "s"), alt, draw_episode(episode)),
+        Picture(f"{title}, moving", caption.format("Beside", ""), alt, gif(episode), "gif"),
     ]

@@ -90,12 +90,14 @@ def _loop(
     c_at, tanh_at = steps(saved.c.view(-1, B, M)), steps(saved.tanh_c.view(-1, B, M))
     q_at, a_at = steps(saved.q.view(-1, B, M)), steps(saved.a.view(-1, B, N))
     x_at, y_at, y_cells = x.unbind(), y.view(T, B, M).unbind(), y.unbind()
-    kept = None if reset is None else (~reset).to(h.dtype).unsqueeze(2).unbind()
+    # Chosen, not multiplied: zero times a state that is not finite is not zero.
+    fresh = None if reset is None else reset.unsqueeze(2).unbind()
+    zero = h.new_zeros(())
 
     for t in range(T):
-        if kept is not None:
-            h = torch.mul(h, kept[t], out=V_h[t])
-            c = torch.mul(c, kept[t], out=c_at[t])
+        if fresh is not None:
+            h = torch.where(fresh[t], zero, h, out=V_h[t])
+            c = torch.where(fresh[t], zero, c, out=c_at[t])
         else:
             V_h[t].copy_(h)
             c = c_at[t].copy_(c)
@@ -205,7 +207,7 @@ def _loop_back(
     D_at, D_fi = D5.unbind(), D5[:, :, : 2 * M].unflatten(2, (2, M)).unbind()
     D_o, D_g = D5[:, :, 2 * M : 3 * M].unbind(), D5[:, :, 3 * M : 4 * M].unbind()
     dy_at, dz_at = dy.unbind(), dz.unsqueeze(3).unbind()
-    kept = None if reset is None else (~reset).to(dh.dtype).unsqueeze(2).unbind()
+    fresh = None if reset is None else reset.unsqueeze(2).unbind()
 
     for t in reversed(range(steps)):
         dh += dy_at[t]
@@ -227,9 +229,9 @@ def _loop_back(
             torch.mm(D_at[t], W5_h, out=dh)
         else:
             dh.addmm_(D_at[t], W5_h)
-        if kept is not None:
-            dh *= kept[t]
-            dc *= kept[t]
+        if fresh is not None:
+            dh.masked_fill_(fresh[t], 0)
+            dc.masked_fill_(fresh[t], 0)
 
 
 def _apart(dW5: Tensor, W_q: Tensor | None, N: int, K: int) -> tuple[Tensor, Tensor | None]:

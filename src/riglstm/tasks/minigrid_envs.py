@@ -79,7 +79,14 @@ class Environments:
 
         from riglstm.tasks.minigrid_worker import RECORD
 
-        workers = min(len(levels), workers or os.cpu_count() or 1)
+        if not levels:
+            raise ValueError("levels must be those of one environment at least, got none")
+        if workers is not None and workers < 1:
+            raise ValueError(
+                f"workers must be a number of processes from 1 on, or None for one to a core, got "
+                f"{workers}"
+            )
+        workers = min(len(levels), workers or cores())
         self.levels = tuple(levels)
         self.workers: list[_Worker] = []
         handle, self.file = tempfile.mkstemp(prefix="minigrid-", dir=_shared_memory())
@@ -218,8 +225,15 @@ class _Worker:
         raise WorkerDied(
             f"the worker with environments {self.first} to {last} "
             f"({', '.join(sorted(set(self.levels)))}) {what or f'ended with exit code {code}'}; "
-            "what it wrote stands above; go on from the last checkpoint with --resume"
+            "what it wrote stands above"
         ) from None
+
+
+def cores() -> int:
+    """Those that this process may use: a container or a job often has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _shared_memory() -> str | None:

@@ -147,6 +147,8 @@ def family(name: str) -> Family:
 def chosen_levels(of: Family, names: tuple[str, ...] | None) -> tuple[Level, ...]:
     """The levels of that name, in the family's order; None: all."""
     known = tuple(level.name for level in of.levels)
+    if names is not None and not names:
+        raise ValueError(f"levels of {of.title} must be some of {', '.join(known)}, got none")
     for name in names or ():
         if name not in known:
             raise ValueError(

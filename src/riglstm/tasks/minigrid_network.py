@@ -38,6 +38,19 @@ class ActorCritic(nn.Module):
                 "PPO compares how probable an action was with how probable it is, which dropout "
                 f"would make two random numbers: expected a memory with dropout=0, got {dropout}"
             )
+        rules = {name: _rule(core, name) for name in ("cells", "views", "peers")}
+        drawn = [f"{name}='random'" for name, rule in rules.items() if rule == "random"]
+        if drawn:
+            raise ValueError(
+                "PPO compares how probable an action was with how probable it is, which a random "
+                "selection would make two random numbers: expected a memory that draws nothing, "
+                f"got {', '.join(drawn)}"
+            )
+        if not core.streaming:
+            raise ValueError(
+                "an agent acts before it knows the steps to come: expected a memory that streams, "
+                f"got {type(core).__name__}, which does not; leave out bidirectional=True"
+            )
         self.encoder = nn.Sequential(
             nn.Conv2d(3, 16, 2),  # 6 × 6
             nn.ReLU(),
@@ -85,6 +98,12 @@ class ActorCritic(nn.Module):
         """The memory's output (..., H) to the return that is expected from here, (...)."""
         values: Tensor = self.critic(y)
         return values.squeeze(-1)
+
+
+def _rule(core: nn.Module, name: str) -> str | None:
+    """By which a memory selects `name`; None: it has no such thing."""
+    found = (getattr(getattr(part, "selection", None), name, None) for part in core.modules())
+    return next((rule for rule in found if isinstance(rule, str)), None)
 
 
 def _conv(x: Tensor, layer: nn.Conv2d) -> Tensor:

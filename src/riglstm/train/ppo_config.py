@@ -3,7 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FROM_ZERO: tuple[str, Callable[[float], bool]] = ("from 0 on", lambda v: 0 <= v < math.inf)
+ABOVE_ZERO: tuple[str, Callable[[float], bool]] = ("above 0", lambda v: 0 < v < math.inf)
+SHARE: tuple[str, Callable[[float], bool]] = ("from 0 to 1", lambda v: 0 <= v <= 1)
+
+NUMBERS = {
+    "lr": ABOVE_ZERO,
+    "adam_eps": FROM_ZERO,
+    "gamma": SHARE,
+    "gae_lambda": SHARE,
+    "clip": FROM_ZERO,
+    "value_coef": FROM_ZERO,
+    "entropy_coef": FROM_ZERO,
+    "clip_norm": ABOVE_ZERO,
+}
+"""Options that are numbers: which, in words, and whether one is."""
+
+
+def check_count(name: str, value: object, *, or_none: bool = False) -> None:
+    """Raise ValueError where a number of things is none."""
+    if or_none and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        ending = ", or none" if or_none else ""
+        raise ValueError(f"{name} must be a whole number from 1 on{ending}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -51,18 +77,25 @@ class PPO:
 
     def __post_init__(self) -> None:
         for name in ("envs", "steps", "window", "epochs", "minibatch", "checkpoint_every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+            check_count(name, getattr(self, name))
+        for name in ("frames", "workers"):
+            check_count(name, getattr(self, name), or_none=True)
         if self.steps % self.window or self.minibatch % self.window:
             raise ValueError(
                 f"steps and minibatch must be multiples of window = {self.window}, "
                 f"got {self.steps} and {self.minibatch}"
             )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not 0 <= value < math.inf:
-                raise ValueError(f"{field.name} must be a number from 0 on, got {value!r}")
+        for name, (words, allowed) in NUMBERS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not allowed(value):
+                raise ValueError(f"{name} must be a number {words}, got {value!r}")
+        smallest = min(self.minibatch, self.batch, self.batch % self.minibatch or self.minibatch)
+        if self.normalise and smallest == 1:
+            raise ValueError(
+                "normalise scales the advantages of a minibatch, and one frame has no deviation: "
+                f"expected minibatches of 2 frames or more, got {self.batch} frames in minibatches "
+                f"of {self.minibatch}; give another minibatch, or a window from 2 on"
+            )
 
     @property
     def batch(self) -> int:

@@ -55,3 +55,17 @@ class FrameProgress:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+class Testing:
+    """Says on stderr what is tested, and now and then how many episodes have ended."""
+
+    def __init__(self, episodes: int, levels: int) -> None:
+        print(f"testing {episodes} episodes of {levels} levels", file=sys.stderr, flush=True)
+        self.said = time.monotonic()
+
+    def __call__(self, ended: int, episodes: int) -> None:
+        """So many of so many."""
+        if time.monotonic() - self.said > SECONDS:
+            self.said = time.monotonic()
+            print(f"tested {ended:,} of {episodes:,} episodes", file=sys.stderr, flush=True)

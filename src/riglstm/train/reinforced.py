@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from riglstm.tasks.minigrid_envs import Environments
+from riglstm.tasks.minigrid_envs import Environments, WorkerDied
 from riglstm.tasks.minigrid_network import ActorCritic
 from riglstm.train.callbacks import Diverged
 from riglstm.train.checkpoints import Checkpoints
@@ -83,26 +83,30 @@ def train(
             checkpoints.save_checkpoint(state, checkpoints.path(agent.updates))
 
         try:
-            while agent.frames < frames:
-                figures = agent.update()
-                _check(figures, agent, saved)
-                record.add(agent.frames, figures)
-                shown.move(agent.frames, figures)
-                if agent.updates % config.checkpoint_every == 0 or wish.made:
-                    save()
-                    saved = agent.updates
-                if wish.made and agent.frames < frames:
-                    raise Interrupted(_words("stopped, and saved", agent, saved, again))
+            try:
+                while agent.frames < frames:
+                    figures = agent.update()
+                    _check(figures, agent, saved)
+                    record.add(agent.frames, figures)
+                    shown.move(agent.frames, figures)
+                    if agent.updates % config.checkpoint_every == 0 or wish.made:
+                        save()
+                        saved = agent.updates
+                    if wish.made and agent.frames < frames:
+                        raise Interrupted(_words("stopped, and saved", agent, saved, again))
+                # So that a stop during the test does not cost the training.
+                save()
+                saved = agent.updates
+                save_weights(net, folder.weights_of(agent.frames))
+            finally:
+                shown.close()
+                record.close()
         except StopNow:
             raise Interrupted(
                 _words("stopped at once, without saving", agent, saved, again)
             ) from None
-        finally:
-            shown.close()
-            record.close()
-        # So that a stop during the test does not cost the training.
-        save()
-        save_weights(net, folder.weights_of(agent.frames))
+        except WorkerDied as error:
+            raise WorkerDied(_words(str(error), agent, saved, again)) from None
         if wish.made:
             # Too late for this training; whoever asked wants no tests now either.
             how = f"; go on with: {again}" if again else ""

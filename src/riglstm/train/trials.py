@@ -1,12 +1,13 @@
 """Testing an agent: a number of episodes of each level, by drawn and by most probable actions.
 
-The episodes are the same for every agent: their seeds, and the noise of the drawn actions, depend
-on an episode's number alone.
+The episodes are the same for every agent: their seeds depend on an episode's number alone. So does
+the noise of the drawn actions, among tests of the same number of episodes: it is drawn for all of
+them together, step by step, and with other numbers of episodes it is other noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,9 +21,10 @@ from riglstm.tasks.minigrid_network import ActorCritic
 from riglstm.tasks.minigrid_worker import SKIP
 from riglstm.train.frames import Frames
 from riglstm.train.ppo import small_products
+from riglstm.train.ppo_config import check_count
 
 SEED = 2**31
-"""Of test episodes: no run is trained on it, as seeds of runs are far below."""
+"""Of test episodes: no run is trained on it, as seeds of runs are below."""
 
 
 class Score(NamedTuple):
@@ -38,9 +40,17 @@ class Score(NamedTuple):
 
 @torch.inference_mode()
 def trials(
-    net: ActorCritic, levels: Sequence[Level], episodes: int = 100, workers: int | None = None
+    net: ActorCritic,
+    levels: Sequence[Level],
+    episodes: int = 100,
+    workers: int | None = None,
+    show: Callable[[int, int], None] | None = None,
 ) -> dict[str, Score]:
-    """The scores by level. All episodes of all levels are played at once."""
+    """The scores by level. All episodes of all levels are played at once.
+
+    `show` hears how many of how many have ended, with every step.
+    """
+    check_count("episodes", episodes)
     count = len(levels)
     # By episodes first: long levels are shared out among the workers.
     ids = [level.id for level in levels] * 2 * episodes
@@ -49,14 +59,20 @@ def trials(
         Environments(ids, SEED, workers=workers, once=True, numbers=numbers) as envs,
         small_products(1),
     ):
-        solved, lengths = _play(net, envs, count, episodes)
+        solved, lengths = _play(net, envs, count, episodes, show)
     drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
     steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
     scores = map(Score, drawn, greedy, steps)
     return {level.name: score for level, score in zip(levels, scores, strict=True)}
 
 
-def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tuple[Tensor, Tensor]:
+def _play(
+    net: ActorCritic,
+    envs: Environments,
+    count: int,
+    episodes: int,
+    show: Callable[[int, int], None] | None,
+) -> tuple[Tensor, Tensor]:
     """Whether each episode was solved, and its length: (episodes · 2 · count) each."""
     device = next(net.parameters()).device
     book, step, act = Frames(net.encode, device), stepper(net.core), net.prepared_logits()
@@ -84,4 +100,6 @@ def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tu
             lengths[over] = torch.from_numpy(envs.steps).double()[over]
             live = live[~ended]
             state = tuple(s[:, ~ended.to(device)] for s in state)
+        if show is not None:
+            show(B - len(live), B)
     return solved, lengths
