@@ -97,7 +97,9 @@ def reproduce(
 
     open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
     waiting = [p for p in look() if p.state in open_states]
-    job = Job(data_dir, progress, again, deadline, jobs, tuple(sys.argv))
+    # Runs that are fewer share the cores among themselves alone.
+    at_a_time = max(1, min(jobs, len(waiting)))
+    job = Job(data_dir, progress, again, deadline, at_a_time, tuple(sys.argv))
     make = _one_by_one if jobs == 1 else _side_by_side
     return write(make(waiting, job, write))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -186,6 +187,8 @@ def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
 
 def say(line: str) -> None:
     """A line for the user, beside what a program may read."""
-    # In one piece, as several threads may have something to say.
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    # Where nobody hears it any more, the runs are to be made all the same.
+    with contextlib.suppress(OSError):
+        # In one piece, as several threads may have something to say.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

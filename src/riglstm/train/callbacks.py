@@ -58,7 +58,7 @@ class Steward(pl.Callback):
         self.seconds = 0.0
         """Of the whole run, until the last checkpoint."""
         self.pause = 0.0
-        """Seconds of the last evaluation; the first may take longer, as kernels are compiled."""
+        """Seconds of the last evaluation; 0 before the first, for which no time is kept free."""
         self.step = 0
         """Updates so far."""
         self.handled = 0
@@ -122,14 +122,14 @@ class Steward(pl.Callback):
             self._log()
         if evaluate:
             self._evaluate(trainer)
+            # Before the checkpoint, which holds it: who goes on from there has to know.
+            self.pause = time.monotonic() - began
         if self.choice.exhausted or self.step == self.config.updates:
             self.stopped = "patience" if self.choice.exhausted else "updates"
             trainer.should_stop = True
         if save or stop or self.stopped:
             self._save(trainer)
         self.resting = time.monotonic()
-        if evaluate:
-            self.pause = self.resting - began
         if stop and not self.stopped:
             raise Stopped
 
