@@ -99,7 +99,8 @@ def run(
                 deadline=deadline,
             )
         except Diverged as error:
-            folder.write_json(failed, {"reason": str(error)})
+            cost = {"updates": error.updates, "seconds": error.seconds}
+            folder.write_json(failed, {"reason": str(error), **cost})
             raise
         if not folder.writes:
             return {}
@@ -113,7 +114,7 @@ def run(
             "parameters": sum(p.numel() for p in net.parameters()),
             "device": sessions(folder, "device"),
             "commit": sessions(folder, "commit"),
-            "jobs": _most_jobs(folder),
+            "jobs": most_jobs(folder),
             **_yardsticks(task, task.conditions),
         }
         folder.finish(result)
@@ -129,7 +130,7 @@ def sessions(folder: RunFolder, name: str) -> str | None:
     return ", then ".join(dict.fromkeys(value or "unknown" for value in found))
 
 
-def _most_jobs(folder: RunFolder) -> int:
+def most_jobs(folder: RunFolder) -> int:
     """How many runs shared the device, in the session that shared it most."""
     record = folder.read_json(folder.run)
     return max(int(session.get("jobs", 1)) for session in (record, *record.get("resumed", [])))

@@ -19,13 +19,14 @@ import torch
 from torch import nn
 
 from riglstm.tasks.base import Task
-from riglstm.train.callbacks import Diverged, Steward, Stopped
+from riglstm.train.callbacks import Steward, Stopped
 from riglstm.train.capture import captured
 from riglstm.train.checkpoints import CheckpointError, Checkpoints
 from riglstm.train.choice import Chosen
 from riglstm.train.config import Fit
 from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 from riglstm.train.devices import check, environment, launched, products
+from riglstm.train.diverged import Diverged
 from riglstm.train.folder import RunFolder
 from riglstm.train.generators import kept
 from riglstm.train.learner import Learner, Ticks
