@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from riglstm.experiments import pool
+from riglstm.experiments import pool, worker
 from riglstm.experiments.errors import FEWER_RUNS, in_words
 from riglstm.experiments.plan import Planned, plan
 from riglstm.experiments.pool import Ended, together
@@ -27,7 +28,7 @@ from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES
 from riglstm.experiments.worker import Job, read, written
 from riglstm.train.config import Fit
-from riglstm.train.deadline import NEVER, Deadline
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 from riglstm.train.folder import RunFolder
 from train_helpers import last_step
 
@@ -276,6 +277,38 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
     assert json.loads((runs[0].folder / "result.json").read_text())["jobs"] == 2
     assert "(1; 1 to run)" in made.paths[0].read_text()
     assert "lstm M=1 seed 0: update 2 of 6" in said
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (None, 0, ""),
+        (OutOfTime("time is up"), 0, "time is up\n"),
+        (Interrupted("stopped, and saved"), 130, "stopped, and saved\n"),
+        (OSError("the disk is full"), 2, "the disk is full\n"),
+        (MemoryError(), 2, f"out of memory (MemoryError); {FEWER_RUNS}\n"),
+    ],
+)
+def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
+    end: BaseException | None,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def attempt(*_: object) -> None:
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr(worker, "attempt", attempt)
+    monkeypatch.setattr(worker, "_stop_at_the_end_of_stdin", lambda: None)
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{written(planned(tmp_path), JOB)}\n"))
+    for name in ("stdout", "stderr", "argv"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    assert worker.main() == code
+    assert capfd.readouterr().out == said
 
 
 def test_a_run_out_of_memory_names_the_number_of_runs_and_a_bug_its_traceback() -> None:

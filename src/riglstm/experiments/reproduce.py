@@ -22,7 +22,7 @@ from riglstm.experiments.sheet import RECORD, grid, records
 from riglstm.experiments.tables import MEASURED, recipe, stem, table
 from riglstm.experiments.worker import Job
 from riglstm.train.config import Precision
-from riglstm.train.deadline import NEVER, Deadline, OutOfTime
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 
 
 class Reproduced(NamedTuple):
@@ -116,8 +116,18 @@ def _one_by_one(waiting: Sequence[Planned], job: Job, write: Callable[[], object
             if job.progress:
                 say(str(stop))
             break
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            # Between runs, or while one is loaded.
+            said = f"stopped; what is done, or was saved, stays so{_go_on(job)}"
+            raise KeyboardInterrupt(said) from None
         write()
     return ()
+
+
+def _go_on(job: Job) -> str:
+    return f"; go on with: {job.again}" if job.again else ""
 
 
 def _side_by_side(
@@ -140,8 +150,7 @@ def _side_by_side(
         pool.together(waiting, replace(job, again=""), ended)
     except KeyboardInterrupt as stop:
         write()
-        how = f"; go on with: {job.again}" if job.again else ""
-        raise KeyboardInterrupt(f"{stop}{how}") from None
+        raise KeyboardInterrupt(f"{stop}{_go_on(job)}") from None
     return errors
 
 

@@ -16,7 +16,7 @@ from riglstm import models
 from riglstm.experiments.result import CHOSEN, FAILED
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task, generator, means
-from riglstm.train.deadline import NEVER, Deadline
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, untested
 from riglstm.train.devices import check, pick
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
@@ -105,8 +105,12 @@ def run(
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+        try:
+            figures = tested(spec, task, net, folder.weights_of, chosen, task.conditions)
+        except KeyboardInterrupt:
+            raise Interrupted(untested(again)) from None
         result = {
-            "rows": tested(spec, task, net, folder.weights_of, chosen, task.conditions),
+            "rows": figures,
             "chosen": chosen,
             "updates": fitted.updates,
             "stopped": fitted.stopped,

@@ -24,7 +24,7 @@ from riglstm.train.capture import captured
 from riglstm.train.checkpoints import CheckpointError, Checkpoints
 from riglstm.train.choice import Chosen
 from riglstm.train.config import Fit
-from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime, untested
 from riglstm.train.devices import check, environment, launched, products
 from riglstm.train.diverged import Diverged
 from riglstm.train.folder import RunFolder
@@ -128,9 +128,8 @@ def _fit(
         net.to(task.device)
     # Too late for this training; whoever asked wants no tests now either.
     if wish.made or deadline.near(_tests(task, steward.pause)):
-        how = f"; go on with: {again}" if again else ""
         kind = Interrupted if wish.made else OutOfTime
-        raise kind(f"trained to the end, and saved; not tested yet{how}")
+        raise kind(untested(again))
     return _fitted(steward)
 
 
