@@ -63,7 +63,7 @@ def together(waiting: Sequence[Planned], job: Job, ended: Callable[[Ended], None
             while todo or running:
                 while todo and len(running) < job.jobs:
                     # The first ones are begun in any case: each call gets further.
-                    if begun >= job.jobs and (time_is_up or job.deadline.left < TO_BEGIN):
+                    if begun >= job.jobs and job.deadline.left < TO_BEGIN:
                         break
                     planned = fresh(todo.popleft())
                     running[planned.folder] = _Process(planned, job, ends.put)
