@@ -582,7 +582,7 @@ def test_scores_are_means_over_films_and_parts_add_up(
     assert net.training
     whole = task.score(net, "balls=2,curtain", "validation")
     assert net.training
-    assert whole["count"] == 5
+    assert whole["count"] == task.size("validation") == 5
     frames = unpack(task.packed("balls=2,curtain", "validation")).transpose(0, 1)
     loss = F.binary_cross_entropy_with_logits(net(frames[:-1]), frames[1:])
     assert abs(means(whole)["loss"] - loss.item()) < 1e-6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from riglstm.cli import (
     train,
 )
 from riglstm.experiments import reproduce as reproducing
+from riglstm.experiments.errors import LESS_MEMORY
 from riglstm.experiments.plan import Planned
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import NAMES
@@ -230,7 +232,7 @@ def test_out_of_memory_is_a_line_with_a_way_out(monkeypatch: Patch, capsys: Capt
     assert exit_code("demo") == 2
     err = capsys.readouterr().err
     assert err.startswith("riglstm: out of memory (")
-    assert err.endswith(f"; {main.LESS_MEMORY}\n")
+    assert err.endswith(f"; {LESS_MEMORY}\n")
 
 
 def test_what_the_system_refuses_is_a_line(monkeypatch: Patch, capsys: Capture) -> None:
@@ -471,6 +473,8 @@ def test_the_plan_says_what_is_done_and_what_the_rest_will_take(tmp_path: Path) 
         "copying, quick: 4 runs in runs: 1 done, 1 to go on with, 1 to begin, 1 failed",
         "600 updates each, at most; about 3 minutes, as the runs that are done took",
     ]
+    # Two are left, which is all that can run at a time.
+    assert "about 2 minutes, 2 at a time" in reproduce.outlook(runs, replace(config, jobs=4))
     assert len(reproduce.outlook(runs[:1], config).splitlines()) == 1
     unknown = [*runs, planned(tmp_path / "e", "new", 0, "gridlstm")]
     assert "known when one run of each row is done" in reproduce.outlook(unknown, config)

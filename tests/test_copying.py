@@ -218,7 +218,7 @@ def test_shares_of_a_score_add_up(parts: int) -> None:
     net = task.network(build("lstm", 8, 6))
     whole = task.score(net, "P=100", "test")
     shares = [task.score(net, "P=100", "test", (i, parts)) for i in range(parts)]
-    assert whole["count"] == sum(s["count"] for s in shares) == 37
+    assert whole["count"] == sum(s["count"] for s in shares) == task.size("test") == 37
     for name, total in whole.items():
         assert total.item() == pytest.approx(sum(s[name].item() for s in shares), rel=1e-5)
 

@@ -16,7 +16,7 @@ import torch
 from riglstm.cli.main import main
 from riglstm.experiments import complexity, rows
 from riglstm.experiments.finished import evaluate, load
-from riglstm.experiments.plan import FAILED, plan
+from riglstm.experiments.plan import FAILED, Planned, plan
 from riglstm.experiments.recipes import RECIPES, SMALL, Recipe, Row, Setting
 from riglstm.experiments.reproduce import reproduce as make
 from riglstm.experiments.run import build, run
@@ -24,8 +24,10 @@ from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES
 from riglstm.models import MODELS
 from riglstm.train.config import Fit
+from riglstm.train.deadline import Deadline, Interrupted, OutOfTime
 from riglstm.train.folder import RunFolder
 from riglstm.train.weights import load_weights
+from train_helpers import last_step
 
 TASK: dict[str, Any] = {
     **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4", "P=6")},
@@ -210,7 +212,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     ]
     assert made.paths[0].read_text() == made.rendered.markdown
     assert len(list(csv.reader(io.StringIO(made.rendered.csv)))) == 1 + 4 * 5
-    assert len(rows.read(where["results"])) == 2 * 5
+    assert len(rows.read(where["results"])) == 2 * 5 + 2  # a row of each that failed
 
     called: list[str] = []
 
@@ -222,7 +224,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     again = make("copying", **ask)
     assert called == []
     assert again.rendered == made.rendered
-    assert len(rows.read(where["results"])) == 2 * 5
+    assert len(rows.read(where["results"])) == 2 * 5 + 2  # a row of each that failed
     # Models say what is trained, and never what the table has.
     for models in (["lstm"], ["rim"]):
         assert make("copying", models, **ask).rendered == made.rendered
@@ -263,8 +265,80 @@ def test_what_failed_is_begun_anew(tmp_path: Path) -> None:
     left.touch()
     assert make("copying", ["rim"], **ask, retry_failed=True).failed == 2
     assert not left.exists()
-    assert (failed.folder / FAILED).exists()
+    said = json.loads((failed.folder / FAILED).read_text())
+    assert said["updates"] >= 1
+    assert said["seconds"] > 0
     assert "resumed" not in json.loads((failed.folder / "run.json").read_text())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_runs_one_by_one_stop_in_time_and_by_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask: dict[str, Any] = {"root": tmp_path / "runs", "out": tmp_path / "out", "again": "more"}
+    ask |= {"device": "cpu", "models": ["lstm"], "name": "copying"}
+    begun: list[str] = []
+    ends: list[BaseException | None] = [None]
+
+    def attempt(planned: Planned, *args: Any) -> None:
+        begun.append(planned.setting)
+        end = ends[len(begun) - 1]
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr("riglstm.experiments.reproduce.attempt", attempt)
+    # Less than a minute is left: the first is begun, and no other.
+    assert make(**ask, deadline=Deadline.after(0.5)).left == 2
+    assert begun == ["M=1"]
+    ends[0] = OutOfTime("time is up")
+    begun.clear()
+    assert make(**ask).left == 2
+    assert begun == ["M=1"]
+    assert "time is up\n" in capsys.readouterr().err
+    for end, said in (
+        (Interrupted("stopped, and saved"), "stopped, and saved"),
+        (KeyboardInterrupt(), "stopped; what is done, or was saved, stays so; go on with: more"),
+    ):
+        ends[0] = end
+        begun.clear()
+        with pytest.raises(KeyboardInterrupt, match=f"^{said}$"):
+            make(**ask)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_ctrl_c_of_runs_side_by_side_leaves_a_table_and_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def together(*_: object) -> None:
+        raise KeyboardInterrupt("all are saved")
+
+    monkeypatch.setattr("riglstm.experiments.pool.together", together)
+    with pytest.raises(KeyboardInterrupt, match=r"^all are saved; go on with: more$"):
+        make("copying", root=tmp_path / "runs", out=tmp_path / "out", jobs=2, again="more")
+    assert (tmp_path / "out" / "copying-quick.md").exists()
+
+
+def test_a_stop_during_the_tests_costs_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("riglstm.experiments.run.tested", stop)
+        words = "^trained to the end, and saved; not tested yet; go on with: more$"
+        with pytest.raises(Interrupted, match=words):
+            run(SPEC, tmp_path, progress=False, again="more")
+    assert last_step(tmp_path) == SPEC.fit.updates
+    before = (tmp_path / "metrics.csv").read_bytes()
+    assert run(SPEC, tmp_path, progress=False, resume=True)["updates"] == SPEC.fit.updates
+    assert (tmp_path / "metrics.csv").read_bytes() == before
+    result = json.loads((tmp_path / "result.json").read_text())
+    home = result["rows"][0]["chosen_on"].removeprefix("validation@")
+    del result["chosen"][home]
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=f"must say which weights {home} chose.*; train anew$"):
+        load(tmp_path)
 
 
 def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_the_score_is_that_of_all_pictures_at_once() -> None:
     with torch.no_grad():
         logits = net(inputs)
     scored = task.score(net, "5x5", "test")
-    assert scored["count"] == 23
+    assert scored["count"] == task.size("test") == 23
     assert scored["accuracy"] == (logits.argmax(-1) == labels).sum()
     assert scored["loss"].item() == pytest.approx(23 * F.cross_entropy(logits, labels).item())
     assert all(t.dtype == torch.float64 and t.dim() == 0 for t in scored.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -16,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from riglstm.experiments import pool
+from riglstm.experiments import pool, worker
+from riglstm.experiments.errors import FEWER_RUNS, in_words
 from riglstm.experiments.plan import Planned, plan
 from riglstm.experiments.pool import Ended, together
 from riglstm.experiments.recipes import Recipe, Row, Setting
@@ -25,7 +28,7 @@ from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES
 from riglstm.experiments.worker import Job, read, written
 from riglstm.train.config import Fit
-from riglstm.train.deadline import NEVER, Deadline
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 from riglstm.train.folder import RunFolder
 from train_helpers import last_step
 
@@ -57,14 +60,14 @@ def _heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def interrupt_when(made: list[Path], times: int = 1) -> None:
-    """Ctrl-C to this process as soon as all the files are there."""
+def interrupt_when(made: list[Path], *signals: int) -> None:
+    """Ctrl-C, or others, to this process as soon as all the files are there."""
 
     def wait() -> None:
         while not all(path.exists() for path in made):
             time.sleep(0.01)
-        for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
+        for number in signals or (signal.SIGINT,):
+            os.kill(os.getpid(), number)
             time.sleep(0.3)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -132,12 +135,90 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
 @pytest.mark.usefixtures("_heard")
 def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
-    interrupt_when([tmp_path / name for name in "ab"], times=2)
+    interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped at once, without saving"):
         together([planned(tmp_path / name) for name in "ab"], JOB, lambda end: None)
     for name in "ab":
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
+
+
+@pytest.mark.usefixtures("_heard")
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_repeated_sigterm_changes_nothing(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "folder.touch(); sys.stdin.read(); time.sleep(0.6); (folder.parent / 'saved').touch()"
+    use_script(monkeypatch, script)
+    interrupt_when([tmp_path / "a"], first, signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
+        together([planned(tmp_path / "a")], JOB, lambda end: None)
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.usefixtures("_heard")
+def test_a_run_that_does_not_save_when_asked_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_script(monkeypatch, "folder.touch(); sys.stdin.read(); sys.exit('the disk is full')")
+    interrupt_when([tmp_path / "a"])
+    words = r"^stopped; 1 of 1 runs ended with an error \(lstm M=1 seed 0: the disk is full\)$"
+    with pytest.raises(KeyboardInterrupt, match=words):
+        together([planned(tmp_path / "a")], JOB, lambda end: None)
+
+
+def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_script(monkeypatch, "print('one', flush=True); time.sleep(0.1); print('two', flush=True)")
+    ends: list[Ended] = []
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        work = threading.Thread(
+            target=together,
+            args=([planned(tmp_path / "a")], replace(JOB, progress=True), ends.append),
+            daemon=True,
+        )
+        work.start()
+        work.join(20)
+        with contextlib.suppress(OSError):
+            gone.close()
+    assert [(end.code, end.last) for end in ends] == [(0, "two")]
+
+
+def test_a_run_ends_with_its_process_and_takes_along_what_that_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_script(
+        monkeypatch,
+        "import subprocess; folder.write_text(str(subprocess.Popen(['sleep', '30']).pid))\n"
+        "print('gone', flush=True); os.kill(os.getpid(), 9)",
+    )
+    ends: list[Ended] = []
+    began = time.monotonic()
+    together([planned(tmp_path / "a")], JOB, ends.append)
+    assert time.monotonic() - began < 15
+    assert [(end.code, end.last) for end in ends] == [(-9, "gone")]
+    child = Path("/proc") / (tmp_path / "a").read_text() / "stat"
+    if child.exists():
+        # Dead, and waiting for the system to clear it away.
+        assert child.read_text().rpartition(") ")[2][0] in "ZX"
+
+
+def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_script(monkeypatch, "sys.stdin.read(); folder.touch(); sys.exit(130)")
+    monkeypatch.setattr(pool, "TO_SAVE", 1.0)
+    ends: list[Ended] = []
+    job = replace(JOB, jobs=1, deadline=Deadline.after(2 / 60))
+    runs = [planned(tmp_path / name) for name in "ab"]
+    assert together(runs, job, ends.append) == 1
+    assert job.deadline.left > 0
+    # Out of time is no error.
+    assert [(end.planned.folder.name, end.code) for end in ends] == [("a", 0)]
 
 
 def test_without_time_the_first_runs_are_begun_and_no_others(
@@ -184,12 +265,55 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
     folder.begin(broken.spec.resolved(), command="", device="", resume=False)
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step-3.ckpt").write_text("half a file")
-    made = reproduce("copying", ["lstm"], [0, 1], **ask, jobs=2)
+    made = reproduce("copying", ["lstm"], [0, 1], **ask, jobs=4)
     assert (made.failed, made.left) == (0, 1)
     (error,) = made.errors
     assert error.startswith(f"{broken.folder}: ")
     assert "no checkpoint" in error
-    states = [p.state for p in plan("copying", ["lstm"], 2, "quick", tmp_path)]
-    assert states == ["done", "partial"]
+    assert "Traceback" not in (said := capfd.readouterr().err)
+    runs = plan("copying", ["lstm"], 2, "quick", tmp_path)
+    assert [p.state for p in runs] == ["done", "partial"]
+    # There were two to make.
+    assert json.loads((runs[0].folder / "result.json").read_text())["jobs"] == 2
     assert "(1; 1 to run)" in made.paths[0].read_text()
-    assert "lstm M=1 seed 0: update 2 of 6" in capfd.readouterr().err
+    assert "lstm M=1 seed 0: update 2 of 6" in said
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (None, 0, ""),
+        (OutOfTime("time is up"), 0, "time is up\n"),
+        (Interrupted("stopped, and saved"), 130, "stopped, and saved\n"),
+        (OSError("the disk is full"), 2, "the disk is full\n"),
+        (MemoryError(), 2, f"out of memory (MemoryError); {FEWER_RUNS}\n"),
+    ],
+)
+def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
+    end: BaseException | None,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def attempt(*_: object) -> None:
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr(worker, "attempt", attempt)
+    monkeypatch.setattr(worker, "_stop_at_the_end_of_stdin", lambda: None)
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{written(planned(tmp_path), JOB)}\n"))
+    for name in ("stdout", "stderr", "argv"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    assert worker.main() == code
+    assert capfd.readouterr().out == said
+
+
+def test_a_run_out_of_memory_names_the_number_of_runs_and_a_bug_its_traceback() -> None:
+    assert in_words(MemoryError(), FEWER_RUNS) == (
+        "out of memory (MemoryError); fewer runs at a time need less (--jobs)"
+    )
+    assert in_words(ValueError("not raised by us")) is None
+    assert in_words(KeyError("x")) is None

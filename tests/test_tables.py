@@ -19,7 +19,7 @@ from riglstm.experiments.fill import result_rows, sheet, sizes
 from riglstm.experiments.paper import PAPER, figure, value
 from riglstm.experiments.plan import FAILED, Planned, plan, state
 from riglstm.experiments.recipes import RECIPES, Budget
-from riglstm.experiments.render import render
+from riglstm.experiments.render import latex, render
 from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import NAMES, TABLES, stem
@@ -329,7 +329,10 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     finished(rig0, {**home, **away})
     failed = RunFolder(rig1.folder)
     failed.begin(rig1.spec.resolved(), command="", device="", resume=False)
-    failed.write_json(failed.path / FAILED, {"reason": "the loss is not a number; try less"})
+    cost = {"updates": 7, "seconds": 2.5}
+    failed.write_json(
+        failed.path / FAILED, {"reason": "the loss is not a number; try less", **cost}
+    )
     planned = plan(*asked)  # type: ignore[arg-type]
     filled = sheet("mnist", planned, "quick")
     lstm, rig = filled.lines
@@ -348,9 +351,18 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     assert "width 72" in filled.title
     assert "250 updates" in filled.title
     found = result_rows("mnist", planned, "quick")
-    assert len(found) == 3 * 7
-    assert {row.run for row in found} == {p.folder.name for p in (lstm0, lstm1, rig0)}
+    assert len(found) == 3 * 7 + 1
+    assert {row.run for row in found[:-1]} == {p.folder.name for p in (lstm0, lstm1, rig0)}
     assert found[0].metric == "accuracy@7x7"
+    gone = found[-1]
+    assert (gone.run, gone.metric, gone.value) == (rig1.folder.name, "failed", 1.0)
+    assert (gone.chosen_on, gone.updates, gone.seconds) == ("", 7, 2.5)
+
+
+def test_another_precision_has_a_label_of_its_own(tmp_path: Path) -> None:
+    for precision, name in (("fp32", "copying"), ("tf32", "copying-tf32"), (None, "copying")):
+        planned = plan("copying", ["lstm"], 1, "paper", tmp_path, precision=precision)  # type: ignore[arg-type]
+        assert rf"\label{{tab:{name}}}" in latex(grid(sheet("copying", planned, "paper")))
 
 
 def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> None:

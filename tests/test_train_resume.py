@@ -171,6 +171,53 @@ def test_without_any_time_one_update_is_made(tmp_path: Path) -> None:
         assert (tmp_path / "checkpoints" / f"step-{updates}.ckpt").exists()
 
 
+class Asked(Deadline):
+    """Never near, and remembers what was asked for."""
+
+    pauses: list[float]
+
+    def near(self, pause: float) -> bool:
+        self.pauses.append(pause)
+        return False
+
+
+class MuchTested(Halves):
+    """With ten times as much test as validation data."""
+
+    def size(self, split: Split) -> int:
+        return 640 if split == "test" else 64
+
+
+@pytest.mark.parametrize(("conditions", "rules"), [(("T=6", "T=10"), 2), (("T=6",), 1)])
+def test_time_for_the_tests_is_kept_free_and_a_checkpoint_knows_it(
+    conditions: tuple[str, ...], rules: int, tmp_path: Path
+) -> None:
+    task, deadline = MuchTested(), Asked()
+    task.conditions, deadline.pauses = conditions, []
+    once = replace(QUICK, updates=2, warmup=0, evaluate_every=2, checkpoint_every=2)
+    fit(network(task), task, once, 0, RunFolder(tmp_path), progress=False, deadline=deadline)
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    pause = read(checkpoint)["callbacks"]["Steward"]["pause"]
+    assert pause > 0
+    assert deadline.pauses[-1] == pytest.approx(rules * 10 * pause)
+
+
+class Ended(Halves):
+    """SIGTERM, once and again, as by whoever ends all processes of a job."""
+
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        if step == 3:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+        return super().batch(seed, step, rows)
+
+
+def test_a_repeated_sigterm_changes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="stopped, and saved"):
+        fit(network(Halves()), Ended(), QUICK, 0, RunFolder(tmp_path), progress=False)
+    assert (tmp_path / "checkpoints" / "step-4.ckpt").exists()
+
+
 def test_another_evaluation_has_to_fit_in_the_time_that_is_left() -> None:
     minute = Deadline.after(1)
     assert not minute.near(20)

@@ -41,6 +41,9 @@ class Halves:
     def ready(self) -> None:
         pass
 
+    def size(self, split: Split) -> int:
+        return 64
+
     def network(self, core: Core) -> nn.Module:
         return HalvesNetwork(core)
 

@@ -22,7 +22,7 @@ class Export:
     """
 
     run: Path
-    """The run's folder."""
+    """The run's folder, or a file that was exported from it."""
     file: Path
     """Where to; it must end in .safetensors."""
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import os
 import sys
 from collections.abc import Callable, Sequence
-
-import torch
 
 from riglstm import __version__
 from riglstm.cli import (
@@ -24,6 +21,7 @@ from riglstm.cli import (
     train,
     values,
 )
+from riglstm.experiments.errors import in_words
 from riglstm.train.devices import rank
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -67,10 +65,6 @@ EXTRAS: dict[str, tuple[str, str]] = {
 }
 """What is not installed with torch: who needs it, and how to get it."""
 
-NO_MEMORY = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
-"""What torch says where a tensor is too large for a CPU's memory."""
-LESS_MEMORY = "a smaller model or batch needs less (--hidden-size, --batch-size)"
-
 FAILED, INTERRUPTED = 2, 130
 """Exit codes: it cannot be done; Ctrl-C, as shells count it."""
 
@@ -104,15 +98,11 @@ def main(args: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has seen enough. Python would complain once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        return _fail(str(error))
-    except (ValueError, RuntimeError, MemoryError) as error:
-        if _is_out_of_memory(error):
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            return _fail(f"out of memory ({said}); {LESS_MEMORY}")
-        if not _is_ours(error):
+    except Exception as error:
+        line = in_words(error)
+        if line is None:
             raise
-        return _fail(str(error))
+        return _fail(line)
     return 0
 
 
@@ -128,28 +118,6 @@ def _run(args: Sequence[str]) -> None:
     else:
         values.check_name("the verb", verb, VERBS)
         VERBS[verb](rest)
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether a `raise` of ours made it, with a message for users; all else is a bug, and shown.
-
-    What C code raises has the frame of ours that called it, but no `raise` there.
-    """
-    trace = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    raiser = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
-    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
-    return raiser == "riglstm" and operation == dis.opmap["RAISE_VARARGS"]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had; on a CPU torch has no class of its own for that."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in NO_MEMORY)
 
 
 def _fail(message: str) -> int:

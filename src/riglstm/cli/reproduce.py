@@ -153,7 +153,7 @@ def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
     lines = [f"{config.table}, {config.budget}: {len(planned)} runs in {config.out}"]
     lines[0] += f": {', '.join(counts)}"
     if todo:
-        cost = _cost(planned, todo, config.jobs)
+        cost = _cost(planned, todo, min(config.jobs, len(todo)))
         lines.append(f"{todo[0].spec.fit.updates:,} updates each, at most; {cost}")
     return "\n".join(lines)
 
@@ -177,4 +177,4 @@ def _cost(planned: Sequence[Planned], todo: Sequence[Planned], jobs: int) -> str
         return "how long they take is known when one run of each row is done"
     total = sum(seconds[run.setting, run.row] for run in todo)
     at_a_time = "" if jobs == 1 else f", {jobs} at a time"
-    return f"about {total / 60:.0f} minutes{at_a_time}, as the runs that are done took"
+    return f"about {total / jobs / 60:.0f} minutes{at_a_time}, as the runs that are done took"

@@ -9,8 +9,9 @@ from riglstm.experiments.paper import figure
 from riglstm.experiments.plan import Planned
 from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.render import number
-from riglstm.experiments.result import CHOSEN, read_reason
-from riglstm.experiments.rows import ResultRow
+from riglstm.experiments.result import CHOSEN, read_cost, read_reason
+from riglstm.experiments.rows import FAILED, ResultRow
+from riglstm.experiments.run import most_jobs, sessions
 from riglstm.experiments.sheet import Cell, Line, Sheet
 from riglstm.experiments.tables import Table, recipe, table
 from riglstm.train.folder import RunFolder
@@ -64,35 +65,54 @@ def sheet(name: str, planned: Sequence[Planned], budget: Budget) -> Sheet:
         lines=tuple(lines),
         notes=tuple(_notes(what, size, budget, runs, absent)),
         budget=budget,
+        precision=planned[0].spec.fit.precision if planned else None,
         best=what.best,
         higher_is_better=what.higher_is_better,
     )
 
 
 def result_rows(name: str, planned: Sequence[Planned], budget: Budget) -> list[ResultRow]:
-    """All figures of the runs that are done, for the file of results."""
+    """All figures of the runs that are done, and a row of each that failed, for a file."""
+    return [row for run in map(read, planned) for row in _result_rows(name, run, budget)]
+
+
+def _result_rows(name: str, run: Read, budget: Budget) -> list[ResultRow]:
+    planned, folder = run.planned, RunFolder(run.planned.folder)
+    if run.result is not None:
+        figures = [
+            (f"{row['metric']}@{row['condition']}", row["value"], row["chosen_on"])
+            for row in run.result["rows"]
+        ]
+        said: Mapping[str, Any] = run.result
+    elif planned.state == "failed":
+        figures = [(FAILED, 1.0, "")]
+        said = {
+            **read_cost(folder),
+            **{key: sessions(folder, key) for key in ("device", "commit")},
+            "jobs": most_jobs(folder),
+        }
+    else:
+        return []
     return [
         ResultRow(
             table=name,
-            model=run.planned.row,
-            seed=run.planned.spec.seed,
-            metric=f"{row['metric']}@{row['condition']}",
-            value=row["value"],
-            chosen_on=row["chosen_on"],
-            updates=run.result["updates"],
-            seconds=run.result["seconds"],
-            device=run.result["device"],
-            commit=run.result["commit"] or "",
+            model=planned.row,
+            seed=planned.spec.seed,
+            metric=metric,
+            value=value,
+            chosen_on=chosen_on,
+            updates=said["updates"],
+            seconds=said["seconds"],
+            device=said["device"] or "",
+            commit=said["commit"] or "",
             budget=budget,
-            setting=run.planned.setting,
-            precision=run.planned.spec.fit.precision,
-            jobs=run.result.get("jobs", 1),
-            recipe=run.planned.spec.recipe(),
-            run=run.planned.folder.name,
+            setting=planned.setting,
+            precision=planned.spec.fit.precision,
+            jobs=said.get("jobs", 1),
+            recipe=planned.spec.recipe(),
+            run=planned.folder.name,
         )
-        for run in map(read, planned)
-        if run.result is not None
-        for row in run.result["rows"]
+        for metric, value, chosen_on in figures
     ]
 
 

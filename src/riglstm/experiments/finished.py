@@ -52,9 +52,8 @@ def finished(path: Path | str) -> Finished:
                 f"{path} must say in its metadata which run it is of, got none; "
                 "`riglstm export RUN FILE` writes such files"
             )
-        said = json.loads(text)
-        check_result(said["result"], path)
-        return Finished(RunSpec.from_json(said["config"]), said["result"], lambda step: path)
+        config, result = _read_metadata(text, path)
+        return Finished(RunSpec.from_json(config), result, lambda step: path)
     folder = RunFolder(path)
     if folder.state == "partial":
         raise ValueError(
@@ -63,6 +62,23 @@ def finished(path: Path | str) -> Finished:
         )
     result = read_result(folder)
     return Finished(RunSpec.from_json(folder.read_json(folder.config)), result, folder.weights_of)
+
+
+def _read_metadata(text: str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Configuration and result; raises ValueError where another program wrote the text."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    parts = said if isinstance(said, dict) else {}
+    config, result = parts.get("config"), parts.get("result")
+    if not isinstance(config, dict) or not isinstance(result, dict):
+        raise ValueError(
+            f"{path} must say in its metadata, under {KEY}, the configuration and the result of a "
+            f"run, as JSON, got {text[:60]!r}; `riglstm export RUN FILE` writes such files"
+        )
+    check_result(result, path, "export it anew")
+    return config, result
 
 
 def export(path: Path | str, to: Path) -> Path:
@@ -74,7 +90,8 @@ def export(path: Path | str, to: Path) -> Path:
         **run.result,
         "rows": [row for row in run.result["rows"] if row["chosen_on"] == f"{CHOSEN}{run.home}"],
         "chosen": {run.home: run.result["chosen"][run.home]},
-        "run": Path(path).resolve().name,
+        # An exported file knows its run, whatever it is called itself.
+        "run": run.result.get("run") or Path(path).resolve().name,
     }
     content = json.dumps({"config": run.spec.resolved(), "result": result})
     step = run.result["chosen"][run.home]["step"]
@@ -125,7 +142,7 @@ def load(
     if task.trained_on not in chosen:
         raise ValueError(
             f"the result in {path} must say which weights {task.trained_on} chose, which the run "
-            f"was trained on, got {', '.join(chosen) or 'none'}; delete it, and train anew"
+            f"was trained on, got {', '.join(chosen) or 'none'}; train anew"
         )
     load_weights(net, weights_of(chosen[task.trained_on]["step"]))
     return spec, task, net.eval()

@@ -15,19 +15,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from riglstm.experiments.attempt import fresh
 from riglstm.experiments.plan import Planned
 from riglstm.experiments.run import say
-from riglstm.experiments.worker import Job, written
+from riglstm.experiments.worker import STOPPED, Job, written
 
 WORKER = (sys.executable, "-m", "riglstm.experiments.worker")
 
 TO_BEGIN = 60.0
 """Seconds that have to be left for another run to be begun: loading and compiling take some."""
+TO_SAVE = 15.0
+"""Seconds before the deadline at which runs are asked to stop that have not done so themselves."""
+TO_READ = 1.0
+"""Seconds for what a process said last, should one that it has left behind hold its output."""
+ASKED = (0, STOPPED, -signal.SIGTERM)
+"""Exit codes of a run that was asked to stop; the last one's, before it could listen."""
 
 
 class Ended(NamedTuple):
@@ -43,13 +49,15 @@ class Ended(NamedTuple):
 def together(waiting: Sequence[Planned], job: Job, ended: Callable[[Ended], None]) -> int:
     """Make runs, `job.jobs` at a time; `ended` hears of each. Returns how many were not begun.
 
-    Ctrl-C and SIGTERM are passed on: all runs save and end, then KeyboardInterrupt is raised. Once
-    more ends them at once.
+    Ctrl-C and SIGTERM are passed on: all runs save and end, then KeyboardInterrupt is raised. A
+    second Ctrl-C ends them at once; a second SIGTERM changes nothing.
     """
     todo = deque(waiting)
     ends: SimpleQueue[Ended] = SimpleQueue()
     running: dict[Path, _Process] = {}
     begun = 0
+    # With less time than that from the start, the first ones stop by themselves, after an update.
+    timely, time_is_up = job.deadline.left > TO_SAVE, False
     with _terminable():
         try:
             while todo or running:
@@ -62,9 +70,17 @@ def together(waiting: Sequence[Planned], job: Job, ended: Callable[[Ended], None
                     begun += 1
                 if not running:
                     break
-                end = ends.get()
+                left = max(job.deadline.left - TO_SAVE, 0.0)
+                try:
+                    # By the hour: queues cannot wait for ever so many seconds.
+                    end = ends.get(timeout=min(left, 3600.0) if timely and not time_is_up else None)
+                except Empty:
+                    time_is_up = job.deadline.left < TO_SAVE
+                    for process in running.values() if time_is_up else ():
+                        process.ask_to_stop()
+                    continue
                 del running[end.planned.folder]
-                ended(end)
+                ended(end._replace(code=0) if time_is_up and end.code in ASKED else end)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_stop(running.values())) from None
         finally:
@@ -78,7 +94,7 @@ def label(planned: Planned) -> str:
 
 
 class _Process:
-    """A run's process, and a thread that hears what it says."""
+    """A run's process, and threads that hear what it says, and when it ends."""
 
     def __init__(self, planned: Planned, job: Job, end: Callable[[Ended], None]) -> None:
         self.planned, self.shown, self.end = planned, job.progress, end
@@ -99,25 +115,43 @@ class _Process:
             self.process.stdin.flush()
         # Not the thread's join: a Ctrl-C in one makes the next return too early.
         self.over = threading.Event()
-        threading.Thread(target=self._hear, daemon=True).start()
+        self.last = ""
+        self.ears = threading.Thread(target=self._hear, daemon=True)
+        self.ears.start()
+        threading.Thread(target=self._wait, daemon=True).start()
 
     def _hear(self) -> None:
-        last = ""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip():
-                last = line.strip()
-                if self.shown:
-                    say(f"{label(self.planned)}: {line.rstrip()}")
-        code = self.process.wait()
-        self.ask_to_stop()
-        self.process.stdout.close()
-        self.end(Ended(self.planned, code, last))
-        self.over.set()
+        with self.process.stdout as lines:
+            for line in lines:
+                if line.strip():
+                    self.last = line.strip()
+                    if self.shown:
+                        say(f"{label(self.planned)}: {line.rstrip()}")
+
+    def _wait(self) -> None:
+        try:
+            # Not the end of its output: a process that it has started may hold that.
+            self.process.wait()
+            self.kill()
+            self.ask_to_stop()
+            self.ears.join(TO_READ)
+        finally:
+            self.end(Ended(self.planned, self.process.returncode, self.last))
+            self.over.set()
+
+    def kill(self) -> None:
+        """The process, and those that it has started."""
+        if not hasattr(os, "killpg"):
+            self.process.kill()
+            return
+        # It is the first of a session, and so of a group; PermissionError: macOS, of zombies.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self.process.stdin.close()
 
 
@@ -129,7 +163,7 @@ def environment(jobs: int) -> dict[str, str]:
 
 
 def _stop(processes: Collection[_Process]) -> str:
-    """Let all of them save and end; a Ctrl-C meanwhile ends them at once. Says which it was."""
+    """Let all of them save and end; a Ctrl-C meanwhile ends them at once. Says how it went."""
     try:
         for process in processes:
             process.ask_to_stop()
@@ -137,25 +171,41 @@ def _stop(processes: Collection[_Process]) -> str:
             process.over.wait()
     except KeyboardInterrupt:
         for process in processes:
-            process.process.kill()
+            if not process.over.is_set():
+                process.kill()
         for process in processes:
             process.over.wait()
         return "stopped at once, without saving"
+    lost = [p for p in processes if p.process.returncode not in ASKED]
+    if lost:
+        said = "; ".join(f"{label(p.planned)}: {p.last}" for p in lost)
+        return f"stopped; {len(lost)} of {len(processes)} runs ended with an error ({said})"
     return "stopped, and all runs are saved"
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Within it SIGTERM is a Ctrl-C."""
+    """Within it SIGTERM is a Ctrl-C; a second wish to stop is one only if both are Ctrl-Cs.
 
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+    Whoever ends a job may send SIGTERM to all its processes, and more than once.
+    """
+    heard: list[int] = []
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        repeated = signum == signal.SIGINT and signum in heard
+        heard.append(signum)
+        if repeated or len(heard) == 1:
+            raise KeyboardInterrupt
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        # What a shell has silenced, as in the background, stays so.
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -22,7 +22,7 @@ from riglstm.experiments.sheet import RECORD, grid, records
 from riglstm.experiments.tables import MEASURED, recipe, stem, table
 from riglstm.experiments.worker import Job
 from riglstm.train.config import Precision
-from riglstm.train.deadline import NEVER, Deadline, OutOfTime
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 
 
 class Reproduced(NamedTuple):
@@ -97,7 +97,9 @@ def reproduce(
 
     open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
     waiting = [p for p in look() if p.state in open_states]
-    job = Job(data_dir, progress, again, deadline, jobs, tuple(sys.argv))
+    # Runs that are fewer share the cores among themselves alone.
+    at_a_time = max(1, min(jobs, len(waiting)))
+    job = Job(data_dir, progress, again, deadline, at_a_time, tuple(sys.argv))
     make = _one_by_one if jobs == 1 else _side_by_side
     return write(make(waiting, job, write))
 
@@ -114,8 +116,18 @@ def _one_by_one(waiting: Sequence[Planned], job: Job, write: Callable[[], object
             if job.progress:
                 say(str(stop))
             break
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            # Between runs, or while one is loaded.
+            said = f"stopped; what is done, or was saved, stays so{_go_on(job)}"
+            raise KeyboardInterrupt(said) from None
         write()
     return ()
+
+
+def _go_on(job: Job) -> str:
+    return f"; go on with: {job.again}" if job.again else ""
 
 
 def _side_by_side(
@@ -138,8 +150,7 @@ def _side_by_side(
         pool.together(waiting, replace(job, again=""), ended)
     except KeyboardInterrupt as stop:
         write()
-        how = f"; go on with: {job.again}" if job.again else ""
-        raise KeyboardInterrupt(f"{stop}{how}") from None
+        raise KeyboardInterrupt(f"{stop}{_go_on(job)}") from None
     return errors
 
 

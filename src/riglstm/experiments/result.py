@@ -30,7 +30,9 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
     return result
 
 
-def check_result(result: Mapping[str, Any], path: Path) -> None:
+def check_result(
+    result: Mapping[str, Any], path: Path, way_out: str = "delete the folder, and train anew"
+) -> None:
     """Raise ValueError where the content of a file is no result."""
     rows, chosen = result.get("rows"), result.get("chosen")
     for what, sound in (
@@ -44,7 +46,7 @@ def check_result(result: Mapping[str, Any], path: Path) -> None:
         if not sound:
             raise ValueError(
                 f"{path} must be the result of a run, with {what}, got "
-                f"{', '.join(result) or 'an empty one'}; delete the folder, and train anew"
+                f"{', '.join(result) or 'an empty one'}; {way_out}"
             )
 
 
@@ -61,3 +63,9 @@ def _choice(choice: object) -> bool:
 def read_reason(folder: RunFolder) -> str:
     """Why a run failed."""
     return str(folder.read_json(folder.path / FAILED).get("reason") or "for a reason not recorded")
+
+
+def read_cost(folder: RunFolder) -> dict[str, Any]:
+    """Updates and seconds that a failed run took; 0 where they were not recorded."""
+    said = folder.read_json(folder.path / FAILED)
+    return {"updates": said.get("updates", 0), "seconds": said.get("seconds", 0.0)}

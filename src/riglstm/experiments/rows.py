@@ -19,11 +19,11 @@ class ResultRow:
     model: str
     seed: int
     metric: str
-    """With its condition: accuracy@19x19."""
+    """With its condition: accuracy@19x19; or FAILED, of a run that has no figures."""
     value: float
-    """As measured: a share from 0 to 1, or nats."""
+    """As measured: a share from 0 to 1, or nats; 1 for a run that failed."""
     chosen_on: str
-    """The data that chose the checkpoint: validation@14x14."""
+    """The data that chose the checkpoint: validation@14x14; empty where none was chosen."""
     updates: int
     seconds: float
     device: str
@@ -41,6 +41,8 @@ class ResultRow:
     """The name of the run's folder, which ends in a digest of its configuration."""
 
 
+FAILED = "failed"
+"""The metric of a run that diverged."""
 HEAD = tuple(f.name for f in fields(ResultRow))
 
 

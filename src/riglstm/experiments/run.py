@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from riglstm import models
 from riglstm.experiments.result import CHOSEN, FAILED
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task, generator, means
-from riglstm.train.deadline import NEVER, Deadline
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, untested
 from riglstm.train.devices import check, pick
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
@@ -98,13 +99,18 @@ def run(
                 deadline=deadline,
             )
         except Diverged as error:
-            folder.write_json(failed, {"reason": str(error)})
+            cost = {"updates": error.updates, "seconds": error.seconds}
+            folder.write_json(failed, {"reason": str(error), **cost})
             raise
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+        try:
+            figures = tested(spec, task, net, folder.weights_of, chosen, task.conditions)
+        except KeyboardInterrupt:
+            raise Interrupted(untested(again)) from None
         result = {
-            "rows": tested(spec, task, net, folder.weights_of, chosen, task.conditions),
+            "rows": figures,
             "chosen": chosen,
             "updates": fitted.updates,
             "stopped": fitted.stopped,
@@ -112,7 +118,7 @@ def run(
             "parameters": sum(p.numel() for p in net.parameters()),
             "device": sessions(folder, "device"),
             "commit": sessions(folder, "commit"),
-            "jobs": _most_jobs(folder),
+            "jobs": most_jobs(folder),
             **_yardsticks(task, task.conditions),
         }
         folder.finish(result)
@@ -128,7 +134,7 @@ def sessions(folder: RunFolder, name: str) -> str | None:
     return ", then ".join(dict.fromkeys(value or "unknown" for value in found))
 
 
-def _most_jobs(folder: RunFolder) -> int:
+def most_jobs(folder: RunFolder) -> int:
     """How many runs shared the device, in the session that shared it most."""
     record = folder.read_json(folder.run)
     return max(int(session.get("jobs", 1)) for session in (record, *record.get("resumed", [])))
@@ -186,6 +192,8 @@ def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
 
 def say(line: str) -> None:
     """A line for the user, beside what a program may read."""
-    # In one piece, as several threads may have something to say.
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    # Where nobody hears it any more, the runs are to be made all the same.
+    with contextlib.suppress(OSError):
+        # In one piece, as several threads may have something to say.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -11,6 +11,7 @@ from riglstm.experiments.recipes import Budget
 from riglstm.experiments.render import Grid, number
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.tables import stem
+from riglstm.train.config import Precision
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Line:
     """The model's hidden size; None: there is no model, or lines differ in other ways, too."""
     updates: int | None = None
     """At most, where training may end sooner."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """By the head of a column, how its runs were made: shown where lines of a table differ."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Sheet:
     notes: tuple[str, ...] = ()
     budget: Budget | None = None
     """None: it is none of the paper's tables."""
+    precision: Precision | None = None
+    """Of all its runs; None: as the recipe says, or not the same in all."""
     best: bool = False
     """Show the best run, too."""
     higher_is_better: bool = True
@@ -109,17 +114,24 @@ def grid(sheet: Sheet) -> Grid:
         lead.insert(0, Column(sheet.settings, lambda line: line.setting))
     if any(line.cells != "–" for line in sheet.lines):
         lead.append(Column("(N, K_a)", lambda line: line.cells))
+    lead += [Column(name, lambda line, n=name: line.made.get(n, "–")) for name in differing(sheet)]  # type: ignore[misc]
     every = list(lead)
     for condition in sheet.conditions:
         every += _columns(sheet, condition)
     return Grid(
-        name=stem(sheet.name, sheet.budget),
+        name=stem(sheet.name, sheet.budget, sheet.precision),
         title=sheet.title,
         heads=[column.head for column in every],
         lines=[[column.text(line) for column in every] for line in sheet.lines],
         lead=len(lead),
         notes=sheet.notes,
     )
+
+
+def differing(sheet: Sheet) -> list[str]:
+    """What of `Line.made` is not the same in all lines."""
+    names = dict.fromkeys(name for line in sheet.lines for name in line.made)
+    return [name for name in names if len({line.made.get(name) for line in sheet.lines}) > 1]
 
 
 def _columns(sheet: Sheet, condition: str) -> list[Column]:

@@ -16,16 +16,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from riglstm.experiments.attempt import attempt
+from riglstm.experiments.errors import FEWER_RUNS, in_words
 from riglstm.experiments.plan import Planned
 from riglstm.experiments.run import say
 from riglstm.experiments.spec import RunSpec
 from riglstm.train.deadline import Deadline, Interrupted, OutOfTime
 
-STOPPED = 130
-"""Exit code of a run that was asked to stop, as shells count it."""
+FAILED, STOPPED = 2, 130
+"""Exit codes, as of the command: it cannot be done; it was asked to stop, as shells count it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def read(line: str) -> tuple[Planned, Job]:
 
 def main() -> int:
     """Make the run that stdin names; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     planned, job = read(sys.stdin.readline())
     threading.Thread(target=_stop_at_the_end_of_stdin, daemon=True).start()
     sys.stdout = sys.stderr = _Lines()
@@ -84,7 +88,18 @@ def main() -> int:
     except Interrupted as stop:
         say(str(stop))
         return 0 if isinstance(stop, OutOfTime) else STOPPED
+    except Exception as error:
+        said = in_words(error, FEWER_RUNS)
+        if said is None:
+            raise
+        say(said)
+        return FAILED
     return 0
+
+
+def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+    """While the run does not train: there is nothing to save, or all is saved."""
+    sys.exit(STOPPED)
 
 
 class _Lines(io.TextIOBase):

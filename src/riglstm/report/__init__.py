@@ -5,6 +5,6 @@
 """
 
 from riglstm.report.build import report
-from riglstm.report.published import outdated, publish
+from riglstm.report.published import outdated, publish, strange
 
-__all__ = ["outdated", "publish", "report"]
+__all__ = ["outdated", "publish", "report", "strange"]

@@ -1,21 +1,22 @@
 """What the files in results/ say, for readers: README's table, a page beside them, and figures.
 
-Figures are known by a digest of what they were drawn from, which `sources.json` holds beside them:
-whether they are up to date can be told without drawing, and on any machine.
+Figures are known by a digest of what they were drawn from, of their words and of their files, which
+`sources.json` holds beside them: whether they are up to date can be told without drawing, and on
+any machine.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from riglstm.experiments.finished import finished
 from riglstm.experiments.paper import value
 from riglstm.experiments.render import number
-from riglstm.experiments.sheet import Sheet
+from riglstm.experiments.sheet import Line, Sheet
 from riglstm.experiments.summary import head, read_all, sheets
 from riglstm.experiments.tables import TABLES
 from riglstm.report import curves, gallery, probe
@@ -30,6 +31,8 @@ from riglstm.train.folder import aside
 SIZE, STEP = 24, 289
 """Of the digits that are drawn, and where their scores are, as in the paper."""
 SOURCES = "sources.json"
+SHIFT = "-shift.png"
+"""What the names of figures end in that are drawn from rows; all others are of weights."""
 
 
 class Wanted(NamedTuple):
@@ -37,9 +40,14 @@ class Wanted(NamedTuple):
 
     name: str
     """Of its file."""
-    digest: str
-    """Of what it is drawn from."""
+    source: str
+    """A digest of what it is drawn from."""
     draw: Callable[[], Picture]
+
+    def is_there(self, folder: Path, said: Mapping[str, str]) -> bool:
+        """Whether the file and what is said of it are those that were drawn from the source."""
+        path = folder / self.name
+        return path.exists() and said.get("digest") == _seal(self.source, said, path.read_bytes())
 
 
 def publish(
@@ -54,16 +62,21 @@ def publish(
     """Write README's table, the page of all tables and the figures anew; returns what changed.
 
     `results`: the folder of the CSV files; `weights`: of exported networks, whose cells are drawn
-    if they read images. Figures whose source is as it was are left alone; `show` hears of each that
-    cannot be drawn.
+    if they read images. Figures that are as they were drawn from their source are left alone;
+    `show` hears of each that cannot be drawn.
     """
     found, folder = sheets(read_all(results)), results / "figures"
     known, changed = _sources(folder), []
+    lost = [name for name in known if not name.endswith(SHIFT)]
+    if lost and not weights.is_dir():
+        raise ValueError(
+            f"{weights} must be the folder of the weights that {', '.join(lost)} were drawn from, "
+            "got none; name it by --weights, or make an empty one, and these figures go"
+        )
     kept: dict[str, Any] = {}
     for wanted in _wanted(found, weights, device, data_dir):
-        there = folder / wanted.name
         kept[wanted.name] = known.get(wanted.name, {})
-        if kept[wanted.name].get("digest") == wanted.digest and there.exists():
+        if wanted.is_there(folder, kept[wanted.name]):
             continue
         try:
             picture = wanted.draw()
@@ -73,8 +86,8 @@ def publish(
                 show(f"{wanted.name} is not drawn: {error}")
             continue
         said = {"title": picture.title, "caption": picture.caption, "alt": picture.alt}
-        kept[wanted.name] = {"digest": wanted.digest, **said}
-        changed += _write(there, picture.png)
+        kept[wanted.name] = {"digest": _seal(wanted.source, said, picture.png), **said}
+        changed += _write(folder / wanted.name, picture.png)
     for name in known.keys() - kept.keys():
         (folder / name).unlink(missing_ok=True)
     if kept or known:
@@ -87,14 +100,31 @@ def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
     """What `publish` would change; nothing is drawn or written."""
     found, folder = sheets(read_all(results)), results / "figures"
     known = _sources(folder)
-    wanted = {figure.name: figure.digest for figure in _wanted(found, weights)}
+    wanted = {figure.name: figure for figure in _wanted(found, weights)}
     stale = [
         str(folder / name)
         for name in dict.fromkeys((*wanted, *known))
-        if known.get(name, {}).get("digest") != wanted.get(name) or not (folder / name).exists()
+        if name not in wanted or not wanted[name].is_there(folder, known.get(name, {}))
     ]
     texts = {readme: inserted(readme, block(found)), results / "README.md": page(found, known)}
     return stale + [str(path) for path, text in texts.items() if _differs(path, text.encode())]
+
+
+def strange(results: Path, weights: Path) -> list[str]:
+    """Exported networks whose figures are not those of their run's last rows, in words."""
+    recorded: dict[str, dict[tuple[str, str], float]] = {}
+    for row in read_all(results):
+        recorded.setdefault(row.run, {})[row.metric, row.chosen_on] = row.value
+    said = []
+    for file in sorted(weights.glob("*.safetensors")):
+        result = finished(file).result
+        there = recorded.get(result.get("run", ""), {})
+        for row in result["rows"]:
+            metric = f"{row['metric']}@{row['condition']}"
+            expected = there.get((metric, row["chosen_on"]))
+            if expected != row["value"]:
+                said.append(f"{file.name}: {metric} is {row['value']}, in the results {expected}")
+    return said
 
 
 def _wanted(
@@ -102,16 +132,23 @@ def _wanted(
 ) -> Iterator[Wanted]:
     for sheet in found:
         for setting in sheet.trained_on:
-            yield _shift(sheet, setting)
+            if _drawn(sheet, setting):
+                yield _shift(sheet, setting)
     for file in sorted(weights.glob("*.safetensors")):
         if isinstance(finished(file).spec.task_config(), SequentialImages):
             yield from _looks(file, device, data_dir)
 
 
+def _drawn(sheet: Sheet, setting: str) -> list[Line]:
+    """Lines that have figures, and not only runs that failed."""
+    lines = [line for line in sheet.lines if line.setting == setting]
+    return [line for line in lines if any(cell.values for cell in line.ours.values())]
+
+
 def _shift(sheet: Sheet, setting: str) -> Wanted:
     """The metric against the shift, for all models trained in a setting."""
     home, axis = sheet.trained_on[setting], Axis(TABLES[sheet.name].measure, sheet.higher_is_better)
-    lines = [line for line in sheet.lines if line.setting == setting]
+    lines = _drawn(sheet, setting)
     models = {
         line.label: {c: list(cell.values) for c, cell in line.ours.items() if cell.values}
         for line in lines
@@ -122,32 +159,36 @@ def _shift(sheet: Sheet, setting: str) -> Wanted:
         if line.paper
     }
     conditions = [home, *(c for c in sheet.conditions if c != home)]
+    counts = ", ".join(
+        f"{label} {max(map(len, values.values()))}" for label, values in models.items()
+    )
+    words = {
+        "title": f"{head(sheet, setting)}: {axis.name} against the shift",
+        "caption": f"Means over runs ({counts}), bars of one standard deviation, dots for runs; "
+        f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
+        "alt": "Means. "
+        + "; ".join(
+            f"{line.label}: "
+            + ", ".join(f"{c} {number(cell.mean)}" for c, cell in line.ours.items() if cell.values)
+            for line in lines
+        ),
+    }
 
     def draw() -> Picture:
-        counts = ", ".join(
-            f"{label} {max(map(len, values.values()))}" for label, values in models.items()
-        )
-        return Picture(
-            title=f"{head(sheet, setting)}: {axis.name} against the shift",
-            caption=f"Means over runs ({counts}), bars of one standard deviation, dots for runs; "
-            f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
-            alt="Means. "
-            + "; ".join(
-                f"{line.label}: "
-                + ", ".join(
-                    f"{c} {number(cell.mean)}" for c, cell in line.ours.items() if cell.values
-                )
-                for line in lines
-            ),
-            png=png(curves.draw_shift(conditions, home, models, axis, paper)),
-        )
+        figure = curves.draw_shift(conditions, home, models, axis, paper)
+        return Picture(words["title"], words["caption"], words["alt"], png(figure))
 
     name = sheet.name if sheet.settings is None else f"{sheet.name}-{setting.replace('=', '')}"
-    return Wanted(f"{name}-shift.png", _digest([conditions, home, models, paper]), draw)
+    source = _digest([conditions, home, models, paper, axis, words])
+    return Wanted(f"{name}{SHIFT}", source, draw)
 
 
 def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
-    """When the cells of a network were awake, and what they scored, on three test images."""
+    """When the cells of a network were awake, and what they scored, on three test images.
+
+    Of a network that has such cells.
+    """
+    model = finished(file).spec.model
     content = hashlib.sha256(file.read_bytes()).hexdigest()
 
     def seen() -> tuple[probe.Loaded, probe.Look]:
@@ -157,10 +198,11 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
         digits = probe.first_of_each_class(probe.image_task(run))
         return run, probe.look(run, f"{SIZE}x{SIZE}", digits)
 
-    kinds: dict[str, Callable[[probe.Loaded, probe.Look], Picture]] = {
-        "cells": gallery.cells,
-        "scores": lambda run, look: gallery.score_maps(run, look, STEP)[0],
-    }
+    kinds: dict[str, Callable[[probe.Loaded, probe.Look], Picture]] = {}
+    if model in probe.SLEEPING:
+        kinds["cells"] = gallery.cells
+    if model in probe.SCORING:
+        kinds["scores"] = lambda run, look: gallery.score_maps(run, look, STEP)[0]
     for kind, draw in kinds.items():
         yield Wanted(
             f"{file.stem}-{kind}.png",
@@ -177,6 +219,12 @@ def _sources(folder: Path) -> dict[str, Any]:
 
 def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def _seal(source: str, said: Mapping[str, str], picture: bytes) -> str:
+    """A digest of a figure: its source, its words, its file."""
+    words = [said.get(name) for name in ("title", "caption", "alt")]
+    return _digest([source, words, hashlib.sha256(picture).hexdigest()])
 
 
 def _differs(path: Path, content: bytes) -> bool:

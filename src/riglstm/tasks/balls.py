@@ -130,6 +130,11 @@ class BallsTask:
             self.packed(condition, "validation")
             self.packed(condition, "test")
 
+    def size(self, split: Split) -> int:
+        """Sequences of each condition."""
+        check_split(split)
+        return self.config.validation_size if split == "validation" else self.config.test_size
+
     def packed(self, condition: str, split: str) -> Tensor:
         """The sequences of a condition, (size, T, 512) on the device: training, validation, test.
 

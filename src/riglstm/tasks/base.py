@@ -69,6 +69,9 @@ class Task(Protocol):
         Without it, that happens when a part of the data is first used.
         """
 
+    def size(self, split: Split) -> int:
+        """Sequences of each condition that are scored."""
+
     def network(self, core: Core) -> nn.Module:
         """Encoder, core (as the attribute `core`) and head."""
 

@@ -201,6 +201,11 @@ class CopyingTask:
                 totals["count"] += number
         return totals
 
+    def size(self, split: Split) -> int:
+        """Sequences of each condition."""
+        check_split(split)
+        return self.config.validation_size if split == "validation" else self.config.test_size
+
     def examples(self, condition: str, split: Split, rows: slice = slice(None)) -> Batch:
         """Sequences of the validation or the test data."""
         key = self.config.read(condition)
@@ -211,9 +216,8 @@ class CopyingTask:
         check_split(split)
         if (split, condition) not in self._fixed:
             config = self.config
-            size = config.validation_size if split == "validation" else config.test_size
             gen = generator(CPU, SPLITS.index(split), *condition, config.M, config.digits)
-            shape = (condition.L, size, config.M)
+            shape = (condition.L, self.size(split), config.M)
             digits = torch.randint(
                 config.digits, shape, generator=gen, device=CPU, dtype=torch.uint8
             )

@@ -167,6 +167,10 @@ class ImageTask:
     def ready(self) -> None:
         """All pictures are there from the start."""
 
+    def size(self, split: Split) -> int:
+        """Pictures, at each size."""
+        return len(self._pixels[split])
+
     def network(self, core: Core) -> nn.Module:
         """A table for each channel, the core, and ten classes read from its summary."""
         check_core(core, self.input_size)
@@ -203,7 +207,7 @@ class ImageTask:
         size = read_size(condition)
         totals = empty_totals(self.device, "loss", "accuracy", "count")
         with evaluating(net):
-            for rows in batches(len(self._pixels[split]), size**2, self.device, share):
+            for rows in batches(self.size(split), size**2, self.device, share):
                 batch = self.examples(condition, split, rows)
                 logits = net(batch.inputs).float()
                 totals["loss"] += F.cross_entropy(logits, batch.targets, reduction="sum").double()

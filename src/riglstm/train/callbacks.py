@@ -17,6 +17,7 @@ from riglstm.tasks.base import Task, means
 from riglstm.train.checkpoints import Checkpoints
 from riglstm.train.choice import Choice
 from riglstm.train.config import Fit, rate
+from riglstm.train.diverged import Diverged, in_words
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
 from riglstm.train.generators import RandomState, kept, sow
@@ -25,10 +26,6 @@ from riglstm.train.meter import Meter, first_bad
 from riglstm.train.progress import Progress
 from riglstm.train.signals import Wish
 from riglstm.train.weights import save_weights
-
-
-class Diverged(RuntimeError):  # noqa: N818
-    """The loss, or a weight, is no longer a number."""
 
 
 class Stopped(BaseException):
@@ -58,7 +55,7 @@ class Steward(pl.Callback):
         self.seconds = 0.0
         """Of the whole run, until the last checkpoint."""
         self.pause = 0.0
-        """Seconds of the last evaluation; the first may take longer, as kernels are compiled."""
+        """Seconds of the last evaluation; 0 before the first, for which no time is kept free."""
         self.step = 0
         """Updates so far."""
         self.handled = 0
@@ -122,14 +119,14 @@ class Steward(pl.Callback):
             self._log()
         if evaluate:
             self._evaluate(trainer)
+            # Before the checkpoint, which holds it: who goes on from there has to know.
+            self.pause = time.monotonic() - began
         if self.choice.exhausted or self.step == self.config.updates:
             self.stopped = "patience" if self.choice.exhausted else "updates"
             trainer.should_stop = True
         if save or stop or self.stopped:
             self._save(trainer)
         self.resting = time.monotonic()
-        if evaluate:
-            self.pause = self.resting - began
         if stop and not self.stopped:
             raise Stopped
 
@@ -153,23 +150,9 @@ class Steward(pl.Callback):
             self._diverged(f"a weight after update {self.step}")
 
     def _diverged(self, what: str) -> NoReturn:
-        there = "there is no checkpoint from before it"
-        if self.saved is not None:
-            there = f"the last good checkpoint is {self.checkpoints.path(self.saved)}"
-        config = self.config
-        ways = [
-            f"a smaller --lr (now {config.lr})",
-            f"a longer --warmup (now {config.warmup})",
-            "--clip-norm 1 (now none)"
-            if config.clip_norm is None
-            else f"a smaller --clip-norm (now {config.clip_norm})",
-        ]
-        if config.precision != "fp32":
-            ways.append(f"--precision fp32 (now {config.precision})")
-        raise Diverged(
-            f"{what} is not a finite number; {there}. Train anew, into another folder, with "
-            f"{', '.join(ways[:-1])} or {ways[-1]}"
-        )
+        saved = None if self.saved is None else self.checkpoints.path(self.saved)
+        seconds = self.seconds + time.monotonic() - self.began
+        raise Diverged(in_words(what, saved, self.config), self.step, seconds)
 
     def _log(self) -> None:
         step, (loss, metric) = self.step, self.meter.take()

@@ -20,6 +20,12 @@ class OutOfTime(Interrupted):
     """The run has stopped by itself, and been saved, as its time was over."""
 
 
+def untested(again: str) -> str:
+    """What a stop between training and tests leaves; `again`: the command that goes on."""
+    how = f"; go on with: {again}" if again else ""
+    return f"trained to the end, and saved; not tested yet{how}"
+
+
 class Deadline(NamedTuple):
     """A moment, by the clock that all processes of a machine share."""
 

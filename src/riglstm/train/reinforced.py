@@ -11,8 +11,8 @@ import torch
 
 from riglstm.tasks.minigrid_envs import Environments, WorkerDied
 from riglstm.tasks.minigrid_network import ActorCritic
-from riglstm.train.callbacks import Diverged
 from riglstm.train.checkpoints import Checkpoints
+from riglstm.train.diverged import Diverged
 from riglstm.train.folder import RunFolder
 from riglstm.train.log import Log
 from riglstm.train.ppo import Agent

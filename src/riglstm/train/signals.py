@@ -15,14 +15,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopNow(BaseException):
-    """The wish was repeated: stop at once, without saving."""
+    """Ctrl-C was repeated: stop at once, without saving."""
 
 
 class Wish:
     """Whether somebody has asked the run to stop; within it, signals are put back at the end."""
 
     def __init__(self, speaks: bool, deadline: Deadline = NEVER) -> None:
-        self.made = False
+        self.made = self.by_hand = False
         self.speaks = speaks
         self.deadline = deadline
         self.before: dict[signal.Signals, Any] = {}
@@ -39,15 +39,21 @@ class Wish:
             signal.signal(number, self)
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        """A signal has come."""
-        if self.made:
+        """A signal has come.
+
+        SIGTERM may come several times, from whoever ends all processes of a job, and changes
+        nothing once there is a wish.
+        """
+        by_hand = signum == signal.SIGINT
+        if by_hand and self.by_hand:
             raise StopNow
-        self.made = True
-        if self.speaks:
+        heard, self.made, self.by_hand = self.made, True, self.by_hand or by_hand
+        if self.speaks and (by_hand or not heard):
+            more = b"; Ctrl-C once more stops at once" if by_hand else b""
             # Not by print: the signal may have come in the middle of one. Where nobody hears it any
             # more, the run is to be saved all the same.
             with contextlib.suppress(OSError):
-                os.write(2, b"\nstopping after this update, to save it; once more stops at once\n")
+                os.write(2, b"\nstopping after this update, to save it%s\n" % more)
 
     def due(self, pause: float) -> bool:
         """Whether the run stops here: it was asked to, or a `pause` may not end in time."""

@@ -19,13 +19,14 @@ import torch
 from torch import nn
 
 from riglstm.tasks.base import Task
-from riglstm.train.callbacks import Diverged, Steward, Stopped
+from riglstm.train.callbacks import Steward, Stopped
 from riglstm.train.capture import captured
 from riglstm.train.checkpoints import CheckpointError, Checkpoints
 from riglstm.train.choice import Chosen
 from riglstm.train.config import Fit
-from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
+from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime, untested
 from riglstm.train.devices import check, environment, launched, products
+from riglstm.train.diverged import Diverged
 from riglstm.train.folder import RunFolder
 from riglstm.train.generators import kept
 from riglstm.train.learner import Learner, Ticks
@@ -64,8 +65,9 @@ def fit(
     """Train `net` in place, on the task's device; everything that is written goes to `folder`.
 
     `resume` goes on from the last checkpoint in the folder, or begins where there is none yet: the
-    end is the same as without a stop, on a CPU to the bit. `again` is the command that does so,
-    for the user who stops a run. In several processes all call this, and the first one writes.
+    end is the same as without a stop, on a CPU with as many threads to the bit. `again` is the
+    command that does so, for the user who stops a run. In several processes all call this, and the
+    first one writes.
     `deadline`: the run stops in good time before it, saved, and makes one update at the least.
 
     Raises Diverged, Interrupted, OutOfTime, CheckpointError; BusyError where another process trains
@@ -124,12 +126,10 @@ def _fit(
         steward.close()
         # Lightning leaves it on the CPU.
         net.to(task.device)
-    # Too late for this training; whoever asked wants no tests now either. Those of all conditions
-    # by both rules take up to two evaluations' time.
-    if wish.made or deadline.near(2 * steward.pause):
-        how = f"; go on with: {again}" if again else ""
+    # Too late for this training; whoever asked wants no tests now either.
+    if wish.made or deadline.near(_tests(task, steward.pause)):
         kind = Interrupted if wish.made else OutOfTime
-        raise kind(f"trained to the end, and saved; not tested yet{how}")
+        raise kind(untested(again))
     return _fitted(steward)
 
 
@@ -208,6 +208,13 @@ def _over(checkpoint: Mapping[str, Any], net: nn.Module, steward: Steward) -> bo
     weights = checkpoint["state_dict"].items()
     net.load_state_dict({name.removeprefix("net."): weight for name, weight in weights})
     return True
+
+
+def _tests(task: Task, pause: float) -> float:
+    """Seconds that the tests after a training take, from those of an evaluation."""
+    # Each condition, and all but the training one a second time, by its own choice.
+    rules = 1 if len(task.conditions) == 1 else 2
+    return rules * pause * task.size("test") / task.size("validation")
 
 
 def _fitted(steward: Steward) -> Fitted:
