@@ -12,7 +12,6 @@ from riglstm import RigLSTM
 from riglstm.models import build
 from riglstm.models.resets import restart, run_with_resets
 from riglstm.models.stepping import stepper
-from riglstm.scan import BackendError
 
 CORES: dict[str, tuple[str, dict[str, Any]]] = {
     "riglstm": ("riglstm", {"num_cells": 4, "active_cells": 3}),
@@ -115,6 +114,10 @@ def test_a_reset_clears_a_state_that_is_not_finite(name: str, poison: float) -> 
 def test_every_backend_clears_a_state_that_is_not_finite(
     backend: str, options: dict[str, Any]
 ) -> None:
+    if backend == "triton":
+        pytest.importorskip("riglstm.scan.triton_common", reason="the kernels are not in this copy")
+        if torch.cuda.is_available():
+            pytest.skip("with a GPU there is no interpreter, which the kernels need on a CPU")
     torch.manual_seed(0)
     layer = RigLSTM(D, 32, num_cells=2, backend=backend, **options)
     x, reset = torch.randn(1, 2, D), torch.tensor([[True, False]])
@@ -123,10 +126,7 @@ def test_every_backend_clears_a_state_that_is_not_finite(
         h, c = (torch.randn(1, 2, 32, generator=torch.Generator().manual_seed(3)) for _ in range(2))
         h[0, 0], c[0, 0] = h_value, c_value
         leaves = (h.requires_grad_(), c.requires_grad_(), *layer.parameters())
-        try:
-            y, _ = layer(x, (h, c), reset=reset)
-        except BackendError as error:
-            pytest.skip(str(error))
+        y, _ = layer(x, (h, c), reset=reset)
         results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
     for got, expected in zip(*results, strict=True):
         assert torch.equal(got, expected)
