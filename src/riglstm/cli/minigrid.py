@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from riglstm.cli import flags, launch, options, text, values
+from riglstm.cli import flags, launch, options, results, text, values
 from riglstm.cli.train import check_folder
 from riglstm.experiments.minigrid import run
 from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
@@ -169,12 +169,7 @@ def reproduce_all(args: Sequence[str]) -> None:
         retry_failed=config.retry_failed,
         again=again,
     )
-    print(f"\n{done.rendered.markdown}\nwritten: {', '.join(map(str, done.paths))}")
-    if done.failed:
-        print(
-            f"{done.failed} failed; --retry-failed trains them anew, which helps after a change of "
-            "code or device"
-        )
+    print(results.reproduced(done.rendered.markdown, done.paths, done.failed))
     if config.budget == "quick":
         print("These are few frames, to show how it works; --budget paper has each family's.")
     if done.left:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from riglstm.cli import UsageError, flags, launch, values
+from riglstm.cli import UsageError, flags, launch, results, values
 from riglstm.experiments.plan import Planned, State, plan
 from riglstm.experiments.recipes import MEASURED_ROWS, Budget
 from riglstm.experiments.reproduce import reproduce
@@ -106,12 +106,7 @@ def main(args: Sequence[str]) -> None:
         retry_failed=config.retry_failed,
         again=again,
     )
-    print(f"\n{done.rendered.markdown}\nwritten: {', '.join(map(str, done.paths))}")
-    if done.failed:
-        print(
-            f"{done.failed} failed; --retry-failed trains them anew, which helps after a change of "
-            "code or device"
-        )
+    print(results.reproduced(done.rendered.markdown, done.paths, done.failed))
     if config.budget == "quick" and config.table != MEASURED:
         print("These are quick sizes; --budget paper has the paper's.")
     if done.errors:

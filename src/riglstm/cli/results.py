@@ -65,6 +65,17 @@ def plot(found: Results, floor: float = 0.0) -> str:
     return text.plot(curves, _places(found), floor)
 
 
+def reproduced(table: str, paths: Sequence[Path], failed: int) -> str:
+    """A table of runs as it is now, and where; `failed`: runs that diverged."""
+    words = f"\n{table}\nwritten: {', '.join(map(str, paths))}"
+    if failed:
+        words += (
+            f"\n{failed} failed; --retry-failed trains them anew, which helps after a change of "
+            "code or device"
+        )
+    return words
+
+
 def _places(found: Results) -> list[str]:
     return [row["condition"] for row in honest(next(iter(found.values())))]
 

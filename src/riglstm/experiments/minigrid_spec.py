@@ -85,11 +85,7 @@ class GridSpec:
                 f"test episodes, got {seed!r}"
             )
         check_count("episodes", self.episodes)
-        if self.frames < self.ppo.batch:
-            raise ValueError(
-                f"frames must be those of one update at least, {self.ppo.batch} = envs · steps, "
-                f"got {self.frames}"
-            )
+        self.ppo.whole(self.frames)
 
     @property
     def name(self) -> str:
@@ -146,7 +142,7 @@ class GridSpec:
         data = self.resolved()
         fit = {k: v for k, v in data["fit"].items() if k not in (*FREE, "checkpoint_every")}
         # A run is trained for whole updates.
-        fit["frames"] -= fit["frames"] % self.ppo.batch
+        fit["frames"] = self.ppo.whole(fit["frames"])
         del data["seed"]
         return {**data, "model_options": _sizes(self.model_options), "fit": fit}
 

@@ -132,8 +132,8 @@ def select(
         whole = x[0].to(tl.float32)
         for k in tl.static_range(1, K):
             whole += x[k].to(tl.float32)
-        keys = (order(tl.sum(states[0] * whole, 2)),)
-        for k in tl.static_range(1, N):
+        keys = ()
+        for k in tl.static_range(N):
             keys += (order(tl.sum(states[k] * whole, 2)),)
         awake = top(keys, K_a, N)
     if LIVE is not None:
@@ -147,13 +147,13 @@ def select(
         bits = wide + ((1 << K) - 1)
         peers = wide + ((1 << N) - 1)
         if K_x < K:
-            keys = (order(tl.sum(h * x[0].to(tl.float32), 2)),)
-            for k in tl.static_range(1, K):
+            keys = ()
+            for k in tl.static_range(K):
                 keys += (order(tl.sum(h * x[k].to(tl.float32), 2)),)
             bits = top(keys, K_x, K)
         if K_h < N - 1:
-            keys = (tl.where(n == 0, -0x80000000, order(tl.sum(h * states[0], 2))),)
-            for k in tl.static_range(1, N):
+            keys = ()
+            for k in tl.static_range(N):
                 keys += (tl.where(n == k, -0x80000000, order(tl.sum(h * states[k], 2))),)
             peers = top(keys, K_h, N) | (1 << n)
         peers = tl.where(fresh != 0, 0, peers)

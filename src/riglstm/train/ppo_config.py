@@ -101,3 +101,12 @@ class PPO:
     def batch(self) -> int:
         """Frames of an update."""
         return self.envs * self.steps
+
+    def whole(self, frames: int) -> int:
+        """Of so many frames those of whole updates."""
+        if frames < self.batch:
+            raise ValueError(
+                f"frames must be those of one update at least, {self.batch} = envs · steps, "
+                f"got {frames}"
+            )
+        return frames - frames % self.batch

@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
+
+from riglstm.train.progress import Bar
 
 SECONDS = 30.0
 """Between two lines, where there is no terminal."""
 
 
-class FrameProgress:
+class FrameProgress(Bar):
     """Frames, frames a second, success rate and time left, on stderr; `shown` False: nothing."""
 
     def __init__(self, frames: int, done: int, shown: bool) -> None:
         self.frames, self.shown = frames, shown
-        self.bar: Any = None
         self.began, self.first, self.said = time.monotonic(), done, -SECONDS
         if shown and sys.stderr.isatty():
             self.bar = tqdm(
@@ -42,19 +42,6 @@ class FrameProgress:
                 f"frame {frames:,} of {self.frames:,}: {words}; "
                 f"{speed:,.0f} frames/s, {left / 60:.1f} min left"
             )
-
-    def say(self, line: str) -> None:
-        """A line for the user."""
-        if self.bar is None:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self.bar.write(line, file=sys.stderr)
-
-    def close(self) -> None:
-        """No more will come."""
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
 
 
 class Testing:

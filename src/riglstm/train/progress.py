@@ -14,14 +14,32 @@ from riglstm.tasks.base import Metric
 REFRESH_SECONDS = 0.2
 
 
-class Progress:
+class Bar:
+    """Lines for the user on stderr, above a bar while there is one."""
+
+    bar: Any = None
+
+    def say(self, line: str) -> None:
+        """A line for the user, whatever is shown."""
+        if self.bar is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self.bar.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        """No more will come."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+class Progress(Bar):
     """On stderr; `shown` False: nothing but what `say` is told."""
 
     def __init__(self, updates: int, metric: Metric, shown: bool) -> None:
         self.updates = updates
         self.metric = metric
         self.lines = shown and not sys.stderr.isatty()
-        self.bar: Any = None
         self.shown = shown
         self.at = 0
         self.since = self.began = time.monotonic()
@@ -55,19 +73,6 @@ class Progress:
             rest = [f"{speed:.3g} updates/s"] if speed else []
             rest += [f"{_duration(each * (self.updates - step))} left"]
             self.say(f"update {step} of {self.updates}: validation {words}; {', '.join(rest)}")
-
-    def say(self, line: str) -> None:
-        """A line for the user, whatever is shown."""
-        if self.bar is None:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self.bar.write(line, file=sys.stderr)
-
-    def close(self) -> None:
-        """No more will come."""
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
 
     def _move(self, step: int) -> None:
         assert self.bar is not None

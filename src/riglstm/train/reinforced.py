@@ -51,12 +51,7 @@ def train(
 
     As `riglstm.train.supervised.fit`; raises the same, and WorkerDied.
     """
-    if frames < config.batch:
-        raise ValueError(
-            f"frames must be those of one update at least, {config.batch} = envs · steps, "
-            f"got {frames}"
-        )
-    frames -= frames % config.batch
+    frames = config.whole(frames)
     shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
     config_json = folder.read_json(folder.config) if folder.config.exists() else {}
     checkpoints = Checkpoints(folder, {"config": config_json, "weights": shapes})
