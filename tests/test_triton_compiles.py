@@ -27,8 +27,8 @@ from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_forward import forward_kernel
 from riglstm.scan.triton_products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
 
-ARCH, ROOM = int(sys.argv[1]), int(sys.argv[2])
-triton_plan.chip = lambda device: (108, ROOM)
+ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
+triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
 INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
 NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -95,12 +95,18 @@ print(json.dumps(done))
 """
 
 
-@pytest.mark.parametrize(("chip", "room", "kinds"), [(80, 166_912, 11), (90, 232_448, 14)])
-def test_every_kernel_compiles_and_fits(chip: int, room: int, kinds: int) -> None:
+# A few multiprocessors of an A100, which get the widest tiles; a whole H100.
+CHIPS = [(80, 166_912, 4, 11), (90, 232_448, 132, 14)]
+
+
+@pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)
+def test_every_kernel_compiles_and_fits(
+    chip: int, room: int, multiprocessors: int, kinds: int
+) -> None:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    ran = subprocess.run(
-        [sys.executable, "-c", CODE, str(chip), str(room)], env=env, capture_output=True, text=True
-    )
+    machine = [str(n) for n in (chip, room, multiprocessors)]
+    command = [sys.executable, "-c", CODE, *machine]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     shared = json.loads(ran.stdout)
     assert len(shared) == kinds

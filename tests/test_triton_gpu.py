@@ -157,6 +157,28 @@ def test_outputs_and_gradients_equal_float64_with_the_same_masks(name: str, mode
         assert relative(grads[n], expected) < MODES[mode].error, f"d{n}"
 
 
+@pytest.mark.parametrize("multiprocessors", [16, 64])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_part_of_a_gpu_computes_the_same(
+    mode: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from riglstm.scan import triton_plan
+
+    room = triton_plan.chip(torch.device("cuda"))[1]
+    p = problem("the paper's")
+    torch.set_float32_matmul_precision(MODES[mode].matmul)
+    z = triton_plan.sizes(100, p.sel, True, torch.float32)
+    usual = triton_plan.forward_tiles(z, 64, torch.device("cuda"))
+    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, room))
+    assert triton_plan.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
+    out, grads, saved = kernel(p, MODES[mode])
+    want, want_grads = forced(p, saved.bits)
+    for got, expected in zip(out, want, strict=True):
+        assert relative(got, expected) < MODES[mode].error
+    for n, expected in want_grads.items():
+        assert relative(grads[n], expected) < MODES[mode].error, f"d{n}"
+
+
 @pytest.mark.parametrize("name", ["the paper's", "many sequences", "balls"])
 def test_masks_are_those_of_the_scores(name: str) -> None:
     p = problem(name)

@@ -7,6 +7,7 @@ G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 byte
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -188,10 +189,23 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.dtype)}
 
 
+def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:
+    """Columns of a tile: as few as give each multiprocessor one tile at most, or 128.
+
+    On a large GPU many narrow tiles are done at once. On a small one, or a part of one that several
+    processes share, they would wait in line, and each would load the same sequences again.
+    """
+    if interpreted():
+        return 32
+    return next((BN for BN in (32, 64) if tiles(BN) <= chip(device)[0]), 128)
+
+
 def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the forward kernel, by the number of sequences and the width of a number."""
     BP, short = power_of_two(z.P), z.held.itemsize == 2
-    BM, BN, RB = (64, 32, 1) if B <= FEW else (128, 128, 4)
+    BM, BN, RB = 128, 128, 4
+    if B <= FEW:
+        BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), 1
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
@@ -200,7 +214,10 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the backward kernel, likewise."""
-    BM, BN, BK, RB = (64, 32, 128, 1) if B <= FEW else (128, 128, 64, 2)
+    BM, BN, BK, RB = 128, 128, 64, 2
+    if B <= FEW:
+        BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
+        BM, BK, RB = 64, 128, 1
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.dtype)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}
