@@ -126,7 +126,10 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
         (("train", "copying", "--set", "num_cells"), "--set must be like num_cells=4, got 'num_"),
         (("train", "copying", "--set", "num_cell=4"), "riglstm has no option 'num_cell'; it takes"),
         (("train", "copying", "--set", "num_cell=4"), "did you mean num_cells?"),
-        (("train", "copying", "--model", "lstm", "--set", "x=4"), "no option 'x'; it takes none"),
+        (
+            ("train", "copying", "--model", "lstm", "--set", "x=4"),
+            "no option 'x'; it takes forget_bias",
+        ),
         (("train", "copying", "--set", "num_cells=x"), "--set num_cells: expected a whole number"),
         (("train", "copying", "--set", "device=cpu"), "riglstm has no option 'device'"),
         (("train", "copying", "--updates", "0"), "--updates must be a whole number from 1 on"),

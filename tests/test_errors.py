@@ -85,6 +85,8 @@ WRONG_OPTIONS = [
       for v in (-0.1, 1.5, True, float("nan"))),
     ({"update_bias": 1.0, "soft_update": False},
      "update_bias must be None without the soft update, got 1.0; use soft_update=True"),
+    ({"forget_bias": 1.0, "bias": False},
+     "forget_bias must be 0 where the gates have no bias, got 1.0; use bias=True"),
     ({"input_views": "split"},
      "input_views='split' cuts the input of layer 0 into num_views pieces of the cell size: "
      "expected 3 x 2 = 6 features, got 4; choose other sizes, or use input_views='linear'"),

@@ -681,8 +681,10 @@ def test_repr_shows_every_option_that_is_not_the_default() -> None:
         "peers_per_cell=3, cells='random', views='soft', peers='all', query='per_cell', "
         "update_scale=3.0, update_bias=-1.0, backend='reference')"
     )
-    split = repr(RigLSTM(12, 12, input_views="split", soft_update=False, backend="batched"))
-    assert "input_views='split', soft_update=False, backend='batched')" in split
+    split = repr(
+        RigLSTM(12, 12, input_views="split", soft_update=False, forget_bias=1, backend="batched")
+    )
+    assert "input_views='split', soft_update=False, forget_bias=1.0, backend='batched')" in split
 
 
 @both_backends

@@ -71,6 +71,24 @@ def check_number(name: str, value: object, optional: bool) -> None:
         raise ValueError(f"{name} must be {kind}, got {value!r}")
 
 
+def check_update_bias(value: object, soft_update: bool) -> None:
+    """The bias of the soft update is a number, and has a soft update to act on."""
+    check_number("update_bias", value, optional=True)
+    if value is not None and not soft_update:
+        raise ValueError(
+            f"update_bias must be None without the soft update, got {value}; use soft_update=True"
+        )
+
+
+def check_forget_bias(value: object, needs: str | None = None) -> None:
+    """What the forget gate's bias starts higher by; `needs`: the option that gives it a bias."""
+    check_number("forget_bias", value, optional=False)
+    if value and needs is not None:
+        raise ValueError(
+            f"forget_bias must be 0 where the gates have no bias, got {value}; use {needs}"
+        )
+
+
 def check_dtype(dtype: torch.dtype) -> None:
     """Weights are floating-point numbers that torch can compute with."""
     if dtype not in FLOATS:

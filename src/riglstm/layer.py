@@ -82,6 +82,7 @@ class RigLSTM(nn.Module):
         query: W_q `shared` by the cells, as printed, or one `per_cell`.
         update_scale: factor on the two logits of Eq. (21); 1 in the paper.
         update_bias: start value of a learned bias towards the new state; None: none, as printed.
+        forget_bias: added to the start values of the forget gate's bias; 0 as in `nn.LSTM`.
         backend: `reference`, `batched`, `compiled`, `triton`, or `auto`; `repr` says which runs.
 
     Inputs: input, hx
@@ -127,6 +128,7 @@ class RigLSTM(nn.Module):
         query: Literal["shared", "per_cell"] = "shared",
         update_scale: float = 1.0,
         update_bias: float | None = None,
+        forget_bias: float = 0.0,
         backend: Backend = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -149,7 +151,8 @@ class RigLSTM(nn.Module):
             checks.check_switch(name, switch)
         checks.check_dropout(dropout, num_layers)
         checks.check_number("update_scale", update_scale, optional=False)
-        checks.check_number("update_bias", update_bias, optional=True)
+        checks.check_update_bias(update_bias, soft_update)
+        checks.check_forget_bias(forget_bias, needs=None if bias else "bias=True")
         if dtype is not None:
             checks.check_dtype(dtype)
         num_views = num_cells if num_views is None else num_views
@@ -166,11 +169,6 @@ class RigLSTM(nn.Module):
         checks.check_choice("peers", peers, SLOT_RULES)
         checks.check_choice("input_views", input_views, ("linear", "split"))
         checks.check_choice("query", query, ("shared", "per_cell"))
-        if update_bias is not None and not soft_update:
-            raise ValueError(
-                f"update_bias must be None without the soft update, got {update_bias}; "
-                "use soft_update=True"
-            )
         resolve(backend, torch.device("cpu" if device is None else device))
 
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -178,7 +176,7 @@ class RigLSTM(nn.Module):
         self.bidirectional, self.backend = bidirectional, backend
         self.num_cells, self.num_views, self.cell_size = N, K, d
         self.input_views, self.soft_update, self.query = input_views, soft_update, query
-        self.update_bias_start = update_bias
+        self.update_bias_start, self.forget_bias = update_bias, float(forget_bias)
         self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, float(update_scale))
 
         widths = [input_size] + [hidden_size * (1 + bidirectional)] * (num_layers - 1)
@@ -203,7 +201,8 @@ class RigLSTM(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new start values (P10)."""
         for layer, reverse in self._directions():
-            initialise(self.weights(layer, reverse), self.hidden_size, self.update_bias_start)
+            weights = self.weights(layer, reverse)
+            initialise(weights, self.hidden_size, self.update_bias_start, self.forget_bias)
 
     def flatten_parameters(self) -> None:
         """Nothing to do; there because callers of nn.LSTM call it."""
@@ -379,6 +378,7 @@ class RigLSTM(nn.Module):
             ("query", self.query, "shared"),
             ("update_scale", sel.update_scale, 1.0),
             ("update_bias", self.update_bias_start, None),
+            ("forget_bias", self.forget_bias, 0.0),
         ):
             if value != default:
                 parts.append(f"{name}={value!r}")

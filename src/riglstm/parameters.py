@@ -30,8 +30,13 @@ def shapes(
 
 
 @torch.no_grad()
-def initialise(weights: Weights, hidden_size: int, update_bias: float | None) -> None:
-    """Start values (P10): nn.LSTM's for the gates, nn.Linear's for the view and query maps."""
+def initialise(
+    weights: Weights, hidden_size: int, update_bias: float | None, forget_bias: float = 0.0
+) -> None:
+    """Start values (P10): nn.LSTM's for the gates, nn.Linear's for the view and query maps.
+
+    `forget_bias` is added to those of the forget gate's bias.
+    """
     for tensor, fan_in in (
         (weights.W_in, weights.W_in.shape[0] if weights.W_in is not None else 1),
         (weights.b_in, weights.W_in.shape[0] if weights.W_in is not None else 1),
@@ -42,6 +47,8 @@ def initialise(weights: Weights, hidden_size: int, update_bias: float | None) ->
         # Without any slot in Q (one cell, no view) the query is empty, and so is its range.
         if tensor is not None and tensor.numel():
             nn.init.uniform_(tensor, -(fan_in**-0.5), fan_in**-0.5)
+    if weights.b is not None:
+        weights.b.chunk(4, dim=1)[0].add_(forget_bias)
     if weights.update_bias is not None and update_bias is not None:
         nn.init.constant_(weights.update_bias, update_bias)
 

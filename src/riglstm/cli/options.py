@@ -28,7 +28,7 @@ def read(model: str, pairs: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise UsageError(f"--set must be like num_cells=4, got {pair!r}")
         if name not in known:
-            takes = ", ".join(known) or "none"
+            takes = ", ".join(known)
             near = values.did_you_mean(name, known)
             raise UsageError(f"--set: {model} has no option {name!r}; it takes {takes}{near}")
         try:

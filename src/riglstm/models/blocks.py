@@ -48,24 +48,35 @@ class GroupLinear(nn.Module):
 class BlockLSTM(nn.Module):
     """h̃_j, c̃_j = LSTM_j(u_j, h_j, c_j): N LSTMs that share nothing; gates i, f, g, o.
 
-    The weights start uniform in ±bound. `bias`: two vectors as in nn.LSTM, or none.
+    The weights start uniform in ±bound. `bias`: two vectors as in nn.LSTM, or none; `forget_bias`
+    is added to the start values of the forget gates in the first.
     """
 
     def __init__(
-        self, N: int, inputs: int, d: int, bias: bool, bound: float, **factory: Unpack[Factory]
+        self,
+        N: int,
+        inputs: int,
+        d: int,
+        bias: bool,
+        bound: float,
+        forget_bias: float = 0.0,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.bound = bound
+        self.bound, self.forget_bias = bound, forget_bias
         self.weight = nn.Parameter(torch.empty(N, inputs + d, 4 * d, **factory))
         self.bias_ih, self.bias_hh = (
             nn.Parameter(torch.empty(N, 4 * d, **factory)) if bias else None for _ in range(2)
         )
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw new start values."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -self.bound, self.bound)
+        if self.bias_ih is not None:
+            self.bias_ih.chunk(4, dim=1)[1].add_(self.forget_bias)
 
     def forward(self, u: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (B, N, inputs) and the state (B, N, d) to the candidates h̃, c̃."""

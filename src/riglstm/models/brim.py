@@ -44,6 +44,7 @@ class BRIM(nn.Module):
         input_heads, key_size: of the attention to the slots; its values are of size 4·d in all.
         comm_heads, comm_size: heads of the communication, and their d_k = d_v.
         dropout: in training only.
+        forget_bias: added to the start values of the LSTMs' forget biases.
         compile_step: run the step through torch.compile, from the first call on.
 
     The state is (h, c), each (2, B, hidden_size), the lower layer first; zero if not given.
@@ -66,6 +67,7 @@ class BRIM(nn.Module):
         comm_heads: int = 4,
         comm_size: int = 32,
         dropout: float = 0.1,
+        forget_bias: float = 0.0,
         compile_step: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -104,6 +106,7 @@ class BRIM(nn.Module):
                 comm_heads=comm_heads,
                 comm_size=comm_size,
                 dropout=dropout,
+                forget_bias=forget_bias,
                 input_heads=input_heads,
                 device=device,
                 dtype=dtype,
@@ -112,6 +115,7 @@ class BRIM(nn.Module):
                 ((input_size, hidden_size), (hidden_size,)), sizes, strict=True
             )
         )
+        self.forget_bias = float(forget_bias)
         self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
@@ -150,10 +154,11 @@ class BRIM(nn.Module):
         return (h, c), (lower, upper)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """The sizes, and a start that differs from the authors'."""
+        start = f", forget_bias={self.forget_bias}" if self.forget_bias else ""
         return (
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
-            f"active_cells={self.active_cells}"
+            f"active_cells={self.active_cells}{start}"
         )
 
 

@@ -18,7 +18,8 @@ class GridLSTM(nn.Module):
 
     The cells' matrices stacked on each other are those of an LSTM of width N·d, and all else is
     elementwise: that LSTM is what runs. Only the start values differ: U(±1/√d), as a cell of
-    size d draws them, instead of U(±1/√(N·d)).
+    size d draws them, instead of U(±1/√(N·d)); `forget_bias` is added to those of the forget gates'
+    biases.
     """
 
     streaming = True
@@ -29,6 +30,7 @@ class GridLSTM(nn.Module):
         hidden_size: int,
         *,
         num_cells: int = 6,
+        forget_bias: float = 0.0,
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -41,14 +43,17 @@ class GridLSTM(nn.Module):
         self.batch_first = batch_first
         self.num_cells, self.cell_size = num_cells, hidden_size // num_cells
         self.stack = LSTM(
-            input_size, hidden_size, batch_first=batch_first, device=device, dtype=dtype
+            *(input_size, hidden_size),
+            forget_bias=forget_bias,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
         )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new start values, in each cell those of an LSTM of its size."""
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(self.cell_size**-0.5), self.cell_size**-0.5)
+        self.stack.draw(self.cell_size**-0.5)
 
     def cell_parameters(self, k: int) -> tuple[Tensor, Tensor]:
         """W^k (4, d, D + N·d) on H_t, and the sum of both biases (4, d); gates i, f, g, o."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.checks import check_positive
+from riglstm.checks import check_forget_bias, check_positive
 from riglstm.models.base import State, check_options, prepare, unroll
 
 
@@ -22,7 +22,7 @@ class LSTM(nn.Module):
     Parameters are those of `nn.LSTM`, by its names and with its start values U(±1/√H), gates in
     the order i, f, g, o: weight_ih_l0 (4·H, D), weight_hh_l0 (4·H, H), bias_ih_l0 and
     bias_hh_l0 (4·H). They are held here and not in an `nn.LSTM`, as torch.compile refuses to look
-    into one.
+    into one. `forget_bias` is added to the start values of the forget gate's bias, in bias_ih_l0.
     """
 
     streaming = True
@@ -32,6 +32,7 @@ class LSTM(nn.Module):
         input_size: int,
         hidden_size: int,
         *,
+        forget_bias: float = 0.0,
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -40,9 +41,10 @@ class LSTM(nn.Module):
         check_options(batch_first, dtype)
         check_positive("input_size", input_size)
         check_positive("hidden_size", hidden_size)
+        check_forget_bias(forget_bias)
         D, H = input_size, hidden_size
         self.input_size, self.hidden_size, self.output_size = D, H, H
-        self.batch_first = batch_first
+        self.batch_first, self.forget_bias = batch_first, float(forget_bias)
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -54,8 +56,14 @@ class LSTM(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new start values."""
+        self.draw(self.hidden_size**-0.5)
+
+    @torch.no_grad()
+    def draw(self, bound: float) -> None:
+        """Start values in ±bound, those of the forget gate's bias then raised by `forget_bias`."""
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(self.hidden_size**-0.5), self.hidden_size**-0.5)
+            nn.init.uniform_(parameter, -bound, bound)
+        self.bias_ih_l0.chunk(4)[1].add_(self.forget_bias)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """W_x and W_h, then the bias of each."""
@@ -106,5 +114,6 @@ class LSTM(nn.Module):
         return y, (h_n.to(h.dtype), c_n.to(c.dtype))
 
     def extra_repr(self) -> str:
-        """The sizes."""
-        return f"{self.input_size}, {self.hidden_size}"
+        """The sizes, and a start that differs from nn.LSTM's."""
+        start = f", forget_bias={self.forget_bias}" if self.forget_bias else ""
+        return f"{self.input_size}, {self.hidden_size}{start}"

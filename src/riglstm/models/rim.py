@@ -38,15 +38,19 @@ class RIMCell(nn.Module):
         comm_heads: int,
         comm_size: int,
         dropout: float,
+        forget_bias: float,
         input_heads: int = 1,
         **factory: Unpack[blocks.Factory],
     ) -> None:
         super().__init__()
+        checks.check_forget_bias(forget_bias)
         self.K_a, self.dropout = K_a, dropout
         self.input_attention = blocks.InputAttention(
             N, d, slot_sizes, input_heads, key_size, 4 * d // input_heads, **factory
         )
-        self.lstm = blocks.BlockLSTM(N, 4 * d, d, bias=True, bound=(N * d) ** -0.5, **factory)
+        self.lstm = blocks.BlockLSTM(
+            N, 4 * d, d, bias=True, bound=(N * d) ** -0.5, forget_bias=forget_bias, **factory
+        )
         self.communication = blocks.Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
     def forward(
@@ -85,9 +89,11 @@ class DidoCell(nn.Module):
         comm_heads: int,
         comm_size: int,
         dropout: float,
+        forget_bias: float,
         **factory: Unpack[blocks.Factory],
     ) -> None:
         super().__init__()
+        checks.check_forget_bias(forget_bias, needs="cell='original'")
         (D,) = slot_sizes
         self.K_a, self.key_size, self.dropout = K_a, key_size, dropout
         self.comm_heads, self.comm_size = comm_heads, comm_size
@@ -155,6 +161,7 @@ class RIM(nn.Module):
         comm_size: its d_k per head, and the original cell's d_v; 32 in the paper's appendix, 16
             in its authors' code.
         dropout: in training only.
+        forget_bias: added to the start values of the LSTMs' forget biases; 0 in the dido cell.
         compile_step: run the step through torch.compile, from the first call on.
 
     Inputs: x (T, B, D); state = (h, c), each (1, B, hidden_size), zero if not given.
@@ -180,6 +187,7 @@ class RIM(nn.Module):
         comm_heads: int = 4,
         comm_size: int = 32,
         dropout: float = 0.1,
+        forget_bias: float = 0.0,
         compile_step: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -204,9 +212,11 @@ class RIM(nn.Module):
             comm_heads=comm_heads,
             comm_size=comm_size,
             dropout=dropout,
+            forget_bias=forget_bias,
             device=device,
             dtype=dtype,
         )
+        self.forget_bias = float(forget_bias)
         self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
@@ -237,8 +247,9 @@ class RIM(nn.Module):
         return (h.flatten(1).unsqueeze(0), c.flatten(1).unsqueeze(0)), (seen,)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """The sizes, and a start that differs from the authors'."""
+        start = f", forget_bias={self.forget_bias}" if self.forget_bias else ""
         return (
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
-            f"active_cells={self.active_cells}, cell={self.kind!r}"
+            f"active_cells={self.active_cells}, cell={self.kind!r}{start}"
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm.tasks.base import Task, means
+from riglstm.train.average import Average
 from riglstm.train.checkpoints import Checkpoints
 from riglstm.train.choice import Choice
 from riglstm.train.config import Fit, rate
@@ -49,6 +50,7 @@ class Steward(pl.Callback):
         self.net, self.task, self.config, self.folder = net, task, config, folder
         self.checkpoints, self.progress, self.wish = checkpoints, progress, wish
         self.meter = Meter()
+        self.average = Average(net, config.average)
         self.choice = Choice(task.trained_on, task.metric.higher_is_better, config.patience)
         self.random = RandomState(seed, task.device)
         self.stopped: Literal["updates", "patience"] | None = None
@@ -75,12 +77,14 @@ class Steward(pl.Callback):
         self.progress.start(self.step)
         self.wish.listen()
         self.random.start(trainer.global_rank, self.step)
+        self.average.start()
         self.began = self.resting = time.monotonic()
         self.worked, self.logged = 0.0, self.step
 
     def count(self, loss: Tensor, metric: Tensor) -> None:
         """An update is done."""
         self.step += 1
+        self.average.add(self.step)
         self.meter.add(loss, metric)
         self.progress.tick(self.step)
 
@@ -118,7 +122,8 @@ class Steward(pl.Callback):
         if log:
             self._log()
         if evaluate:
-            self._evaluate(trainer)
+            with self.average.in_place():
+                self._evaluate(trainer)
             # Before the checkpoint, which holds it: who goes on from there has to know.
             self.pause = time.monotonic() - began
         if self.choice.exhausted or self.step == self.config.updates:
@@ -217,6 +222,7 @@ class Steward(pl.Callback):
             "meter": self.meter.rows().cpu() if len(self.meter) else None,
             "choice": self.choice.state_dict(),
             "random": self.random.state_dict(),
+            "average": self.average.state_dict(),
             "stopped": self.stopped,
             "seconds": self.seconds,
             "pause": self.pause,
@@ -229,6 +235,8 @@ class Steward(pl.Callback):
             self.meter.replace(state_dict["meter"].to(self.task.device))
         self.choice.load_state_dict(state_dict["choice"])
         self.random.load_state_dict(state_dict["random"])
+        # Not there in checkpoints from before the option.
+        self.average.load_state_dict(state_dict.get("average", []))
         self.stopped = state_dict["stopped"]
         self.seconds = state_dict["seconds"]
         self.pause = state_dict["pause"]

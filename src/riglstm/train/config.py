@@ -27,6 +27,9 @@ class Fit:
     """How the step size falls to zero after the warm-up, over the rest of the updates."""
     clip_norm: float | None = 1.0
     """Limit of the gradient's global norm; None: no limit. Not stated in the paper."""
+    average: float | None = None
+    """Decay of a running mean of the weights, such as 0.999, that is evaluated, chosen and saved in
+    their place; None: no mean. Not in the paper."""
     evaluate_every: int = 500
     """Updates between two evaluations on validation data."""
     checkpoint_every: int = 500
@@ -61,6 +64,11 @@ class Fit:
         _positive("lr", self.lr)
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
+        if self.average is not None and not 0 < self.average < 1:
+            raise ValueError(
+                f"average must be a number above 0 and below 1, got {self.average!r}; "
+                "0.999 is usual"
+            )
         for name, choices in (("decay", get_args(Decay)), ("precision", get_args(Precision))):
             if getattr(self, name) not in choices:
                 raise ValueError(

@@ -4,7 +4,8 @@
     run.json         versions, commit, device, command, when it was started and gone on with
     metrics.csv      step,name,value
     checkpoints/     to go on from: the last two
-    weights/         step-N.safetensors, the network after N updates, where a choice fell on them
+    weights/         step-N.safetensors, the network after N updates, where a choice fell on them;
+                     its averaged weights in a run that averages them
     result.json      the result; a folder that holds it is done
     tensorboard/
     lock             there while a process trains here; one that is left over means nothing

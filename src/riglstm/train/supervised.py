@@ -38,10 +38,10 @@ __all__ = ["CheckpointError", "Diverged", "Fitted", "Interrupted", "OutOfTime", 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """What a training gave; the network holds its last weights."""
+    """What a training gave; the network holds its last weights, as the last update left them."""
 
     chosen: dict[str, Chosen]
-    """For each condition the weights that were best on its validation data."""
+    """For each condition the weights, or means of them, that were best on its validation data."""
     updates: int
     """Updates that were made."""
     seconds: float
