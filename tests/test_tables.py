@@ -167,8 +167,29 @@ def test_the_papers_recipes_have_the_papers_lengths() -> None:
         assert "update_scale" not in RECIPES[table]["paper"].rows["riglstm"].options
 
 
+@pytest.mark.parametrize("table", ["mnist", "ablation", "copying"])
+def test_the_tuned_recipe_changes_how_models_start_and_learn_but_not_the_models(table: str) -> None:
+    paper, tuned = (RECIPES[table][budget] for budget in ("paper", "tuned"))
+    assert tuned.rows.keys() == paper.rows.keys()
+    assert (tuned.settings, tuned.conditions) == (paper.settings, paper.conditions)
+    for key, row in tuned.rows.items():
+        before, fresh = paper.rows[key], dict(row.options)
+        # The same care for all: whatever has LSTM cells starts by remembering.
+        remembers = fresh.pop("forget_bias", 0.0)
+        assert remembers == (3.0 if "forget_bias" in models.options_of(row.model) else 0.0)
+        if row.model == "riglstm" and row.options.get("variant") != "no_soft_state_updating":
+            assert (fresh.pop("update_scale"), fresh.pop("update_bias")) == (0.01, 4.0)
+        assert (row.model, row.hidden_size, fresh) == (
+            *(before.model, before.hidden_size),
+            dict(before.options),
+        )
+        assert not row.fit
+        inputs = {**tuned.task, **row.task}["input_size"]
+        models.build(row.model, inputs, row.hidden_size, **row.options)
+
+
 def plans() -> list[tuple[str, Budget]]:
-    return [(name, budget) for name in TABLES for budget in ("quick", "paper")]
+    return [(name, budget) for name in TABLES for budget in RECIPES[name]]
 
 
 @pytest.mark.parametrize(("table", "budget"), plans())
@@ -233,7 +254,7 @@ def test_plan_says_what_can_be_asked_for(tmp_path: Path) -> None:
         plan("mnist", ["gru"])
     with pytest.raises(ValueError, match="seeds must be a number of runs from 1 on, got 0"):
         plan("mnist", seeds=0)
-    with pytest.raises(ValueError, match="budget must be one of paper, quick, got 'slow'"):
+    with pytest.raises(ValueError, match="budget must be one of paper, tuned, quick, got 'slow'"):
         plan("mnist", budget="slow")  # type: ignore[arg-type]
 
 

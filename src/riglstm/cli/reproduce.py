@@ -31,9 +31,10 @@ class Reproduce:
 
     `--budget quick` takes minutes on two cores, with small models that are trained for a short
     while: it shows how it works, and reproduces nothing. `--budget paper` has the paper's sizes,
-    and puts its figures beside ours; for that, have a GPU and days.
+    and puts its figures beside ours; for that, have a GPU and days. `--budget tuned` has the same
+    sizes and the recipe that was found to learn, for copying, mnist and ablation; hours on a GPU.
 
-    Example: riglstm reproduce copying --budget paper --settings M=1 --jobs 4 --minutes 9
+    Example: riglstm reproduce copying --budget tuned --settings M=1 --jobs 4 --minutes 9
     """
 
     table: str
@@ -47,9 +48,9 @@ class Reproduce:
     seed_list: tuple[int, ...] | None = None
     """Which seeds, in place of how many; none: those from 0 on."""
     precision: Precision | None = None
-    """Of matrix products, in all runs; none: the recipe's, fp32. Another makes other runs."""
+    """Of matrix products, in all runs; none: the recipe's. Another makes other runs."""
     budget: Budget = "quick"
-    """Sizes: minutes on two cores, or the paper's."""
+    """Sizes: minutes on two cores, or the paper's, with its recipe or the one that was found."""
     out: Path = Path("runs")
     """Folder of the runs; the table goes to `tables` in it."""
     device: str = "auto"

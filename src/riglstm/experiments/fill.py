@@ -121,7 +121,15 @@ def sizes(how: Recipe, rows: Iterable[str]) -> str:
     widths = sorted({how.rows[key].hidden_size for key in rows})
     said = [f"width {' and '.join(map(str, widths))}"]
     said += [f"{key}={value}" for key, value in how.task.items() if key != "input_size"]
-    return ", ".join((*said, f"{how.fit.updates:,} updates", f"lr={how.fit.lr:g}"))
+    fit = how.fit
+    said += [f"{fit.updates:,} updates", f"lr={fit.lr:g}"]
+    if fit.warmup:
+        said.append(f"a warm-up of {fit.warmup}")
+    if fit.decay != "none":
+        said.append(f"a {fit.decay} decay")
+    if fit.average is not None:
+        said.append(f"weights averaged by {fit.average:g}")
+    return ", ".join(said)
 
 
 def _line(
