@@ -47,6 +47,8 @@ def built(kernel, z, tile, **constants):
             signature[name], values[(i,)] = "constexpr", given[name]
         elif name in ("B", "T", "R", "first", "t0", "t1"):
             signature[name] = "i32"
+            # `launch` takes it that no value of theirs asks for a kernel of its own.
+            assert kernel.params[i].do_not_specialize, name
         else:
             signature[name] = kinds.get(name, "*i32" if name in INTEGERS else "*fp32")
             attrs[(i,)] = [["tt.divisibility", 16]]

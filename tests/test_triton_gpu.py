@@ -272,6 +272,16 @@ def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other() -> None
     assert [int(wrong) for wrong in different] == [0, 0]
 
 
+def test_an_input_at_an_odd_address_is_read_after_one_at_an_even_one() -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(8, 96, num_cells=3, backend="triton", device="cuda")
+    memory = torch.randn(3 * 5 * 8 + 1, device="cuda")
+    even, odd = memory[:-1].view(3, 5, 8), memory[1:].view(3, 5, 8)
+    with torch.no_grad():
+        layer(even)
+        assert torch.equal(layer(odd)[0], layer(odd.clone())[0])
+
+
 def test_neither_b_nor_t_compiles_anything_anew() -> None:
     from riglstm.scan.triton_forward import forward_kernel
 

@@ -8,38 +8,23 @@ in `docs/paper_notes.md` (P8, P9, P23 to P25) and in `docs/experiments.md`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from riglstm.models.brim import PRESETS
+from riglstm.experiments.entries import (
+    FULL,
+    SMALL,
+    Row,
+    ablation_rows,
+    ball_rows,
+    image_rows,
+    only,
+    tuned,
+)
 from riglstm.train.config import Fit
 from riglstm.variants import VARIANTS
 
 Budget: TypeAlias = Literal["quick", "paper", "tuned"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A model of a table, at a size."""
-
-    label: str
-    model: str
-    hidden_size: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Other arguments of the model."""
-    task: Mapping[str, Any] = field(default_factory=dict)
-    """What it changes in the recipe's task."""
-    fit: Mapping[str, Any] = field(default_factory=dict)
-    """What it changes in the recipe's training."""
-
-    @property
-    def cells(self) -> str:
-        """(N, K_a), of each layer; a dash where there is nothing to choose from."""
-        N, K_a = self.options.get("num_cells"), self.options.get("active_cells")
-        if N is None or K_a is None:
-            return "–"
-        layers = [(N, K_a)] if isinstance(N, int) else list(zip(N, K_a, strict=True))
-        return ", ".join(f"({n}, {k})" for n, k in layers)
 
 
 class Setting(NamedTuple):
@@ -68,90 +53,6 @@ class Recipe:
     """Runs of each row where no other number is asked for."""
 
 
-class Widths(NamedTuple):
-    """The sizes of the models, beside the counts that are the same at all of them."""
-
-    hidden: int
-    brim: int
-    """Both layers, and its input: its authors' is half as wide as the others."""
-    transformer: int
-    heads: int
-    layers: int
-    """Of the Transformer; its other sizes follow from its width."""
-    rim: Mapping[str, int]
-    """Sizes inside RIM's attentions, where they are not its defaults."""
-
-
-FULL = Widths(600, 300, 256, heads=8, layers=4, rim={})
-SMALL = Widths(72, 36, 32, heads=4, layers=2, rim={"key_size": 16, "comm_size": 8})
-
-
-def _image_rows(w: Widths, K_a: int, brim: str) -> dict[str, Row]:
-    """The models of the image tables, RigLSTM with K_a = K_x = K_h."""
-    six = {"num_cells": 6}
-    return {
-        "lstm": Row("LSTM", "lstm", w.hidden),
-        "rim": Row("RIM", "rim", w.hidden, {**six, "active_cells": 4, **w.rim}),
-        "entnet": Row("EntNet", "entnet", w.hidden, {"num_slots": 6}),
-        "rmc": Row("RMC", "rmc", w.hidden, {"num_slots": 6, "num_heads": 4}),
-        "transformer": Row(
-            *("Transformer", "transformer", w.transformer),
-            {"num_layers": w.layers, "num_heads": w.heads},
-        ),
-        "gridlstm": Row("GridLSTM", "gridlstm", w.hidden, six),
-        "brim": Row(
-            *("BRIM", "brim", w.brim, {**PRESETS[brim], **w.rim}), task={"input_size": w.brim}
-        ),
-        "riglstm": Row("RigLSTM", "riglstm", w.hidden, {**six, "active_cells": K_a}),
-    }
-
-
-def _ablation_rows(w: Widths) -> dict[str, Row]:
-    """RigLSTM as in the MNIST table, and each of its variants."""
-    whole = _image_rows(w, 5, "mnist")["riglstm"]
-    return {
-        "riglstm": whole,
-        **{
-            name: replace(whole, label=name, options={**whole.options, "variant": name})
-            for name in VARIANTS
-        },
-    }
-
-
-def _ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
-    return {
-        "rim": Row("RIM", "rim", N * d, {"num_cells": N, "active_cells": 2, **w.rim}),
-        "entnet": Row("EntNet", "entnet", N * d, {"num_slots": N}),
-        "lstm": Row("LSTM", "lstm", N * d),
-        "gridlstm": Row("GridLSTM", "gridlstm", N * d, {"num_cells": N}),
-        "riglstm": Row("RigLSTM", "riglstm", N * d, {"num_cells": N, "active_cells": 2}),
-    }
-
-
-REMEMBERS = {"forget_bias": 3.0}
-"""Of every LSTM cell: one that starts by keeping what it holds learns to copy many times sooner."""
-SOFT = {"update_scale": 0.01, "update_bias": 4.0}
-"""Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~."""
-
-
-def _tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """The same start for every model that has LSTM cells, and the soft update that learns."""
-    changed = {}
-    for name, row in rows.items():
-        options = {**row.options}
-        if row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
-            options |= REMEMBERS
-        changes = VARIANTS.get(options.get("variant", ""), {})
-        if row.model == "riglstm" and changes.get("soft_update", True):
-            options |= SOFT
-        changed[name] = replace(row, options=options)
-    return changed
-
-
-def _only(rows: Mapping[str, Row], *names: str) -> dict[str, Row]:
-    return {name: rows[name] for name in names}
-
-
 _CIFAR_ROWS = ("lstm", "rim", "rmc", "transformer", "gridlstm", "brim", "riglstm")
 _COPYING_ROWS = ("lstm", "gridlstm", "rim", "riglstm")
 _SOME = ("lstm", "rim", "riglstm")
@@ -172,7 +73,7 @@ def _mnist(rows: Mapping[str, Row]) -> Recipe:
 
 def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
     return replace(
-        _mnist(_tuned(rows)),
+        _mnist(tuned(rows)),
         task={
             **{"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.2},
             "validation_size": 4000,
@@ -220,7 +121,7 @@ def _quick_fit(updates: int) -> Fit:
 
 
 _COPYING = Recipe(
-    _only(_image_rows(FULL, 4, "mnist"), *_COPYING_ROWS),
+    only(image_rows(FULL, 4, "mnist"), *_COPYING_ROWS),
     settings={f"M={M}": Setting("P=50", {"M": M}) for M in (1, 2, 4, 8)},
     conditions=("P=100", "P=200", "P=400"),
     task={"L": 10, "P": 50, "digits": 10, "input_size": FULL.hidden, "batch_size": 64},
@@ -228,18 +129,18 @@ _COPYING = Recipe(
     models=_COPYING_ROWS,
 )
 
-MEASURED_ROWS = _only(_image_rows(FULL, 4, "mnist"), *_SOME)
+MEASURED_ROWS = only(image_rows(FULL, 4, "mnist"), *_SOME)
 """Models of the table of times and sizes, which is measured at the paper's widths only."""
 
 RECIPES: dict[str, dict[Budget, Recipe]] = {
     "mnist": {
-        "paper": _mnist(_image_rows(FULL, 5, "mnist")),
-        "tuned": _tuned_mnist(_image_rows(FULL, 5, "mnist")),
-        "quick": _quick_mnist(_image_rows(SMALL, 5, "mnist"), _SOME, 250),
+        "paper": _mnist(image_rows(FULL, 5, "mnist")),
+        "tuned": _tuned_mnist(image_rows(FULL, 5, "mnist")),
+        "quick": _quick_mnist(image_rows(SMALL, 5, "mnist"), _SOME, 250),
     },
     "cifar": {
         "paper": Recipe(
-            _only(_image_rows(FULL, 4, "cifar"), *_CIFAR_ROWS),
+            only(image_rows(FULL, 4, "cifar"), *_CIFAR_ROWS),
             settings={"16x16": Setting("16x16", {"size": 16})},
             conditions=("19x19", "24x24", "32x32"),
             task={"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.2},
@@ -248,7 +149,7 @@ RECIPES: dict[str, dict[Budget, Recipe]] = {
             models=_CIFAR_ROWS,
         ),
         "quick": Recipe(
-            _only(_image_rows(SMALL, 4, "cifar"), *_CIFAR_ROWS),
+            only(image_rows(SMALL, 4, "cifar"), *_CIFAR_ROWS),
             settings={"6x6": Setting("6x6", {"size": 6})},
             conditions=("7x7", "9x9", "12x12"),
             task=_FEW_IMAGES,
@@ -258,13 +159,13 @@ RECIPES: dict[str, dict[Budget, Recipe]] = {
         ),
     },
     "ablation": {
-        "paper": _mnist(_ablation_rows(FULL)),
-        "tuned": _tuned_mnist(_ablation_rows(FULL)),
-        "quick": _quick_mnist(_ablation_rows(SMALL), ("riglstm", *VARIANTS), 100),
+        "paper": _mnist(ablation_rows(FULL)),
+        "tuned": _tuned_mnist(ablation_rows(FULL)),
+        "quick": _quick_mnist(ablation_rows(SMALL), ("riglstm", *VARIANTS), 100),
     },
     "balls": {
         "paper": Recipe(
-            _ball_rows(FULL, 5, 50),
+            ball_rows(FULL, 5, 50),
             settings={n: Setting(n, {"balls": n}) for n in ("4", "678")},
             conditions=("4", "678", "curtain"),
             task={"batch_size": 64},
@@ -274,7 +175,7 @@ RECIPES: dict[str, dict[Budget, Recipe]] = {
             seeds=5,
         ),
         "quick": Recipe(
-            _ball_rows(SMALL, 5, 10),
+            ball_rows(SMALL, 5, 10),
             settings={"4": Setting("4", {"balls": "4"})},
             conditions=("678", "curtain"),
             task={
@@ -290,13 +191,13 @@ RECIPES: dict[str, dict[Budget, Recipe]] = {
         "paper": _COPYING,
         "tuned": replace(
             _COPYING,
-            rows=_tuned(_COPYING.rows),
+            rows=tuned(_COPYING.rows),
             # The blanks before the answer are known from the clock alone.
             task={**_COPYING.task, "loss_on": "answer"},
             fit=_tuned_fit(20_000, lr=1e-3, evaluate_every=2000),
         ),
         "quick": Recipe(
-            _only(_image_rows(SMALL, 4, "mnist"), *_COPYING_ROWS),
+            only(image_rows(SMALL, 4, "mnist"), *_COPYING_ROWS),
             settings={f"M={M}": Setting("P=6", {"M": M}) for M in (1, 2)},
             conditions=("P=12", "P=24", "P=48"),
             task={

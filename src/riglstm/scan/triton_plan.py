@@ -15,6 +15,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.triton_common import interpreted, power_of_two
+from riglstm.scan.triton_launch import launch
 from riglstm.scan.triton_products import hold_kernel, pack_kernel
 from riglstm.selection import Selection
 
@@ -130,7 +131,8 @@ def write_views(
             return XH, z.S * z.P, z.P
     unit = saved.unit if z.held == torch.float16 else None
     tile = {"BK": power_of_two(z.K), "BP": power_of_two(z.P), "BH": power_of_two(z.N * z.d)}
-    hold_kernel[(T * B,)](views, h, XH, unit, B, N=z.N, K=z.K, S=z.S, d=z.d, P=z.P, **tile)
+    arguments = (views, h, XH, unit, B)
+    launch(hold_kernel, (T * B,), arguments, N=z.N, K=z.K, S=z.S, d=z.d, P=z.P, **tile)
     return views, z.K * z.d, z.d
 
 
@@ -155,9 +157,10 @@ def pack(weights: Weights, z: Sizes, BN: int | None = None) -> tuple[Tensor, Ten
         out = W.new_empty(z.N, columns(z, BN), BN, z.S * z.P, dtype=z.held)
         if z.held == torch.float16:
             unit = W.new_empty(out.shape[:3])
-    pack_kernel[(z.N * columns(z, wide),)](
-        W, W if W_q is None else W_q, out, unit, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide,
-        BP=power_of_two(z.P), PER_CELL=W_q is not None and W_q.dim() == 3, TILED=BN is not None,
+    launch(
+        pack_kernel, (z.N * columns(z, wide),), (W, W if W_q is None else W_q, out, unit), N=z.N,
+        K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide, BP=power_of_two(z.P), TILED=BN is not None,
+        PER_CELL=W_q is not None and W_q.dim() == 3,
     )  # fmt: skip
     return out, unit
 

@@ -15,6 +15,7 @@ from riglstm.scan.batched_backward import input_map, split_gates
 from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_common import interpreted, power_of_two
 from riglstm.scan.triton_forward import forward_kernel
+from riglstm.scan.triton_launch import launch
 from riglstm.scan.triton_plan import (
     PERSISTENT,
     PRODUCT_ROWS,
@@ -71,11 +72,12 @@ def forward(
     tiles = N * columns(z, tile["BN"]) * -(-B // tile["BM"])
 
     def run(phase: int, programs: int, t0: int, t1: int, **options: Any) -> None:
-        forward_kernel[(programs,)](
+        arguments = (
             h, c, X, saved.XH, x_unit, W, w_unit, bias, bias_update, live, reset, y, proposal,
             saved.act, saved.woke, saved.bits, saved.gates, saved.c, saved.a, place, count, counter,
-            B, t0, t1, **constants, PHASE=phase, **options,
+            B, t0, t1,
         )  # fmt: skip
+        launch(forward_kernel, (programs,), arguments, **constants, PHASE=phase, **options)
 
     if interpreted():
         for t in range(T):
@@ -132,11 +134,11 @@ def backward(
     tiles = N * -(-N * d // tile["BN"]) * -(-B // tile["BM"])
 
     def run(phase: int, programs: int, first: int, t0: int, t1: int, **options: Any) -> None:
-        backward_kernel[(programs,)](
+        arguments = (
             dy, dh, dc, parts, h, y, saved.act, saved.bits, saved.gates, saved.c, saved.a, W, D5,
             dz, place, count, dy.new_zeros(1, dtype=torch.int32), B, T, first, t0, t1,
-            **constants, PHASE=phase, **options,
         )  # fmt: skip
+        launch(backward_kernel, (programs,), arguments, **constants, PHASE=phase, **options)
 
     for t0 in reversed(range(0, T, steps)):
         t1 = min(T, t0 + steps)
@@ -172,9 +174,9 @@ def _cut(dW: Tensor, z: Sizes) -> Tensor:
 def _views_gradient(D5: Tensor, bits: Tensor, W: Tensor, dV: Tensor, z: Sizes) -> None:
     """Write the gradient of the views of one piece of the sequence."""
     R, tile = D5.shape[0] * D5.shape[1], views_tiles(z, D5.device)
-    views_kernel[(z.K, -(-R // tile["BM"]))](
-        D5, W, bits, dV, R, N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=precision(z.dtype),
-        WIDE=interpreted(), **tile,
+    launch(
+        views_kernel, (z.K, -(-R // tile["BM"])), (D5, W, bits, dV, R), N=z.N, K=z.K, d=z.d, L=z.L,
+        PRECISION=precision(z.dtype), WIDE=interpreted(), **tile,
     )  # fmt: skip
 
 
@@ -188,10 +190,8 @@ def _add_weights_gradient(D5: Tensor, saved: Saved, t0: int, t1: int, dW: Tensor
         R = D[now].shape[0]
         H = D.new_empty(z.N, R, z.S * z.P)
         tile = {"BS": power_of_two(z.S), "BP": power_of_two(z.P)}
-        inputs_kernel[(R,)](
-            V[now], None if unit is None else unit[now], bits[now], H, R, N=z.N, S=z.S, P=z.P,
-            **tile,
-        )  # fmt: skip
+        arguments = (V[now], None if unit is None else unit[now], bits[now], H, R)
+        launch(inputs_kernel, (R,), arguments, N=z.N, S=z.S, P=z.P, **tile)
         a, b = H.mT, D[now].transpose(0, 1)  # (N, S·P, R), (N, R, L)
         if z.dtype == dW.dtype:
             torch.baddbmm(dW, a, b, out=dW)

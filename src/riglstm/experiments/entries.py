@@ -1,0 +1,119 @@
+"""The models of the tables, at a size: what each row of a table builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from riglstm.models.brim import PRESETS
+from riglstm.variants import VARIANTS
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of a table, at a size."""
+
+    label: str
+    model: str
+    hidden_size: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments of the model."""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """What it changes in the recipe's task."""
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    """What it changes in the recipe's training."""
+
+    @property
+    def cells(self) -> str:
+        """(N, K_a), of each layer; a dash where there is nothing to choose from."""
+        N, K_a = self.options.get("num_cells"), self.options.get("active_cells")
+        if N is None or K_a is None:
+            return "–"
+        layers = [(N, K_a)] if isinstance(N, int) else list(zip(N, K_a, strict=True))
+        return ", ".join(f"({n}, {k})" for n, k in layers)
+
+
+class Widths(NamedTuple):
+    """The sizes of the models, beside the counts that are the same at all of them."""
+
+    hidden: int
+    brim: int
+    """Both layers, and its input: its authors' is half as wide as the others."""
+    transformer: int
+    heads: int
+    layers: int
+    """Of the Transformer; its other sizes follow from its width."""
+    rim: Mapping[str, int]
+    """Sizes inside RIM's attentions, where they are not its defaults."""
+
+
+FULL = Widths(600, 300, 256, heads=8, layers=4, rim={})
+SMALL = Widths(72, 36, 32, heads=4, layers=2, rim={"key_size": 16, "comm_size": 8})
+
+
+def image_rows(w: Widths, K_a: int, brim: str) -> dict[str, Row]:
+    """The models of the image tables, RigLSTM with K_a = K_x = K_h."""
+    six = {"num_cells": 6}
+    return {
+        "lstm": Row("LSTM", "lstm", w.hidden),
+        "rim": Row("RIM", "rim", w.hidden, {**six, "active_cells": 4, **w.rim}),
+        "entnet": Row("EntNet", "entnet", w.hidden, {"num_slots": 6}),
+        "rmc": Row("RMC", "rmc", w.hidden, {"num_slots": 6, "num_heads": 4}),
+        "transformer": Row(
+            *("Transformer", "transformer", w.transformer),
+            {"num_layers": w.layers, "num_heads": w.heads},
+        ),
+        "gridlstm": Row("GridLSTM", "gridlstm", w.hidden, six),
+        "brim": Row(
+            *("BRIM", "brim", w.brim, {**PRESETS[brim], **w.rim}), task={"input_size": w.brim}
+        ),
+        "riglstm": Row("RigLSTM", "riglstm", w.hidden, {**six, "active_cells": K_a}),
+    }
+
+
+def ablation_rows(w: Widths) -> dict[str, Row]:
+    """RigLSTM as in the MNIST table, and each of its variants."""
+    whole = image_rows(w, 5, "mnist")["riglstm"]
+    return {
+        "riglstm": whole,
+        **{
+            name: replace(whole, label=name, options={**whole.options, "variant": name})
+            for name in VARIANTS
+        },
+    }
+
+
+def ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
+    return {
+        "rim": Row("RIM", "rim", N * d, {"num_cells": N, "active_cells": 2, **w.rim}),
+        "entnet": Row("EntNet", "entnet", N * d, {"num_slots": N}),
+        "lstm": Row("LSTM", "lstm", N * d),
+        "gridlstm": Row("GridLSTM", "gridlstm", N * d, {"num_cells": N}),
+        "riglstm": Row("RigLSTM", "riglstm", N * d, {"num_cells": N, "active_cells": 2}),
+    }
+
+
+REMEMBERS = {"forget_bias": 3.0}
+"""Of every LSTM cell: one that starts by keeping what it holds learns to copy many times sooner."""
+SOFT = {"update_scale": 0.01, "update_bias": 4.0}
+"""Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~."""
+
+
+def tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The same start for every model that has LSTM cells, and the soft update that learns."""
+    changed = {}
+    for name, row in rows.items():
+        options = {**row.options}
+        if row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
+            options |= REMEMBERS
+        changes = VARIANTS.get(options.get("variant", ""), {})
+        if row.model == "riglstm" and changes.get("soft_update", True):
+            options |= SOFT
+        changed[name] = replace(row, options=options)
+    return changed
+
+
+def only(rows: Mapping[str, Row], *names: str) -> dict[str, Row]:
+    """Some of the rows, by name."""
+    return {name: rows[name] for name in names}
