@@ -27,6 +27,9 @@ class Fit:
     """How the step size falls to zero after the warm-up, over the rest of the updates."""
     clip_norm: float | None = 1.0
     """Limit of the gradient's global norm; None: no limit. Not stated in the paper."""
+    input_rate: float = 1.0
+    """Factor on the step size of what cells are chosen by: the tables of tokens, and RigLSTM's maps
+    to views. Not in the paper."""
     average: float | None = None
     """Decay of a running mean of the weights, such as 0.999, that is evaluated, chosen and saved in
     their place; None: no mean. Not in the paper."""
@@ -62,6 +65,7 @@ class Fit:
         if self.patience is not None:
             _whole("patience", self.patience, least=1)
         _positive("lr", self.lr)
+        _positive("input_rate", self.input_rate)
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
         if self.average is not None and not 0 < self.average < 1:

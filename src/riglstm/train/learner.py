@@ -22,6 +22,16 @@ from riglstm.train.config import Fit, rate
 from riglstm.train.devices import autocast
 
 
+FACTOR = "factor"
+"""Of a group's step size, in the optimizer's groups."""
+
+
+def _of_input(name: str) -> bool:
+    """Whether a parameter of that name is a table of tokens, or of a map to views."""
+    own = name.rpartition(".")[2]
+    return name.startswith("tables.") or own.startswith(("weight_in_", "bias_in_"))
+
+
 class Learner(pl.LightningModule):
     """The network and its task, as Lightning wants them."""
 
@@ -36,8 +46,14 @@ class Learner(pl.LightningModule):
         """The part of each batch that is this process's."""
 
     def configure_optimizers(self) -> Optimizer:
-        """Adam."""
-        return Adam(self.net.parameters(), self.config.lr, fused=True)
+        """Adam; what has a step size of its own is a group of its own."""
+        slow = [p for name, p in self.net.named_parameters() if _of_input(name)]
+        if self.config.input_rate == 1 or not slow:
+            return Adam(self.net.parameters(), self.config.lr, fused=True)
+        rest = [p for name, p in self.net.named_parameters() if not _of_input(name)]
+        own: dict[str, Any] = {"params": slow, FACTOR: self.config.input_rate}
+        groups: list[dict[str, Any]] = [{"params": rest}, own]
+        return Adam(groups, self.config.lr, fused=True)
 
     def on_fit_start(self) -> None:
         """Share the batch among the processes."""
@@ -74,7 +90,7 @@ class Learner(pl.LightningModule):
             if config.clip_norm is not None:
                 nn.utils.clip_grad_norm_(weights, config.clip_norm)
             for group in adam.param_groups:
-                group["lr"] = rate(config, steward.step)
+                group["lr"] = rate(config, steward.step) * group.get(FACTOR, 1.0)
             adam.step()
             steward.count(loss, metric)
 

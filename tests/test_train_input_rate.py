@@ -1,0 +1,84 @@
+"""A step size of its own for what cells are chosen by: tables of tokens and maps to views."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from riglstm.models import build
+from riglstm.tasks.base import Batch
+from riglstm.tasks.copying import Copying, CopyingTask
+from riglstm.train.config import Fit
+from riglstm.train.folder import RunFolder
+from riglstm.train.supervised import fit
+from train_helpers import assert_same
+
+ONE = Fit(updates=1, lr=1e-3, evaluate_every=1, checkpoint_every=1, device="cpu", tensorboard=False)
+OF_INPUT = {"tables.weight", "core.layer.weight_in_l0", "core.layer.bias_in_l0"}
+
+
+def problem(model: str = "riglstm") -> tuple[CopyingTask, nn.Module]:
+    config = Copying(L=2, P=3, input_size=12, batch_size=4, validation_size=2, conditions=())
+    task = config.open(torch.device("cpu"))
+    torch.manual_seed(0)
+    options = {"num_cells": 3} if model == "riglstm" else {}
+    return task, task.network(build(model, 12, 12, **options))  # type: ignore[arg-type]
+
+
+def moved(config: Fit, folder: Path, model: str = "riglstm") -> dict[str, float]:
+    """How far one update moves each parameter at the most; Adam's first step is the step size."""
+    task, net = problem(model)
+    before: dict[str, Tensor] = copy.deepcopy(dict(net.named_parameters()))
+    fit(net, task, config, 0, RunFolder(folder), progress=False)
+    return {n: float((p - before[n]).detach().abs().max()) for n, p in net.named_parameters()}
+
+
+def test_tables_and_views_step_by_their_factor_and_all_else_as_before(tmp_path: Path) -> None:
+    plain = moved(ONE, tmp_path / "plain")
+    slow = moved(replace(ONE, input_rate=0.125), tmp_path / "slow")
+    assert plain.keys() > OF_INPUT
+    for name, far in plain.items():
+        expected = far * (0.125 if name in OF_INPUT else 1)
+        # A weight near one rounds a step of 1e-4 by some 1e-8.
+        assert slow[name] == pytest.approx(expected, rel=1e-2), name
+        assert far > 0
+
+
+def test_of_an_lstm_it_is_the_tables(tmp_path: Path) -> None:
+    plain = moved(ONE, tmp_path / "plain", "lstm")
+    slow = moved(replace(ONE, input_rate=0.125), tmp_path / "slow", "lstm")
+    different = {name for name in plain if slow[name] < 0.5 * plain[name]}
+    assert different == {"tables.weight"}
+
+
+def test_a_run_with_two_step_sizes_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(ONE, updates=6, evaluate_every=3, checkpoint_every=3, input_rate=0.125)
+    task, whole = problem()
+    fit(whole, task, config, 0, RunFolder(tmp_path / "whole"), progress=False)
+    task, net = problem()
+    draw = task.batch
+
+    def stops(seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        if step == 4:
+            raise ZeroDivisionError
+        return draw(seed, step, rows)
+
+    monkeypatch.setattr(task, "batch", stops)
+    with pytest.raises(ZeroDivisionError):
+        fit(net, task, config, 0, RunFolder(tmp_path / "parts"), progress=False)
+    task, parts = problem()
+    fit(parts, task, config, 0, RunFolder(tmp_path / "parts"), resume=True, progress=False)
+    assert_same(parts.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_a_factor_is_above_zero(factor: float) -> None:
+    with pytest.raises(ValueError, match="input_rate must be a number above 0, got"):
+        Fit(input_rate=factor)
