@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,29 @@ def test_load_gives_the_chosen_weights(folder: Path) -> None:
     load_weights(expected, RunFolder(folder).weights_of(step))
     for name, weight in expected.state_dict().items():
         assert torch.equal(net.state_dict()[name], weight)
+
+
+def test_an_option_that_came_later_changes_the_name_of_a_run_only_where_it_is_used() -> None:
+    from riglstm.experiments.spec import LATER
+
+    for name, value in LATER.items():
+        assert getattr(Fit(), name) == value
+        assert name not in SPEC.identity()["fit"]
+        used = replace(SPEC, fit=replace(SPEC.fit, **{name: value / 2}))
+        assert used.digest() != SPEC.digest()
+
+
+def test_a_run_from_before_an_option_is_found(folder: Path, tmp_path: Path) -> None:
+    from riglstm.experiments.plan import state
+    from riglstm.experiments.spec import LATER
+
+    old = tmp_path / "old"
+    shutil.copytree(folder, old)
+    config = json.loads((old / "config.json").read_text())
+    for name in LATER:
+        del config["fit"][name]
+    (old / "config.json").write_text(json.dumps(config))
+    assert state(SPEC, old) == "done"
 
 
 def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:

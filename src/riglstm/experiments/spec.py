@@ -19,6 +19,9 @@ from riglstm.variants import VARIANTS
 PLACE = ("batch_first", "compile_step", "device", "dtype")
 """Options of models that a run does not set: they belong to the task, or to the machine."""
 
+LATER: dict[str, Any] = {"input_rate": 1.0}
+"""Options of `Fit` that came after runs with names; at these values a run keeps its name."""
+
 SEEDS = 2**32
 """How many seeds there are: as many as every generator of random numbers takes."""
 
@@ -106,7 +109,9 @@ class RunSpec:
     def identity(self) -> dict[str, Any]:
         """What makes it this run: `resolved` without what only says how it is computed."""
         data = self.resolved()
-        data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
+        data["fit"] = {
+            k: v for k, v in data["fit"].items() if k not in FREE and (k, v) not in LATER.items()
+        }
         return data
 
     def digest(self) -> str:

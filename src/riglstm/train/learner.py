@@ -21,7 +21,6 @@ from riglstm.train.callbacks import Steward
 from riglstm.train.config import Fit, rate
 from riglstm.train.devices import autocast
 
-
 FACTOR = "factor"
 """Of a group's step size, in the optimizer's groups."""
 
