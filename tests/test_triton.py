@@ -106,6 +106,21 @@ def test_tf32_is_held_in_halves_and_as_exact(name: str) -> None:
 
 
 @pytest.mark.usefixtures("tf32")
+def test_the_tiles_of_a_small_gpu_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from riglstm.scan import triton_plan
+
+    p = clear_problem(**{**SMALL, "B": 3, "reset": True, "live": True}).to(torch.float32)
+    want, want_grads = p.run("triton"), gradients(p, "triton")
+    monkeypatch.setattr(triton_plan, "_narrowest", lambda tiles, device: 128)
+    monkeypatch.setattr(triton_plan, "_rows", lambda device: 2)
+    got, grads = p.run("triton"), gradients(p, "triton")
+    assert torch.equal(got[3], want[3])
+    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
+        assert_close(one, other, FLOAT.value, what)
+    assert_same_gradients(grads, want_grads, FLOAT.grad)
+
+
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("size", [1e-8, 1e-6, 1e6, 1e8])
 def test_halves_hold_inputs_of_sizes_far_from_that_of_states(size: float) -> None:
     p = clear_problem(**{**SMALL, "input_views": "split", "soft_update": False, "T": 1})

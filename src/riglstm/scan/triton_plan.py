@@ -203,12 +203,17 @@ def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:
     return next((BN for BN in (32, 64) if tiles(BN) <= chip(device)[0]), 128)
 
 
+def _rows(device: torch.device) -> int:
+    """Sequences that a program takes at a time, where there may be a program for each, or not."""
+    return 1 if interpreted() or chip(device)[0] >= FEW else 2
+
+
 def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the forward kernel, by the number of sequences and the width of a number."""
     BP, short = power_of_two(z.P), z.held.itemsize == 2
     BM, BN, RB = 128, 128, 4
     if B <= FEW:
-        BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), 1
+        BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), _rows(device)
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
@@ -220,7 +225,7 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     BM, BN, BK, RB = 128, 128, 64, 2
     if B <= FEW:
         BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
-        BM, BK, RB = 64, 128, 1
+        BM, BK, RB = 64, 128, _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.dtype)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}
