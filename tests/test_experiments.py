@@ -161,27 +161,37 @@ def test_load_gives_the_chosen_weights(folder: Path) -> None:
         assert torch.equal(net.state_dict()[name], weight)
 
 
-def test_an_option_that_came_later_changes_the_name_of_a_run_only_where_it_is_used() -> None:
-    from riglstm.experiments.spec import LATER
+def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use() -> None:
+    run = plan("mnist", ["lstm"], 1, "paper")[0].spec
+    # Of the code that had neither `average` nor `input_rate` nor `forget_bias`.
+    assert run.digest() == "6ca53f0b"
+    for used in (
+        replace(run, fit=replace(run.fit, average=0.9)),
+        replace(run, fit=replace(run.fit, input_rate=0.5)),
+        replace(run, model_options={"forget_bias": 1.0}),
+    ):
+        assert used.digest() != run.digest()
 
-    for name, value in LATER.items():
-        assert getattr(Fit(), name) == value
-        assert name not in SPEC.identity()["fit"]
-        used = replace(SPEC, fit=replace(SPEC.fit, **{name: value / 2}))
-        assert used.digest() != SPEC.digest()
 
-
-def test_a_run_from_before_an_option_is_found(folder: Path, tmp_path: Path) -> None:
+def test_a_run_from_before_an_option_is_found_and_gone_on_with(
+    folder: Path, tmp_path: Path
+) -> None:
     from riglstm.experiments.plan import state
-    from riglstm.experiments.spec import LATER
 
     old = tmp_path / "old"
     shutil.copytree(folder, old)
     config = json.loads((old / "config.json").read_text())
-    for name in LATER:
-        del config["fit"][name]
+    new = json.loads(json.dumps(config))
+    for part, names in (("fit", ("average", "input_rate")), ("model_options", ("forget_bias",))):
+        for name in names:
+            config[part].pop(name, None)
     (old / "config.json").write_text(json.dumps(config))
     assert state(SPEC, old) == "done"
+    (old / "result.json").unlink()
+    RunFolder(old).begin(new, command="", device="cpu", resume=True)
+    new["fit"]["input_rate"] = 0.5
+    with pytest.raises(ValueError, match=r"fit\.input_rate is 1\.0 there, 0\.5 here"):
+        RunFolder(old).begin(new, command="", device="cpu", resume=True)
 
 
 def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:

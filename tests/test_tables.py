@@ -168,7 +168,9 @@ def test_the_papers_recipes_have_the_papers_lengths() -> None:
 
 
 @pytest.mark.parametrize("table", ["mnist", "ablation", "copying"])
-def test_the_tuned_recipe_changes_how_models_start_and_learn_but_not_the_models(table: str) -> None:
+def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update(
+    table: str,
+) -> None:
     paper, tuned = (RECIPES[table][budget] for budget in ("paper", "tuned"))
     assert tuned.rows.keys() == paper.rows.keys()
     assert (tuned.settings, tuned.conditions) == (paper.settings, paper.conditions)
@@ -254,7 +256,9 @@ def test_plan_says_what_can_be_asked_for(tmp_path: Path) -> None:
         plan("mnist", ["gru"])
     with pytest.raises(ValueError, match="seeds must be a number of runs from 1 on, got 0"):
         plan("mnist", seeds=0)
-    with pytest.raises(ValueError, match="budget must be one of paper, tuned, quick, got 'slow'"):
+    with pytest.raises(
+        ValueError, match="budget of mnist must be one of paper, tuned, quick, got 'slow'"
+    ):
         plan("mnist", budget="slow")  # type: ignore[arg-type]
 
 

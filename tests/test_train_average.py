@@ -125,7 +125,8 @@ def test_a_checkpoint_from_before_there_was_a_mean_is_gone_on_from(tmp_path: Pat
         fit(network(Stops()), Stops(), QUICK, 0, RunFolder(tmp_path / "old"), progress=False)
     for path in (tmp_path / "old" / "checkpoints").iterdir():
         checkpoint = read(path)
-        del checkpoint["callbacks"]["Steward"]["average"], checkpoint["run"]["fit"]["average"]
+        del checkpoint["callbacks"]["Steward"]["average"]
+        del checkpoint["run"]["fit"]["average"], checkpoint["run"]["fit"]["input_rate"]
         torch.save(checkpoint, path)
     net = train(tmp_path / "old", resume=True)
     assert_same(net.state_dict(), train(tmp_path / "new").state_dict())

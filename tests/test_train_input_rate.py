@@ -17,6 +17,7 @@ from riglstm.train.config import Fit
 from riglstm.train.folder import RunFolder
 from riglstm.train.supervised import fit
 from train_helpers import assert_same
+from train_task import QUICK, train
 
 ONE = Fit(updates=1, lr=1e-3, evaluate_every=1, checkpoint_every=1, device="cpu", tensorboard=False)
 OF_INPUT = {"tables.weight", "core.layer.weight_in_l0", "core.layer.bias_in_l0"}
@@ -76,6 +77,11 @@ def test_a_run_with_two_step_sizes_goes_on_bit_for_bit(
     task, parts = problem()
     fit(parts, task, config, 0, RunFolder(tmp_path / "parts"), resume=True, progress=False)
     assert_same(parts.state_dict(), whole.state_dict())
+
+
+def test_where_there_is_nothing_of_the_kind_a_factor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="input_rate must be 1 for a network without tables of"):
+        train(tmp_path, replace(QUICK, input_rate=0.5))
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.result import FAILED as FAILED
-from riglstm.experiments.spec import LATER, RunSpec
+from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import chosen, chosen_settings, recipe, table
 from riglstm.train.config import Precision
 from riglstm.train.folder import RunFolder, differences
@@ -91,10 +91,7 @@ def state(spec: RunSpec, path: Path) -> State:
     folder = RunFolder(path)
     if folder.state == "new":
         return "new"
-    was = folder.read_json(folder.config)
-    if isinstance(was.get("fit"), dict):
-        was["fit"] = {**LATER, **was["fit"]}
-    found = differences(was, spec.resolved())
+    found = differences(folder.read_json(folder.config), spec.resolved())
     if found:
         raise ValueError(
             f"{path} must hold the run that its name says, got another: {'; '.join(found)}; "

@@ -13,14 +13,11 @@ from riglstm import RigLSTM
 from riglstm.models import MODELS, options_of
 from riglstm.tasks import TASKS
 from riglstm.tasks.base import TaskConfig, options
-from riglstm.train.config import FREE, Fit
+from riglstm.train.config import FREE, LATER, Fit
 from riglstm.variants import VARIANTS
 
 PLACE = ("batch_first", "compile_step", "device", "dtype")
 """Options of models that a run does not set: they belong to the task, or to the machine."""
-
-LATER: dict[str, Any] = {"input_rate": 1.0}
-"""Options of `Fit` that came after runs with names; at these values a run keeps its name."""
 
 SEEDS = 2**32
 """How many seeds there are: as many as every generator of random numbers takes."""
@@ -107,11 +104,15 @@ class RunSpec:
         return made
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this run: `resolved` without what only says how it is computed."""
+        """What makes it this run: `resolved` without what only says how it is computed.
+
+        Nor does it hold what the first runs had no word for, and is as it was then.
+        """
         data = self.resolved()
-        data["fit"] = {
-            k: v for k, v in data["fit"].items() if k not in FREE and (k, v) not in LATER.items()
-        }
+        for part in ("fit", "model_options"):
+            said = data[part].items()
+            data[part] = {k: v for k, v in said if k not in LATER or v != LATER[k]}
+        data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
         return data
 
     def digest(self) -> str:

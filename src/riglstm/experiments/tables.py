@@ -93,7 +93,9 @@ def recipe(name: str, budget: Budget) -> Recipe:
     """How a table is made in a budget."""
     recipes = table(name).recipes
     if budget not in recipes:
-        raise ValueError(f"the budget must be one of {', '.join(recipes)}, got {budget!r}")
+        raise ValueError(
+            f"the budget of {name} must be one of {', '.join(recipes)}, got {budget!r}"
+        )
     return recipes[budget]
 
 

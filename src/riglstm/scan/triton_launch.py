@@ -33,7 +33,8 @@ def launch(
     if ready is None:
         compiled = kernel[grid](*arguments, **constants)
         names = kernel.arg_names[len(arguments) :]
-        _READY[key] = compiled, tuple(constants[name] for name in names)
+        if compiled is not None:  # a hook of Triton's may keep it
+            _READY[key] = compiled, tuple(constants[name] for name in names)
     else:
         compiled, rest = ready
         compiled[(*grid, 1, 1)[:3]](*arguments, *rest)

@@ -195,8 +195,9 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
 def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:
     """Columns of a tile: as few as give each multiprocessor one tile at most, or 128.
 
-    On a large GPU many narrow tiles are done at once. On a small one, or a part of one that several
-    processes share, they would wait in line, and each would load the same sequences again.
+    Where there is a multiprocessor for each, narrow tiles are done at once. On a small GPU, on a
+    part of one that processes share, or with very many tiles, they would wait in line, and each
+    would load the same sequences again.
     """
     if interpreted():
         return 32

@@ -13,6 +13,11 @@ FREE = ("device", "devices", "capture", "tensorboard", "workers")
 """Options that say how a run is computed, not what: a run may go on under others."""
 
 
+LATER: dict[str, float | None] = {"average": None, "input_rate": 1.0, "forget_bias": 0.0}
+"""Options of training and of models that came after the first runs, and what those ran with: a run
+without them is one that has them at these values, and its name is the same."""
+
+
 @dataclass(frozen=True)
 class Fit:
     """Adam on a task, for a number of updates."""

@@ -46,9 +46,14 @@ class Learner(pl.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         """Adam; what has a step size of its own is a group of its own."""
-        slow = [p for name, p in self.net.named_parameters() if _of_input(name)]
-        if self.config.input_rate == 1 or not slow:
+        if self.config.input_rate == 1:
             return Adam(self.net.parameters(), self.config.lr, fused=True)
+        slow = [p for name, p in self.net.named_parameters() if _of_input(name)]
+        if not slow:
+            raise ValueError(
+                "input_rate must be 1 for a network without tables of tokens and without maps to "
+                f"views, got {self.config.input_rate}; leave it out"
+            )
         rest = [p for name, p in self.net.named_parameters() if not _of_input(name)]
         own: dict[str, Any] = {"params": slow, FACTOR: self.config.input_rate}
         groups: list[dict[str, Any]] = [{"params": rest}, own]

@@ -1,0 +1,38 @@
+"""The trained networks in `weights/` do on a CPU what their tables say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from riglstm.experiments.finished import load
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT.parent / "shared" / "data"
+FILES = ROOT / "weights"
+pytestmark = pytest.mark.skipif(not FILES.is_dir(), reason="there are no weights in this copy")
+
+
+def right(file: str, condition: str, many: int) -> float:
+    """The share of right answers among the first examples of the test."""
+    _, task, net = load(FILES / file, "cpu", DATA)
+    batch = task.examples(condition, "test", slice(0, many))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        logits = net(batch.inputs)
+    if "P=" in condition:
+        logits, targets = logits[-10:], batch.targets[-10:]
+        return float((logits.argmax(-1) == targets).float().mean())
+    return float((logits.argmax(-1) == batch.targets).float().mean())
+
+
+@pytest.mark.parametrize("condition", ["P=50", "P=200"])
+def test_the_copying_weights_copy(condition: str) -> None:
+    assert right("copying-riglstm.safetensors", condition, 32) > 0.995
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
+def test_the_mnist_weights_read_digits_at_another_size() -> None:
+    # 88.1 % of ten thousand, at a size that was not trained on; three standard deviations of 128.
+    assert abs(right("mnist-riglstm.safetensors", "16x16", 128) - 0.881) < 0.086
