@@ -56,16 +56,24 @@ def finish(
     stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
     line = tl.arange(0, LINES)[:, None]
     states = ()
+    shares = ()
     for k in tl.static_range(N):
         h, h_new = tl.where(stays, old[k], 0.0), new[k]
         woke = ((act >> k) & 1) != 0
         if SOFT:
             ahead = h_new - h
             a = sigmoid(SCALE * tl.sum(ahead * q[k], 2) + bias[k])
-            if SAVE:
-                tl.store(A + row[None, :] * N + k + 0 * line, a, mask=woke & (line == 0))
+            shares += (a,)
             h_new = h + a[:, :, None] * ahead
         states += (tl.where(woke[:, :, None], h_new, h),)
+    if SOFT and SAVE:
+        # A line each, and one store: each store goes through shared memory.
+        for first in tl.static_range(0, N, LINES):
+            n = first + line
+            a = shares[first]
+            for k in tl.static_range(first + 1, min(first + LINES, N)):
+                a = tl.where(line == k - first, shares[k], a)
+            tl.store(A + row[None, :] * N + n, a, mask=(((act >> n) & 1) != 0) & (n < N))
     write(states, Y + (t - 1) * size, N * d, d, d, b, began, N, BP, LINES)
     return states
 
