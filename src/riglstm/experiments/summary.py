@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from riglstm.experiments import rows
+from riglstm.experiments.claims import changes, link, named, not_run
 from riglstm.experiments.fill import duration, extent, words
-from riglstm.experiments.paper import figure, value
+from riglstm.experiments.paper import figure
 from riglstm.experiments.recipes import Recipe
 from riglstm.experiments.render import number
 from riglstm.experiments.result import CHOSEN
@@ -16,10 +17,26 @@ from riglstm.experiments.rows import ResultRow
 from riglstm.experiments.sheet import Cell, Line, Sheet, differing
 from riglstm.experiments.tables import TABLES, Table
 
-OURS = "riglstm"
-"""The row that is compared with the paper's, cell by cell."""
-ABLATION = "ablation"
-"""The table whose rows are variants of one model."""
+ENOUGH = 3
+"""Runs from which on a mean and a spread say more than the runs themselves."""
+
+
+class Shown(Cell):
+    """A cell that shows its runs where they are few."""
+
+    def text(self) -> str:
+        """With the number of runs."""
+        if not self.values:
+            return super().text()
+        failed = f"; {self.failed} failed" if self.failed else ""
+        return f"{figures(self)} ({len(self.values)}{failed})"
+
+
+def figures(cell: Cell) -> str:
+    """Mean ± sd, or of few runs their values, in the order of seeds; a dash where there is none."""
+    if len(cell.values) < ENOUGH or cell.sd is None:
+        return ", ".join(map(number, cell.values)) or "–"
+    return f"{number(cell.mean)} ± {number(cell.sd)}"
 
 
 def read_all(folder: Path) -> list[ResultRow]:
@@ -53,7 +70,8 @@ def sheets(found: Sequence[ResultRow]) -> list[Sheet]:
 
 
 def _sheet(name: str, table: Table, found: Sequence[ResultRow]) -> Sheet:
-    recipe = _recipe(table, found[-1].budget)
+    known = named(table, found[-1].budget)
+    budget, recipe = known or (None, None)
     homes = {
         setting: _home(setting, [row for row in found if row.setting == setting], recipe)
         for setting in _ordered(
@@ -80,32 +98,34 @@ def _sheet(name: str, table: Table, found: Sequence[ResultRow]) -> Sheet:
         conditions=conditions,
         trained_on=homes,
         lines=tuple(lines),
+        budget=budget,
         best=table.best,
         higher_is_better=table.higher_is_better,
     )
-    return replace(made, notes=_notes(table, found, _how(found[-1]), differing(made)))
+    seeds = [] if recipe is None else list(range(recipe.seeds))
+    return replace(made, notes=_notes(made, found, _how(found[-1]), seeds))
 
 
 def _line(
     name: str, table: Table, found: Sequence[ResultRow], home: str, conditions: Sequence[str]
 ) -> Line:
     setting, model, budget = found[-1].setting, found[-1].model, found[-1].budget
-    recipe = _recipe(table, budget)
-    known = None if recipe is None else recipe.rows.get(model)
+    recipe = named(table, budget)
+    known = None if recipe is None else recipe[1].rows.get(model)
     printed = {c: figure(name, setting, model, c) for c in conditions}
-    figures = [row for row in found if row.metric != rows.FAILED]
+    tested = [row for row in found if row.metric != rows.FAILED]
     # One that has figures has been trained anew since.
-    failed = len({row.run for row in found} - {row.run for row in figures})
+    failed = len({row.run for row in found} - {row.run for row in tested})
 
     def cell(condition: str, chooser: str) -> Cell:
         values = {
             row.seed: table.scale * row.value
-            for row in figures
+            for row in tested
             if (_condition(row), row.chosen_on) == (condition, f"{CHOSEN}{chooser}")
         }
-        return Cell(tuple(values[seed] for seed in sorted(values)), failed)
+        return Shown(tuple(values[seed] for seed in sorted(values)), failed)
 
-    updates = sorted({row.updates for row in figures})
+    updates = sorted({row.updates for row in tested})
     return Line(
         *(setting, model),
         label=model if known is None else known.label,
@@ -122,49 +142,64 @@ def _line(
 
 
 def _notes(
-    table: Table, found: Sequence[ResultRow], how: tuple[str, str], differ: Sequence[str]
+    sheet: Sheet, found: Sequence[ResultRow], how: tuple[str, str], planned: Sequence[int]
 ) -> tuple[str, ...]:
+    table = TABLES[sheet.name]
     runs = {row.run: row for row in found}.values()
     updates = sorted({row.updates for row in runs})
     shared = max(row.jobs for row in runs)
-    recipe = f"budget {how[0]}, in {how[1]}, as the last run of the table"
-    if {"budget", "precision"}.intersection(differ):
-        recipe += "; a model without runs of it is shown by its own last ones, as columns say"
+    mixed = {"budget", "precision"}.intersection(differing(sheet))
+    other = "; a model without runs of it is shown by its own last ones, as columns say"
+    rest = not_run(sheet)
     return (
         f"{table.measure[0].upper()}{table.measure[1:]}; mean ± standard deviation (runs), with "
-        "n − 1. Checkpoints are chosen on validation data of the training condition; columns "
-        "“chosen on it”: on validation data of the test condition, the rule of earlier papers.",
+        f"n − 1, or of fewer than {ENOUGH} runs their values. Checkpoints are chosen on validation "
+        "data of the training condition; columns “chosen on it”: on validation data of the test "
+        "condition, the rule of earlier papers.",
         f"{len(runs)} runs of {extent(updates)} updates; "
         f"{duration(sum(row.seconds for row in runs))} in all, up to {shared} at a time, "
         f"on {words(row.device for row in runs)}, in {words(row.precision for row in runs)}; "
         f"commit {words(row.commit or 'unknown' for row in runs)}.",
-        f"Recipe: {recipe}.",
+        f"Budget {how[0]}, in {how[1]}, as the last run of the table{other if mixed else ''}.",
+        *(_recipe(sheet, budget) for budget in _budgets(sheet)),
+        _seeds(sheet, found, planned),
+        *([f"Not run yet: {rest}."] if rest else []),
         *table.notes,
     )
 
 
-def worse_than_paper(found: Sequence[Sheet]) -> list[str] | None:
-    """Our model's cells whose mean is worse than the paper's, and by how much; None: it has none.
-
-    As printed: what looks equal is equal.
-    """
-    said, compared = [], False
-    for sheet in found:
-        sign = 1 if sheet.higher_is_better else -1
-        for line in sheet.lines:
-            for condition, printed in line.paper.items() if line.row == OURS else ():
-                cell = line.ours[condition]
-                if cell.values:
-                    compared = True
-                    gap = sign * (round(value(printed), 1) - round(cell.mean, 1))
-                    if round(gap, 1) > 0:
-                        said.append(f"{head(sheet, line.setting)}, {condition}: by {number(gap)}")
-    return list(dict.fromkeys(said)) if compared else None
+def _budgets(sheet: Sheet) -> list[str]:
+    return list(dict.fromkeys(line.made["budget"] for line in sheet.lines))
 
 
-def head(sheet: Sheet, setting: str) -> str:
-    """A table, or one of its settings."""
-    return sheet.title if sheet.settings is None else f"{sheet.title}, {setting}"
+def _recipe(sheet: Sheet, budget: str) -> str:
+    """For a page in a folder of the repository."""
+    changed = changes(sheet, budget)
+    return " ".join((link(budget, changed, "../"), *([f"{changed}."] if changed else [])))
+
+
+def _seeds(sheet: Sheet, found: Sequence[ResultRow], planned: Sequence[int]) -> str:
+    """Of the runs of each line, and those of the recipe where one is missing."""
+    done = {row.run for row in found if row.metric != rows.FAILED}
+    by_line: dict[str, str] = {}
+    missing = False
+    for line in sheet.lines:
+        own = {
+            row.seed: row.run in done
+            for row in found
+            if (row.setting, row.model) == (line.setting, line.row)
+        }
+        missing |= not own.keys() >= set(planned)
+        name = line.label if sheet.settings is None else f"{line.setting} {line.label}"
+        by_line[name] = ", ".join(f"{s}{'' if own[s] else ' (failed)'}" for s in sorted(own))
+    alike = len(set(by_line.values())) == 1
+    said = (
+        f"{next(iter(by_line.values()))} of each row"
+        if alike
+        else "; ".join(f"{name} {seeds}" for name, seeds in by_line.items())
+    )
+    plan = f"; the recipe plans {', '.join(map(str, planned))}" if missing else ""
+    return f"Seeds: {said}{plan}."
 
 
 def _home(setting: str, found: Sequence[ResultRow], recipe: Recipe | None) -> str:
@@ -178,11 +213,6 @@ def _home(setting: str, found: Sequence[ResultRow], recipe: Recipe | None) -> st
 
 def _how(row: ResultRow) -> tuple[str, str]:
     return row.budget, row.precision
-
-
-def _recipe(table: Table, budget: str) -> Recipe | None:
-    """None: one that there was, and is no more."""
-    return next((recipe for name, recipe in table.recipes.items() if name == budget), None)
 
 
 def _condition(row: ResultRow) -> str:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from riglstm.experiments.claims import head
 from riglstm.experiments.finished import finished
 from riglstm.experiments.paper import value
 from riglstm.experiments.render import number
 from riglstm.experiments.sheet import Line, Sheet
-from riglstm.experiments.summary import head, read_all, sheets
+from riglstm.experiments.summary import read_all, sheets
 from riglstm.experiments.tables import TABLES
 from riglstm.report import curves, gallery, probe
 from riglstm.report.curves import Axis
@@ -188,7 +189,10 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
 
     Of a network that has such cells.
     """
-    model = finished(file).spec.model
+    known = finished(file).spec
+    model, average = known.model, known.fit.average
+    # The seed is in the caption already, with the update.
+    averaged = "" if average is None else f" Weights averaged over updates, by {average:g}."
     content = hashlib.sha256(file.read_bytes()).hexdigest()
 
     def seen() -> tuple[probe.Loaded, probe.Look]:
@@ -206,9 +210,13 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
     for kind, draw in kinds.items():
         yield Wanted(
             f"{file.stem}-{kind}.png",
-            _digest([content, kind, SIZE, STEP]),
-            lambda draw=draw: draw(*seen()),  # type: ignore[misc]
+            _digest([content, kind, SIZE, STEP, averaged]),
+            lambda draw=draw: _with(draw(*seen()), averaged),  # type: ignore[misc]
         )
+
+
+def _with(picture: Picture, more: str) -> Picture:
+    return picture._replace(caption=f"{picture.caption}{more}")
 
 
 def _sources(folder: Path) -> dict[str, Any]:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from riglstm.experiments.claims import (
+    ABLATION,
+    OURS,
+    better,
+    changes,
+    compared,
+    head,
+    link,
+    not_run,
+)
+from riglstm.experiments.fill import words
 from riglstm.experiments.paper import value
 from riglstm.experiments.render import markdown, number
 from riglstm.experiments.sheet import Cell, Line, Sheet, differing, grid
-from riglstm.experiments.summary import ABLATION, OURS, head, worse_than_paper
+from riglstm.experiments.summary import figures
 from riglstm.experiments.tables import TABLES
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -41,26 +52,66 @@ def block(found: Sequence[Sheet]) -> str:
     ]
     for sheet in tables:
         for setting, home in sheet.trained_on.items():
-            shifted = [c for c in sheet.conditions if c != home]
+            shifted = _shifted(sheet, home)
             own = {line.row: line for line in sheet.lines if line.setting == setting}
-            cells = [_summary(own.get(row), shifted) for row in columns]
+            cells = [_cell(own.get(row), home, shifted) for row in columns]
             start = f"{head(sheet, setting)}: {home} → {', '.join(shifted)}"
             lines.append(f"| {' | '.join((start, *cells))} |")
-    text = [
-        "Mean ± standard deviation (runs), and below it what the paper prints.",
-        f"{_measures(tables)}.",
-        "Checkpoints are chosen on validation data of the training condition, for all models.",
-        *_compared(tables),
-        *(said for sheet in tables for said in _made(sheet)),
-        "[All tables and figures](results/README.md) come from `results/*.csv`.",
+    # Few lines: README is short, and a line here is an item of a list.
+    items = [
+        "Mean ± standard deviation (runs), or of fewer than three runs their values; *below it the "
+        f"paper's figures*. {_measures(tables)}. Checkpoints are chosen on validation data of the "
+        "training condition, for all models. [All tables and figures](results/README.md) come from "
+        "`results/*.csv`.",
+        " ".join((*_recipes(tables), *(said for sheet in tables for said in _made(sheet)))),
+        " ".join((*_means(tables), *_rest(found))),
+        *(_ablation(sheet) for sheet in found if sheet.name == ABLATION),
     ]
-    for sheet in found:
-        if sheet.name == ABLATION:
-            variants = [line for line in sheet.lines if line.row != OURS]
-            shifted = [c for c in sheet.conditions if c not in sheet.trained_on.values()]
-            rows = "; ".join(f"{v.label} {_figures(v, shifted)}" for v in variants)
-            text.append(f"{sheet.title} ({', '.join(shifted)}): {rows}.")
-    return "\n".join((*lines, "", *text, ""))
+    return "\n".join((*lines, "", *(f"- {item}" for item in items if item), ""))
+
+
+def _shifted(sheet: Sheet, home: str) -> list[str]:
+    return [c for c in sheet.conditions if c != home]
+
+
+def _recipes(tables: Sequence[Sheet]) -> list[str]:
+    """Each recipe by its name, and what it changes in the tables that have it."""
+    said = []
+    for budget in dict.fromkeys(line.made["budget"] for sheet in tables for line in sheet.lines):
+        lines = [(s, line) for s in tables for line in s.lines if line.made["budget"] == budget]
+        parts = {sheet.title: changes(sheet, budget) for sheet, _ in lines}
+        changed = [f"**{title}.** {part}." for title, part in parts.items() if part]
+        precision = words(line.made["precision"] for _, line in lines)
+        said += [link(budget, "".join(changed)), f"Precision: {precision}.", *changed]
+    return said
+
+
+def _means(tables: Sequence[Sheet]) -> list[str]:
+    """Who is better than whom, and by which figures."""
+    said = compared(tables)
+    return ["Compared by means:", *said] if said else []
+
+
+def _rest(found: Sequence[Sheet]) -> list[str]:
+    """What has no run yet, of the tables that are shown and of all others."""
+    parts = [f"{sheet.title} ({rest})" for sheet in found if (rest := not_run(sheet))]
+    there = {sheet.name for sheet in found}
+    parts += [table.title for name, table in TABLES.items() if name not in there]
+    return [f"Not run yet: {'; '.join(parts)}."] if parts else []
+
+
+def _ablation(sheet: Sheet) -> str:
+    """The whole model, then its variants."""
+    lines = sorted(sheet.lines, key=lambda line: line.row != OURS)
+    rows = (
+        f"{line.label} {_figures(line, home, shifted)} *{_paper(line, home, shifted)}*"
+        for line in lines
+        for home in [sheet.trained_on[line.setting]]
+        for shifted in [_shifted(sheet, home)]
+    )
+    home = next(iter(sheet.trained_on.values()))
+    start = f"{sheet.title} ({home} → {', '.join(_shifted(sheet, home))})"
+    return " ".join((f"{start}: {'; '.join(rows)}.", *better([sheet], "variant")))
 
 
 def _measures(tables: Sequence[Sheet]) -> str:
@@ -71,16 +122,6 @@ def _measures(tables: Sequence[Sheet]) -> str:
         measure = TABLES[sheet.name].measure
         by_measure.setdefault(f"{measure}{better}", []).append(sheet.title)
     return "; ".join(f"{', '.join(titles)}: {name}" for name, titles in by_measure.items())
-
-
-def _compared(tables: Sequence[Sheet]) -> list[str]:
-    """Where our model is worse than the paper's; nothing where there is nothing to compare."""
-    worse = worse_than_paper(tables)
-    if worse is None:
-        return []
-    if not worse:
-        return ["No figure of RigLSTM here is worse than the paper's."]
-    return [f"RigLSTM is worse than the paper's in {'; '.join(worse)}."]
 
 
 def _made(sheet: Sheet) -> list[str]:
@@ -96,29 +137,27 @@ def _made(sheet: Sheet) -> list[str]:
     return [f"Not all runs were made alike: {'; '.join(lines)}."]
 
 
-def _summary(line: Line | None, conditions: Sequence[str]) -> str:
+def _cell(line: Line | None, home: str, shifted: Sequence[str]) -> str:
     if line is None:
         return "–"
-    paper = " / ".join(_rounded(line.paper[c]) if c in line.paper else "–" for c in conditions)
-    return f"{_figures(line, conditions)}<br>*{paper}*"
+    return f"{_figures(line, home, shifted)}<br>*{_paper(line, home, shifted)}*"
 
 
-def _figures(line: Line, conditions: Sequence[str]) -> str:
-    cells = [line.ours.get(c, Cell()) for c in conditions]
-    shown = " / ".join(_mean(cell) for cell in cells)
-    count = str(max((len(cell.values) for cell in cells), default=0))
-    failed = max((cell.failed for cell in cells), default=0)
+def _figures(line: Line, home: str, shifted: Sequence[str]) -> str:
+    """Where it was trained, an arrow, and the other conditions."""
+    cells = {c: line.ours.get(c, Cell()) for c in (home, *shifted)}
+    shown = _arrow({c: figures(cell) for c, cell in cells.items()}, home, shifted)
+    count = str(max(len(cell.values) for cell in cells.values()))
+    failed = max(cell.failed for cell in cells.values())
     return f"{shown} ({count}; {failed} failed)" if failed else f"{shown} ({count})"
 
 
-def _mean(cell: Cell) -> str:
-    if not cell.values:
-        return "–"
-    return number(cell.mean) if cell.sd is None else f"{number(cell.mean)} ± {number(cell.sd)}"
+def _paper(line: Line, home: str, shifted: Sequence[str]) -> str:
+    return _arrow({c: number(value(text)) for c, text in line.paper.items()}, home, shifted)
 
 
-def _rounded(printed: str) -> str:
-    return number(value(printed))
+def _arrow(said: Mapping[str, str], home: str, shifted: Sequence[str]) -> str:
+    return f"{said.get(home, '–')} → {' / '.join(said.get(c, '–') for c in shifted)}"
 
 
 def page(found: Sequence[Sheet], sources: Mapping[str, Mapping[str, str]]) -> str:
@@ -131,8 +170,9 @@ def page(found: Sequence[Sheet], sources: Mapping[str, Mapping[str, str]]) -> st
     ]
     if not found:
         parts.append(NOTHING)
+    parts += [" ".join(_means([sheet for sheet in found if sheet.name != ABLATION]))]
     parts += [markdown(grid(sheet)).rstrip() for sheet in found]
     for name, said in sources.items():
         alt = said["alt"].replace("[", "(").replace("]", ")")
         parts.append(f"![{alt}](figures/{name})\n\n**{said['title']}.** {said['caption']}")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
