@@ -36,6 +36,7 @@ class Average:
         if self.decay is not None:
             # Early on the mean is of the last updates, and soon nothing of the start is in it.
             beta = min(self.decay, (1 + updates) / (10 + updates))
+            # One launch for all of them, which torch offers by no public name.
             torch._foreach_lerp_(self.mean, self.weights, 1 - beta)
 
     @contextmanager

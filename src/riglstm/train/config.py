@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypeGuard, get_args
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine"]
@@ -73,7 +73,7 @@ class Fit:
         _positive("input_rate", self.input_rate)
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
-        if self.average is not None and not 0 < self.average < 1:
+        if self.average is not None and not (_number(self.average) and 0 < self.average < 1):
             raise ValueError(
                 f"average must be a number above 0 and below 1, got {self.average!r}; "
                 "0.999 is usual"
@@ -102,6 +102,10 @@ def _whole(name: str, value: object, least: int) -> None:
         raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
 
 
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
+def _positive(name: str, value: object) -> None:
+    if not _number(value) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a number above 0, got {value!r}")
+
+
+def _number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
