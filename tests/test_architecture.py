@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parameters": {"cell", "checks"},
     "layer": {"scan", "cell", "selection", "checks", "sequence", "parameters"},
     "cell_layer": {"layer", "sequence", "checks"},
+    "symbols": {"layer", "scan", "sequence", "checks"},
     "riglstm": {"layer", "cell_layer", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},
     "models": {"layer", "cell", "scan", "selection", "checks", "autocast", "variants"},
@@ -36,7 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"tasks", "models", "graphs", "riglstm"},
     "experiments": {"tasks", "models", "train", "variants", "benchmark", "riglstm"},
     "report": {"experiments", "tasks", "models", "train", "riglstm"},
-    "benchmark": {"riglstm", "layer", "cell", "scan", "selection", "models", "tasks", "train"},
+    "benchmark": {
+        *("riglstm", "layer", "cell", "scan", "selection", "symbols", "models", "tasks", "train"),
+    },
     "cli": {"benchmark", "experiments", "models", "report", "riglstm", "scan", "tasks", "train"},
     "__main__": {"cli"},
 }

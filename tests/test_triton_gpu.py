@@ -16,6 +16,7 @@ from riglstm import RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
 from riglstm.parameters import initialise
 from riglstm.scan import resolve
+from riglstm.symbols import run_symbols
 
 pytestmark = [
     pytest.mark.gpu,
@@ -270,6 +271,22 @@ def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other() -> None
                     wrong += (layer(x)[0] != right).sum()
         torch.cuda.synchronize()
     assert [int(wrong) for wrong in different] == [0, 0]
+
+
+@pytest.mark.parametrize("B", [1, 64, 150])
+@pytest.mark.parametrize("mode", MODES)
+def test_symbols_give_what_their_vectors_give(mode: str, B: int) -> None:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision(MODES[mode].matmul)
+    layer = RigLSTM(60, 600, update_bias=1.0, backend="triton", device="cuda")
+    ids, table = torch.randint(12, (20, B), device="cuda"), torch.randn(12, 60, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+        y, (h, c) = run_symbols(layer, ids, table)
+        want, (h_want, c_want) = layer(nn.functional.embedding(ids, table))
+    for got, expected in ((y, want), (h, h_want), (c, c_want)):
+        far = (got - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))  # (B)
+        # Where a choice is close, rounding makes another, and that sequence is another one.
+        assert float((far < MODES[mode].error).float().mean()) >= 0.95
 
 
 def test_an_input_at_an_odd_address_is_read_after_one_at_an_even_one() -> None:

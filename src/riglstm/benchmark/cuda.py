@@ -6,15 +6,17 @@ Shapes: T steps, B sequences, N cells of size d.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.benchmark.contestants import WORK, Contestant
+from riglstm.benchmark.contestants import WORK, Call, Contestant
 from riglstm.benchmark.tables import Section
 from riglstm.benchmark.timing import Job
 from riglstm.layer import RigLSTM
+from riglstm.symbols import run_symbols
 
 INPUTS = 4
 """Inputs that a job takes in turn, so that none stays in the cache."""
@@ -53,6 +55,43 @@ def sections(quick: bool, rounds: int) -> list[Section]:
         for precision in PRECISIONS if first or quick else PRECISIONS[:2]:
             who = _contestants(size, precision, persistent=first and precision == "bf16")
             made += [_section(size, precision, work, who, rounds) for work in size.work]
+    return made + symbol_sections(quick, rounds)
+
+
+def _on_symbols(layer: RigLSTM, table: Tensor) -> Call:
+    def call(ids: Tensor, hx: tuple[Tensor, Tensor] | None) -> Any:
+        return run_symbols(layer, ids, table, hx)
+
+    return call
+
+
+def symbol_sections(quick: bool, rounds: int) -> list[Section]:
+    """Inference on symbols of which there are two, the input side once for each, ours and cuDNN's.
+
+    For nn.LSTM that is a layer on one-hot vectors, whose weights are those of the symbols.
+    """
+    V, size = 2, QUICK_SIZES[0] if quick else Size(6, 100, 64, 196)
+    made, H = [], size.N * size.d
+    for precision in PRECISIONS[:2]:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        lstm = in_one_piece(nn.LSTM(V, H, device="cuda", dtype=dtype))
+        ours = RigLSTM(H, H, num_cells=size.N, backend="triton", device="cuda")
+        table = torch.randn(V, H, device="cuda")
+        ids = [torch.randint(V, (size.T, size.B), device="cuda") for _ in range(INPUTS)]
+        hot = [F.one_hot(i, V).to(dtype) for i in ids]
+        who = [
+            (Contestant("nn.LSTM, one-hot", lstm, tuple(lstm.parameters()), False), hot),
+            (
+                Contestant("RigLSTM, symbols", _on_symbols(ours, table), tuple(ours.parameters())),
+                ids,
+            ),
+        ]
+        jobs = [
+            Job(c.name, _in_turn(c, precision, "inference", xs), size.T, c.ours) for c, xs in who
+        ]
+        name = f"two symbols: N = K = {size.N}, d = {size.d}, B = {size.B}, T = {size.T}"
+        base = ["nn.LSTM, one-hot"]
+        made.append(Section(name, f"inference, {precision}", size.B, jobs, base, rounds))
     return made
 
 

@@ -17,6 +17,7 @@ from riglstm.scan.batched import asked, flat, refuse_transforms
 from riglstm.scan.triton_common import interpreted
 from riglstm.scan.triton_plan import Saved, empty_saved, sizes
 from riglstm.scan.triton_run import backward, forward
+from riglstm.scan.triton_symbols import Symbols
 from riglstm.selection import Noise, Selection
 
 
@@ -65,13 +66,32 @@ def scan(
     return y, (h, c), kept.woke
 
 
+def scan_symbols(
+    ids: Tensor,
+    table: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    *,
+    live: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
+    product = product_dtype(table.device, h.dtype)
+    with torch.autocast(table.device.type, enabled=False):
+        x = Symbols(ids.to(torch.int32).contiguous(), table)
+        y, h, c, _ = _run(x, h, c, weights, sel, live, reset, product, save=False)
+    return y, (h, c)
+
+
 def _whole(*weights: Tensor | None) -> Weights:
     """Weights without gaps in memory."""
     return Weights(*(None if w is None else w.contiguous() for w in weights))  # type: ignore[arg-type]
 
 
 def _run(
-    x: Tensor,
+    x: Tensor | Symbols,
     h: Tensor,
     c: Tensor,
     weights: Weights,
@@ -82,9 +102,10 @@ def _run(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Saved]:
     """The forward pass on tensors that lie in memory as the kernels want them."""
-    with torch.no_grad(), torch.cuda.device_of(x):
+    x = x if isinstance(x, Symbols) else x.contiguous()
+    with torch.no_grad(), torch.cuda.device_of(h):
         return forward(
-            *(x.contiguous(), h.contiguous(), c),
+            *(x, h.contiguous(), c),
             _whole(*weights),
             sel,
             None if live is None else live.contiguous(),

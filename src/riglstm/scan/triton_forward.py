@@ -20,7 +20,8 @@ from riglstm.scan.triton_select import finish, select, vectors
 
 @triton.jit
 def _gates(
-    t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, PROP, BITS, GATES, C, LIST, COUNT,
+    t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, LIST,
+    COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
@@ -30,7 +31,9 @@ def _gates(
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
     TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
-    D: tl.constexpr = (K + N) * P
+    # What symbols bring is in the table: of the slots, only the states are multiplied.
+    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
+    D: tl.constexpr = (K + N - FIRST) * P
     place = r * BM + tl.arange(0, BM)
     if COMPACT:
         there = place < tl.load(COUNT + t * N + j, cache_modifier=".cg")
@@ -57,20 +60,29 @@ def _gates(
     if X_UNIT is not None:
         x_unit = tl.load(X_UNIT + row, mask=there, other=1.0)[:, None]
         w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + col)[None, :]
+    mine = bits
+    brought = ()
+    if SYMBOLS is not None:
+        mine = bits >> K
+        at_view = (tl.load(SYMBOLS + row, mask=there, other=0) * N + j) * K
+        for view in tl.static_range(K):
+            entry = TABLE + ((at_view + view) * TILES + u)[:, None] * BN + col[None, :]
+            brought += (tl.load(entry, mask=(((bits >> view) & 1) != 0)[:, None], other=0.0),)
     acc = tl.zeros((BM, BN), tl.float32)
     PIECES: tl.constexpr = (P + BK - 1) // BK
-    for m in tl.range(0, (D + BK - 1) // BK if FLAT else (K + N) * PIECES, num_stages=STAGES):
+    SLOTS: tl.constexpr = K + N - FIRST
+    for m in tl.range(0, (D + BK - 1) // BK if FLAT else SLOTS * PIECES, num_stages=STAGES):
         if FLAT:
             # Bound by the product: no gap between slots.
             k = m * BK + tl.arange(0, BK)
             real = k < D
-            take = ((bits[:, None] >> (k // P)[None, :]) & 1) != 0
+            take = ((mine[:, None] >> (k // P)[None, :]) & 1) != 0
         else:
             # Bound by latency: a piece lies within a slot, so what is taken in is known by row.
             e = (m % PIECES) * BK + tl.arange(0, BK)
             real = e < P
             k = (m // PIECES) * P + e
-            take = (((bits >> (m // PIECES)) & 1) != 0)[:, None]
+            take = (((mine >> (m // PIECES)) & 1) != 0)[:, None]
         a = tl.load(
             XH + (row * D)[:, None] + k[None, :],
             mask=take & real[None, :],
@@ -83,6 +95,9 @@ def _gates(
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
     if X_UNIT is not None:
         acc = acc * x_unit * w_unit
+    if SYMBOLS is not None:
+        for view in tl.static_range(K):
+            acc += brought[view]
 
     kind = GATES.dtype.element_ty
     if u < UNITS:
@@ -114,8 +129,8 @@ def _gates(
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
 def forward_kernel(
-    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS,
-    GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
+    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, SYMBOLS, TABLE, LIVE, RESET, Y, PROP, ACT,
+    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
@@ -127,9 +142,10 @@ def forward_kernel(
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = N * ((4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN))
     SOFT: tl.constexpr = G == 5
+    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
-        if PHASE & 4:
+        if (PHASE & 4) and SYMBOLS is None:
             after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
             fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
             if X_ROW != (K + N) * P and (K_a < N or K_x < K):
@@ -139,14 +155,19 @@ def forward_kernel(
                 b = r * RB + tl.arange(0, RB)
                 x = ()
                 if (K_a < N) or (K_x < K):
-                    now = X + tl.cast(t, tl.int64) * B * X_ROW
-                    x = vectors(now, K, b, B, X_ROW, X_SLOT, d, BP, LINES)
+                    if SYMBOLS is None:
+                        now = X + tl.cast(t, tl.int64) * B * X_ROW
+                        x = vectors(now, K, b, b < B, X_ROW, X_SLOT, d, BP, LINES)
+                    else:
+                        now = SYMBOLS + tl.cast(t, tl.int64) * B + b
+                        symbol = tl.load(now, mask=b < B, other=0)
+                        x = vectors(X, K, symbol, b < B, X_ROW, X_SLOT, d, BP, LINES)
                 states = finish(
                     t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
                 )  # fmt: skip
                 select(
                     t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-                    COUNT + t * N, N, K, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
+                    COUNT + t * N, N, K, FIRST, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -161,9 +182,9 @@ def forward_kernel(
                     wanted = r * BM < count
                 if wanted:
                     _gates(
-                        t, j_u % N, j_u // N, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, PROP, BITS,
-                        GATES, C, LIST, COUNT, N, K, d, P, G, BM, BN, BK, STAGES, PRECISION,
-                        COMPACT, FLAT, SAVE, WIDE,
+                        t, j_u % N, j_u // N, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE,
+                        PROP, BITS, GATES, C, LIST, COUNT, N, K, d, P, G, BM, BN, BK, STAGES,
+                        PRECISION, COMPACT, FLAT, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

@@ -94,14 +94,14 @@ def precision(product: torch.dtype) -> str:
     return "tf32" if rounds(product) else "tf32x3"
 
 
-def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
-    """Unwritten buffers."""
+def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool, first: int = 0) -> Saved:
+    """Unwritten buffers; XH has the slots from `first` on."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32, kept: bool = True) -> Tensor:
         return like.new_empty((T if kept else 0, B, *shape), dtype=dtype)
 
     return Saved(
-        XH=empty(z.S, z.P, dtype=z.held),
+        XH=empty(z.S - first, z.P, dtype=z.held),
         woke=empty(z.N, dtype=torch.bool),
         act=empty(dtype=torch.int32),
         bits=empty(z.N, dtype=torch.int32),
@@ -129,11 +129,17 @@ def write_views(
             views = torch.addmm(weights.b_in.to(z.dtype), x, W, out=where)
         if direct:
             return XH, z.S * z.P, z.P
+    hold(views, h, z, saved)
+    return views, z.K * z.d, z.d
+
+
+def hold(views: Tensor | None, h: Tensor, z: Sizes, saved: Saved) -> None:
+    """Write views to XH, and the unit of each row; without views, the unit alone."""
+    T, B = saved.XH.shape[:2]
     unit = saved.unit if z.held == torch.float16 else None
     tile = {"BK": power_of_two(z.K), "BP": power_of_two(z.P), "BH": power_of_two(z.N * z.d)}
-    arguments = (views, h, XH, unit, B)
+    arguments = (views, h, saved.XH, unit, B)
     launch(hold_kernel, (T * B,), arguments, N=z.N, K=z.K, S=z.S, d=z.d, P=z.P, **tile)
-    return views, z.K * z.d, z.d
 
 
 def columns(z: Sizes, BN: int) -> int:
@@ -141,26 +147,28 @@ def columns(z: Sizes, BN: int) -> int:
     return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
 
 
-def pack(weights: Weights, z: Sizes, BN: int | None = None) -> tuple[Tensor, Tensor | None]:
+def pack(
+    weights: Weights, z: Sizes, BN: int | None = None, first: int = 0
+) -> tuple[Tensor, Tensor | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
     With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L) in
-    the products' dtype, W_q as the fifth gate.
+    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on.
     """
     W, W_q, wide = weights.W, weights.W_q, BN or 32
     unit = None
     if BN is None:
-        out = W.new_empty(z.N, z.S * z.d, z.L, dtype=z.dtype)
+        out = W.new_empty(z.N, (z.S - first) * z.d, z.L, dtype=z.dtype)
         if z.G * z.d < z.L:
             out[..., z.G * z.d :].zero_()
     else:
-        out = W.new_empty(z.N, columns(z, BN), BN, z.S * z.P, dtype=z.held)
+        out = W.new_empty(z.N, columns(z, BN), BN, (z.S - first) * z.P, dtype=z.held)
         if z.held == torch.float16:
             unit = W.new_empty(out.shape[:3])
     launch(
         pack_kernel, (z.N * columns(z, wide),), (W, W if W_q is None else W_q, out, unit), N=z.N,
         K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide, BP=power_of_two(z.P), TILED=BN is not None,
-        PER_CELL=W_q is not None and W_q.dim() == 3,
+        PER_CELL=W_q is not None and W_q.dim() == 3, FIRST=first,
     )  # fmt: skip
     return out, unit
 

@@ -84,21 +84,29 @@ def hold_kernel(
 ):  # fmt: skip
     """The views of one row as the forward kernel holds them; with X_UNIT, in units of it.
 
+    Without X, as there are none where they are those of symbols, the unit alone.
+
     float16 has TF32's ten bits in half the bytes, but not its range. States are written in the same
     unit: one that holds the state that was given, and one, which no other state gets above.
     """
     row = tl.cast(tl.program_id(0), tl.int64)
     k, e = tl.arange(0, BK)[:, None], tl.arange(0, BP)[None, :]
-    x = tl.load(X + row * (K * d) + k * d + e, mask=(k < K) & (e < d), other=0.0)
+    if X is not None:
+        x = tl.load(X + row * (K * d) + k * d + e, mask=(k < K) & (e < d), other=0.0)
     if X_UNIT is not None:
         at = row % B * (N * d) + tl.arange(0, BH)
         h = tl.load(h0 + at, mask=tl.arange(0, BH) < N * d, other=0.0)
-        unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), _unit(tl.max(tl.abs(h), 0)))
+        if X is not None:
+            unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), _unit(tl.max(tl.abs(h), 0)))
+        else:
+            unit = _unit(tl.max(tl.abs(h), 0))
         unit = tl.maximum(unit, _unit(1.0 + 0.0 * unit))
         tl.store(X_UNIT + row, unit)
-        x /= unit
-    x = x.to(XH.dtype.element_ty)
-    tl.store(XH + row * (S * P) + k * P + e, x, mask=(k < K) & (e < P))
+        if X is not None:
+            x /= unit
+    if X is not None:
+        x = x.to(XH.dtype.element_ty)
+        tl.store(XH + row * (S * P) + k * P + e, x, mask=(k < K) & (e < P))
 
 
 @triton.jit
@@ -130,15 +138,16 @@ def pack_kernel(
     W, W_Q, OUT, W_UNIT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
     G: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
-    TILED: tl.constexpr,
+    TILED: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """BN columns of W (N, S·d, 4·d) and W_q.
+    """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
     TILED: to (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates
     each, in an order that gives all gates of a unit to one thread, or BN columns of W_q; in units
     of W_UNIT where there are any. Else to (N, S·d, L), W_q as the fifth gate.
     """
     S: tl.constexpr = K + N
+    HELD: tl.constexpr = S - FIRST
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     tile = tl.program_id(0)
     j, u = tile // TILES, tile % TILES
@@ -146,17 +155,17 @@ def pack_kernel(
     size = tl.full((BN, 1), 1.0, tl.float32)
     if W_UNIT is not None:
         largest = tl.zeros((BN, BP), tl.float32)
-        for s in tl.range(0, S):
+        for s in tl.range(FIRST, S):
             w, _, _ = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)
             largest = tl.maximum(largest, tl.abs(w))
         size = _unit(tl.max(largest, 1)[:, None])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
-    for s in tl.range(0, S):
+    for s in tl.range(FIRST, S):
         w, gate, unit = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)
         w = (w / size).to(OUT.dtype.element_ty)
         if TILED:
-            tl.store(OUT + (tile * BN + col) * (S * P) + s * P + k, w, mask=k < P)
+            tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)
         else:
-            at = ((j * S + s) * d + k) * L + gate * d + unit
+            at = ((j * HELD + s - FIRST) * d + k) * L + gate * d + unit
             tl.store(OUT + at, w, mask=(k < d) & (unit < d))

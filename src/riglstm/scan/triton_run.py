@@ -26,6 +26,7 @@ from riglstm.scan.triton_plan import (
     columns,
     empty_saved,
     forward_tiles,
+    hold,
     pack,
     precision,
     programs_on,
@@ -34,11 +35,12 @@ from riglstm.scan.triton_plan import (
     write_views,
 )
 from riglstm.scan.triton_products import inputs_kernel, views_kernel
+from riglstm.scan.triton_symbols import Symbols, gates_of, views_of
 from riglstm.selection import Selection
 
 
 def forward(
-    x: Tensor,
+    x: Tensor | Symbols,
     h: Tensor,
     c: Tensor,
     weights: Weights,
@@ -48,19 +50,29 @@ def forward(
     product: torch.dtype,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Saved]:
-    """y (T, B, N, d), final h and c, and what backward needs."""
-    T, (B, N, d) = x.shape[0], h.shape
+    """y (T, B, N, d), final h and c, and what backward needs; for symbols there is no backward."""
+    T, (B, N, d) = len(x.ids if isinstance(x, Symbols) else x), h.shape
     z = sizes(d, sel, weights.W_q is not None, product)
-    saved = empty_saved(T, B, z, h, save)
-    X, X_ROW, X_SLOT = write_views(x, h, weights, z, saved)
+    tile = forward_tiles(z, B, h.device)
+    ids = table = None
+    first = 0
+    if isinstance(x, Symbols):
+        first, ids = z.K, x.ids
+        saved = empty_saved(T, B, z, h, save, first)
+        X, X_ROW, X_SLOT = views_of(x.table, weights, z), z.K * d, d
+        table = gates_of(X, weights, z, tile["BN"])
+        if z.held == torch.float16:
+            hold(None, h, z, saved)
+    else:
+        saved = empty_saved(T, B, z, h, save)
+        X, X_ROW, X_SLOT = write_views(x, h, weights, z, saved)
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
     proposal = h.new_empty(z.G - 3, B, N, d)
     if interpreted():
         proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
-    tile = forward_tiles(z, B, h.device)
-    W, w_unit = pack(weights, z, tile["BN"])
+    W, w_unit = pack(weights, z, tile["BN"], first)
     x_unit = None if w_unit is None else saved.unit
     place, count, counter = _counters(T, B, N, h, tile["COMPACT"])
     constants = dict(
@@ -73,9 +85,9 @@ def forward(
 
     def run(phase: int, programs: int, t0: int, t1: int, **options: Any) -> None:
         arguments = (
-            h, c, X, saved.XH, x_unit, W, w_unit, bias, bias_update, live, reset, y, proposal,
-            saved.act, saved.woke, saved.bits, saved.gates, saved.c, saved.a, place, count, counter,
-            B, t0, t1,
+            h, c, X, saved.XH, x_unit, W, w_unit, bias, bias_update, ids, table, live, reset, y,
+            proposal, saved.act, saved.woke, saved.bits, saved.gates, saved.c, saved.a, place,
+            count, counter, B, t0, t1,
         )  # fmt: skip
         launch(forward_kernel, (programs,), arguments, **constants, PHASE=phase, **options)
 

@@ -19,12 +19,12 @@ from riglstm.scan.triton_common import _FRESH, order, sigmoid, top
 
 
 @triton.jit
-def vectors(V, n: tl.constexpr, b, B, ROW: tl.constexpr, SLOT: tl.constexpr, d: tl.constexpr,
+def vectors(V, n: tl.constexpr, r, there, ROW: tl.constexpr, SLOT: tl.constexpr, d: tl.constexpr,
             BP: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
-    """A tuple of n vectors (LINES, RB, BP) of each sequence, the lines all the same."""
+    """A tuple of n vectors (LINES, RB, BP) of each row r, the lines all the same."""
     line, e = tl.arange(0, LINES)[:, None, None], tl.arange(0, BP)[None, None, :]
-    at = tl.cast(b, tl.int64)[None, :, None] * ROW + 0 * line + e
-    mask = (b < B)[None, :, None] & (e < d) & (line >= 0)
+    at = tl.cast(r, tl.int64)[None, :, None] * ROW + 0 * line + e
+    mask = there[None, :, None] & (e < d) & (line >= 0)
     out = ()
     for k in tl.static_range(n):
         out += (tl.load(V + at + k * SLOT, mask=mask, other=0.0),)
@@ -39,10 +39,10 @@ def finish(
 ):  # fmt: skip
     """Eqs. (20)-(21): a tuple of the cells' states before step t, also written to y."""
     size = tl.cast(B, tl.int64) * (N * d)
-    old = vectors(tl.where(t < 2, h0, Y + (t - 2) * size), N, b, B, N * d, d, d, BP, LINES)
-    new = vectors(PROP, N, b, B, N * d, d, d, BP, LINES)
+    old = vectors(tl.where(t < 2, h0, Y + (t - 2) * size), N, b, b < B, N * d, d, d, BP, LINES)
+    new = vectors(PROP, N, b, b < B, N * d, d, d, BP, LINES)
     if SOFT:
-        q = vectors(PROP + size, N, b, B, N * d, d, d, BP, LINES)
+        q = vectors(PROP + size, N, b, b < B, N * d, d, d, BP, LINES)
     row = tl.cast(t - 1, tl.int64) * B + b
     began = (b < B) & (b * 0 + t > 0)
     if SOFT:
@@ -103,25 +103,28 @@ def write(states, OUT, ROW: tl.constexpr, SLOT: tl.constexpr, P: tl.constexpr, b
 @triton.jit
 def select(
     t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    LINES: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
-    COMPACT: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    BP: tl.constexpr, LINES: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
+    K_h: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
+
+    XH holds the slots from FIRST on: 0, or K where the views are those of symbols.
 
     COMPACT: each sequence is also added to the lists, of B places, of the cells that wake.
     """
     line = tl.arange(0, LINES)[:, None]
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
-    step = tl.cast(t, tl.int64) * B * ((K + N) * P)
+    HELD: tl.constexpr = K + N - FIRST
+    step = tl.cast(t, tl.int64) * B * (HELD * P)
     held = states
     if X_UNIT is not None:
         per = 1.0 / tl.load(X_UNIT + row, mask=there, other=1.0)[None, :, None]
         held = ()
         for k in tl.static_range(N):
             held += (states[k] * per,)
-    write(held, XH + step + K * P, (K + N) * P, P, P, b, there, N, BP, LINES)
+    write(held, XH + step + (K - FIRST) * P, HELD * P, P, P, b, there, N, BP, LINES)
     fresh = b * 0
     if RESET is not None:
         fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)

@@ -1,0 +1,69 @@
+"""The input side of the `triton` backend for few symbols: once for each, not once for each step.
+
+Shapes: V symbols, N cells of size d, K views, S = K + N slots, G = 4 or 5 gates.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.triton_plan import Sizes, columns
+
+
+class Symbols(NamedTuple):
+    """A sequence of symbols, and what each of them brings."""
+
+    ids: Tensor
+    """(T, B) int32."""
+    table: Tensor
+    """(V, D): the vector that a symbol stands for."""
+
+
+def views_of(table: Tensor, weights: Weights, z: Sizes) -> Tensor:
+    """The views of every symbol, (V, K·d), as a product of that precision gives them."""
+    assert weights.W_in is not None
+    W, x = weights.W_in.to(z.dtype), table.to(z.dtype)
+    return x @ W if weights.b_in is None else torch.addmm(weights.b_in.to(z.dtype), x, W)
+
+
+def gates_of(views: Tensor, weights: Weights, z: Sizes, BN: int) -> Tensor:
+    """What each view of each symbol adds to the gates of each cell, (V, N, K, tiles · BN).
+
+    Columns are in the order of the forward kernel's tiles, see `pack_kernel`.
+    """
+    N, K, d = z.N, z.K, z.d
+    x = views.view(-1, K, d).transpose(0, 1).float()  # (K, V, d)
+
+    def product(W: Tensor) -> Tensor:
+        """W (cells, K, d, n) to (V, cells, K, n)."""
+        cells, _, _, n = W.shape
+        flat = W.to(z.dtype).float().permute(1, 2, 0, 3).reshape(K, d, cells * n)
+        return torch.bmm(x, flat).view(K, -1, cells, n).permute(1, 2, 0, 3)
+
+    parts = [product(weights.W.view(N, -1, d, 4 * d)[:, :K])]
+    if weights.W_q is not None:
+        # Only slots of states come after a cell's own: those of views are the first.
+        shared = product(weights.W_q.view(-1, K + N - 1, d, d)[:, :K])
+        parts.append(shared.expand(-1, N, -1, -1))
+    return torch.cat(parts, dim=3)[..., _order(d, z.G, BN, views.device)]
+
+
+@functools.cache
+def _order(d: int, G: int, BN: int, device: torch.device) -> Tensor:
+    """The gate and unit of each column of a cell's tiles, as an index of G·d; beyond d, any."""
+    z = Sizes(1, 1, d, d, G * d, G, torch.float32, torch.float32)
+    units = -(-4 * d // BN)
+    index = []
+    for u in range(columns(z, BN)):
+        for col in range(BN):
+            gate, unit = 4, (u - units) * BN + col
+            if u < units:
+                gate = (col >> 2) & 2 | col & 1
+                unit = u * (BN // 4) + (col >> 4 << 2 | (col >> 1) & 3)
+            index.append(gate * d + min(unit, d - 1))
+    return torch.tensor(index, device=device)
