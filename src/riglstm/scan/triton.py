@@ -50,10 +50,7 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
-    why = refusal(sel, h.shape[2], h.dtype, h.device)
-    if why is not None:
-        raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
-    refuse_transforms("triton", x, h, c, *weights)
+    _refuse(x, h, c, weights, sel)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
@@ -64,6 +61,14 @@ def scan(
     # Without gradients the operator's own work, a part of a millisecond, is left out.
     y, h, c, kept = _run(x, h, c, weights, sel, live, reset, product, save=False)
     return y, (h, c), kept.woke
+
+
+def _refuse(x: Tensor, h: Tensor, c: Tensor, weights: Weights, sel: Selection) -> None:
+    """Raise for what the kernels do not support."""
+    why = refusal(sel, h.shape[2], h.dtype, h.device)
+    if why is not None:
+        raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
+    refuse_transforms("triton", x, h, c, *weights)
 
 
 def scan_symbols(
@@ -78,6 +83,7 @@ def scan_symbols(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
+    _refuse(table, h, c, weights, sel)
     product = product_dtype(table.device, h.dtype)
     with torch.autocast(table.device.type, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)

@@ -13,6 +13,10 @@ SLOTS = 8
 FRESH = 16
 """The bit of a row's `act` that says: the state was reset before the step."""
 
+ROOM = 16384
+"""Numbers that a tile can hold in registers for what symbols bring, beside its product."""
+
+_ROOM = tl.constexpr(ROOM)
 _SLOTS = tl.constexpr(SLOTS)
 _FRESH = tl.constexpr(FRESH)
 _SPINS = tl.constexpr(1 << 26)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import fetch, grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_common import _ROOM, fetch, grid_barrier, sigmoid, tanh
 from riglstm.scan.triton_select import finish, select, vectors
 
 
@@ -62,12 +62,16 @@ def _gates(
         w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + col)[None, :]
     mine = bits
     brought = ()
+    # Asked for early where there is room for all of it beside the product.
+    EARLY: tl.constexpr = K * BM * BN <= _ROOM
     if SYMBOLS is not None:
         mine = bits >> K
         at_view = (tl.load(SYMBOLS + row, mask=there, other=0) * N + j) * K
-        for view in tl.static_range(K):
-            entry = TABLE + ((at_view + view) * TILES + u)[:, None] * BN + col[None, :]
-            brought += (tl.load(entry, mask=(((bits >> view) & 1) != 0)[:, None], other=0.0),)
+        entry = TABLE + (tl.cast(at_view, tl.int64) * TILES + u)[:, None] * BN + col[None, :]
+        if EARLY:
+            for view in tl.static_range(K):
+                take = (((bits >> view) & 1) != 0)[:, None]
+                brought += (tl.load(entry + view * (TILES * BN), mask=take, other=0.0),)
     acc = tl.zeros((BM, BN), tl.float32)
     PIECES: tl.constexpr = (P + BK - 1) // BK
     SLOTS: tl.constexpr = K + N - FIRST
@@ -97,7 +101,11 @@ def _gates(
         acc = acc * x_unit * w_unit
     if SYMBOLS is not None:
         for view in tl.static_range(K):
-            acc += brought[view]
+            if EARLY:
+                acc += brought[view]
+            else:
+                take = (((bits >> view) & 1) != 0)[:, None]
+                acc += tl.load(entry + view * (TILES * BN), mask=take, other=0.0)
 
     kind = GATES.dtype.element_ty
     if u < UNITS:

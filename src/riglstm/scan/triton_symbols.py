@@ -5,14 +5,16 @@ Shapes: V symbols, N cells of size d, K views, S = K + N slots, G = 4 or 5 gates
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
-from riglstm.scan.triton_plan import Sizes, columns
+from riglstm.scan.triton_common import ROOM
+from riglstm.scan.triton_plan import Sizes, columns, forward_tiles, sizes
+from riglstm.selection import Selection
 
 
 class Symbols(NamedTuple):
@@ -22,6 +24,13 @@ class Symbols(NamedTuple):
     """(T, B) int32."""
     table: Tensor
     """(V, D): the vector that a symbol stands for."""
+
+
+def fits(B: int, d: int, sel: Selection, W: Tensor, soft_update: bool) -> bool:
+    """Whether all that symbols bring to a tile has room beside its product; else it is spilled."""
+    z = sizes(d, sel, soft_update, product_dtype(W.device, W.dtype))
+    tile = forward_tiles(z, B, W.device)
+    return bool(sel.K * tile["BM"] * tile["BN"] <= ROOM)
 
 
 def views_of(table: Tensor, weights: Weights, z: Sizes) -> Tensor:
@@ -53,17 +62,13 @@ def gates_of(views: Tensor, weights: Weights, z: Sizes, BN: int) -> Tensor:
     return torch.cat(parts, dim=3)[..., _order(d, z.G, BN, views.device)]
 
 
-@functools.cache
 def _order(d: int, G: int, BN: int, device: torch.device) -> Tensor:
     """The gate and unit of each column of a cell's tiles, as an index of G·d; beyond d, any."""
     z = Sizes(1, 1, d, d, G * d, G, torch.float32, torch.float32)
+    u, col = torch.arange(columns(z, BN), device=device)[:, None], torch.arange(BN, device=device)
     units = -(-4 * d // BN)
-    index = []
-    for u in range(columns(z, BN)):
-        for col in range(BN):
-            gate, unit = 4, (u - units) * BN + col
-            if u < units:
-                gate = (col >> 2) & 2 | col & 1
-                unit = u * (BN // 4) + (col >> 4 << 2 | (col >> 1) & 3)
-            index.append(gate * d + min(unit, d - 1))
-    return torch.tensor(index, device=device)
+    gate = ((col >> 2) & 2 | col & 1).where(u < units, 4)
+    unit = (u * (BN // 4) + (col >> 4 << 2 | (col >> 1) & 3)).where(
+        u < units, (u - units) * BN + col
+    )
+    return (gate * d + unit.clamp(max=d - 1)).flatten()
