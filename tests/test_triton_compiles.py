@@ -94,6 +94,9 @@ done |= {
     "hold, units": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}, X=None),
     "hold, plain": built(hold_kernel, bf16, {"BK": 2, "BP": 32, "BH": 64}, X_UNIT=None),
     "pack": built(pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=0),
+    "pack, states": built(
+        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=2
+    ),
     "pack, flat": built(
         pack_kernel, bf16, {"BN": 32, "BP": 32}, PER_CELL=False, TILED=False, W_UNIT=None, FIRST=0
     ),
@@ -133,7 +136,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 14), (90, 232_448, 132, 17)]
+CHIPS = [(80, 166_912, 4, 15), (90, 232_448, 132, 18)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)
