@@ -200,6 +200,11 @@ def check_state(state: State, expected: State) -> State:
     return tuple(state)
 
 
+def raised(forget_bias: float) -> str:
+    """For a `repr`: the forget gates' start where it is not the usual one."""
+    return f", forget_bias={forget_bias}" if forget_bias else ""
+
+
 def describe(state: object) -> str:
     """What was given as a state, in a word or two."""
     if isinstance(state, Iterable) and not isinstance(state, Tensor | str):

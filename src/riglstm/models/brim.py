@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, run
+from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised, run
 from riglstm.models.blocks import Seen, cell_counts, check_sizes, reset_parts, trace
 from riglstm.models.rim import RIMCell
 
@@ -155,7 +155,7 @@ class BRIM(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and a start that differs from the authors'."""
-        start = f", forget_bias={self.forget_bias}" if self.forget_bias else ""
+        start = raised(self.forget_bias)
         return (
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
             f"active_cells={self.active_cells}{start}"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_forget_bias, check_positive
-from riglstm.models.base import State, check_options, prepare, unroll
+from riglstm.models.base import State, check_options, prepare, raised, unroll
 
 
 class LSTM(nn.Module):
@@ -115,5 +115,5 @@ class LSTM(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and a start that differs from nn.LSTM's."""
-        start = f", forget_bias={self.forget_bias}" if self.forget_bias else ""
+        start = raised(self.forget_bias)
         return f"{self.input_size}, {self.hidden_size}{start}"

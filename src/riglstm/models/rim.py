@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from riglstm import checks
 from riglstm.cell import scores
 from riglstm.models import blocks
-from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, run
+from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised, run
 from riglstm.selection import top_mask
 
 
@@ -248,7 +248,7 @@ class RIM(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and a start that differs from the authors'."""
-        start = f", forget_bias={self.forget_bias}" if self.forget_bias else ""
+        start = raised(self.forget_bias)
         return (
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
             f"active_cells={self.active_cells}, cell={self.kind!r}{start}"
