@@ -85,6 +85,9 @@ WRONG_OPTIONS = [
       for v in (-0.1, 1.5, True, float("nan"))),
     ({"update_bias": 1.0, "soft_update": False},
      "update_bias must be None without the soft update, got 1.0; use soft_update=True"),
+    ({"steady_start": True, "bias": False},
+     "steady_start must be False without input_views='linear', bias=True and two views or more, "
+     "got True; leave it out"),
     ({"forget_bias": 1.0, "bias": False},
      "forget_bias must be 0 where the gates have no bias, got 1.0; use bias=True"),
     ({"input_views": "split"},

@@ -171,6 +171,9 @@ def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use() -> N
         replace(run, model_options={"forget_bias": 1.0}),
     ):
         assert used.digest() != run.digest()
+    ours = plan("mnist", ["riglstm"], 1, "paper")[0].spec
+    steady = replace(ours, model_options={**ours.model_options, "steady_start": True})
+    assert steady.digest() != ours.digest()
 
 
 def test_a_run_from_before_an_option_is_found_and_gone_on_with(

@@ -86,6 +86,10 @@ def test_the_step_size_rises_then_falls() -> None:
     assert [rate(cosine, step) for step in (9, 10, 35, 60, 85)] == pytest.approx(
         [2.0, 2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)]
     )
+    late = replace(linear, decay="late")
+    assert [rate(late, step) for step in (4, 10, 90, 100, 109)] == pytest.approx(
+        [1.0, 2.0, 2.0, 1.0, 0.1]
+    )
     assert {rate(replace(linear, decay="none"), step) for step in range(10, 110)} == {2.0}
 
 
@@ -354,7 +358,7 @@ def test_what_is_left_is_said_with_evaluations_and_a_speed_once_it_is_known(
         ({"average": 1.0}, "average must be a number above 0 and below 1, got 1.0"),
         ({"average": math.nan}, "average must be a number above 0 and below 1, got nan"),
         ({"patience": 0}, "patience must be a whole number from 1 on, got 0"),
-        ({"decay": "steps"}, "decay must be one of none, linear, cosine, got 'steps'"),
+        ({"decay": "steps"}, "decay must be one of none, linear, cosine, late, got 'steps'"),
         ({"precision": "fp16"}, "precision must be one of fp32, tf32, bf16, got 'fp16'"),
     ],
 )

@@ -89,6 +89,15 @@ def check_forget_bias(value: object, needs: str | None = None) -> None:
         )
 
 
+def check_steady_start(value: bool, affine: bool, num_views: int) -> None:
+    """A steady start needs maps to views that can cancel, and biases that do not."""
+    if value and not (affine and num_views > 1):
+        raise ValueError(
+            "steady_start must be False without input_views='linear', bias=True and two views or "
+            "more, got True; leave it out"
+        )
+
+
 def check_dtype(dtype: torch.dtype) -> None:
     """Weights are floating-point numbers that torch can compute with."""
     if dtype not in FLOATS:

@@ -83,6 +83,8 @@ class RigLSTM(nn.Module):
         update_scale: factor on the two logits of Eq. (21); 1 in the paper.
         update_bias: start value of a learned bias towards the new state; None: none, as printed.
         forget_bias: added to the start values of the forget gate's bias; 0 as in `nn.LSTM`.
+        steady_start: start values at which the input does not decide who wakes; for tasks in which
+            order matters, where a choice that changes with every input is slow to learn from.
         backend: `reference`, `batched`, `compiled`, `triton`, or `auto`; `repr` says which runs.
 
     Inputs: input, hx
@@ -129,6 +131,7 @@ class RigLSTM(nn.Module):
         update_scale: float = 1.0,
         update_bias: float | None = None,
         forget_bias: float = 0.0,
+        steady_start: bool = False,
         backend: Backend = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -147,6 +150,7 @@ class RigLSTM(nn.Module):
             ("batch_first", batch_first),
             ("bidirectional", bidirectional),
             ("soft_update", soft_update),
+            ("steady_start", steady_start),
         ):
             checks.check_switch(name, switch)
         checks.check_dropout(dropout, num_layers)
@@ -169,6 +173,7 @@ class RigLSTM(nn.Module):
         checks.check_choice("peers", peers, SLOT_RULES)
         checks.check_choice("input_views", input_views, ("linear", "split"))
         checks.check_choice("query", query, ("shared", "per_cell"))
+        checks.check_steady_start(steady_start, bias and input_views == "linear", K)
         resolve(backend, torch.device("cpu" if device is None else device))
 
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -177,6 +182,7 @@ class RigLSTM(nn.Module):
         self.num_cells, self.num_views, self.cell_size = N, K, d
         self.input_views, self.soft_update, self.query = input_views, soft_update, query
         self.update_bias_start, self.forget_bias = update_bias, float(forget_bias)
+        self.steady_start = steady_start
         self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, float(update_scale))
 
         widths = [input_size] + [hidden_size * (1 + bidirectional)] * (num_layers - 1)
@@ -202,7 +208,10 @@ class RigLSTM(nn.Module):
         """Draw new start values (P10)."""
         for layer, reverse in self._directions():
             weights = self.weights(layer, reverse)
-            initialise(weights, self.hidden_size, self.update_bias_start, self.forget_bias)
+            initialise(
+                *(weights, self.hidden_size, self.update_bias_start, self.forget_bias),
+                steady_start=self.steady_start,
+            )
 
     def flatten_parameters(self) -> None:
         """Nothing to do; there because callers of nn.LSTM call it."""
@@ -379,6 +388,7 @@ class RigLSTM(nn.Module):
             ("update_scale", sel.update_scale, 1.0),
             ("update_bias", self.update_bias_start, None),
             ("forget_bias", self.forget_bias, 0.0),
+            ("steady_start", self.steady_start, False),
         ):
             if value != default:
                 parts.append(f"{name}={value!r}")

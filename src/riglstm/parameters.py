@@ -31,11 +31,15 @@ def shapes(
 
 @torch.no_grad()
 def initialise(
-    weights: Weights, hidden_size: int, update_bias: float | None, forget_bias: float = 0.0
+    weights: Weights,
+    hidden_size: int,
+    update_bias: float | None,
+    forget_bias: float = 0.0,
+    steady_start: bool = False,
 ) -> None:
     """Start values (P10): nn.LSTM's for the gates, nn.Linear's for the view and query maps.
 
-    `forget_bias` is added to those of the forget gate's bias.
+    `forget_bias` is added to those of the forget gate's bias; `steady_start`: see `_steady`.
     """
     for tensor, fan_in in (
         (weights.W_in, weights.W_in.shape[0] if weights.W_in is not None else 1),
@@ -51,6 +55,23 @@ def initialise(
         weights.b.chunk(4, dim=1)[0].add_(forget_bias)
     if weights.update_bias is not None and update_bias is not None:
         nn.init.constant_(weights.update_bias, update_bias)
+    if steady_start:
+        _steady(weights)
+
+
+def _steady(weights: Weights) -> None:
+    """A start at which the input does not decide who wakes, Eq. (14): cells that woke go on.
+
+    The maps to views cancel in their sum, its biases do not, and states lean towards these.
+    """
+    assert weights.W_in is not None
+    assert weights.b_in is not None
+    assert weights.b is not None
+    d = weights.b.shape[1] // 4
+    views = weights.W_in.unflatten(1, (-1, d))
+    views -= views.mean(1, keepdim=True)
+    weights.b_in.fill_(0.2)
+    weights.b.chunk(4, dim=1)[3].add_(0.1)
 
 
 def to_paper(weights: Weights, N: int, K: int) -> dict[str, Tensor]:

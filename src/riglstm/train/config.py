@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeGuard, get_args
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
-Decay: TypeAlias = Literal["none", "linear", "cosine"]
+Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
 
 FREE = ("device", "devices", "capture", "tensorboard", "workers")
 """Options that say how a run is computed, not what: a run may go on under others."""
 
 
-LATER: dict[str, float | None] = {"average": None, "input_rate": 1.0, "forget_bias": 0.0}
+LATER: dict[str, float | None] = {
+    "average": None,
+    "input_rate": 1.0,
+    "forget_bias": 0.0,
+    "steady_start": False,
+}
 """Options of training and of models that came after the first runs, and what those ran with: a run
 without them is one that has them at these values, and its name is the same."""
 
@@ -29,7 +34,8 @@ class Fit:
     warmup: int = 0
     """Updates over which the step size rises from zero."""
     decay: Decay = "none"
-    """How the step size falls to zero after the warm-up, over the rest of the updates."""
+    """How the step size falls to zero after the warm-up, over the rest of the updates; late: on a
+    line, over the last fifth."""
     clip_norm: float | None = 1.0
     """Limit of the gradient's global norm; None: no limit. Not stated in the paper."""
     input_rate: float = 1.0
@@ -94,6 +100,8 @@ def rate(config: Fit, step: int) -> float:
         return config.lr * (1 - gone)
     if config.decay == "cosine":
         return config.lr * (1 + math.cos(math.pi * gone)) / 2
+    if config.decay == "late":
+        return config.lr * min(1.0, 5 * (1 - gone))
     return config.lr
 
 
