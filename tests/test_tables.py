@@ -181,19 +181,16 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
         before, fresh = paper.rows[key], dict(row.options)
         # The same care for all: whatever has LSTM cells starts by remembering.
         remembers = fresh.pop("forget_bias", 0.0)
-        has = "forget_bias" in models.options_of(row.model)
-        forgets = row.model == "riglstm" and table != "copying"
-        assert remembers == (3.0 if has and not forgets else 0.0)
+        assert remembers == (3.0 if "forget_bias" in models.options_of(row.model) else 0.0)
         if row.model == "riglstm" and row.options.get("variant") != "no_soft_state_updating":
-            scale = 0.01 if table == "copying" else 0.1
-            assert (fresh.pop("update_scale"), fresh.pop("update_bias")) == (scale, 4.0)
+            assert (fresh.pop("update_scale"), fresh.pop("update_bias")) == (0.01, 4.0)
         if row.model == "riglstm":
             assert fresh.pop("steady_start", False) == (table == "copying")
         assert (row.model, row.hidden_size, fresh) == (
             *(before.model, before.hidden_size),
             dict(before.options),
         )
-        assert row.fit.keys() == ({"lr", "input_rate"} if row.model == "riglstm" else set())
+        assert row.fit.keys() == ({"lr", "input_rate"} if "steady_start" in row.options else set())
         inputs = {**tuned.task, **row.task}["input_size"]
         models.build(row.model, inputs, row.hidden_size, **row.options)
 

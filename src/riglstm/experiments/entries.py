@@ -96,13 +96,12 @@ def ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
 
 REMEMBERS = {"forget_bias": 3.0}
 """Of every LSTM cell: one that starts by keeping what it holds learns to copy many times sooner."""
+SOFT = {"update_scale": 0.01, "update_bias": 4.0}
+"""Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~."""
 
 
-def tuned(rows: Mapping[str, Row], scale: float) -> dict[str, Row]:
-    """The same start for every model that has LSTM cells, and a soft update that learns.
-
-    Its logit has the factor `scale`, so that it stays small while W_q grows, and starts near h~.
-    """
+def tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The same start for every model that has LSTM cells, and the soft update that learns."""
     changed = {}
     for name, row in rows.items():
         options = {**row.options}
@@ -110,7 +109,7 @@ def tuned(rows: Mapping[str, Row], scale: float) -> dict[str, Row]:
             options |= REMEMBERS
         changes = VARIANTS.get(options.get("variant", ""), {})
         if row.model == "riglstm" and changes.get("soft_update", True):
-            options |= {"update_scale": scale, "update_bias": 4.0}
+            options |= SOFT
         changed[name] = replace(row, options=options)
     return changed
 

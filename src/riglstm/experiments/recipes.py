@@ -23,7 +23,7 @@ from riglstm.experiments.entries import (
     only,
     tuned,
 )
-from riglstm.train.config import Fit
+from riglstm.train.config import Decay, Fit
 from riglstm.variants import VARIANTS
 
 Budget: TypeAlias = Literal["quick", "paper", "tuned"]
@@ -76,55 +76,46 @@ def _mnist(rows: Mapping[str, Row]) -> Recipe:
 
 
 def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
-    # Where the choice of cells changes fast, it is learned late, and holds at other sizes.
-    own = {"lr": 1e-3, "input_rate": 4.0}
     return replace(
-        _mnist(_with(tuned(rows, scale=0.1), own, {"forget_bias": 0.0})),
+        _mnist(tuned(rows)),
         task={
             **{"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.2},
             "validation_size": 4000,
         },
-        # Sixteen epochs.
-        fit=_tuned_fit(12_000, lr=5e-4, evaluate_every=3000),
+        # Ten epochs.
+        fit=_tuned_fit(7500, lr=5e-4, decay="cosine", evaluate_every=1500),
     )
 
 
-def _with(
-    rows: Mapping[str, Row], fit: Mapping[str, Any], options: Mapping[str, Any]
-) -> dict[str, Row]:
-    """The rows, with training and options of its own for RigLSTM and its variants."""
-    changed = dict(rows)
-    for name, row in rows.items():
-        if row.model == "riglstm":
-            changed[name] = replace(row, options={**row.options, **options}, fit=fit)
-    return changed
+def _steady(row: Row) -> Row:
+    """RigLSTM with a larger step, which it stands where the choice of cells is and stays steady."""
+    options = {**row.options, "steady_start": True}
+    return replace(row, options=options, fit={"lr": 2e-3, "input_rate": 0.02})
 
 
 def _tuned_copying(paper: Recipe) -> Recipe:
-    # It stands a larger step where the choice of cells is steady and changes slowly.
-    own = {"lr": 2e-3, "input_rate": 0.02}
-    rows = _with(tuned(paper.rows, scale=0.01), own, {"steady_start": True})
+    rows = tuned(paper.rows)
     # More digits to remember take longer to learn.
     updates = {"M=1": 10_000, "M=2": 10_000, "M=4": 20_000, "M=8": 30_000}
     return replace(
         paper,
-        rows=rows,
+        rows={**rows, "riglstm": _steady(rows["riglstm"])},
         settings={
             name: setting._replace(fit={"updates": updates[name]})
             for name, setting in paper.settings.items()
         },
         # The blanks before the answer are known from the clock alone.
         task={**paper.task, "loss_on": "answer"},
-        fit=_tuned_fit(20_000, lr=1e-3, evaluate_every=2500),
+        fit=_tuned_fit(20_000, lr=1e-3, decay="late", evaluate_every=2500),
     )
 
 
-def _tuned_fit(updates: int, lr: float, evaluate_every: int) -> Fit:
+def _tuned_fit(updates: int, lr: float, decay: Decay, evaluate_every: int) -> Fit:
     return Fit(
         updates=updates,
         lr=lr,
         warmup=300,
-        decay="late",
+        decay=decay,
         average=0.999,
         precision="tf32",
         evaluate_every=evaluate_every,
