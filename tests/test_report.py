@@ -337,7 +337,10 @@ def test_balls_are_rolled_out_from_run_folders(
 
 
 def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
-    models = {"lstm": {"P=50": [90.0, 94.0], "P=100": [50.0, 60.0]}, "rim": {"P=50": [80.0]}}
+    models = {
+        "lstm": {"P=50": [90.0, 92.0, 94.0], "P=100": [50.0, 55.0, 60.0]},
+        "rim": {"P=50": [80.0, 70.0]},
+    }
     figure = curves.draw_shift(
         *(["P=50", "P=100"], "P=50", models, Axis("accuracy in %", True)),
         paper={"lstm": {"P=100": 45.4}},
@@ -345,17 +348,21 @@ def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
     )
     (axes,) = figure.get_axes()
     drawn: dict[str, Any] = {str(c.get_label()): c for c in axes.containers}
-    line, _, (bars,) = drawn["lstm (n = 2)"].lines
+    line, _, (bars,) = drawn["lstm (n = 3)"].lines
     assert [float(y) for y in line.get_ydata()] == [92, 55]
     assert line.get_linestyle() == "-"
     ends = np.array([segment[:, 1] for segment in bars.get_segments()])
-    np.testing.assert_allclose(np.diff(ends)[:, 0], [2 * 8**0.5, 2 * 50**0.5])
+    np.testing.assert_allclose(np.diff(ends)[:, 0], [4, 10])
+    # Two runs have dots, but no spread.
+    assert drawn["rim (n = 2)"].lines[2] == ()
+    dots = [list(x.get_ydata()) for x in axes.get_lines() if x.get_marker() == "."]
+    assert dots == [[90, 92, 94], [50, 55, 60], [80, 70]]
     hollow: Any = next(x for x in axes.get_lines() if x.get_label() == "_lstm, paper")
     assert [float(y) for y in hollow.get_ydata()] == [45.4]
     assert hollow.get_markerfacecolor() == "none"
     assert "trained here" in [t.get_text() for t in axes.texts]
     legend = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert legend == ["lstm (n = 2)", "rim (n = 1)", "chance", "hollow: the paper"]
+    assert legend == ["lstm (n = 3)", "rim (n = 2)", "chance", "hollow: the paper"]
 
 
 @pytest.mark.parametrize(

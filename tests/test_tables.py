@@ -376,7 +376,7 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     assert f"Failed: riglstm, 7x7, seed 1: the loss is not a number ({rig1.folder.name})." in notes
     assert "not comparable" in notes
     assert "reproduc" not in (notes + filled.title).lower()
-    size = sizes(RECIPES["mnist"]["quick"], ["lstm"])
+    size = sizes(RECIPES["mnist"]["quick"], planned)
     assert f"quick sizes, not the paper's: {size}" in filled.title
     assert "width 72" in filled.title
     assert "250 updates" in filled.title

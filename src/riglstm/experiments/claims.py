@@ -45,7 +45,8 @@ def link(budget: str, changed: str, folder: str = "") -> str:
 def changes(sheet: Sheet, budget: str) -> str:
     """What the recipe has that `paper` has not, in all models and in those of the sheet.
 
-    In brackets what `paper` has instead, or, of a model's own training, what the other models have.
+    In brackets what `paper` has instead, or, of a setting's or model's own training, what the
+    others have.
     Empty where there is nothing, or where the recipe is no more.
     """
     recipes = TABLES[sheet.name].recipes
@@ -58,16 +59,26 @@ def changes(sheet: Sheet, budget: str) -> str:
     said = [f"All models: {', '.join(parts)}"] if parts else []
     alike: dict[str, dict[str, None]] = {}
     for line in sheet.lines:
+        if line.setting in recipe.settings and line.made.get("budget") == budget:
+            own = _own(recipe.settings[line.setting].fit, fit)
+            if own:
+                alike.setdefault(", ".join(own), {})[line.setting] = None
+    for line in sheet.lines:
         row = recipe.rows.get(line.row)
         if row is not None and line.made.get("budget") == budget:
             was = paper.rows.get(line.row)
             own = [
                 *_others(_built(row), {} if was is None else _built(was)),
-                *_others(row.fit, {name: fit[name] for name in row.fit}, "others "),
+                *_own(row.fit, fit),
             ]
             if own:
                 alike.setdefault(", ".join(own), {})[line.label] = None
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))
+
+
+def _own(fit: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
+    """Training of one setting or model, with that of the others in brackets."""
+    return _others(fit, {name: shared[name] for name in fit}, "others ")
 
 
 def _built(row: Row) -> dict[str, Any]:

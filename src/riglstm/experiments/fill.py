@@ -51,7 +51,7 @@ def sheet(name: str, planned: Sequence[Planned], budget: Budget) -> Sheet:
                 lines.append(_line(name, budget, setting, key, group, conditions))
         lines += _yardsticks(what, setting, runs)
     absent = [row.label for key, row in how.rows.items() if key not in {p.row for p in planned}]
-    size = sizes(how, {p.row for p in planned})
+    size = sizes(how, planned)
     only = next(iter(trained_on.values())) if len(trained_on) == 1 else None
     title = what.title if only is None else f"{what.title}, trained on {only}"
     if budget == "quick":
@@ -116,19 +116,25 @@ def _result_rows(name: str, run: Read, budget: Budget) -> list[ResultRow]:
     ]
 
 
-def sizes(how: Recipe, rows: Iterable[str]) -> str:
-    """What a recipe trains in some of its rows, in figures."""
+def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
+    """What a recipe trains in some of its runs, in figures."""
+    planned = list(planned)
+    rows, settings = ({getattr(p, of): None for p in planned} for of in ("row", "setting"))
     widths = sorted({how.rows[key].hidden_size for key in rows})
     said = [f"width {' and '.join(map(str, widths))}"]
     said += [f"{key}={value}" for key, value in how.task.items() if key != "input_size"]
     fit = how.fit
-    said += [f"{fit.updates:,} updates", f"lr={fit.lr:g}"]
+    updates = {how.settings[name].fit.get("updates", fit.updates) for name in settings}
+    said += [f"{extent(sorted(updates))} updates", f"lr={fit.lr:g}"]
     if fit.warmup:
         said.append(f"a warm-up of {fit.warmup}")
     if fit.decay != "none":
         said.append(f"a {fit.decay} decay")
     if fit.average is not None:
         said.append(f"weights averaged by {fit.average:g}")
+    for key in rows:
+        own = (f"{name}={value:g}" for name, value in how.rows[key].fit.items())
+        said += [f"of {how.rows[key].label} {' and '.join(own)}"] if how.rows[key].fit else []
     return ", ".join(said)
 
 

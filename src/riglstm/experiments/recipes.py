@@ -96,12 +96,12 @@ def _steady(row: Row) -> Row:
 def _tuned_copying(paper: Recipe) -> Recipe:
     rows = tuned(paper.rows)
     # More digits to remember take longer to learn.
-    updates = {"M=1": 10_000, "M=2": 10_000, "M=4": 20_000, "M=8": 30_000}
+    own = {"M=1": {"updates": 10_000}, "M=2": {"updates": 10_000}, "M=8": {"updates": 30_000}}
     return replace(
         paper,
         rows={**rows, "riglstm": _steady(rows["riglstm"])},
         settings={
-            name: setting._replace(fit={"updates": updates[name]})
+            name: setting._replace(fit=own.get(name, {}))
             for name, setting in paper.settings.items()
         },
         # The blanks before the answer are known from the clock alone.

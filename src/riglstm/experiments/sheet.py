@@ -13,6 +13,9 @@ from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.tables import stem
 from riglstm.train.config import Precision
 
+ENOUGH = 3
+"""Runs from which on a mean and a spread say more than the runs themselves."""
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -14,11 +14,8 @@ from riglstm.experiments.recipes import Recipe
 from riglstm.experiments.render import number
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.rows import ResultRow
-from riglstm.experiments.sheet import Cell, Line, Sheet, differing
+from riglstm.experiments.sheet import ENOUGH, Cell, Line, Sheet, differing
 from riglstm.experiments.tables import TABLES, Table
-
-ENOUGH = 3
-"""Runs from which on a mean and a spread say more than the runs themselves."""
 
 
 class Shown(Cell):

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from riglstm.experiments.sheet import ENOUGH
 from riglstm.report.style import (
     FAINT,
     GRID,
@@ -145,11 +146,14 @@ def _draw_model(
     joined: bool,
     label: str,
 ) -> None:
-    """One model: a mark at each mean, bars of one standard deviation, a dot for each seed."""
+    """One model: a mark at each mean, a dot for each seed, bars of one standard deviation.
+
+    Two runs have no bars: their dots say as much.
+    """
     measured = [(x + shift, np.asarray(values[c])) for x, c in enumerate(conditions) if c in values]
     x = [at for at, _ in measured]
     means = [v.mean() for _, v in measured]
-    spreads = [v.std(ddof=1) if len(v) > 1 else 0.0 for _, v in measured]
+    spreads = [v.std(ddof=1) if len(v) >= ENOUGH else 0.0 for _, v in measured]
     counts = sorted({len(v) for _, v in measured})
     n = "–".join(str(c) for c in ([counts[0], counts[-1]] if len(counts) > 1 else counts))
     axes.errorbar(

@@ -45,8 +45,9 @@ def shift(group: Group, setting: str) -> Picture | None:
     return Picture(
         title=f"{_titled(group, setting)}: {group.axis.name} against the shift",
         caption=(
-            f"Marks are means over runs, bars one standard deviation (with n − 1), dots single "
-            f"runs; {_seeds(group, setting)}; weights chosen on {CHOSEN}{trained_on}. "
+            "Marks are means over runs, bars one standard deviation (with n − 1) of three runs or "
+            f"more, dots single runs; {_seeds(group, setting)}; weights chosen on "
+            f"{CHOSEN}{trained_on}. "
             + (f"The y axis is cut: it goes from {low:.3g} to {high:.3g}. " if low > 0 else "")
             + ("Hollow marks are the paper's figures. " if paper else "")
             + ("Grey lines need no model. " if yardsticks else "")

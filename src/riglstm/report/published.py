@@ -165,7 +165,8 @@ def _shift(sheet: Sheet, setting: str) -> Wanted:
     )
     words = {
         "title": f"{head(sheet, setting)}: {axis.name} against the shift",
-        "caption": f"Means over runs ({counts}), bars of one standard deviation, dots for runs; "
+        "caption": f"Means over runs ({counts}), bars of one standard deviation of three runs or "
+        "more, dots for runs; "
         f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
         "alt": "Means. "
         + "; ".join(
