@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, overload
 
 import torch
@@ -210,8 +210,12 @@ class RigLSTM(nn.Module):
     def weights(self, layer: int = 0, reverse: bool = False) -> Weights:
         """The parameters of one layer in one direction, as the scans take them."""
         self._check_direction(layer, reverse)
-        suffix = _suffix(layer, reverse)
-        return Weights(*(getattr(self, name + suffix) for name in NAMES))
+        return self._weights(layer, reverse)
+
+    def _weights(self, layer: int, reverse: bool) -> Weights:
+        suffix, own = _suffix(layer, reverse), self._parameters
+        # Most are there, and found sooner; a parametrized one is not.
+        return Weights(*(own[n] if (n := f + suffix) in own else getattr(self, n) for f in NAMES))  # type: ignore[arg-type]
 
     def paper_parameters(self, layer: int = 0, reverse: bool = False) -> dict[str, Tensor]:
         """Copies of the weights in the paper's notation, for column vectors, gates f, i, o, g.
@@ -276,23 +280,29 @@ class RigLSTM(nn.Module):
         hx: State | None,
         reset: Tensor | None,
         mask: Tensor | None,
-    ) -> tuple[Sequences, Tensor, Tensor]:
-        """Check everything, and bring input and state to (T, B, D) and (rows, B, N, d)."""
+    ) -> tuple[Sequences, Sequence[Tensor], Sequence[Tensor]]:
+        """Check everything, and bring the input to (T, B, D), h and c to a (B, N, d) for each row.
+
+        A row is a layer in one direction.
+        """
         like = self.weight_gates_l0
         assert isinstance(like, Tensor)
         sequences = unfold(input, self.batch_first, reset, mask)
         x = sequences.x
         checks.check_input(x, self.input_size, like, sequences.given)
         rows = self.num_layers * (1 + self.bidirectional)
-        if hx is None:
-            h = c = like.new_zeros(rows, x.shape[1], self.num_cells, self.cell_size)
-            return sequences, h, c
-        h, c = sequences.state_in(hx, rows, self.hidden_size, like)
         cells = (self.num_cells, self.cell_size)
-        return sequences, h.unflatten(2, cells), c.unflatten(2, cells)
+        if hx is None:
+            zero = (like.new_zeros(x.shape[1], *cells),) * rows
+            return sequences, zero, zero
+        h, c = (
+            s.unflatten(2, cells).unbind()
+            for s in sequences.state_in(hx, rows, self.hidden_size, like)
+        )
+        return sequences, h, c
 
     def _run(
-        self, sequences: Sequences, h: Tensor, c: Tensor, record: bool
+        self, sequences: Sequences, h: Sequence[Tensor], c: Sequence[Tensor], record: bool
     ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
         """All layers and directions: output (T, B, H), h_n and c_n, and traces if asked for."""
         x = sequences.x
@@ -311,9 +321,7 @@ class RigLSTM(nn.Module):
                 finals.append(final)
                 traces += trace
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-        h_n, c_n = (
-            torch.stack([state.flatten(1) for state in s]) for s in zip(*finals, strict=True)
-        )
+        h_n, c_n = (_rows(s, self.hidden_size) for s in zip(*finals, strict=True))
         return x, h_n, c_n, traces
 
     def _run_direction(
@@ -333,7 +341,7 @@ class RigLSTM(nn.Module):
             x = x.flip(0)
             live = None if live is None else live.flip(0)
             reset = reverse_reset(reset, live)
-        weights, sel = self.weights(layer, reverse), self.selection
+        weights, sel = self._weights(layer, reverse), self.selection
         noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
         if not record:
             y, final, _ = scan(
@@ -394,3 +402,10 @@ class RigLSTM(nn.Module):
 
 def _suffix(layer: int, reverse: bool) -> str:
     return f"_l{layer}" + ("_reverse" if reverse else "")
+
+
+def _rows(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
+    """Final states (B, N, d) of all layers and directions as (rows, B, hidden_size)."""
+    shape = (len(states), -1, hidden_size)
+    # A single one is a tensor of its own already: nothing is copied.
+    return (states[0] if len(states) == 1 else torch.stack(states)).reshape(shape)
