@@ -23,7 +23,7 @@ from riglstm.selection import (
     draw_noise,
     two_thirds,
 )
-from riglstm.sequence import Sequences, State, reverse_reset, unfold
+from riglstm.sequence import Sequences, State, join, reverse_reset, unfold
 
 
 class Trace(NamedTuple):
@@ -210,12 +210,8 @@ class RigLSTM(nn.Module):
     def weights(self, layer: int = 0, reverse: bool = False) -> Weights:
         """The parameters of one layer in one direction, as the scans take them."""
         self._check_direction(layer, reverse)
-        return self._weights(layer, reverse)
-
-    def _weights(self, layer: int, reverse: bool) -> Weights:
-        suffix, own = _suffix(layer, reverse), self._parameters
-        # Most are there, and found sooner; a parametrized one is not.
-        return Weights(*(own[n] if (n := f + suffix) in own else getattr(self, n) for f in NAMES))  # type: ignore[arg-type]
+        suffix = _suffix(layer, reverse)
+        return Weights(*(getattr(self, name + suffix) for name in NAMES))
 
     def paper_parameters(self, layer: int = 0, reverse: bool = False) -> dict[str, Tensor]:
         """Copies of the weights in the paper's notation, for column vectors, gates f, i, o, g.
@@ -281,10 +277,7 @@ class RigLSTM(nn.Module):
         reset: Tensor | None,
         mask: Tensor | None,
     ) -> tuple[Sequences, Sequence[Tensor], Sequence[Tensor]]:
-        """Check everything, and bring the input to (T, B, D), h and c to a (B, N, d) for each row.
-
-        A row is a layer in one direction.
-        """
+        """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
         like = self.weight_gates_l0
         assert isinstance(like, Tensor)
         sequences = unfold(input, self.batch_first, reset, mask)
@@ -295,10 +288,8 @@ class RigLSTM(nn.Module):
         if hx is None:
             zero = (like.new_zeros(x.shape[1], *cells),) * rows
             return sequences, zero, zero
-        h, c = (
-            s.unflatten(2, cells).unbind()
-            for s in sequences.state_in(hx, rows, self.hidden_size, like)
-        )
+        given = sequences.state_in(hx, rows, self.hidden_size, like)
+        h, c = (state.unflatten(2, cells).unbind() for state in given)
         return sequences, h, c
 
     def _run(
@@ -321,7 +312,7 @@ class RigLSTM(nn.Module):
                 finals.append(final)
                 traces += trace
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-        h_n, c_n = (_rows(s, self.hidden_size) for s in zip(*finals, strict=True))
+        h_n, c_n = (join(s, self.hidden_size) for s in zip(*finals, strict=True))
         return x, h_n, c_n, traces
 
     def _run_direction(
@@ -341,7 +332,7 @@ class RigLSTM(nn.Module):
             x = x.flip(0)
             live = None if live is None else live.flip(0)
             reset = reverse_reset(reset, live)
-        weights, sel = self._weights(layer, reverse), self.selection
+        weights, sel = self.weights(layer, reverse), self.selection
         noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
         if not record:
             y, final, _ = scan(
@@ -402,10 +393,3 @@ class RigLSTM(nn.Module):
 
 def _suffix(layer: int, reverse: bool) -> str:
     return f"_l{layer}" + ("_reverse" if reverse else "")
-
-
-def _rows(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
-    """Final states (B, N, d) of all layers and directions as (rows, B, hidden_size)."""
-    shape = (len(states), -1, hidden_size)
-    # A single one is a tensor of its own already: nothing is copied.
-    return (states[0] if len(states) == 1 else torch.stack(states)).reshape(shape)

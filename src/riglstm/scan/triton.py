@@ -23,12 +23,7 @@ from riglstm.selection import Noise, Selection
 
 def refusal(sel: Selection, d: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    return _refusal(sel, d, dtype, device, product_dtype(device, dtype))
-
-
-def _refusal(
-    sel: Selection, d: int, dtype: torch.dtype, device: torch.device, product: torch.dtype
-) -> str | None:
+    product = product_dtype(device, dtype)
     if device.type != "cuda" and not interpreted():
         return f"a CUDA device, got {device.type!r}"
     if sel.cells == "random" or {sel.views, sel.peers} & {"random", "soft"}:
@@ -56,7 +51,7 @@ def scan(
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
     product = product_dtype(x.device, h.dtype)
-    _refuse(x, h, c, weights, sel, product)
+    _refuse(x, h, c, weights, sel)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
@@ -68,11 +63,9 @@ def scan(
     return y, (h, c), woke
 
 
-def _refuse(
-    x: Tensor, h: Tensor, c: Tensor, weights: Weights, sel: Selection, product: torch.dtype
-) -> None:
+def _refuse(x: Tensor, h: Tensor, c: Tensor, weights: Weights, sel: Selection) -> None:
     """Raise for what the kernels do not support."""
-    why = _refusal(sel, h.shape[2], h.dtype, h.device, product)
+    why = refusal(sel, h.shape[2], h.dtype, h.device)
     if why is not None:
         raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
     refuse_transforms("triton", x, h, c, *weights)
@@ -91,7 +84,7 @@ def scan_symbols(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
     product = product_dtype(table.device, h.dtype)
-    _refuse(table, h, c, weights, sel, product)
+    _refuse(table, h, c, weights, sel)
     with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)
         y, h, c, _ = _run(x, h, c, weights, sel, live, reset, product, save=False)
@@ -122,16 +115,10 @@ def _run(
     if h.is_cuda and h.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(h):
             return _run(x, h, c, weights, sel, live, reset, product, save, saved)
-    y, h, c, woke = forward(
-        *(x if isinstance(x, Symbols) else x.contiguous(), h.contiguous(), c),
-        _whole(*weights),
-        sel,
-        None if live is None else live.contiguous(),
-        None if reset is None else reset.contiguous(),
-        product,
-        save,
-        saved,
-    )
+    x = x if isinstance(x, Symbols) else x.contiguous()
+    live, reset = (None if flags is None else flags.contiguous() for flags in (live, reset))
+    whole = (h.contiguous(), c, _whole(*weights))
+    y, h, c, woke = forward(x, *whole, sel, live, reset, product, save, saved)
     return y, h.clone(), c, woke
 
 
