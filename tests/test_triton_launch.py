@@ -63,7 +63,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(triton_launch, "_LAUNCHES", {})
     monkeypatch.setattr(triton_launch, "_KNOWN", True)
     monkeypatch.setattr(triton_launch, "driver", Active)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    # That of a tensor on a CPU.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     return Kernel()
 
 
@@ -83,13 +84,15 @@ def test_the_second_launch_goes_straight_to_what_was_compiled(kernel: Kernel) ->
     assert kernel.direct == [((4, 2, 1), (*before, other.data_ptr(), None, 7, True, 2))]
 
 
-@pytest.mark.parametrize("why", ["another Triton", "a hook"])
-def test_where_triton_is_unknown_or_watched_it_launches_itself(
+@pytest.mark.parametrize("why", ["another Triton", "a hook", "a tensor elsewhere"])
+def test_where_addresses_do_not_do_triton_launches_itself(
     kernel: Kernel, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "a hook":
         hooks = triton_launch.knobs.runtime.launch_exit_hook
         monkeypatch.setattr(hooks, "calls", [lambda metadata: None])
+    elif why == "a tensor elsewhere":
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     else:
         monkeypatch.setattr(triton_launch, "_KNOWN", False)
     other = twice(kernel)

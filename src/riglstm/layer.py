@@ -289,7 +289,7 @@ class RigLSTM(nn.Module):
             zero = (like.new_zeros(x.shape[1], *cells),) * rows
             return sequences, zero, zero
         given = sequences.state_in(hx, rows, self.hidden_size, like)
-        h, c = (state.unflatten(2, cells).unbind() for state in given)
+        h, c = (state.reshape(rows, -1, *cells).unbind() for state in given)
         return sequences, h, c
 
     def _run(

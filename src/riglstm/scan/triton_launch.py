@@ -75,6 +75,7 @@ class Launch:
         device = torch.cuda.current_device()
         kinds: list[Any] = [device]
         values: list[int | None] = []
+        here = True
         for argument in arguments:
             if argument is None:
                 kinds.append(None)
@@ -82,18 +83,22 @@ class Launch:
             elif isinstance(argument, int):
                 kinds.append(argument < 2**31)
                 values.append(argument)
+            elif isinstance(argument, Place):
+                kinds.append(argument.dtype)
+                values.append(argument.address)
             else:
                 # Triton compiles for a type, and whether an address is a multiple of 16.
                 address = argument.data_ptr()
                 kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
                 values.append(address)
+                here = here and argument.get_device() == device
         key = tuple(kinds)
         compiled = self.ready.get(key)
         if compiled is None:
             compiled = self.kernel[grid](*arguments, **self.constants)
             if compiled is not None:  # a hook of Triton's may keep it
                 self.ready[key] = compiled
-        elif _KNOWN and not _watched():
+        elif here and _KNOWN and not _watched():  # of a tensor elsewhere, Triton says so
             stream = driver.active.get_current_stream(device)
             compiled.run(
                 *(*(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata),
