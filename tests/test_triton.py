@@ -107,10 +107,11 @@ def test_tf32_is_held_in_halves_and_as_exact(name: str) -> None:
 
 @pytest.mark.usefixtures("tf32")
 def test_the_tiles_of_a_small_gpu_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan import triton_plan
+    from riglstm.scan import triton_plan, triton_run
 
     p = clear_problem(**{**SMALL, "B": 3, "reset": True, "live": True}).to(torch.float32)
     want, want_grads = p.run("triton"), gradients(p, "triton")
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
     monkeypatch.setattr(triton_plan, "_narrowest", lambda tiles, device: 128)
     monkeypatch.setattr(triton_plan, "_rows", lambda device: 2)
     got, grads = p.run("triton"), gradients(p, "triton")
@@ -118,6 +119,31 @@ def test_the_tiles_of_a_small_gpu_give_the_same(monkeypatch: pytest.MonkeyPatch)
     for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
         assert_close(one, other, FLOAT.value, what)
     assert_same_gradients(grads, want_grads, FLOAT.grad)
+
+
+def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    before = torch.get_float32_matmul_precision()
+    outputs = []
+    for precision in ("highest", "high", "highest"):
+        torch.set_float32_matmul_precision(precision)
+        outputs.append(p.run("triton")[0])
+    torch.set_float32_matmul_precision(before)
+    assert torch.equal(outputs[0], outputs[2])
+    assert not torch.equal(outputs[0], outputs[1])
+    # As averages of weights are often kept: torch counts no change of them then.
+    p.weights.W.data.mul_(2)
+    assert not torch.equal(p.run("triton")[0], outputs[0])
+
+
+def test_packing_sets_the_counter_to_zero_and_nothing_beside_it() -> None:
+    from riglstm.scan.triton_plan import pack, sizes
+
+    p = random_problem(seeded(0), **SMALL).to(torch.float32)
+    counters = torch.full((3,), 7, dtype=torch.int32)
+    z = sizes(p.h.shape[2], p.sel, p.weights.W_q is not None, torch.float32)
+    pack(p.weights, z, 32, counter=counters[1:2])
+    assert counters.tolist() == [7, 0, 7]
 
 
 @pytest.mark.usefixtures("tf32")
@@ -281,3 +307,15 @@ def test_the_layer_runs_it_and_says_so() -> None:
     assert "backend='triton'" in repr(layer)
     x = torch.randn(2, 2, 5)
     assert_close(layer(x)[0], other(x)[0], FLOAT.value)
+
+
+def test_what_a_call_returns_is_nobody_elses() -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(5, 32, num_cells=2, backend="triton")
+    hx = (torch.randn(1, 2, 32), torch.randn(1, 2, 32))
+    given = [t.clone() for t in hx]
+    with torch.no_grad():
+        output, state = layer(torch.randn(2, 2, 5), hx)
+    places = {t.untyped_storage().data_ptr() for t in (output, *state, *hx)}
+    assert len(places) == 5
+    assert all(torch.equal(now, then) for now, then in zip(hx, given, strict=True))

@@ -7,8 +7,7 @@ import torch
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The dtype of matrix products between tensors of `dtype`; autocast leaves float64 alone."""
-    if dtype == torch.float64 or not torch.amp.is_autocast_available(device.type):
+    kind = device.type
+    if dtype == torch.float64 or not torch.amp.is_autocast_available(kind):
         return dtype
-    if not torch.is_autocast_enabled(device.type):
-        return dtype
-    return torch.get_autocast_dtype(device.type)
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype

@@ -141,10 +141,7 @@ def check_input(
             f"the input must be on the layer's device {like.device}, got {x.device}; "
             "move one of them with .to(device)"
         )
-    # Under autocast a layer meets inputs of other precisions; float64 stays among itself.
-    rounds = product_dtype(like.device, like.dtype) != like.dtype
-    fits = x.dtype == like.dtype or (rounds and x.dtype in FLOATS[:3])
-    if not fits:
+    if not _fits(x, like):
         raise ValueError(
             f"the input must have the layer's dtype {like.dtype}, got {x.dtype}; "
             "convert one of them with .to(dtype), or run under torch.autocast"
@@ -154,6 +151,13 @@ def check_input(
             "the input must have at least one step and one sequence, "
             f"got an input of shape {shape}; leave empty batches out"
         )
+
+
+def _fits(given: Tensor, like: Tensor) -> bool:
+    """Under autocast a layer meets other precisions; float64 stays among itself."""
+    if given.dtype == like.dtype:
+        return True
+    return given.dtype in FLOATS[:3] and product_dtype(like.device, like.dtype) != like.dtype
 
 
 def check_rank(x: Tensor, batch_first: bool) -> None:
@@ -186,9 +190,7 @@ def check_state(
             f"{name} must have shape {shape} = ({meaning}), got {tuple(state.shape)}; "
             "leave hx out to start from zero"
         )
-    rounds = product_dtype(like.device, like.dtype) != like.dtype
-    fits = state.dtype == like.dtype or (rounds and state.dtype in FLOATS[:3])
-    if state.device != like.device or not fits:
+    if state.device != like.device or not _fits(state, like):
         raise ValueError(
             f"{name} must be {like.dtype} on {like.device} like the layer, "
             f"got {state.dtype} on {state.device}; use {name}.to('{like.device}', {like.dtype})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, overload
 
 import torch
@@ -23,7 +23,7 @@ from riglstm.selection import (
     draw_noise,
     two_thirds,
 )
-from riglstm.sequence import Sequences, State, reverse_reset, unfold
+from riglstm.sequence import Sequences, State, join, reverse_reset, unfold
 
 
 class Trace(NamedTuple):
@@ -285,23 +285,24 @@ class RigLSTM(nn.Module):
         hx: State | None,
         reset: Tensor | None,
         mask: Tensor | None,
-    ) -> tuple[Sequences, Tensor, Tensor]:
-        """Check everything, and bring input and state to (T, B, D) and (rows, B, N, d)."""
+    ) -> tuple[Sequences, Sequence[Tensor], Sequence[Tensor]]:
+        """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
         like = self.weight_gates_l0
         assert isinstance(like, Tensor)
         sequences = unfold(input, self.batch_first, reset, mask)
         x = sequences.x
         checks.check_input(x, self.input_size, like, sequences.given)
         rows = self.num_layers * (1 + self.bidirectional)
-        if hx is None:
-            h = c = like.new_zeros(rows, x.shape[1], self.num_cells, self.cell_size)
-            return sequences, h, c
-        h, c = sequences.state_in(hx, rows, self.hidden_size, like)
         cells = (self.num_cells, self.cell_size)
-        return sequences, h.unflatten(2, cells), c.unflatten(2, cells)
+        if hx is None:
+            zero = (like.new_zeros(x.shape[1], *cells),) * rows
+            return sequences, zero, zero
+        given = sequences.state_in(hx, rows, self.hidden_size, like)
+        h, c = (state.reshape(rows, -1, *cells).unbind() for state in given)
+        return sequences, h, c
 
     def _run(
-        self, sequences: Sequences, h: Tensor, c: Tensor, record: bool
+        self, sequences: Sequences, h: Sequence[Tensor], c: Sequence[Tensor], record: bool
     ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
         """All layers and directions: output (T, B, H), h_n and c_n, and traces if asked for."""
         x = sequences.x
@@ -320,9 +321,7 @@ class RigLSTM(nn.Module):
                 finals.append(final)
                 traces += trace
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-        h_n, c_n = (
-            torch.stack([state.flatten(1) for state in s]) for s in zip(*finals, strict=True)
-        )
+        h_n, c_n = (join(s, self.hidden_size) for s in zip(*finals, strict=True))
         return x, h_n, c_n, traces
 
     def _run_direction(

@@ -131,6 +131,13 @@ def reverse_reset(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
     return settle(after, live)
 
 
+def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
+    """Final states (B, N, d) of all layers and directions as (rows, B, hidden_size)."""
+    shape = (len(states), -1, hidden_size)
+    # A single one is a tensor of its own already: nothing is copied.
+    return (states[0] if len(states) == 1 else torch.stack(states)).reshape(shape)
+
+
 def _unpack(
     packed: PackedSequence, batch_first: bool, reset: Tensor | None, mask: Tensor | None
 ) -> Sequences:

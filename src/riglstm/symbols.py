@@ -69,7 +69,7 @@ def run_symbols(
     y, state = triton.scan_symbols(ids, table, h, c, weights, layer.selection)
     output = y.flatten(2)
     h_n, c_n = (s.flatten(1).unsqueeze(0) for s in state)
-    return output.transpose(0, 1) if layer.batch_first else output, (h_n.clone(), c_n)
+    return output.transpose(0, 1) if layer.batch_first else output, (h_n, c_n)
 
 
 def _shorter(layer: RigLSTM, ids: Tensor, table: Tensor, hx: State | None) -> bool:

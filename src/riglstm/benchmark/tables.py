@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from riglstm.benchmark.contestants import REFERENCE, Contestant, job
-from riglstm.benchmark.timing import Job, Meter, Spread, Timing, measure, runs, spread
+from riglstm.benchmark.timing import TOLERANCE, Job, Meter, Spread, Timing, measure, runs, spread
 
 
 class Section(NamedTuple):
@@ -23,6 +23,7 @@ class Section(NamedTuple):
     """Names of jobs; ratios are to the fastest of them."""
     rounds: int
     expected: Callable[[], tuple[Tensor, ...]] | None = None
+    tolerance: float = TOLERANCE
 
     @property
     def runs(self) -> int:
@@ -79,7 +80,12 @@ class Row:
 def rows(section: Section, meter: Meter, tick: Callable[[str], None]) -> list[Row]:
     """Measure a section."""
     timings = measure(
-        section.jobs, meter, rounds=section.rounds, expected=section.expected, tick=tick
+        section.jobs,
+        meter,
+        rounds=section.rounds,
+        expected=section.expected,
+        tolerance=section.tolerance,
+        tick=tick,
     )
     pairs = list(zip(section.jobs, timings, strict=True))
     base, base_timing = min(

@@ -120,7 +120,9 @@ METERS: dict[str, Meter] = {
 }
 
 
-def compare(got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[float, float]:
+def compare(
+    got: Sequence[Tensor], want: Sequence[Tensor], tolerance: float = TOLERANCE
+) -> tuple[float, float]:
     """Largest difference among the sequences that agree, and the share of those that do.
 
     A difference is a share of the largest value expected. NaN agrees with nothing.
@@ -129,7 +131,7 @@ def compare(got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[float, float
         (g - w).abs().amax(dim=(0, 2)) / w.abs().max() for g, w in zip(got, want, strict=True)
     ]
     worst = torch.stack(shares).amax(dim=0)  # (B)
-    agree = worst <= TOLERANCE
+    agree = worst <= tolerance
     return float((worst[agree] if agree.any() else worst).max()), float(agree.float().mean())
 
 
@@ -139,6 +141,7 @@ def measure(
     *,
     rounds: int,
     expected: Callable[[], tuple[Tensor, ...]] | None = None,
+    tolerance: float = TOLERANCE,
     tick: Callable[[str], None] = lambda name: None,
 ) -> list[Timing]:
     """Compare our jobs with what is expected, measure memory, then time all that agree.
@@ -153,7 +156,7 @@ def measure(
         if want is not None:
             tick(job.name)
             got = job.run()
-            check = compare(got, want) if job.ours else None
+            check = compare(got, want, tolerance) if job.ours else None
         tick(job.name)
         peaks.append(meter.peak_bytes(job.run))
         checks.append(check)

@@ -96,7 +96,8 @@ def scan(
 
     `live` (T, B) bool: where False the step does not happen for that sample. `reset` (T, B) bool:
     where True the sample's state is zero before the step, live or not. `noise` is what `random`
-    rules rank. Returns y (T, B, N, d), the final (h, c), and active (T, B, N).
+    rules rank. Returns y (T, B, N, d), the final (h, c), and active (T, B, N); no two of them,
+    and none of them and an argument, share memory.
     """
     run = BACKENDS[resolve(backend, x.device, sel, h.shape[2], h.dtype)]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

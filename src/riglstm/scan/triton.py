@@ -50,17 +50,17 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
+    product = product_dtype(x.device, h.dtype)
     _refuse(x, h, c, weights, sel)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
-    product = product_dtype(x.device, h.dtype)
     if learns or torch.compiler.is_compiling():
         y, h, c, *saved = _forward(x, h, c, *weights, live, reset, *flat(sel), product, learns)
         return y, (h, c), Saved(*saved).woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
-    y, h, c, kept = _run(x, h, c, weights, sel, live, reset, product, save=False)
-    return y, (h, c), kept.woke
+    y, h, c, woke = _run(x, h, c, weights, sel, live, reset, product, save=False)
+    return y, (h, c), woke
 
 
 def _refuse(x: Tensor, h: Tensor, c: Tensor, weights: Weights, sel: Selection) -> None:
@@ -83,9 +83,9 @@ def scan_symbols(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
-    _refuse(table, h, c, weights, sel)
     product = product_dtype(table.device, h.dtype)
-    with torch.autocast(table.device.type, enabled=False):
+    _refuse(table, h, c, weights, sel)
+    with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)
         y, h, c, _ = _run(x, h, c, weights, sel, live, reset, product, save=False)
     return y, (h, c)
@@ -106,19 +106,20 @@ def _run(
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Saved]:
-    """The forward pass on tensors that lie in memory as the kernels want them."""
+    saved: Saved | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`forward` on the tensors' device, with tensors that lie in memory as the kernels want them.
+
+    The final h is a tensor of its own. Nothing here may be recorded for gradients.
+    """
+    if h.is_cuda and h.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(h):
+            return _run(x, h, c, weights, sel, live, reset, product, save, saved)
     x = x if isinstance(x, Symbols) else x.contiguous()
-    with torch.no_grad(), torch.cuda.device_of(h):
-        return forward(
-            *(x, h.contiguous(), c),
-            _whole(*weights),
-            sel,
-            None if live is None else live.contiguous(),
-            None if reset is None else reset.contiguous(),
-            product,
-            save,
-        )
+    live, reset = (None if flags is None else flags.contiguous() for flags in (live, reset))
+    whole = (h.contiguous(), c, _whole(*weights))
+    y, h, c, woke = forward(x, *whole, sel, live, reset, product, save, saved)
+    return y, h.clone(), c, woke
 
 
 @torch.library.custom_op("riglstm::triton_forward", mutates_args=())
@@ -150,8 +151,10 @@ def _forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    y, h, c, saved = _run(x, h, c, weights, sel, live, reset, product, save)
-    return y, h.clone(), c, *saved
+    z = sizes(h.shape[2], sel, W_q is not None, product)
+    saved = empty_saved(x.shape[0], h.shape[0], z, h, save)
+    y, h, c, _ = _run(x, h, c, weights, sel, live, reset, product, save, saved)
+    return y, h, c, *saved
 
 
 @_forward.register_fake

@@ -1,47 +1,138 @@
-"""Launches of kernels, without what Triton finds out anew each time."""
+"""Launches of kernels, without what Triton finds out anew each time, and buffers for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+import triton
 from torch import Tensor
+from triton import knobs
+from triton.runtime.driver import driver
 
 from riglstm.scan.triton_common import interpreted
 
-Argument: TypeAlias = Tensor | int | None
 
-_READY: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-"""A compiled kernel and its constants in order, by all that Triton compiles it for."""
+class Place:
+    """A buffer that only kernels see: Triton takes whatever has a dtype and a `data_ptr`."""
+
+    __slots__ = ("address", "dtype", "memory")
+
+    def __init__(self, dtype: torch.dtype, address: int, memory: Tensor) -> None:
+        self.dtype, self.address = dtype, address
+        self.memory = memory
+        """What it is a part of, which must not be freed before."""
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+Argument: TypeAlias = Tensor | Place | int | None
+
+
+class Layout:
+    """Buffers of these dtypes and shapes, to be had in one allocation.
+
+    An allocation takes the host microseconds, and so does each view of one as a tensor: a call of
+    one step would spend more on its buffers than on its arithmetic.
+    """
+
+    def __init__(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> None:
+        self.wanted, self.starts, self.size = wanted, list[tuple[torch.dtype, int]](), 0
+        for dtype, shape in wanted:
+            self.starts.append((dtype, self.size))
+            self.size += -(-math.prod(shape) * dtype.itemsize // 128) * 128
+
+    def make(self, like: Tensor) -> list[Tensor] | list[Place]:
+        """All of them, unwritten, where `like` is."""
+        if interpreted():
+            return [like.new_empty(shape, dtype=dtype) for dtype, shape in self.wanted]
+        memory = like.new_empty(self.size, dtype=torch.uint8)
+        first = memory.data_ptr()
+        return [Place(dtype, first + start, memory) for dtype, start in self.starts]
+
+
+class Launch:
+    """A kernel with its constants; what Triton compiled of them is kept by kinds of arguments.
+
+    The kernel's whole numbers must not be specialized, and all constants come after its arguments.
+    Of a call that took half a millisecond, Triton spent a fifth on finding the kernel that it had
+    compiled for just such arguments: by a text of fifty of them. Here a tuple of what matters does.
+    """
+
+    def __init__(self, kernel: Any, constants: Mapping[str, Any]) -> None:
+        self.kernel, self.constants = kernel, constants
+        self.rest = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self.ready: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, grid: tuple[int, ...], arguments: Sequence[Argument]) -> None:
+        """`kernel[grid](*arguments, **constants)`, on the current device."""
+        if interpreted():
+            self.kernel[grid](*arguments, **self.constants)
+            return
+        device = torch.cuda.current_device()
+        kinds: list[Any] = [device]
+        values: list[int | None] = []
+        here = True
+        for argument in arguments:
+            if argument is None:
+                kinds.append(None)
+                values.append(None)
+            elif isinstance(argument, int):
+                kinds.append(argument < 2**31)
+                values.append(argument)
+            elif isinstance(argument, Place):
+                kinds.append(argument.dtype)
+                values.append(argument.address)
+            else:
+                # Triton compiles for a type, and whether an address is a multiple of 16.
+                address = argument.data_ptr()
+                kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
+                values.append(address)
+                here = here and argument.get_device() == device
+        key = tuple(kinds)
+        compiled = self.ready.get(key)
+        if compiled is None:
+            compiled = self.kernel[grid](*arguments, **self.constants)
+            if compiled is not None:  # a hook of Triton's may keep it
+                self.ready[key] = compiled
+        elif here and _KNOWN and not _watched():  # of a tensor elsewhere, Triton says so
+            stream = driver.active.get_current_stream(device)
+            compiled.run(
+                *(*(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata),
+                *(None, None, None, *values, *self.rest),  # nothing for hooks, and no hooks
+            )
+        else:
+            compiled[(*grid, 1, 1)[:3]](*arguments, *self.rest)
+
+
+_KNOWN = triton.__version__.startswith(("3.6.", "3.9."))
+"""Whether `run` of a compiled kernel is known to take what `Launch` gives it: addresses too, where
+Triton would ask the driver about each tensor. What other versions take has not been read."""
+
+
+def _watched() -> bool:
+    """Whether someone, a profiler say, wants to hear of launches."""
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return any(getattr(hook, "calls", True) for hook in hooks)
+
+
+_LAUNCHES: dict[tuple[Any, ...], Launch] = {}
+"""By kernel and constants; as many as there are kernels to compile."""
+
+
+def prepare(kernel: Any, **constants: Any) -> Launch:
+    """The one `Launch` of a kernel with these constants."""
+    key = (id(kernel), *constants.items())
+    if key not in _LAUNCHES:
+        _LAUNCHES[key] = Launch(kernel, constants)
+    return _LAUNCHES[key]
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...], arguments: Sequence[Argument], **constants: Any
 ) -> None:
-    """`kernel[grid](*arguments, **constants)`; the kernel's whole numbers must not be specialized.
-
-    Of a call that takes half a millisecond, Triton spent a fifth on finding the kernel that it had
-    compiled for just such arguments: by a text of fifty of them. Here a tuple of what matters does.
-    """
-    if interpreted():
-        kernel[grid](*arguments, **constants)
-        return
-    kinds = tuple(map(_kind, arguments))
-    key = (id(kernel), torch.cuda.current_device(), kinds, *constants.items())
-    ready = _READY.get(key)
-    if ready is None:
-        compiled = kernel[grid](*arguments, **constants)
-        names = kernel.arg_names[len(arguments) :]
-        if compiled is not None:  # a hook of Triton's may keep it
-            _READY[key] = compiled, tuple(constants[name] for name in names)
-    else:
-        compiled, rest = ready
-        compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
-
-
-def _kind(argument: Argument) -> Any:
-    """What a kernel is compiled for: a type, and whether an address is a multiple of 16."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return None if argument is None else argument < 2**31
+    """`kernel[grid](*arguments, **constants)`; see `Launch`."""
+    prepare(kernel, **constants)(grid, arguments)

@@ -7,7 +7,7 @@ G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 byte
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_launch import launch
-from riglstm.scan.triton_products import hold_kernel, pack_kernel
+from riglstm.scan.triton_launch import Argument, Launch, Layout, Place, prepare
+from riglstm.scan.triton_products import pack_kernel
 from riglstm.selection import Selection
 
 FEW = 64
@@ -94,14 +94,14 @@ def precision(product: torch.dtype) -> str:
     return "tf32" if rounds(product) else "tf32x3"
 
 
-def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool, first: int = 0) -> Saved:
-    """Unwritten buffers; XH has the slots from `first` on."""
+def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
+    """Unwritten buffers."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32, kept: bool = True) -> Tensor:
         return like.new_empty((T if kept else 0, B, *shape), dtype=dtype)
 
     return Saved(
-        XH=empty(z.S - first, z.P, dtype=z.held),
+        XH=empty(z.S, z.P, dtype=z.held),
         woke=empty(z.N, dtype=torch.bool),
         act=empty(dtype=torch.int32),
         bits=empty(z.N, dtype=torch.int32),
@@ -112,65 +112,52 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool, first: int =
     )
 
 
-def write_views(
-    x: Tensor, h: Tensor, weights: Weights, z: Sizes, saved: Saved
-) -> tuple[Tensor, int, int]:
-    """Write the views of x (T, B, D) to XH; where scores find them, and its strides."""
-    T, B, D = x.shape
-    XH, views = saved.XH, x
-    if weights.W_in is not None:
-        # Straight to their place, where that has no gaps.
-        direct = z.dtype == z.held and z.d == z.P
-        x, W = x.view(T * B, D).to(z.dtype), weights.W_in.to(z.dtype)
-        where = XH.view(T * B, z.S * z.P)[:, : z.K * z.d] if direct else None
-        if weights.b_in is None:
-            views = torch.mm(x, W, out=where)
-        else:
-            views = torch.addmm(weights.b_in.to(z.dtype), x, W, out=where)
-        if direct:
-            return XH, z.S * z.P, z.P
-    hold(views, h, z, saved)
-    return views, z.K * z.d, z.d
-
-
-def hold(views: Tensor | None, h: Tensor, z: Sizes, saved: Saved) -> None:
-    """Write views to XH, and the unit of each row; without views, the unit alone."""
-    T, B = saved.XH.shape[:2]
-    unit = saved.unit if z.held == torch.float16 else None
-    tile = {"BK": power_of_two(z.K), "BP": power_of_two(z.P), "BH": power_of_two(z.N * z.d)}
-    arguments = (views, h, saved.XH, unit, B)
-    launch(hold_kernel, (T * B,), arguments, N=z.N, K=z.K, S=z.S, d=z.d, P=z.P, **tile)
-
-
 def columns(z: Sizes, BN: int) -> int:
     """Tiles of BN columns for a cell: of the four gates, and of W_q Q."""
     return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
 
 
+def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """What `pack` writes in tiles: the weights from slot `first` on, and the columns' units."""
+    shape = (z.N, columns(z, BN), BN)
+    return [(z.held, (*shape, (z.S - first) * z.P)), (torch.float32, shape)]
+
+
 def pack(
-    weights: Weights, z: Sizes, BN: int | None = None, first: int = 0
-) -> tuple[Tensor, Tensor | None]:
+    weights: Weights,
+    z: Sizes,
+    BN: int | None = None,
+    first: int = 0,
+    into: Sequence[Tensor | Place] | None = None,
+    counter: Argument = None,
+) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
     With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L) in
-    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on.
+    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on. A counter is
+    set to zero on the way, which saves a launch.
     """
-    W, W_q, wide = weights.W, weights.W_q, BN or 32
-    unit = None
+    W, W_q, unit = weights.W, weights.W_q, None
+    out: Tensor | Place
     if BN is None:
-        out = W.new_empty(z.N, (z.S - first) * z.d, z.L, dtype=z.dtype)
+        out = flat = W.new_empty(z.N, (z.S - first) * z.d, z.L, dtype=z.dtype)
         if z.G * z.d < z.L:
-            out[..., z.G * z.d :].zero_()
+            flat[..., z.G * z.d :].zero_()
     else:
-        out = W.new_empty(z.N, columns(z, BN), BN, (z.S - first) * z.P, dtype=z.held)
-        if z.held == torch.float16:
-            unit = W.new_empty(out.shape[:3])
-    launch(
-        pack_kernel, (z.N * columns(z, wide),), (W, W if W_q is None else W_q, out, unit), N=z.N,
-        K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide, BP=power_of_two(z.P), TILED=BN is not None,
-        PER_CELL=W_q is not None and W_q.dim() == 3, FIRST=first,
-    )  # fmt: skip
+        out, unit = into or Layout(*packed(z, BN, first)).make(W)
+        unit = unit if z.held == torch.float16 else None
+    run = _pack(z, BN, first, per_cell=W_q is not None and W_q.dim() == 3)
+    programs = z.N * columns(z, BN or 32)
+    run((programs,), (W, W if W_q is None else W_q, out, unit, counter))
     return out, unit
+
+
+@functools.lru_cache(64)
+def _pack(z: Sizes, BN: int | None, first: int, per_cell: bool) -> Launch:
+    return prepare(
+        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=BN or 32, BP=power_of_two(z.P),
+        TILED=BN is not None, PER_CELL=per_cell, FIRST=first,
+    )  # fmt: skip
 
 
 @functools.cache

@@ -135,7 +135,7 @@ def _column(
 
 @triton.jit
 def pack_kernel(
-    W, W_Q, OUT, W_UNIT,
+    W, W_Q, OUT, W_UNIT, COUNTER,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
     G: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
     TILED: tl.constexpr, FIRST: tl.constexpr,
@@ -145,11 +145,15 @@ def pack_kernel(
     TILED: to (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates
     each, in an order that gives all gates of a unit to one thread, or BN columns of W_q; in units
     of W_UNIT where there are any. Else to (N, S·d, L), W_q as the fifth gate.
+
+    COUNTER, if there is one, is that of the next kernel's barrier, and is set to zero.
     """
     S: tl.constexpr = K + N
     HELD: tl.constexpr = S - FIRST
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     tile = tl.program_id(0)
+    if COUNTER is not None:
+        tl.store(COUNTER, 0, mask=tile == 0)
     j, u = tile // TILES, tile % TILES
     k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
     size = tl.full((BN, 1), 1.0, tl.float32)

@@ -14,8 +14,7 @@ from riglstm.cell import Weights
 from riglstm.scan.batched_backward import input_map, split_gates
 from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_forward import forward_kernel
-from riglstm.scan.triton_launch import launch
+from riglstm.scan.triton_launch import Argument, launch
 from riglstm.scan.triton_plan import (
     PERSISTENT,
     PRODUCT_ROWS,
@@ -23,17 +22,14 @@ from riglstm.scan.triton_plan import (
     Saved,
     Sizes,
     backward_tiles,
-    columns,
-    empty_saved,
-    forward_tiles,
-    hold,
     pack,
     precision,
     programs_on,
+    rounds,
     sizes,
     views_tiles,
-    write_views,
 )
+from riglstm.scan.triton_prepare import hold, plan_of, working, write_views
 from riglstm.scan.triton_products import inputs_kernel, views_kernel
 from riglstm.scan.triton_symbols import Symbols, gates_of, views_of
 from riglstm.selection import Selection
@@ -49,63 +45,61 @@ def forward(
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Saved]:
-    """y (T, B, N, d), final h and c, and what backward needs; for symbols there is no backward."""
-    T, (B, N, d) = len(x.ids if isinstance(x, Symbols) else x), h.shape
-    z = sizes(d, sel, weights.W_q is not None, product)
-    tile = forward_tiles(z, B, h.device)
+    saved: Saved | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y (T, B, N, d), final h, a part of y, and c, and who woke; for symbols there is no backward.
+
+    `saved` is written to where it is given; SAVE is for all of it, else some of it is empty.
+    """
+    T, (B, N, d) = (x.ids if isinstance(x, Symbols) else x).shape[0], h.shape
+    plan = plan_of(
+        *(sel, B, d, h.device, product, rounds(product)),
+        soft_update=weights.W_q is not None,
+        linear=weights.W_in is not None,
+        symbols=isinstance(x, Symbols),
+        save=save,
+    )
+    z, tile = plan.z, plan.tile
+    *tiled, proposal, counter, held = working(T, B, plan, h, saved)
+    if isinstance(proposal, Tensor):
+        proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
+    place = count = counter
+    if tile["COMPACT"]:
+        place, count, counter = _lists(T, B, N, h)
+    # First of all: the GPU packs while the host goes on.
+    W, w_unit = pack(weights, z, tile["BN"], plan.first, tiled, counter)
     ids = table = None
-    first = 0
     if isinstance(x, Symbols):
-        first, ids = z.K, x.ids
-        saved = empty_saved(T, B, z, h, save, first)
-        X, X_ROW, X_SLOT = views_of(x.table, weights, z), z.K * d, d
+        ids, X = x.ids, views_of(x.table, weights, z)
         table = gates_of(X, weights, z, tile["BN"])
         if z.held == torch.float16:
-            hold(None, h, z, saved)
+            hold(None, h, plan, held, T)
     else:
-        saved = empty_saved(T, B, z, h, save)
-        X, X_ROW, X_SLOT = write_views(x, h, weights, z, saved)
+        X = write_views(x, h, weights, plan, held)
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
-    bias_update = h.new_zeros(N) if weights.update_bias is None else weights.update_bias
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
-    proposal = h.new_empty(z.G - 3, B, N, d)
-    if interpreted():
-        proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
-    W, w_unit = pack(weights, z, tile["BN"], first)
-    x_unit = None if w_unit is None else saved.unit
-    place, count, counter = _counters(T, B, N, h, tile["COMPACT"])
-    constants = dict(
-        N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale, X_ROW=X_ROW, X_SLOT=X_SLOT,
-        K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
-        K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
-        WIDE=interpreted(), **tile,
-    )  # fmt: skip
-    tiles = N * columns(z, tile["BN"]) * -(-B // tile["BM"])
+    x_unit = None if w_unit is None else held.unit
 
-    def run(phase: int, programs: int, t0: int, t1: int, **options: Any) -> None:
+    def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (
-            h, c, X, saved.XH, x_unit, W, w_unit, bias, bias_update, ids, table, live, reset, y,
-            proposal, saved.act, saved.woke, saved.bits, saved.gates, saved.c, saved.a, place,
-            count, counter, B, t0, t1,
+            h, c, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, ids, table, live, reset,
+            y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a, place, count,
+            counter, B, t0, t1,
         )  # fmt: skip
-        launch(forward_kernel, (programs,), arguments, **constants, PHASE=phase, **options)
+        plan.phases[phase]((programs,), arguments)
 
     if interpreted():
         for t in range(T):
             run(1, -(-B // tile["RB"]), t, t + 1)
-            run(2, tiles, t, t + 1)
+            run(2, plan.programs, t, t + 1)
         run(8, B, T, T)
     else:
-        run(15, programs_on(h.device, max(tiles, B)), 0, T, **PERSISTENT)
-    return y, y[-1], c, saved
+        run(15, plan.programs, 0, T)
+    return y, y[-1], c, held.woke
 
 
-def _counters(T: int, B: int, N: int, like: Tensor, compact: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _lists(T: int, B: int, N: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For tiles of rows that are awake their numbers and counts, and the counter of the barrier."""
-    if not compact:
-        zero = like.new_zeros(1, dtype=torch.int32)
-        return zero, zero, zero
     zeros = like.new_zeros(T * N + 1, dtype=torch.int32)
     return like.new_empty(N * B, dtype=torch.int32), zeros[1:], zeros[:1]
 
@@ -135,7 +129,9 @@ def backward(
     D5 = dy.new_zeros(steps, B, N, z.L, dtype=product)
     dz = dy.new_empty(T if z.G == 5 else 1, B, N)
     parts = dy.new_empty(B, N, N, d)
-    place, count, _ = _counters(T, B, N, dy, tile["COMPACT"])
+    place = count = dy.new_empty(1, dtype=torch.int32)
+    if tile["COMPACT"]:
+        place, count, _ = _lists(T, B, N, dy)
     dV = dy.new_empty(T, B, z.K, d, dtype=product) if for_input else None
     dW = dy.new_zeros(N, z.S * z.P, z.L) if for_gates else None
     db = dy.new_zeros(N, z.L)
@@ -183,7 +179,7 @@ def _cut(dW: Tensor, z: Sizes) -> Tensor:
     return dW.view(z.N, z.S, z.P, z.L)[:, :, : z.d, : z.G * z.d].flatten(1, 2)
 
 
-def _views_gradient(D5: Tensor, bits: Tensor, W: Tensor, dV: Tensor, z: Sizes) -> None:
+def _views_gradient(D5: Tensor, bits: Tensor, W: Argument, dV: Tensor, z: Sizes) -> None:
     """Write the gradient of the views of one piece of the sequence."""
     R, tile = D5.shape[0] * D5.shape[1], views_tiles(z, D5.device)
     launch(

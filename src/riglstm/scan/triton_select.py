@@ -45,8 +45,8 @@ def finish(
         q = vectors(PROP + size, N, b, b < B, N * d, d, d, BP, LINES)
     row = tl.cast(t - 1, tl.int64) * B + b
     began = (b < B) & (b * 0 + t > 0)
-    if SOFT:
-        bias = ()
+    bias = ()
+    if SOFT and UPDATE_BIAS is not None:
         for k in tl.static_range(N):
             bias += (tl.load(UPDATE_BIAS + k),)
     # No load passes a barrier, and all that follows needs the one behind it: so every vector is
@@ -62,7 +62,10 @@ def finish(
         woke = ((act >> k) & 1) != 0
         if SOFT:
             ahead = h_new - h
-            a = sigmoid(SCALE * tl.sum(ahead * q[k], 2) + bias[k])
+            logit = SCALE * tl.sum(ahead * q[k], 2)
+            if UPDATE_BIAS is not None:
+                logit += bias[k]
+            a = sigmoid(logit)
             shares += (a,)
             h_new = h + a[:, :, None] * ahead
         states += (tl.where(woke[:, :, None], h_new, h),)
