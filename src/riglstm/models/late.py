@@ -57,7 +57,7 @@ class _Late(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, bias: Tensor, rows: list[Tensor], shape: tuple[int, ...]
     ) -> Tensor:
-        ctx.rows, ctx.biased = rows, bias.shape[1]
+        ctx.rows, ctx.biased, ctx.dtype = rows, bias.shape[1], bias.dtype
         return weight.new_zeros(1).expand(shape)
 
     @staticmethod
@@ -69,7 +69,7 @@ class _Late(torch.autograd.Function):
             x = torch.stack(ctx.rows, dim=1).to(grad.dtype).flatten(1, 2)  # (n, T·R, i)
             of_weight = torch.bmm(x.mT, grad)
         if bias_wanted:
-            of_bias = grad[..., grad.shape[2] - ctx.biased :].sum(dim=1)
+            of_bias = grad[..., grad.shape[2] - ctx.biased :].sum(dim=1, dtype=ctx.dtype)
         return of_weight, of_bias, None, None
 
 
