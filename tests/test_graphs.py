@@ -91,8 +91,8 @@ def test_outputs_and_gradients_equal_the_cores_own(
 
 
 # torch, when the first product of a process runs in the backward thread; the compiler, which asks
-# carried states, which are no leaves, for their gradient, advises faster products, and loads parts
-# of torch that torch has given up.
+# carried states, which are no leaves, for their gradient, advises faster products, loads parts of
+# torch that torch has given up, and makes instances of autograd functions.
 on_a_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -102,6 +102,9 @@ on_a_gpu = [
     # Its message starts on a new line.
     pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is depr:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning"
+    ),
 ]
 
 

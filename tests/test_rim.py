@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rim_oracle
+from helpers import slow_bf16
 from riglstm.models import blocks
 from riglstm.models.base import State
 from riglstm.models.rim import RIM, DidoCell, RIMCell
@@ -522,7 +523,8 @@ def test_trace_says_what_forward_did(cell: str) -> None:
     model = a_rim(gen, cell=cell, batch_first=True)
     x, state = random(gen, 3, 6, 5), a_state(gen, model, 3)
     (trace,) = model.trace(x, state)
-    assert torch.equal(trace.output.transpose(0, 1), model(x, state)[0])
+    # `trace` goes step by step, where `forward` multiplies the inputs of all steps at once.
+    assert (trace.output.transpose(0, 1) - model(x, state)[0]).abs().max() < TOL
     assert trace.active is not None
     assert trace.views is not None
     assert trace.peers is not None
@@ -539,6 +541,7 @@ def test_trace_says_what_forward_did(cell: str) -> None:
     assert torch.equal(trace.keep == 0, trace.active)
 
 
+@slow_bf16
 @both_cells
 def test_scores_and_state_stay_in_float32_under_autocast(cell: str) -> None:
     model = RIM(5, 24, cell=cell)

@@ -86,18 +86,22 @@ class CompiledSteps:
     """
 
     def __init__(self) -> None:
-        self.steps: dict[Hashable, Callable[[Stepping, Tensor, State], tuple[Tensor, State]]] = {}
+        self.steps: dict[Hashable, Callable[[Stepping, Any, State], tuple[Any, State]]] = {}
 
-    def of(self, model: Stepping) -> Step:
-        """The step of a model, as it is now."""
+    def of(
+        self, model: Stepping, method: str = "step"
+    ) -> Callable[[Any, State], tuple[Any, State]]:
+        """The step of a model, as it is now; or another method, of a tensor or a tuple of them."""
         learns = tuple(p.requires_grad for p in model.parameters())
         mode = (model.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), learns)
 
-        def step(x: Tensor, state: State) -> tuple[Tensor, State]:
-            tensors = tuple((t.dtype, t.device, t.requires_grad) for t in (x, *state))
-            kind = (mode, tensors, product_dtype(x.device, state[0].dtype), len(x) == 1)
+        def step(x: Any, state: State) -> tuple[Any, State]:
+            given = (x, *state) if isinstance(x, Tensor) else (*x, *state)
+            tensors = tuple((t.dtype, t.device, t.requires_grad) for t in given)
+            product = product_dtype(given[0].device, state[0].dtype)
+            kind = (method, mode, tensors, product, len(given[0]) == 1)
             if kind not in self.steps:
-                self.steps[kind] = _compile()
+                self.steps[kind] = _compile(method)
             return self.steps[kind](model, x, state)
 
         return step
@@ -106,9 +110,10 @@ class CompiledSteps:
         return {"steps": {}}
 
 
-def _compile() -> Callable[[Stepping, Tensor, State], tuple[Tensor, State]]:
-    def run(model: Stepping, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return model.step(x, state)
+def _compile(method: str) -> Callable[[Stepping, Any, State], tuple[Any, State]]:
+    def run(model: Stepping, x: Any, state: State) -> tuple[Any, State]:
+        result: tuple[Any, State] = getattr(model, method)(x, state)
+        return result
 
     run.__code__ = run.__code__.replace()
     return torch.compile(run, fullgraph=True)

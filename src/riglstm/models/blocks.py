@@ -6,15 +6,14 @@ key size d_k and value size d_v. All matrices are for row vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, TypedDict, Unpack
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm import checks
-from riglstm.models.base import State, Trace
 from riglstm.selection import two_thirds
 
 GROUP_STD = 0.01
@@ -82,11 +81,22 @@ class BlockLSTM(nn.Module):
         """Inputs (B, N, inputs) and the state (B, N, d) to the candidates h̃, c̃."""
         H = torch.cat((u, h), dim=-1)  # (B, N, inputs + d)
         gates = torch.einsum("bnj,njg->bng", H, self.weight).to(c.dtype)  # (B, N, 4·d)
-        if self.bias_ih is not None and self.bias_hh is not None:
-            gates = gates + (self.bias_ih + self.bias_hh)
-        i, f, g, o = gates.chunk(4, dim=-1)  # (B, N, d) each
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        return o.sigmoid() * c.tanh(), c
+        if self.bias_ih is not None:
+            gates = gates + self.bias()
+        return gated(gates, c)
+
+    def bias(self) -> Tensor:
+        """Both vectors as one, (N, 4·d)."""
+        assert self.bias_ih is not None
+        assert self.bias_hh is not None
+        return self.bias_ih + self.bias_hh
+
+
+def gated(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """An LSTM's h̃ and c̃ from its gates i, f, g, o (B, N, 4·d) before their nonlinearities."""
+    i, f, g, o = gates.chunk(4, dim=-1)  # (B, N, d) each
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
 
 
 class InputAttention(nn.Module):
@@ -151,18 +161,23 @@ def log_odds(s: Tensor) -> Tensor:
 
 
 def attend(
-    qkv: Tensor, heads: int, key_size: int, dropout: float = 0.0
+    qkv: Tensor, heads: int, key_size: int, kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """a_j = Σ_i softmax_i(q_j · k_i / √d_k) v_i over all N cells: a (B, N, M·d_v).
 
-    `qkv` (B, N, M·(d_k + d_k + d_v)). Also returned: scores and weights (B, N, M, N).
+    `qkv` (B, N, M·(d_k + d_k + d_v)); `kept` (B, N, M, N): dropout's mask of the weights. Also
+    returned: scores and weights (B, N, M, N). All N x N pairs are multiplied and summed as they
+    are: compiled, this is fewer kernels than batched products, which want copies. Cells come first
+    inside, as the maps before it leave them in memory.
     """
+    exact = torch.promote_types(qkv.dtype, torch.float32)
     sizes = (key_size, key_size, qkv.shape[-1] // heads - 2 * key_size)
-    q, k, v = qkv.unflatten(2, (heads, -1)).split(sizes, dim=-1)  # (B, N, M, ·) each
-    s = torch.einsum("bjmk,bimk->bjmi", q, k) / key_size**0.5
-    p = s.softmax(dim=-1)
-    a = torch.einsum("bjmi,bimv->bjmv", F.dropout(p, dropout) if dropout else p, v.to(p.dtype))
-    return s, p, a.flatten(2)
+    q, k, v = qkv.to(exact).transpose(0, 1).unflatten(2, (heads, -1)).split(sizes, dim=-1)
+    s = (q.unsqueeze(1) * k.unsqueeze(0)).sum(dim=-1) / key_size**0.5  # (N, N, B, M)
+    p = s.softmax(dim=1)
+    weight = p if kept is None else p * kept.permute(1, 3, 0, 2)
+    a = (weight.unsqueeze(-1) * v.unsqueeze(0)).sum(dim=1)  # (N, B, M, d_v)
+    return s.permute(2, 0, 3, 1), p.permute(2, 0, 3, 1), a.transpose(0, 1).flatten(2)
 
 
 class Communication(nn.Module):
@@ -202,43 +217,6 @@ def reset_parts(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, GroupLinear | BlockLSTM | InputAttention | nn.Linear):
             part.reset_parameters()
-
-
-class Seen(NamedTuple):
-    """What one layer did in one step."""
-
-    output: Tensor
-    """(B, N·d)."""
-    active: Tensor
-    """(B, N) bool."""
-    views: Tensor
-    """(B, N, M, K)."""
-    peers: Tensor
-    """(B, N, M, N)."""
-    view_scores: Tensor
-    """(B, N, M, K)."""
-    peer_scores: Tensor
-    """(B, N, M, N)."""
-
-
-Advance: TypeAlias = Callable[[Tensor, State], tuple[State, Sequence[Seen]]]
-"""One step: x (B, D) and the state to the next state and what each layer did."""
-
-
-def trace(advance: Advance, x: Tensor, state: State) -> list[Trace]:
-    """What each layer did over a sequence x (T, B, D)."""
-    steps = []
-    for x_t in x.unbind():
-        state, seen = advance(x_t, state)
-        steps.append(seen)
-    return [_to_trace(seen, layer) for layer, seen in enumerate(zip(*steps, strict=True))]
-
-
-def _to_trace(seen: Sequence[Seen], layer: int) -> Trace:
-    output, active, *by_head = (torch.stack(parts) for parts in zip(*seen, strict=True))
-    views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
-    keep = (~active).to(output.dtype)
-    return Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
 
 
 def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> tuple[int, int, int]:

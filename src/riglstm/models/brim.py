@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised, run
-from riglstm.models.blocks import Seen, cell_counts, check_sizes, reset_parts, trace
+from riglstm.models.blocks import cell_counts, check_sizes, reset_parts
 from riglstm.models.rim import RIMCell
+from riglstm.models.seen import Seen, trace
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm import checks
-from riglstm.cell import scores
 from riglstm.models import blocks
-from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised, run
+from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised
+from riglstm.models.late import Late, Plan, Told, product, run
+from riglstm.models.rim_dido import DidoCell
+from riglstm.models.seen import Seen, trace
 from riglstm.selection import top_mask
 
 
@@ -53,9 +55,7 @@ class RIMCell(nn.Module):
         )
         self.communication = blocks.Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
-    def forward(
-        self, slots: Sequence[Tensor], h: Tensor, c: Tensor
-    ) -> tuple[Tensor, Tensor, blocks.Seen]:
+    def forward(self, slots: Sequence[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Seen]:
         """One step: inputs (B, ·) and the state (B, N, d) to the new state and what was seen."""
         s, p, u = self.input_attention(h, slots)
         # The cells that the null slot draws most sleep; equal ones (all, at a zero state) by index.
@@ -64,70 +64,52 @@ class RIMCell(nn.Module):
         # Sleeping cells are read too, as the candidates that they will not become.
         h_new, r, a = self.communication(blocks.gradient_mask(h_tilde, active))
         h, c = blocks.merge(active, h_new, h), blocks.merge(active, c_tilde, c)
-        return h, c, blocks.Seen(h.flatten(1), active, p, a, s, r)
+        return h, c, Seen(h.flatten(1), active, p, a, s, r)
 
+    def lay_out(self, x: Tensor, late: bool) -> Plan:
+        """The inputs of all steps of RIM, x (T, B, D) to keys, drives and dropout: see `late`.
 
-class DidoCell(nn.Module):
-    """The cell of the rewrite by GitHub user dido1998; it differs from the original in:
+        A cell's weight p_j is one number, and dropout does not look at the state:
+        Dropout(p_j v) W = p_j (Dropout(v) W), of which only p_j is left to the step.
+        """
+        (T, B, _), (N, _, gates) = x.shape, self.lstm.weight.shape
+        attention, comm, d = self.input_attention, self.communication, gates // 4
+        (W_k,), (W_v,) = attention.keys, attention.values
+        W_u, W_h = self.lstm.weight.split((gates, d), dim=1)
+        k, v = (x.flatten(0, 1) @ torch.cat((W_k, W_v), dim=1)).split((W_k.shape[1], gates), dim=1)
+        v = F.dropout(v.unsqueeze(1).expand(-1, N, -1), self.dropout, self.training)
+        drive = torch.bmm(v.transpose(0, 1), W_u)  # (N, T·B, 4·d)
+        kept = F.dropout(x.new_ones(1).expand(T * B, N, d), self.dropout, self.training)
+        # A key for every cell, so that its gradient is summed over them once, after the loop.
+        given = (k.expand(N, -1, -1), drive, kept.transpose(0, 1))
+        out = comm.gate_update
+        products = (
+            Late(torch.cat((attention.query.weight, W_h), dim=2), T, B, late, self.lstm.bias()),
+            Late(comm.qkv.weight, T, B, late),
+            Late(out.weight.t().unsqueeze(0), T, N * B, late, out.bias.unsqueeze(0)),
+        )
+        return [g.unflatten(1, (T, B)).unbind(1) for g in given], products
 
-    keys and values of the input have biases, which are the null slot's key and value; the K_a
-    largest scores of the input wake, not the smallest null weights; sleeping cells' inputs are
-    zero; LSTMs have no bias and start in ±1/√d; in the communication values are of size d, each
-    cell has an output map M·d to d, and its result is added as it is; dropout acts on attention
-    weights. (It also zeroes the queries of sleeping cells, whose results the merge discards:
-    there is nothing to compute.)
-    """
-
-    def __init__(
-        self,
-        slot_sizes: Sequence[int],
-        N: int,
-        d: int,
-        K_a: int,
-        *,
-        key_size: int,
-        comm_heads: int,
-        comm_size: int,
-        dropout: float,
-        forget_bias: float,
-        **factory: Unpack[blocks.Factory],
-    ) -> None:
-        super().__init__()
-        checks.check_forget_bias(forget_bias, needs="cell='original'")
-        (D,) = slot_sizes
-        self.K_a, self.key_size, self.dropout = K_a, key_size, dropout
-        self.comm_heads, self.comm_size = comm_heads, comm_size
-        self.query = blocks.GroupLinear(N, d, key_size, **factory)
-        self.key = nn.Linear(D, key_size, **factory)
-        self.value = nn.Linear(D, 4 * d, **factory)
-        self.lstm = blocks.BlockLSTM(N, 4 * d, d, bias=False, bound=d**-0.5, **factory)
-        self.comm_qkv = blocks.GroupLinear(N, d, comm_heads * (2 * comm_size + d), **factory)
-        self.comm_out = blocks.GroupLinear(N, comm_heads * d, d, **factory)
-
-    def forward(
-        self, slots: Sequence[Tensor], h: Tensor, c: Tensor
-    ) -> tuple[Tensor, Tensor, blocks.Seen]:
-        """One step: the input (B, D) and the state (B, N, d), as in `RIMCell`."""
-        (x,) = slots
-        k, v = _with_null(self.key, x), _with_null(self.value, x)
-        s = scores(self.query(h), k) / self.key_size**0.5  # (B, N, 2): null, x
-        active = top_mask(s[..., 1], self.K_a)  # (B, N)
-        p = s.softmax(dim=-1)
-        u = F.dropout(p, self.dropout, self.training) @ v.to(p.dtype)  # (B, N, 4·d)
-        u = (u * active.unsqueeze(-1)).to(h.dtype)
-        h_tilde, c_tilde = self.lstm(u, h, c)
+    def advance(self, given: tuple[Tensor, ...], state: State) -> Told:
+        """`forward` after `lay_out`, with cells first, (N, B, d): see `late.LaidOut`."""
+        k, drive, kept, to_h, to_qkv, to_out, W_h, W_qkv, W_out, b_h, _, b_out = given
+        (h, c), comm, d_k = state, self.communication, k.shape[2]
+        q, gates = product(h, W_h, to_h).split((d_k, 4 * h.shape[2]), dim=2)
+        exact = torch.promote_types(h.dtype, torch.float32)
+        s = (q.to(exact) * k.to(exact)).sum(dim=2) / d_k**0.5  # (N, B)
+        active = top_mask(s.detach().t(), self.K_a).t().contiguous()
+        gates = gates + b_h + s.sigmoid().unsqueeze(2) * drive
+        h_tilde, c_tilde = blocks.gated(gates.to(c.dtype), c)
         h_tilde = blocks.gradient_mask(h_tilde, active)
-        dropout = self.dropout if self.training else 0.0
-        r, a, y = blocks.attend(self.comm_qkv(h_tilde), self.comm_heads, self.comm_size, dropout)
-        h_new = h_tilde + self.comm_out(y.to(h.dtype)).to(h.dtype)
+        qkv = product(h_tilde, W_qkv, to_qkv).transpose(0, 1)
+        _, _, a = blocks.attend(qkv, comm.heads, comm.size)
+        a = a.to(h.dtype).transpose(0, 1).flatten(0, 1).unsqueeze(0)  # (1, N·B, M·d_v)
+        y = product(a, W_out, to_out).to(h.dtype) + b_out
+        gate, update = y.view(*h.shape[:2], -1).chunk(2, dim=2)
+        h_new = h_tilde + gate.sigmoid() * (update * kept).tanh()
+        rows = tuple(row.detach() for row in (h, h_tilde, a))
         h, c = blocks.merge(active, h_new, h), blocks.merge(active, c_tilde, c)
-        return h, c, blocks.Seen(h.flatten(1), active, p.unsqueeze(2), a, s.unsqueeze(2), r)
-
-
-def _with_null(slot_map: nn.Linear, x: Tensor) -> Tensor:
-    """The slots null and x (B, D) through a map with bias, (B, 2, ·): of null, the bias is left."""
-    y = slot_map(x)
-    return torch.stack((slot_map.bias.to(y.dtype).expand_as(y), y), dim=1)
+        return (h.clone(), *rows), (h, c)
 
 
 CELLS: dict[str, type[RIMCell | DidoCell]] = {"original": RIMCell, "dido": DidoCell}
@@ -237,13 +219,31 @@ class RIM(nn.Module):
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
         return run(self, self._compiled, x, state)
 
+    def lay_out(self, x: Tensor, late: bool) -> Plan:
+        """What the steps of a sequence need no state for: see `late.LaidOut`."""
+        return self.cell.lay_out(x, late)
+
+    def advance(self, given: tuple[Tensor, ...], state: State) -> Told:
+        """One step after `lay_out`: see `late.LaidOut`."""
+        return self.cell.advance(given, state)
+
+    def enter(self, state: State) -> State:
+        """Both parts with cells first, (N, B, d)."""
+        return tuple(s.transpose(0, 1).contiguous() for s in self._by_cell(state))
+
+    def leave(self, state: State) -> State:
+        """Both parts as (1, B, N·d)."""
+        return tuple(s.transpose(0, 1).flatten(1).unsqueeze(0) for s in state)
+
+    def _by_cell(self, state: State) -> State:
+        return tuple(s.squeeze(0).unflatten(1, (self.num_cells, -1)) for s in state)  # (B, N, d)
+
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """What the cells did, time first; `views` are the weights of the slots null, x."""
-        return blocks.trace(self._advance, *prepare(self, x, state))
+        return trace(self._advance, *prepare(self, x, state))
 
-    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[blocks.Seen]]:
-        h, c = (s.squeeze(0).unflatten(1, (self.num_cells, -1)) for s in state)  # (B, N, d)
-        h, c, seen = self.cell((x,), h, c)
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Seen]]:
+        h, c, seen = self.cell((x,), *self._by_cell(state))
         return (h.flatten(1).unsqueeze(0), c.flatten(1).unsqueeze(0)), (seen,)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,189 @@
+"""RIM over a sequence: what needs no state before the loop, gradients of weights after it.
+
+Its step, held to NumPy in test_rim.py, is the witness.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers import slow_bf16
+from riglstm.models.base import unroll
+from riglstm.models.late import Late
+from riglstm.models.rim import RIM
+from test_rim import TOL, a_rim, a_state, both_cells, compiles, random, seeded
+
+Run = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop that `compile_step` asks for, with a step that is left as it is."""
+    monkeypatch.setattr(torch, "compile", lambda function, fullgraph: function)
+
+
+def results(model: RIM, run: Run, B: int = 3, T: int = 6) -> dict[str, Tensor]:
+    """Outputs, last state, and the gradients of input, state and parameters."""
+    gen = seeded(21)
+    x = random(gen, T, B, model.input_size).requires_grad_()
+    state = tuple(s.requires_grad_() for s in a_state(gen, model, B))
+    output, (h, c) = run(x, state)
+    loss = (output * random(gen, *output.shape)).sum() + (c * random(gen, *c.shape)).sum()
+    named = dict(zip(("x", "h_0", "c_0"), (x, *state), strict=True)) | {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
+    gradients = torch.autograd.grad(loss, list(named.values()))
+    found = {"output": output, "h": h, "c": c}
+    return found | {f"d{n}": g for n, g in zip(named, gradients, strict=True)}
+
+
+def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert value.any(), name
+        assert (got[name] - value).abs().max() < TOL, name
+
+
+@both_cells
+@pytest.mark.parametrize("compile_step", [False, True])
+@pytest.mark.parametrize(("K_a", "B"), [(2, 3), (4, 3), (1, 1)])
+def test_a_sequence_equals_its_steps_forward_and_backward(
+    cell: str, compile_step: bool, K_a: int, B: int, uncompiled: None
+) -> None:
+    model = a_rim(seeded(20), cell=cell, active_cells=K_a, compile_step=compile_step)
+    want = results(model, functools.partial(unroll, model.step), B)
+    assert_same(results(model, model, B), want)
+
+
+@compiles
+# The compiler makes an instance of every autograd function that it traces.
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
+@both_cells
+def test_a_compiled_sequence_equals_its_steps(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    want = results(model, functools.partial(unroll, model.step))
+    assert_same(results(model, model), want)
+    torch.compiler.reset()
+
+
+@both_cells
+def test_frozen_weights_leave_the_others_gradients_as_they_are(cell: str, uncompiled: None) -> None:
+    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    for i, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(i % 2 == 0)
+    assert_same(results(model, model), results(model, functools.partial(unroll, model.step)))
+
+
+class CountCalls(TorchDispatchMode):
+    """How often each operation runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def products(model: RIM, T: int) -> Sequence[int]:
+    """How many matrix products a sequence makes, forward and backward."""
+    counts = []
+    with CountCalls() as forward:
+        output, _ = model(torch.randn(T, 2, 5, dtype=torch.float64))
+    with CountCalls() as backward:
+        output.sum().backward()
+    for seen in (forward.calls, backward.calls):
+        counts.append(seen["bmm"] + seen["mm"] + seen["addmm"] + seen["baddbmm"])
+    return counts
+
+
+@both_cells
+def test_a_step_makes_three_products_and_three_backward(cell: str, uncompiled: None) -> None:
+    """All others, those for the gradients of weights too, are made once a sequence."""
+    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    short, long = products(model, 4), products(model, 9)
+    assert [b - a for a, b in zip(short, long, strict=True)] == [3 * 5, 3 * 5]
+
+
+def test_gradients_reach_a_compiled_step_as_its_outputs_lie(
+    uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler would copy others, in every step."""
+    advance, lie = RIM.advance, []
+
+    def watched(self: RIM, given: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> Any:
+        (y, *rows), after = advance(self, given, state)
+        y.register_hook(lambda g: lie.append(g.is_contiguous()))
+        return (y, *rows), after
+
+    monkeypatch.setattr(RIM, "advance", watched)
+    model = a_rim(seeded(20), compile_step=True)
+    results(model, model, T=4)
+    assert lie == [True] * 4
+
+
+@both_cells
+def test_every_step_cell_and_sample_draws_its_own_dropout(cell: str) -> None:
+    model = a_rim(seeded(20), cell=cell, dropout=0.5).train()
+    torch.manual_seed(0)
+    given, _ = model.lay_out(torch.ones(40, 8, 5, dtype=torch.float64), late=False)
+    masks = [torch.stack(steps) for steps in (given[-2:] if cell == "dido" else given[1:])]
+    for mask in masks:
+        for dim in range(3):
+            assert (mask.diff(dim=dim) != 0).any(dim=dim).all(dim=-1).any()
+    kept = masks[-1]
+    assert set(kept.unique().tolist()) == {0.0, 2.0}
+    assert abs(kept.mean().item() - 1) < 0.1
+
+
+def test_eager_sequences_can_be_differentiated_twice() -> None:
+    model = a_rim(seeded(20))
+    found = []
+    for run in (model, functools.partial(unroll, model.step)):
+        x = random(seeded(22), 3, 2, 5).requires_grad_()
+        output, _ = run(x, a_state(seeded(23), model, 2))
+        (slope,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), list(model.parameters())))
+    for got, want in zip(*found, strict=True):
+        assert want.any()
+        assert (got - want).abs().max() < 1e-8
+
+
+def test_rows_are_kept_for_a_late_gradient_only() -> None:
+    weight = torch.randn(2, 3, 4, requires_grad=True)
+    assert Late(weight, 5, 6, late=True).rows == []
+    assert Late(weight, 5, 6, late=False).rows is None
+    with torch.no_grad():
+        assert Late(weight, 5, 6, late=True).rows is None
+
+
+@slow_bf16
+def test_late_gradients_under_autocast_are_those_of_its_rounded_products(uncompiled: None) -> None:
+    torch.manual_seed(0)
+    plain, late = (RIM(5, 24, dropout=0.0, compile_step=late) for late in (False, True))
+    late.load_state_dict(plain.state_dict())
+    x, found = torch.randn(3, 4, 5), []
+    for model in (plain, late):
+        with torch.autocast("cpu", torch.bfloat16):
+            output, _ = model(x)
+        output.square().sum().backward()
+        found.append((output, *(p.grad for p in model.parameters())))
+    assert torch.equal(found[0][0], found[1][0])
+    for want, got in zip(*found, strict=True):
+        assert want is not None
+        assert got is not None
+        assert got.dtype == torch.float32
+        # Three steps' gradients, each rounded to 8 bits before or after they are added up.
+        assert (got - want).abs().max() <= 2**-6 * want.abs().max()
