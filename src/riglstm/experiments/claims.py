@@ -11,8 +11,9 @@ from riglstm.experiments.paper import value
 from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.render import number
 from riglstm.experiments.sheet import Line, Sheet
+from riglstm.experiments.spec import plain_options
 from riglstm.experiments.tables import TABLES, Table
-from riglstm.train.config import FREE
+from riglstm.train.config import FREE, PRINTED
 
 OURS = "riglstm"
 """The row that is compared with the paper's and with all others, cell by cell."""
@@ -82,7 +83,10 @@ def _own(fit: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
 
 
 def _built(row: Row) -> dict[str, Any]:
-    return {"hidden_size": row.hidden_size, **row.options, **row.task}
+    """Its options, less a soft update that is as printed: what is not, is said in numbers."""
+    options = plain_options(row.model, row.hidden_size, row.options)
+    said = {k: v for k, v in options.items() if k not in PRINTED or v != PRINTED[k]}
+    return {"hidden_size": row.hidden_size, **said, **row.task}
 
 
 def _others(new: Mapping[str, Any], old: Mapping[str, Any], whose: str = "") -> list[str]:
