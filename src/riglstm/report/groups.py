@@ -214,7 +214,7 @@ def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[st
     for one in flat:
         alike = [other for other in flat if other[by] == one[by]]
         said = [
-            f"{name}={value}"
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in one.items()
             if value is not None and any(other.get(name) != value for other in alike)
         ]
@@ -230,4 +230,7 @@ def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in identity.items():
         flat |= value if isinstance(value, Mapping) else {name: value}
+    if flat.get("soft_update") is False:
+        # It has nothing to act on.
+        flat.pop("update_scale", None)
     return {name: value for name, value in flat.items() if name not in UNSAID}
