@@ -214,7 +214,7 @@ def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[st
     for one in flat:
         alike = [other for other in flat if other[by] == one[by]]
         said = [
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            f"{name}={value}"
             for name, value in one.items()
             if value is not None and any(other.get(name) != value for other in alike)
         ]
