@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import oracle
 from helpers import (
     ALL_VARIANTS,
     TOL,
@@ -123,7 +124,7 @@ def test_the_oracle_equals_the_backend_at_any_size(
     assert_equals_oracle(p.run(backend), answer)
 
 
-def variant_layer(name: str, backend: str) -> tuple[RigLSTM, Problem]:
+def variant_layer(name: str, backend: str, **more: Any) -> tuple[RigLSTM, Problem]:
     """A layer of a variant, and the problem that a call of it poses, random draws included."""
     N, K, d = 4, 3, 5
     T, B, D = 5, 2, K * d
@@ -139,6 +140,7 @@ def variant_layer(name: str, backend: str) -> tuple[RigLSTM, Problem]:
         backend=backend,
         dtype=torch.float64,
         **ALL_VARIANTS[name],
+        **more,
     )
     plain = random_problem(seeded(12), T=T, B=B, N=N, K=K, d=d, D=D, live=True, reset=True)
     torch.manual_seed(13)
@@ -177,6 +179,27 @@ def assert_layer_equals_oracle(
 def test_the_oracle_equals_every_variant_of_the_layer(backend: str, name: str) -> None:
     layer, p = variant_layer(name, backend)
     assert_layer_equals_oracle(call(layer, p), layer, p)
+
+
+@pytest.mark.parametrize("backend", EAGER)
+def test_the_printed_soft_update_is_that_of_the_printed_equations(backend: str) -> None:
+    """The oracle without a word on scale or bias is the paper."""
+    layer, p = variant_layer("default", backend, soft_update="printed")
+    paper = layer.paper_parameters()
+    assert sorted(paper) == ["W_gates", "W_in", "W_q", "b_gates", "b_in"]
+    assert p.live is not None
+    assert p.reset is not None
+    answer = oracle.run(
+        *(v.numpy() for v in (p.x, p.h, p.c)),
+        {name: value.numpy() for name, value in paper.items()},
+        **{"K_a": 2, "K_x": 2, "K_h": 1, "live": p.live.numpy(), "reset": p.reset.numpy()},
+    )
+    usual = variant_layer("default", backend)[0]
+    usual.load_state_dict(layer.state_dict(), strict=False)
+    for name, got, other in zip(("output", "h", "c"), call(layer, p), call(usual, p), strict=True):
+        expected = torch.from_numpy(answer[name]).flatten(-2)
+        assert_close(got.detach(), expected, EXACT.value, name)
+        assert not torch.allclose(other, expected), name
 
 
 @compiles

@@ -85,6 +85,10 @@ WRONG_OPTIONS = [
       for v in (-0.1, 1.5, True, float("nan"))),
     ({"update_bias": 1.0, "soft_update": False},
      "update_bias must be None without the soft update, got 1.0; use soft_update=True"),
+    *(({"soft_update": "printed", name: v},
+       f"{name} must be 'auto' with soft_update='printed', which has the paper's, got {v}; "
+       "use soft_update=True")
+      for name, v in (("update_scale", 0.5), ("update_scale", 1.0), ("update_bias", 4.0))),
     ({"steady_start": True, "bias": False},
      "steady_start must be False without input_views='linear', bias=True and two views or more, "
      "got True; leave it out"),
@@ -507,15 +511,24 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: small(bidirectional=None), "bidirectional must be True or False, got None"),
     (lambda: small(bias="no"), "bias must be True or False, got 'no'"),
     (lambda: small(batch_first="no"), "batch_first must be True or False, got 'no'"),
-    (lambda: small(soft_update="no"), "soft_update must be True or False, got 'no'"),
-    (lambda: small(update_scale="a"), "update_scale must be a finite number, got 'a'"),
-    (lambda: small(update_scale=None), "update_scale must be a finite number, got None"),
-    (lambda: small(update_scale=float("nan")), "update_scale must be a finite number, got nan"),
-    (lambda: small(update_bias="a"), "update_bias must be a finite number or None, got 'a'"),
+    (lambda: small(soft_update="no"), "soft_update must be True, False or 'printed', got 'no'"),
+    (lambda: small(soft_update=1), "soft_update must be True, False or 'printed', got 1"),
+    (lambda: small(update_scale="a"), "update_scale must be a finite number or 'auto', got 'a'"),
+    (lambda: small(update_scale=None), "update_scale must be a finite number or 'auto', got None"),
+    (lambda: small(update_scale=True), "update_scale must be a finite number or 'auto', got True"),
+    (
+        lambda: small(update_scale=float("nan")),
+        "update_scale must be a finite number or 'auto', got nan",
+    ),
+    (
+        lambda: small(update_bias="a"),
+        "update_bias must be a finite number, None or 'auto', got 'a'",
+    ),
     (
         lambda: small(update_bias=float("nan")),
-        "update_bias must be a finite number or None, got nan",
+        "update_bias must be a finite number, None or 'auto', got nan",
     ),
+    (lambda: small(forget_bias="a"), "forget_bias must be a finite number, got 'a'"),
     (
         lambda: small(backend=["auto"]),
         "backend must be one of auto, reference, batched, compiled, triton, got ['auto']",

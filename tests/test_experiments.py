@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from riglstm import models as registry
 from riglstm.cli.main import main
 from riglstm.experiments import complexity, rows
 from riglstm.experiments.entries import SMALL, Row
-from riglstm.experiments.finished import evaluate, load
+from riglstm.experiments.finished import KEY, evaluate, finished, load
 from riglstm.experiments.plan import FAILED, Planned, plan
 from riglstm.experiments.recipes import RECIPES, Recipe, Setting
 from riglstm.experiments.reproduce import reproduce as make
@@ -25,10 +26,10 @@ from riglstm.experiments.run import build, run
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES
 from riglstm.models import MODELS
-from riglstm.train.config import Fit
+from riglstm.train.config import PRINTED, Fit
 from riglstm.train.deadline import Deadline, Interrupted, OutOfTime
 from riglstm.train.folder import RunFolder
-from riglstm.train.weights import load_weights
+from riglstm.train.weights import load_weights, write_weights
 from train_helpers import last_step
 
 TASK: dict[str, Any] = {
@@ -100,7 +101,8 @@ def test_a_result_has_both_rules_and_its_cost(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert RunSpec.from_json(config).digest() == SPEC.digest()
     assert config["task_options"]["loss_on"] == "all"
-    assert config["model_options"]["soft_update"] is True
+    said = {name: config["model_options"][name] for name in PRINTED}
+    assert said == {"soft_update": True, "update_scale": 0.25, "update_bias": 4.0}
 
 
 def test_evaluating_a_folder_gives_the_recorded_values(folder: Path) -> None:
@@ -195,6 +197,85 @@ def test_a_run_from_before_an_option_is_found_and_gone_on_with(
     new["fit"]["input_rate"] = 0.5
     with pytest.raises(ValueError, match=r"fit\.input_rate is 1\.0 there, 0\.5 here"):
         RunFolder(old).begin(new, command="", device="cpu", resume=True)
+
+
+NAMES = {
+    "mnist": "bb4f1c46",
+    "cifar": "65984894",
+    "balls": "24100b87",
+    "copying": "a695ea96",
+}
+"""Digests of the first runs of RigLSTM, by the code whose default was the printed soft update."""
+
+
+def printed(spec: RunSpec) -> bool:
+    """Whether the layer that a run is of has the soft update as printed."""
+    core: Any = registry.build(spec.model, 600, spec.hidden_size, **spec.model_options)
+    update = (core.layer.selection.update_scale, core.layer.update_bias_start)
+    return core.layer.soft_update and update == (1.0, None)
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["said", "not said"])
+@pytest.mark.parametrize("table", NAMES)
+def test_a_run_of_the_printed_soft_update_is_found_and_read_as_such(
+    table: str, said: bool, folder: Path, tmp_path: Path
+) -> None:
+    """It was the default, which configurations had in numbers, or not at all."""
+    first = plan(table, ["riglstm"], 1, "paper", tmp_path)[0]
+    assert first.folder.name.endswith(NAMES[table])
+    assert printed(first.spec)
+    config = json.loads(json.dumps(first.spec.resolved()))
+    assert {name: config["model_options"].pop(name) for name in PRINTED} == PRINTED
+    if said:
+        config["model_options"] |= PRINTED
+    first.folder.mkdir()
+    (first.folder / "config.json").write_text(json.dumps(config))
+    assert plan(table, ["riglstm"], 1, "paper", tmp_path)[0].state == "partial"
+    RunFolder(first.folder).begin(first.spec.resolved(), command="", device="", resume=True)
+    read = RunSpec.from_json(config)
+    assert printed(read)
+    assert (read.digest(), read.resolved()) == (first.spec.digest(), first.spec.resolved())
+    file = tmp_path / "old.safetensors"
+    result = json.loads((folder / "result.json").read_text())
+    write_weights(
+        {"w": torch.zeros(1)}, file, {KEY: json.dumps({"config": config, "result": result})}
+    )
+    assert printed(finished(file).spec)
+    usual = RunSpec("copying", {}, "riglstm", 600, {}, Fit(), 0)
+    assert not printed(usual)
+    with pytest.raises(ValueError, match=r"model_options\.update_scale is 1\.0 there, 0\.01 here"):
+        RunFolder(first.folder).begin(usual.resolved(), command="", device="", resume=True)
+
+
+def test_a_variant_without_a_soft_update_is_read_as_it_was() -> None:
+    old = plan("ablation", ["no_soft_state_updating"], 1, "paper")[0].spec
+    assert old.digest() == "f194a19e"
+    config = old.resolved()
+    assert "soft_update" not in config["model_options"]
+    for name in ("update_scale", "update_bias"):
+        del config["model_options"][name]
+    read = RunSpec.from_json(config)
+    assert read.digest() == old.digest()
+    core: Any = registry.build(read.model, 600, read.hidden_size, **read.model_options)
+    assert not core.layer.soft_update
+
+
+def test_a_soft_update_is_one_run_in_whatever_words() -> None:
+    def digest(**given: Any) -> str:
+        return RunSpec("copying", {}, "riglstm", 600, given, Fit(), 0).digest()
+
+    assert digest() == digest(update_scale=0.01, update_bias=4) == digest(update_scale="auto")
+    paper = digest(soft_update="printed")
+    assert paper == digest(update_scale=1, update_bias=None) != digest()
+    assert digest(num_cells=5) != digest(num_cells=5, update_scale=0.01)
+    assert digest(soft_update=False) not in (paper, digest())
+    for given, message in (
+        ({"soft_update": "printed", "update_scale": 0.5}, "update_scale must be 'auto' with soft_"),
+        ({"num_cells": 0}, "num_cells must be a whole number of at least 1, got 0"),
+        ({"num_cells": 7}, "hidden_size must be a multiple of num_cells = 7, got 600"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            digest(**given)
 
 
 def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:

@@ -180,6 +180,11 @@ def test_a_class_without_source_has_flags_without_help(capsys: Capture) -> None:
         (Sequence[int] | None, "none", None),
         (float | None, "none", None),
         (Literal[1, 2], "2", 2),
+        (bool | Literal["printed"], "printed", "printed"),
+        (bool | Literal["printed"], "false", False),
+        (float | Literal["auto"] | None, "0.5", 0.5),
+        (float | Literal["auto"] | None, "auto", "auto"),
+        (float | Literal["auto"] | None, "none", None),
     ],
 )
 def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> None:
@@ -192,6 +197,9 @@ def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> N
         (bool, "maybe", "expected true or false, got 'maybe'"),
         (Sequence[int], "6,x", "expected a whole number, got 'x'"),
         (Literal["a"] | None, "b", "expected one of a, none, got 'b'"),
+        (bool | Literal["printed"], "no", "expected true or false, or printed, got 'no'"),
+        (float | Literal["auto"], "x", "expected a number, or auto, got 'x'"),
+        (float | Literal["auto"] | None, "x", "expected a number, or auto, or none, got 'x'"),
         (dict, "x", "which cannot be given as text, got 'x'"),
     ],
 )

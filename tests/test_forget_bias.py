@@ -113,7 +113,7 @@ def test_every_layer_and_direction_of_a_riglstm_has_the_forget_bias() -> None:
         (LSTM(D, H), {}),
         (GridLSTM(D, H), dict.fromkeys(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), 4)),
         (BlockLSTM(6, 8, 4, bias=True, bound=H**-0.5, device=None, dtype=None), {}),
-        (RigLSTM(D, H), {"weight_in": D, "bias_in": D, "weight_query": 44}),
+        (RigLSTM(D, H, update_bias=None), {"weight_in": D, "bias_in": D, "weight_query": 44}),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -613,12 +613,60 @@ def test_counts_follow_active_cells_up_to_their_caps() -> None:
     assert (one_awake.K_a, one_awake.K_x, one_awake.K_h) == (1, 1, 1)
 
 
-def test_default_is_the_papers_literal_model() -> None:
-    layer = RigLSTM(4, 600)
+@pytest.mark.parametrize("given", [{}, {"soft_update": "printed"}])
+def test_all_but_the_soft_update_is_literally_the_papers(given: dict[str, Any]) -> None:
+    layer = RigLSTM(4, 600, **given)
     sel = layer.selection
     assert (layer.num_cells, layer.cell_size, layer.input_views) == (6, 100, "linear")
-    assert (sel.cells, sel.views, sel.peers, sel.update_scale) == ("top", "top", "top", 1.0)
-    assert (layer.soft_update, layer.query, layer.update_bias_start) == (True, "shared", None)
+    assert (sel.cells, sel.views, sel.peers) == ("top", "top", "top")
+    assert (layer.soft_update, layer.query) == (True, "shared")
+
+
+def update_of(layer: RigLSTM) -> tuple[bool, float, float | None]:
+    """What the soft update is, in numbers, after a look at the parameter that has to be there."""
+    start = layer.update_bias_start
+    bias = getattr(layer, "update_bias_l0")  # noqa: B009
+    assert bias is None if start is None else (bias == start).all()
+    return layer.soft_update, layer.selection.update_scale, start
+
+
+@pytest.mark.parametrize(("N", "d"), [(6, 100), (6, 2), (4, 16), (5, 50), (3, 7), (6, 1)])
+def test_the_default_soft_update_has_a_scale_of_one_by_d_and_a_bias_of_four(N: int, d: int) -> None:
+    assert update_of(build(4, N * d, N)) == (True, 1 / d, 4.0)
+    assert update_of(build(4, N * d, N, soft_update="printed")) == (True, 1.0, None)
+    assert update_of(build(4, N * d, N, soft_update=False)) == (False, 1.0, None)
+    # As with all biases.
+    assert update_of(build(4, N * d, N, bias=False)) == (True, 1 / d, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "update"),
+    [
+        ({"update_scale": 0.1}, (True, 0.1, 4.0)),
+        ({"update_scale": 1}, (True, 1.0, 4.0)),
+        ({"update_bias": 0}, (True, 0.5, 0.0)),
+        ({"update_bias": None}, (True, 0.5, None)),
+        ({"update_scale": 1.0, "update_bias": None}, (True, 1.0, None)),
+        ({"update_bias": -1.0, "bias": False}, (True, 0.5, -1.0)),
+        ({"soft_update": "printed", "update_bias": None}, (True, 1.0, None)),
+        ({"soft_update": False, "update_scale": 3, "update_bias": None}, (False, 3.0, None)),
+    ],
+)
+def test_numbers_that_are_given_count(
+    given: dict[str, Any], update: tuple[bool, float, float | None]
+) -> None:
+    assert update_of(build(**given)) == update
+
+
+def test_without_scale_and_bias_the_layer_is_the_printed_one() -> None:
+    printed = build(soft_update="printed")
+    same = build(update_scale=1.0, update_bias=None)
+    same.load_state_dict(printed.state_dict())
+    x = numbers(6, 3, 4)
+    assert torch.equal(same(x)[0], printed(x)[0])
+    usual = build()
+    usual.load_state_dict(printed.state_dict(), strict=False)
+    assert not torch.allclose(usual(x)[0], printed(x)[0])
 
 
 PAPER_TABLE = {
@@ -685,6 +733,29 @@ def test_repr_shows_every_option_that_is_not_the_default() -> None:
         RigLSTM(12, 12, input_views="split", soft_update=False, forget_bias=1, backend="batched")
     )
     assert "input_views='split', soft_update=False, forget_bias=1.0, backend='batched')" in split
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ""),
+        ({"update_scale": 0.5, "update_bias": 4}, ""),
+        ({"soft_update": "printed"}, "soft_update='printed', "),
+        ({"update_scale": 1.0, "update_bias": None}, "soft_update='printed', "),
+        ({"update_scale": 0.1}, "update_scale=0.1, "),
+        ({"update_scale": 1.0}, "update_scale=1.0, "),
+        ({"update_bias": None}, "update_bias=None, "),
+        ({"update_scale": 1.0, "update_bias": 0.0}, "update_scale=1.0, update_bias=0.0, "),
+        ({"soft_update": False}, "soft_update=False, "),
+        ({"soft_update": False, "update_scale": 2}, "soft_update=False, update_scale=2.0, "),
+    ],
+)
+def test_repr_of_the_soft_update_makes_it_again(given: dict[str, Any], said: str) -> None:
+    layer = RigLSTM(4, 12, **given, backend="batched")
+    assert repr(layer).endswith(f"peers_per_cell=4, {said}backend='batched')")
+    assert update_of(eval(repr(layer))) == update_of(layer)
+    bare = RigLSTM(4, 12, bias=False, **given, backend="batched")
+    assert update_of(eval(repr(bare))) == update_of(bare)
 
 
 @both_backends

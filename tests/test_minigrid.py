@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from riglstm.tasks.minigrid_envs import Environments, WorkerDied
 from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, chosen_levels, family
 from riglstm.tasks.minigrid_worker import SKIP, solved
 from riglstm.train import ppo_progress, reinforced
+from riglstm.train.config import PRINTED
 from riglstm.train.folder import RunFolder
 from riglstm.train.ppo_config import PPO
 from riglstm.train.supervised import Interrupted
@@ -371,6 +373,39 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
     assert replace(spec(), model_options={"num_cells": 4}).name == "riglstm-other"
     options = {**MEMORIES["riglstm"].options, "backend": "batched"}
     assert replace(spec(), model_options=options).name == "riglstm"
+
+
+def test_recorded_runs_are_of_the_printed_soft_update_and_are_found(tmp_path: Path) -> None:
+    """Their configurations do not say it: it was the default."""
+    record = Path(__file__).parents[1] / "results" / "minigrid" / "doorkey-riglstm-s0"
+    config = json.loads((record / "config.json").read_text())
+    assert not PRINTED.keys() & config["model_options"].keys()
+    old = GridSpec.from_json(config)
+    assert (old.name, old.digest()) == ("riglstm", "612cfca2")
+    assert old.resolved()["model_options"] == {**config["model_options"], **PRINTED}
+    core: Any = build(old, torch.device("cpu")).core
+    update = (core.layer.soft_update, core.layer.selection.update_scale)
+    assert (*update, core.layer.update_bias_start) == (True, 1.0, None)
+    (planned,) = plan(["doorkey"], ["riglstm"], 1, tmp_path, PPO(frames=500_000))
+    assert planned.folder.name == "minigrid-doorkey-riglstm-seed0-612cfca2"
+    shutil.copytree(record, planned.folder)
+    assert planned.state == "done"
+    (planned.folder / "result.json").unlink()
+    folder = RunFolder(planned.folder)
+    folder.begin(planned.spec.resolved(), command="", device="", resume=True)
+    assert read(planned.folder).spec.training() == planned.spec.training()
+
+
+def test_another_soft_update_is_another_memory() -> None:
+    sizes = {k: v for k, v in MEMORIES["riglstm"].options.items() if k != "soft_update"}
+    learns = replace(spec(), model_options=sizes)
+    assert learns.name == "riglstm-other"
+    assert learns.digest() != spec().digest()
+    said = learns.resolved()["model_options"]
+    assert (said["update_scale"], said["update_bias"]) == (1 / 16, 4.0)
+    assert GridSpec.from_json(learns.resolved()).digest() == learns.digest()
+    in_numbers = replace(spec(), model_options={**sizes, "update_scale": 1, "update_bias": None})
+    assert (in_numbers.name, in_numbers.digest()) == ("riglstm", spec().digest())
 
 
 @pytest.mark.parametrize(

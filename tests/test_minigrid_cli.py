@@ -6,15 +6,20 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+import torch
 
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 pytest.importorskip("matplotlib", reason="needs the extra riglstm[train]")
 from PIL import Image
 
+from riglstm.cli import UsageError
 from riglstm.cli.main import main
+from riglstm.experiments.minigrid import build
 from riglstm.experiments.minigrid_runs import read
+from riglstm.experiments.minigrid_spec import GridSpec
 from riglstm.experiments.minigrid_table import grid, plan
 from riglstm.experiments.result import FAILED
 from riglstm.report.minigrid import relative, sift, unlike
@@ -140,6 +145,7 @@ def test_a_run_that_cannot_be_begins_no_folder(
     for flags, message in (
         (["--set", "bidirectional=true"], "expected a memory that streams"),
         (["--set", "cells=random"], "got cells='random'"),
+        (["--set", "update_scale=0.5"], "update_scale must be 'auto' with soft_update='printed'"),
         (["--frames", "63"], "frames must be those of one update at least, 64"),
         (["--seed", "2147483648"], "seed must be a whole number from 0 to 2147483647"),
     ):
@@ -147,6 +153,33 @@ def test_a_run_that_cannot_be_begins_no_folder(
         assert main(command) == 2
         assert message in capsys.readouterr().err
         assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "update"),
+    [
+        ((), (True, 1.0, None)),
+        (("soft_update=true",), (True, 1 / 16, 4.0)),
+        (("soft_update=true", "update_scale=0.5", "update_bias=none"), (True, 0.5, None)),
+        (("variant=no_soft_state_updating",), (False, 1.0, None)),
+    ],
+)
+def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
+    given: tuple[str, ...],
+    update: tuple[bool, float, float | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[GridSpec] = []
+
+    def run(spec: GridSpec, *args: object, **options: object) -> NoReturn:
+        asked.append(spec)
+        raise UsageError("this is enough")
+
+    monkeypatch.setattr("riglstm.cli.minigrid.run", run)
+    assert main(["train", "minigrid", *(("--set", *given) if given else ()), "--seed", "9"]) == 2
+    core: Any = build(asked[0], torch.device("cpu")).core
+    layer = core.layer
+    assert (layer.soft_update, layer.selection.update_scale, layer.update_bias_start) == update
 
 
 def test_reproduce_trains_what_is_missing_and_prints_a_table(

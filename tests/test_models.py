@@ -589,7 +589,7 @@ def test_riglstm_is_the_layer_itself() -> None:
 def test_parameters_of_riglstm_at_the_papers_size(
     options: dict[str, str], core: int, network: float
 ) -> None:
-    model: nn.Module = build("riglstm", 600, 600, **options)
+    model: nn.Module = build("riglstm", 600, 600, soft_update="printed", **options)
     assert sum(p.numel() for p in model.parameters()) == core
     embedding, readout = 2 * 600, 600 * 10 + 10
     assert round((core + embedding + readout) / 1e6, 2) == network

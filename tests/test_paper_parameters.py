@@ -18,6 +18,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "per_cell": {"query": "per_cell"},
     "no_bias": {"bias": False},
+    "printed": {"soft_update": "printed"},
     "update_bias": {"update_bias": 0.5},
     "per_cell_update_bias": {"query": "per_cell", "update_bias": -1.0},
     **VARIANTS,
@@ -49,7 +50,7 @@ def test_keys_and_shapes_are_the_papers(form: str) -> None:
             expected["b_in"] = (K, d)
     if options.get("soft_update", True):
         expected["W_q"] = (N, d, (K + N) * d)
-    if "update_bias" in options:
+    if options.get("soft_update", True) is True and options.get("bias", True):
         expected["update_bias"] = (N,)
     paper = build(**options).paper_parameters()
     assert {name: tuple(v.shape) for name, v in paper.items()} == expected
@@ -161,8 +162,9 @@ def refuses(parameters: dict[str, Tensor], message: str) -> None:
 def test_unknown_keys_are_refused() -> None:
     refuses(
         broken(W_out=torch.zeros(1)),
-        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, "
-        "got W_gates, W_in, W_out, W_q, b_gates, b_in; paper_parameters() shows the form",
+        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, update_bias, "
+        "got W_gates, W_in, W_out, W_q, b_gates, b_in, update_bias; paper_parameters() shows the "
+        "form",
     )
 
 
@@ -171,8 +173,8 @@ def test_missing_keys_are_refused() -> None:
     del parameters["b_in"]
     refuses(
         parameters,
-        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, "
-        "got W_gates, W_in, W_q, b_gates; paper_parameters() shows the form",
+        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, update_bias, "
+        "got W_gates, W_in, W_q, b_gates, update_bias; paper_parameters() shows the form",
     )
 
 

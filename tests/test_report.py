@@ -431,7 +431,8 @@ def test_runs_are_named_by_what_sets_them_apart() -> None:
     specs = [on_digits("lstm"), on_digits("riglstm"), on_digits("riglstm", soft_update=False)]
     specs.append(on_digits("lstm", seed=1))
     labels = groups.label([spec.identity() for spec in specs])
-    assert labels == ["lstm", "riglstm soft_update=True", "riglstm soft_update=False", "lstm"]
+    soft = "riglstm soft_update=True update_scale=0.25 update_bias=4.0"
+    assert labels == ["lstm", soft, "riglstm soft_update=False", "lstm"]
 
 
 class Read(HTMLParser):

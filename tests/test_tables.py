@@ -18,7 +18,7 @@ from riglstm.experiments import rows
 from riglstm.experiments.fill import result_rows, sheet, sizes
 from riglstm.experiments.paper import PAPER, figure, value
 from riglstm.experiments.plan import FAILED, Planned, plan, state
-from riglstm.experiments.recipes import RECIPES, Budget
+from riglstm.experiments.recipes import MEASURED_ROWS, RECIPES, Budget
 from riglstm.experiments.render import latex, render
 from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.experiments.spec import RunSpec
@@ -163,8 +163,27 @@ def test_the_papers_recipes_have_the_papers_lengths() -> None:
     assert (balls.fit.lr, balls.fit.patience, balls.seeds) == (3e-4, 5, 5)
     assert balls.fit.evaluate_every == math.ceil(50_000 / 64)
     assert RECIPES["copying"]["paper"].fit.updates == 40_000
-    for table in TABLES:
-        assert "update_scale" not in RECIPES[table]["paper"].rows["riglstm"].options
+
+
+def test_the_papers_recipes_name_the_printed_soft_update_and_quick_has_the_layers() -> None:
+    for table, recipes in RECIPES.items():
+        for budget, recipe in recipes.items():
+            for key, row in recipe.rows.items():
+                if row.model != "riglstm":
+                    continue
+                d = row.hidden_size // row.options["num_cells"]
+                inputs = {**recipe.task, **row.task}.get("input_size", 512)
+                core: Any = models.build(row.model, inputs, row.hidden_size, **row.options)
+                usual = (1.0, None) if budget == "paper" else (1 / d, 4.0)
+                expected = (False, 1.0, None) if "no_soft" in key else (True, *usual)
+                layer = core.layer
+                update = (layer.soft_update, layer.selection.update_scale, layer.update_bias_start)
+                assert update == expected, (table, budget, key)
+                said = {"soft_update", "update_scale", "update_bias"} & row.options.keys()
+                by_name = {"paper": {"soft_update"}, "quick": set()}
+                by_name["tuned"] = {"update_scale", "update_bias"}
+                assert said == (set() if "no_soft" in key else by_name[budget])
+    assert MEASURED_ROWS["riglstm"].options["soft_update"] == "printed"
 
 
 @pytest.mark.parametrize("table", ["mnist", "ablation", "copying"])
@@ -173,12 +192,10 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
 ) -> None:
     paper, tuned = (RECIPES[table][budget] for budget in ("paper", "tuned"))
     assert tuned.rows.keys() == paper.rows.keys()
-    assert tuned.conditions == paper.conditions
-    for name, setting in tuned.settings.items():
-        assert setting._replace(fit={}) == paper.settings[name]
-        assert setting.fit.keys() <= {"updates"}
+    assert (tuned.settings, tuned.conditions) == (paper.settings, paper.conditions)
     for key, row in tuned.rows.items():
         before, fresh = paper.rows[key], dict(row.options)
+        old = {name: v for name, v in before.options.items() if name != "soft_update"}
         # The same care for all: whatever has LSTM cells starts by remembering.
         remembers = fresh.pop("forget_bias", 0.0)
         assert remembers == (3.0 if "forget_bias" in models.options_of(row.model) else 0.0)
@@ -188,7 +205,7 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
             assert fresh.pop("steady_start", False) == (table == "copying")
         assert (row.model, row.hidden_size, fresh) == (
             *(before.model, before.hidden_size),
-            dict(before.options),
+            old,
         )
         assert row.fit.keys() == ({"lr", "input_rate"} if "steady_start" in row.options else set())
         inputs = {**tuned.task, **row.task}["input_size"]

@@ -61,28 +61,40 @@ def check_switch(name: str, value: object) -> None:
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def check_number(name: str, value: object, optional: bool) -> None:
+def check_number(name: str, value: object) -> None:
     """An option that is a number."""
-    if optional and value is None:
-        return
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good:
-        kind = "a finite number or None" if optional else "a finite number"
-        raise ValueError(f"{name} must be {kind}, got {value!r}")
+    if not _is_number(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
 
 
-def check_update_bias(value: object, soft_update: bool) -> None:
-    """The bias of the soft update is a number, and has a soft update to act on."""
-    check_number("update_bias", value, optional=True)
-    if value is not None and not soft_update:
+def _is_number(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def check_update(soft_update: object, scale: object, bias: object) -> None:
+    """The soft update's options: numbers or `auto`, and an update that they may change."""
+    if not isinstance(soft_update, bool) and soft_update != "printed":
+        raise ValueError(f"soft_update must be True, False or 'printed', got {soft_update!r}")
+    for name, value, none in (("update_scale", scale, ""), ("update_bias", bias, ", None")):
+        if value == "auto" or (none and value is None):
+            continue
+        if not _is_number(value):
+            raise ValueError(f"{name} must be a finite number{none} or 'auto', got {value!r}")
+        if soft_update == "printed":
+            raise ValueError(
+                f"{name} must be 'auto' with soft_update='printed', which has the paper's, "
+                f"got {value}; use soft_update=True"
+            )
+    if bias not in (None, "auto") and not soft_update:
         raise ValueError(
-            f"update_bias must be None without the soft update, got {value}; use soft_update=True"
+            f"update_bias must be None without the soft update, got {bias}; use soft_update=True"
         )
 
 
 def check_forget_bias(value: object, needs: str | None = None) -> None:
     """What the forget gate's bias starts higher by; `needs`: the option that gives it a bias."""
-    check_number("forget_bias", value, optional=False)
+    check_number("forget_bias", value)
     if value and needs is not None:
         raise ValueError(
             f"forget_bias must be 0 where the gates have no bias, got {value}; use {needs}"

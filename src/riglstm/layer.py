@@ -20,7 +20,11 @@ from riglstm.selection import (
     CellRule,
     Selection,
     SlotRule,
+    SoftUpdate,
+    Update,
     draw_noise,
+    said_update,
+    settle_update,
     two_thirds,
 )
 from riglstm.sequence import Sequences, State, join, reverse_reset, unfold
@@ -78,10 +82,12 @@ class RigLSTM(nn.Module):
         cells, views, peers: how each is selected: `top` scores, `all`, or at `random`; views and
             peers also `soft`, weighted by the softmax of their scores.
         input_views: `linear` maps of the input, or `split`: K pieces of it.
-        soft_update: Eqs. (19)-(21); False: the new state replaces the old.
+        soft_update: Eqs. (19)-(21), with the scale and the bias below, which are not in the paper
+            and without which it learns late, or never; `printed`: without them; False: no update.
         query: W_q `shared` by the cells, as printed, or one `per_cell`.
-        update_scale: factor on the two logits of Eq. (21); 1 in the paper.
-        update_bias: start value of a learned bias towards the new state; None: none, as printed.
+        update_scale: factor on the two logits of Eq. (21); `auto`: 1/d, as printed 1.
+        update_bias: start value of a learned bias towards the new state; None: no bias; `auto`: 4,
+            as printed None, and None with `bias=False`.
         forget_bias: added to the start values of the forget gate's bias; 0 as in `nn.LSTM`.
         steady_start: start values at which the input does not decide who wakes; for tasks in which
             order matters, where a choice that changes with every input is slow to learn from.
@@ -126,10 +132,10 @@ class RigLSTM(nn.Module):
         views: SlotRule = "top",
         peers: SlotRule = "top",
         input_views: Literal["linear", "split"] = "linear",
-        soft_update: bool = True,
+        soft_update: SoftUpdate = True,
         query: Literal["shared", "per_cell"] = "shared",
-        update_scale: float = 1.0,
-        update_bias: float | None = None,
+        update_scale: float | Literal["auto"] = "auto",
+        update_bias: float | Literal["auto"] | None = "auto",
         forget_bias: float = 0.0,
         steady_start: bool = False,
         backend: Backend = "auto",
@@ -137,25 +143,17 @@ class RigLSTM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (
-            ("input_size", input_size),
-            ("hidden_size", hidden_size),
-            ("num_layers", num_layers),
-            ("num_cells", num_cells),
-        ):
-            checks.check_positive(name, size)
+        checks.check_positive("input_size", input_size)
+        checks.check_positive("hidden_size", hidden_size)
+        checks.check_positive("num_layers", num_layers)
+        checks.check_positive("num_cells", num_cells)
         checks.check_divides(hidden_size, num_cells)
-        for name, switch in (
-            ("bias", bias),
-            ("batch_first", batch_first),
-            ("bidirectional", bidirectional),
-            ("soft_update", soft_update),
-            ("steady_start", steady_start),
-        ):
-            checks.check_switch(name, switch)
+        checks.check_switch("bias", bias)
+        checks.check_switch("batch_first", batch_first)
+        checks.check_switch("bidirectional", bidirectional)
+        checks.check_switch("steady_start", steady_start)
         checks.check_dropout(dropout, num_layers)
-        checks.check_number("update_scale", update_scale, optional=False)
-        checks.check_update_bias(update_bias, soft_update)
+        checks.check_update(soft_update, update_scale, update_bias)
         checks.check_forget_bias(forget_bias, needs=None if bias else "bias=True")
         if dtype is not None:
             checks.check_dtype(dtype)
@@ -175,15 +173,15 @@ class RigLSTM(nn.Module):
         checks.check_choice("query", query, ("shared", "per_cell"))
         checks.check_steady_start(steady_start, bias and input_views == "linear", K)
         resolve(backend, torch.device("cpu" if device is None else device))
+        update = settle_update(soft_update, update_scale, update_bias, d, bias)
 
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
-        self.bidirectional, self.backend = bidirectional, backend
+        self.bidirectional, self.backend, self.steady_start = bidirectional, backend, steady_start
         self.num_cells, self.num_views, self.cell_size = N, K, d
-        self.input_views, self.soft_update, self.query = input_views, soft_update, query
-        self.update_bias_start, self.forget_bias = update_bias, float(forget_bias)
-        self.steady_start = steady_start
-        self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, float(update_scale))
+        self.input_views, self.soft_update, self.query = input_views, update.soft_update, query
+        self.update_bias_start, self.forget_bias = update.update_bias, float(forget_bias)
+        self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update.update_scale)
 
         widths = [input_size] + [hidden_size * (1 + bidirectional)] * (num_layers - 1)
         if input_views == "split":
@@ -194,8 +192,8 @@ class RigLSTM(nn.Module):
                 *(widths[layer], N, K, d),
                 linear=input_views == "linear",
                 bias=bias,
-                query=query if soft_update else None,
-                learned=update_bias is not None,
+                query=query if update.soft_update else None,
+                learned=update.update_bias is not None,
             )
             for name, shape in zip(NAMES, all_shapes, strict=True):
                 empty = None if shape is None else torch.empty(shape, device=device, dtype=dtype)
@@ -207,11 +205,8 @@ class RigLSTM(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new start values (P10)."""
         for layer, reverse in self._directions():
-            weights = self.weights(layer, reverse)
-            initialise(
-                *(weights, self.hidden_size, self.update_bias_start, self.forget_bias),
-                steady_start=self.steady_start,
-            )
+            start = (self.update_bias_start, self.forget_bias, self.steady_start)
+            initialise(self.weights(layer, reverse), self.hidden_size, *start)
 
     def flatten_parameters(self) -> None:
         """Nothing to do; there because callers of nn.LSTM call it."""
@@ -366,6 +361,7 @@ class RigLSTM(nn.Module):
     def extra_repr(self) -> str:
         """The sizes, what differs from the defaults, and the backend that runs."""
         sel = self.selection
+        update = Update(self.soft_update, sel.update_scale, self.update_bias_start)
         parts = [f"{self.input_size}, {self.hidden_size}"]
         for name, value, default in (
             ("num_layers", self.num_layers, 1),
@@ -382,10 +378,8 @@ class RigLSTM(nn.Module):
             ("views", sel.views, "top"),
             ("peers", sel.peers, "top"),
             ("input_views", self.input_views, "linear"),
-            ("soft_update", self.soft_update, True),
             ("query", self.query, "shared"),
-            ("update_scale", sel.update_scale, 1.0),
-            ("update_bias", self.update_bias_start, None),
+            *said_update(update, self.cell_size, self.bias),
             ("forget_bias", self.forget_bias, 0.0),
             ("steady_start", self.steady_start, False),
         ):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 CellRule: TypeAlias = Literal["top", "all", "random"]
 SlotRule: TypeAlias = Literal["top", "all", "random", "soft"]
+SoftUpdate: TypeAlias = bool | Literal["printed"]
 
 CELL_RULES = ("top", "all", "random")
 SLOT_RULES = ("top", "all", "random", "soft")
@@ -52,6 +53,48 @@ class Selection:
 def two_thirds(N: int) -> int:
     """How many cells are active if nothing else is said."""
     return max(1, round(2 * N / 3))
+
+
+class Update(NamedTuple):
+    """The soft update in plain numbers."""
+
+    soft_update: bool
+    """Whether there is one."""
+    update_scale: float
+    """Factor on the two logits of Eq. (21)."""
+    update_bias: float | None
+    """Start value of the bias towards the new state; None: there is no such parameter."""
+
+
+def settle_update(
+    soft_update: SoftUpdate,
+    scale: float | Literal["auto"],
+    bias: float | Literal["auto"] | None,
+    d: int,
+    biases: bool = True,
+) -> Update:
+    """What the options of the soft update stand for (P18); `biases`: whether a layer has any.
+
+    `auto` is what learns: 1/d, as a logit is a sum of d products, and a bias of 4, by which the new
+    state counts 98 % at the start. As printed, or without a soft update, it is 1 and no bias.
+    """
+    learns = soft_update is True
+    if scale == "auto":
+        scale = 1 / d if learns else 1.0
+    if bias == "auto":
+        bias = 4.0 if learns and biases else None
+    return Update(bool(soft_update), float(scale), None if bias is None else float(bias))
+
+
+def said_update(update: Update, d: int, biases: bool) -> tuple[tuple[str, object, object], ...]:
+    """The inverse of `settle_update`: options, each with what it is where nothing is said."""
+    soft: SoftUpdate = "printed" if update == (True, 1.0, None) else update.soft_update
+    usual = settle_update(soft, "auto", "auto", d, biases)
+    return (
+        ("soft_update", soft, True),
+        ("update_scale", update.update_scale, usual.update_scale),
+        ("update_bias", update.update_bias, usual.update_bias),
+    )
 
 
 class Noise(NamedTuple):

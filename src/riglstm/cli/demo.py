@@ -54,7 +54,8 @@ TASK: dict[str, Any] = {
 PROBLEM = "copying: 4 digits of 4 kinds, a dormant phase, the digits again"
 NOTES = """\
 P: steps of the dormant phase; in training 5 to 10. Guessing gets 25%.
-Soft update: update_scale = 1/√d, update_bias = 4; in the paper 1 and none.
+Soft update: update_scale = 1/√d, update_bias = 4. The layer's default is 1/d
+and 4, the paper's 1 and none.
 This is one seed of a toy problem, with a step size picked for RigLSTM: it shows
 that the layer trains, and is no evidence for either model."""
 

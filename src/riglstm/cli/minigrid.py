@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from riglstm import VARIANTS
 from riglstm.cli import flags, launch, options, results, text, values
 from riglstm.cli.train import check_folder
 from riglstm.experiments.minigrid import run
@@ -72,11 +73,14 @@ def train(args: Sequence[str]) -> None:
     values.check_name("--model", asked.model, MEMORIES)
     available()
     memory = MEMORIES[asked.model]
+    own = options.read(memory.model, asked.set)
+    # A variant says itself what it changes.
+    changed = VARIANTS.get(own.get("variant") or "", {})
     spec = GridSpec(
         family=where.family,
         model=memory.model,
         hidden_size=asked.hidden_size,
-        model_options={**memory.options, **options.read(memory.model, asked.set)},
+        model_options={n: v for n, v in memory.options.items() if n not in changed} | own,
         ppo=given["training"],
         seed=place.seed,
         episodes=where.episodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import types
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,8 @@ def convert(kind: Any, text: str) -> Any:
         if text not in choices:
             raise ValueError(f"expected {one_of(choices, may_lack)}, got {text!r}")
         return choices[text]
+    if get_origin(kind) is Union:
+        return _any_of(get_args(kind), text, may_lack)
     if kind not in WORDS:
         raise ValueError(f"expected {kind}, which cannot be given as text, got {text!r}")
     switches = {"true": True, "false": False}
@@ -43,6 +46,17 @@ def convert(kind: Any, text: str) -> Any:
     except (ValueError, KeyError):
         none = " or none" if may_lack else ""
         raise ValueError(f"expected {WORDS[kind][1]}{none}, got {text!r}") from None
+
+
+def _any_of(kinds: Sequence[Any], text: str, may_lack: bool) -> Any:
+    """A value of the first of the types that the text fits: a number or a word."""
+    said = []
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            return convert(kind, text)
+        said += list(map(str, get_args(kind))) or [WORDS[kind][1]]
+    words = ", or ".join([*said, "none"] if may_lack else said)
+    raise ValueError(f"expected {words}, got {text!r}")
 
 
 def several(kind: Any) -> tuple[bool, Any]:
@@ -57,8 +71,9 @@ def optional(kind: Any) -> tuple[Any, bool]:
     """The type without None, and whether it had it."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
-    inner = [arg for arg in get_args(kind) if arg is not types.NoneType]
-    return (inner[0], True) if len(inner) == 1 else (kind, False)
+    inner = tuple(arg for arg in get_args(kind) if arg is not types.NoneType)
+    # Of one type a union is that type.
+    return Union[inner], len(inner) < len(get_args(kind))  # noqa: UP007
 
 
 def metavar(kind: Any) -> str:

@@ -11,8 +11,9 @@ from riglstm.experiments.paper import value
 from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.render import number
 from riglstm.experiments.sheet import Line, Sheet
+from riglstm.experiments.spec import plain_options
 from riglstm.experiments.tables import TABLES, Table
-from riglstm.train.config import FREE
+from riglstm.train.config import FREE, PRINTED
 
 OURS = "riglstm"
 """The row that is compared with the paper's and with all others, cell by cell."""
@@ -45,8 +46,7 @@ def link(budget: str, changed: str, folder: str = "") -> str:
 def changes(sheet: Sheet, budget: str) -> str:
     """What the recipe has that `paper` has not, in all models and in those of the sheet.
 
-    In brackets what `paper` has instead, or, of a setting's or model's own training, what the
-    others have.
+    In brackets what `paper` has instead, or, of a model's own training, what the other models have.
     Empty where there is nothing, or where the recipe is no more.
     """
     recipes = TABLES[sheet.name].recipes
@@ -59,11 +59,6 @@ def changes(sheet: Sheet, budget: str) -> str:
     said = [f"All models: {', '.join(parts)}"] if parts else []
     alike: dict[str, dict[str, None]] = {}
     for line in sheet.lines:
-        if line.setting in recipe.settings and line.made.get("budget") == budget:
-            own = _own(recipe.settings[line.setting].fit, fit)
-            if own:
-                alike.setdefault(", ".join(own), {})[line.setting] = None
-    for line in sheet.lines:
         row = recipe.rows.get(line.row)
         if row is not None and line.made.get("budget") == budget:
             was = paper.rows.get(line.row)
@@ -73,16 +68,22 @@ def changes(sheet: Sheet, budget: str) -> str:
             ]
             if own:
                 alike.setdefault(", ".join(own), {})[line.label] = None
+            here = _own(row.fit_in.get(line.setting, {}), fit)
+            if here:
+                alike.setdefault(", ".join(here), {})[f"{line.label} in {line.setting}"] = None
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))
 
 
 def _own(fit: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
-    """Training of one setting or model, with that of the others in brackets."""
+    """Training of one model, with that of the others in brackets."""
     return _others(fit, {name: shared[name] for name in fit}, "others ")
 
 
 def _built(row: Row) -> dict[str, Any]:
-    return {"hidden_size": row.hidden_size, **row.options, **row.task}
+    """Its options, less a soft update that is as printed: what is not, is said in numbers."""
+    options = plain_options(row.model, row.hidden_size, row.options)
+    said = {k: v for k, v in options.items() if k not in PRINTED or v != PRINTED[k]}
+    return {"hidden_size": row.hidden_size, **said, **row.task}
 
 
 def _others(new: Mapping[str, Any], old: Mapping[str, Any], whose: str = "") -> list[str]:

@@ -23,6 +23,8 @@ class Row:
     """What it changes in the recipe's task."""
     fit: Mapping[str, Any] = field(default_factory=dict)
     """What it changes in the recipe's training."""
+    fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same, in some of the table's settings alone."""
 
     @property
     def cells(self) -> str:
@@ -97,7 +99,16 @@ def ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
 REMEMBERS = {"forget_bias": 3.0}
 """Of every LSTM cell: one that starts by keeping what it holds learns to copy many times sooner."""
 SOFT = {"update_scale": 0.01, "update_bias": 4.0}
-"""Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~."""
+"""Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~. In
+numbers, as they are part of the names of runs: the layer's own defaults at d = 100."""
+
+
+def printed(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """RigLSTM with the soft update that the paper prints, where it has one."""
+    return {
+        name: replace(row, options={**row.options, "soft_update": "printed"}) if _soft(row) else row
+        for name, row in rows.items()
+    }
 
 
 def tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
@@ -107,11 +118,16 @@ def tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
         options = {**row.options}
         if row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
             options |= REMEMBERS
-        changes = VARIANTS.get(options.get("variant", ""), {})
-        if row.model == "riglstm" and changes.get("soft_update", True):
+        if _soft(row):
             options |= SOFT
         changed[name] = replace(row, options=options)
     return changed
+
+
+def _soft(row: Row) -> bool:
+    """Whether it has a soft update; one that a variant takes away cannot be asked for."""
+    changes = VARIANTS.get(row.options.get("variant", ""), {})
+    return row.model == "riglstm" and "soft_update" not in changes
 
 
 def only(rows: Mapping[str, Row], *names: str) -> dict[str, Row]:

@@ -119,23 +119,26 @@ def _result_rows(name: str, run: Read, budget: Budget) -> list[ResultRow]:
 def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
     """What a recipe trains in some of its runs, in figures."""
     planned = list(planned)
-    rows, settings = ({getattr(p, of): None for p in planned} for of in ("row", "setting"))
+    rows = dict.fromkeys(p.row for p in planned)
     widths = sorted({how.rows[key].hidden_size for key in rows})
     said = [f"width {' and '.join(map(str, widths))}"]
     said += [f"{key}={value}" for key, value in how.task.items() if key != "input_size"]
     fit = how.fit
-    updates = {how.settings[name].fit.get("updates", fit.updates) for name in settings}
-    said += [f"{extent(sorted(updates))} updates", f"lr={fit.lr:g}"]
+    said += [f"{fit.updates:,} updates", f"lr={fit.lr:g}"]
     if fit.warmup:
         said.append(f"a warm-up of {fit.warmup}")
     if fit.decay != "none":
         said.append(f"a {fit.decay} decay")
     if fit.average is not None:
         said.append(f"weights averaged by {fit.average:g}")
-    for key in rows:
-        own = (f"{name}={value:g}" for name, value in how.rows[key].fit.items())
-        said += [f"of {how.rows[key].label} {' and '.join(own)}"] if how.rows[key].fit else []
-    return ", ".join(said)
+    own: dict[str, None] = {}
+    for p in planned:
+        row = how.rows[p.row]
+        for where, changed in (("", row.fit), (f" in {p.setting}", row.fit_in.get(p.setting, {}))):
+            if changed:
+                figures = ", ".join(f"{name}={value}" for name, value in changed.items())
+                own[f"; {row.label}{where}: {figures}"] = None
+    return ", ".join(said) + "".join(own)
 
 
 def _line(

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from riglstm import models
-from riglstm.experiments.spec import PLACE
+from riglstm.experiments.spec import PLACE, plain_options, read_options
 from riglstm.tasks.minigrid_levels import family
-from riglstm.train.config import FREE
+from riglstm.train.config import FREE, PRINTED
 from riglstm.train.ppo_config import PPO, check_count
 
 TASK = "minigrid"
@@ -36,7 +36,10 @@ MEMORIES: dict[str, Memory] = {
     "riglstm": Memory(
         "RigLSTM",
         *("riglstm", 64),
-        {"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3},
+        {
+            **{"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3},
+            "soft_update": "printed",
+        },
     ),
     "rim": Memory("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
     "rim3": Memory("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
@@ -48,7 +51,7 @@ MEMORIES: dict[str, Memory] = {
     "rmc": Memory("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
     "entnet": Memory("EntNet", "entnet", 64, {"num_slots": 4}),
 }
-"""The paper's sizes of RigLSTM (K_h is capped at N - 1) and RIM; the others at their width."""
+"""The paper's RigLSTM (K_h is capped at N - 1) and RIM; the others at their width."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,9 @@ class GridSpec:
     def name(self) -> str:
         """The memory's name among `MEMORIES`, or the model's with a mark: other sizes."""
         for name, memory in MEMORIES.items():
-            same = (self.model, self.hidden_size) == (memory.model, memory.hidden_size)
-            if same and _sizes(self.model_options) == _sizes(memory.options):
+            theirs = (memory.model, memory.hidden_size)
+            same = (self.model, self.hidden_size) == theirs
+            if same and self._sizes() == _sizes(plain_options(*theirs, memory.options)):
                 return name
         return f"{self.model}-other"
 
@@ -108,7 +112,7 @@ class GridSpec:
             "task_options": {"family": self.family, "episodes": self.episodes},
             "model": self.model,
             "hidden_size": self.hidden_size,
-            "model_options": _plain(self.model_options),
+            "model_options": _plain(self._options()),
             "fit": {**asdict(self.ppo), "frames": self.frames},
             "seed": self.seed,
         }
@@ -126,7 +130,7 @@ class GridSpec:
                 family=where["family"],
                 model=data["model"],
                 hidden_size=data["hidden_size"],
-                model_options=dict(data["model_options"]),
+                model_options=read_options(data["model"], data["model_options"]),
                 ppo=PPO(**data["fit"]),
                 seed=data["seed"],
                 episodes=where["episodes"],
@@ -144,13 +148,22 @@ class GridSpec:
         # A run is trained for whole updates.
         fit["frames"] = self.ppo.whole(fit["frames"])
         del data["seed"]
-        return {**data, "model_options": _sizes(self.model_options), "fit": fit}
+        return {**data, "model_options": self._sizes(), "fit": fit}
 
     def digest(self) -> str:
         """Eight hexadecimal digits of what makes it this run, for the name of a folder."""
-        data = self.resolved()
+        data, said = self.resolved(), self._options()
         data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
+        # The first runs did not say it, and their names stay.
+        printed = {k for k, v in said.items() if k in PRINTED and v == PRINTED[k]}
+        data["model_options"] = _plain({k: v for k, v in said.items() if k not in printed})
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+
+    def _options(self) -> dict[str, Any]:
+        return plain_options(self.model, self.hidden_size, self.model_options)
+
+    def _sizes(self) -> Any:
+        return _sizes(self._options())
 
 
 def _sizes(options: Mapping[str, Any]) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 
 from riglstm import RigLSTM
 from riglstm.models import MODELS, options_of
+from riglstm.models.rig import settled
 from riglstm.tasks import TASKS
 from riglstm.tasks.base import TaskConfig, options
-from riglstm.train.config import FREE, LATER, Fit
+from riglstm.train.config import FREE, LATER, PRINTED, Fit
 from riglstm.variants import VARIANTS
 
 PLACE = ("batch_first", "compile_step", "device", "dtype")
@@ -70,6 +71,7 @@ class RunSpec:
     def resolved(self) -> dict[str, Any]:
         """As JSON has it, with the defaults of task and model written out."""
         said = {**_model_defaults(self.model, self.model_options), **self.model_options}
+        said = plain_options(self.model, self.hidden_size, said)
         return {
             "task": self.task,
             "task_options": options(self.task_config()),
@@ -95,7 +97,8 @@ class RunSpec:
         fit = {f.name for f in fields(Fit)}
         _known("training", "Fit", data["fit"], tuple(fit))
         try:
-            made = cls(**{**data, "fit": Fit(**data["fit"])})
+            options = read_options(data["model"], data["model_options"])
+            made = cls(**{**data, "model_options": options, "fit": Fit(**data["fit"])})
             made.task_config()
         except TypeError as error:
             raise ValueError(
@@ -122,6 +125,20 @@ class RunSpec:
     def recipe(self) -> str:
         """The same without the seed: runs that have it are repetitions of each other."""
         return _digest({**self.identity(), "seed": None})
+
+
+def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options with RigLSTM's soft update in numbers, so that defaults may change."""
+    return settled(hidden_size, given) if model == "riglstm" else dict(given)
+
+
+def read_options(model: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options from a file, which may be of the time when none said the soft update."""
+    options = dict(found)
+    if model != "riglstm":
+        return options
+    changed = VARIANTS.get(options.get("variant") or "", {})
+    return {**{name: v for name, v in PRINTED.items() if name not in changed}, **options}
 
 
 def _digest(data: Mapping[str, Any]) -> str:

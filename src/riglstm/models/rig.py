@@ -5,16 +5,18 @@ Shapes: T steps, B sequences, D input features, N cells of size d.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from riglstm.cell import step
-from riglstm.checks import check_choice
+from riglstm.checks import check_choice, check_divides, check_positive, check_update
 from riglstm.layer import RigLSTM, Trace
 from riglstm.models.base import State, check_sequence, check_state
-from riglstm.selection import draw_noise
+from riglstm.selection import Update, draw_noise, settle_update
 from riglstm.variants import VARIANTS
 
 
@@ -91,3 +93,21 @@ class Rig(nn.Module):
             return None
         h, c = check_state(state, self.initial_state(x.shape[0 if self.batch_first else 1]))
         return h, c
+
+
+def settled(hidden_size: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `Rig` with its soft update in plain numbers, in whatever words it was given.
+
+    What a variant sets is left to it.
+    """
+    changes = VARIANTS.get(options.get("variant") or "", {})
+    defaults = {name: p.default for name, p in inspect.signature(RigLSTM).parameters.items()}
+    said = {**defaults, **options, **changes}
+    N = said["num_cells"]
+    soft, scale, bias = (said[name] for name in Update._fields)
+    check_positive("hidden_size", hidden_size)
+    check_positive("num_cells", N)
+    check_divides(hidden_size, N)
+    check_update(soft, scale, bias)
+    plain = settle_update(soft, scale, bias, hidden_size // N, said["bias"])._asdict()
+    return {**options, **{name: value for name, value in plain.items() if name not in changes}}

@@ -230,4 +230,7 @@ def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in identity.items():
         flat |= value if isinstance(value, Mapping) else {name: value}
+    if flat.get("soft_update") is False:
+        # It has nothing to act on.
+        flat.pop("update_scale", None)
     return {name: value for name, value in flat.items() if name not in UNSAID}

@@ -22,6 +22,10 @@ LATER: dict[str, float | None] = {
 """Options of training and of models that came after the first runs, and what those ran with: a run
 without them is one that has them at these values, and its name is the same."""
 
+PRINTED: dict[str, float | None] = {"soft_update": True, "update_scale": 1.0, "update_bias": None}
+"""RigLSTM's soft update as the paper prints it. It was the default once: a run that does not say
+what it has has this, while all that are written now say it."""
+
 
 @dataclass(frozen=True)
 class Fit:

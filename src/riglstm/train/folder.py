@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from riglstm.train.config import FREE, LATER
+from riglstm.train.config import FREE, LATER, PRINTED
 from riglstm.train.devices import rank
 from riglstm.train.lock import release, take
 from riglstm.train.record import now, surroundings
@@ -232,7 +232,8 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any], within: str = ""
     for name in dict.fromkeys((*was, *now)):
         if within.endswith("fit") and name in FREE:
             continue
-        before = LATER.get(name) if within.endswith(("fit", "model_options")) else None
+        said_later = within.endswith(("fit", "model_options"))
+        before = {**LATER, **PRINTED}.get(name) if said_later else None
         a, b = was.get(name, before), now.get(name, before)
         full = f"{within}.{name}" if within else name
         if isinstance(a, Mapping) and isinstance(b, Mapping):
