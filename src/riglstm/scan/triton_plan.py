@@ -21,6 +21,8 @@ from riglstm.selection import Selection
 
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
+RESIDENT = True
+"""Whether weights stay in registers where each program has one tile; False is for comparisons."""
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -148,12 +150,13 @@ def columns(z: Sizes, BN: int) -> int:
 
 
 def pack(
-    weights: Weights, z: Sizes, BN: int | None = None, first: int = 0
+    weights: Weights, z: Sizes, BN: int | None = None, first: int = 0, by_gate: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
     With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L) in
-    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on.
+    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on. Columns of a
+    tile are `by_gate`, as the resident kernel wants them, or in the order of `pack_kernel`.
     """
     W, W_q, wide = weights.W, weights.W_q, BN or 32
     unit = None
@@ -168,7 +171,7 @@ def pack(
     launch(
         pack_kernel, (z.N * columns(z, wide),), (W, W if W_q is None else W_q, out, unit), N=z.N,
         K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=wide, BP=power_of_two(z.P), TILED=BN is not None,
-        PER_CELL=W_q is not None and W_q.dim() == 3, FIRST=first,
+        PER_CELL=W_q is not None and W_q.dim() == 3, FIRST=first, BY_GATE=by_gate,
     )  # fmt: skip
     return out, unit
 
@@ -227,6 +230,14 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
     return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
+
+
+def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
+    """Tiles of the forward kernel that keeps its weights; None where they are not one a program."""
+    tile = forward_tiles(z, B, device)
+    if not RESIDENT or B > FEW or z.held.itemsize > 2 or tile["BN"] != 32:
+        return None
+    return {name: tile[name] for name in ("BM", "BN", "RB", "BP", "LINES", "num_warps")}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

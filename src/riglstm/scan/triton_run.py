@@ -30,11 +30,13 @@ from riglstm.scan.triton_plan import (
     pack,
     precision,
     programs_on,
+    resident_tiles,
     sizes,
     views_tiles,
     write_views,
 )
 from riglstm.scan.triton_products import inputs_kernel, views_kernel
+from riglstm.scan.triton_resident import resident_kernel
 from riglstm.scan.triton_symbols import Symbols, gates_of, views_of
 from riglstm.selection import Selection
 
@@ -53,7 +55,8 @@ def forward(
     """y (T, B, N, d), final h and c, and what backward needs; for symbols there is no backward."""
     T, (B, N, d) = len(x.ids if isinstance(x, Symbols) else x), h.shape
     z = sizes(d, sel, weights.W_q is not None, product)
-    tile = forward_tiles(z, B, h.device)
+    kept = None if isinstance(x, Symbols) else resident_tiles(z, B, h.device)
+    tile = kept or forward_tiles(z, B, h.device)
     ids = table = None
     first = 0
     if isinstance(x, Symbols):
@@ -72,9 +75,9 @@ def forward(
     proposal = h.new_empty(z.G - 3, B, N, d)
     if interpreted():
         proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
-    W, w_unit = pack(weights, z, tile["BN"], first)
+    W, w_unit = pack(weights, z, tile["BN"], first, by_gate=kept is not None)
     x_unit = None if w_unit is None else saved.unit
-    place, count, counter = _counters(T, B, N, h, tile["COMPACT"])
+    place, count, counter = _counters(T, B, N, h, tile.get("COMPACT", False))
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale, X_ROW=X_ROW, X_SLOT=X_SLOT,
         K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
@@ -89,7 +92,8 @@ def forward(
             proposal, saved.act, saved.woke, saved.bits, saved.gates, saved.c, saved.a, place,
             count, counter, B, t0, t1,
         )  # fmt: skip
-        launch(forward_kernel, (programs,), arguments, **constants, PHASE=phase, **options)
+        kernel = forward_kernel if kept is None else resident_kernel
+        launch(kernel, (programs,), arguments, **constants, PHASE=phase, **options)
 
     if interpreted():
         for t in range(T):
