@@ -23,6 +23,7 @@ FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
 RESIDENT = True
 """Whether weights stay in registers where each program has one tile; False is for comparisons."""
+HELD = True
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -237,7 +238,8 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
     tile = forward_tiles(z, B, device)
     if not RESIDENT or B > FEW or z.held.itemsize > 2 or tile["BN"] != 32:
         return None
-    return {name: tile[name] for name in ("BM", "BN", "RB", "BP", "LINES", "num_warps")}
+    kept = {name: tile[name] for name in ("BM", "BN", "RB", "BP", "LINES", "num_warps")}
+    return kept | {"HELD": HELD}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

@@ -101,7 +101,9 @@ def forward(
             run(2, tiles, t, t + 1)
         run(8, B, T, T)
     else:
-        run(15, programs_on(h.device, max(tiles, B)), 0, T, **PERSISTENT)
+        # What stays with its tile had better not select, too.
+        most = max(tiles, B) if kept is None else tiles + B
+        run(15, programs_on(h.device, most), 0, T, **PERSISTENT)
     return y, y[-1], c, saved
 
 
