@@ -27,9 +27,11 @@ from riglstm.scan import triton_plan
 from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_forward import forward_kernel
 from riglstm.scan.triton_products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
+from riglstm.scan.triton_resident import resident_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
+STEPS = (forward_kernel, resident_kernel)
 INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
 NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -39,7 +41,7 @@ def built(kernel, z, tile, **constants):
     given = {**z._asdict(), "S": z.S, **CHOICE, **tile, **constants}
     held, product = NAMES[z.held], NAMES[z.dtype]
     kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": product, "DV": product,
-             "D5": product, "GATES": product, "W": held if kernel is forward_kernel else product}
+             "D5": product, "GATES": product, "W": held if kernel in STEPS else product}
     if kernel is pack_kernel:
         kinds |= {"W": "*fp32", "OUT": held if given["TILED"] else product}
     signature, values, attrs = {}, {}, {}
@@ -96,15 +98,25 @@ done |= {
     "hold": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}),
     "hold, units": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}, X=None),
     "hold, plain": built(hold_kernel, bf16, {"BK": 2, "BP": 32, "BH": 64}, X_UNIT=None),
-    "pack": built(pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=0),
+    "pack": built(
+        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=0, BY_GATE=True
+    ),
     "pack, states": built(
-        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=2
+        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=2, BY_GATE=False
     ),
     "pack, flat": built(
-        pack_kernel, bf16, {"BN": 32, "BP": 32}, PER_CELL=False, TILED=False, W_UNIT=None, FIRST=0,
+        *(pack_kernel, bf16, {"BN": 32, "BP": 32}),
+        **{"PER_CELL": False, "TILED": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False},
         COUNTER=None,
     ),
 }
+triton_plan.chip = lambda device: (132, ROOM)
+for name, z, more in (
+    ("resident, tf32", tf32, {"SAVE": True}),
+    ("resident, bf16", bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
+):
+    tile = triton_plan.resident_tiles(z, 64, None)
+    done[name] = built(resident_kernel, z, tile, PRECISION="ieee", **more, **views, **place)
 print(json.dumps(done))
 """
 
@@ -140,7 +152,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 15), (90, 232_448, 132, 18)]
+CHIPS = [(80, 166_912, 4, 17), (90, 232_448, 132, 20)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

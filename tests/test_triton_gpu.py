@@ -340,17 +340,21 @@ def test_an_input_at_an_odd_address_is_read_after_one_at_an_even_one() -> None:
         assert torch.equal(layer(odd)[0], layer(odd.clone())[0])
 
 
-def test_neither_b_nor_t_compiles_anything_anew() -> None:
+@pytest.mark.parametrize("halves", [False, True])
+def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
     from riglstm.scan.triton_forward import forward_kernel
+    from riglstm.scan.triton_resident import resident_kernel
 
+    kernel = resident_kernel if halves else forward_kernel
     layer = RigLSTM(8, 64, num_cells=4, backend="triton", device="cuda")
 
     def variants() -> int:
-        return sum(len(cache[0]) for cache in forward_kernel.device_caches.values())
+        return sum(len(cache[0]) for cache in kernel.device_caches.values())
 
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=halves):
         layer(torch.randn(3, 5, 8, device="cuda"))
         before = variants()
+        assert before > 0
         for T, B in ((1, 1), (2, 16), (17, 64), (64, 33)):
             layer(torch.randn(T, B, 8, device="cuda"))
     assert variants() == before

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 SLOTS = 8
-"""Most cells, and most views: in the backward kernel, tiles of a row have this many lines."""
+"""Most cells, and most views: in the backward kernel, tiles of a row have this many lines, and in
+the resident kernel so many warps a slot each."""
 FRESH = 16
 """The bit of a row's `act` that says: the state was reset before the step."""
 
@@ -43,8 +44,15 @@ def give_up(spins):
 
 
 @triton.jit
-def grid_barrier(counter, target):
-    """Wait until all programs came here: the counter only grows, `target` is its value then.
+def arrive(counter):
+    """Say that this program came to the barrier, and has written what it had to."""
+    tl.debug_barrier()
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+
+
+@triton.jit
+def wait(counter, target):
+    """Wait until all programs came: the counter only grows, `target` is its value then.
 
     Every thread reads the counter by an acquire, so that what it loads afterwards is what others
     wrote before, from whichever cache.
@@ -52,14 +60,19 @@ def grid_barrier(counter, target):
     The launch is cooperative, so every program runs; should one still be missing after many
     seconds, the kernel ends in an error and not in a hang.
     """
-    tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release", scope="gpu")
     spins = 0
     while peek(counter) < target:
         spins += 1
         if spins > _SPINS:
             give_up(spins)
     tl.debug_barrier()
+
+
+@triton.jit
+def grid_barrier(counter, target):
+    """Wait here until all programs came here."""
+    arrive(counter)
+    wait(counter, target)
 
 
 @triton.jit

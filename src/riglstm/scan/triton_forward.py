@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _ROOM, fetch, grid_barrier, sigmoid, tanh
-from riglstm.scan.triton_select import finish, select, vectors
+from riglstm.scan.triton_common import _ROOM, grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_select import ahead, finish, rows_phase
 
 
 @triton.jit
@@ -150,33 +150,16 @@ def forward_kernel(
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = N * ((4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN))
     SOFT: tl.constexpr = G == 5
-    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and SYMBOLS is None:
-            after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
-            fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
-            if X_ROW != (K + N) * P and (K_a < N or K_x < K):
-                fetch(X + after * X_ROW, B * X_ROW, p, programs)
+            ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         if PHASE & 1:
-            for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
-                b = r * RB + tl.arange(0, RB)
-                x = ()
-                if (K_a < N) or (K_x < K):
-                    if SYMBOLS is None:
-                        now = X + tl.cast(t, tl.int64) * B * X_ROW
-                        x = vectors(now, K, b, b < B, X_ROW, X_SLOT, d, BP, LINES)
-                    else:
-                        now = SYMBOLS + tl.cast(t, tl.int64) * B + b
-                        symbol = tl.load(now, mask=b < B, other=0)
-                        x = vectors(X, K, symbol, b < B, X_ROW, X_SLOT, d, BP, LINES)
-                states = finish(
-                    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
-                )  # fmt: skip
-                select(
-                    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-                    COUNT + t * N, N, K, FIRST, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
-                )  # fmt: skip
+            rows_phase(
+                t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP,
+                ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+                X_SLOT, SOFT, SAVE, RB, LINES, COMPACT,
+            )  # fmt: skip
         if PHASE & 4:
             target += programs
             grid_barrier(COUNTER, target)

@@ -130,12 +130,14 @@ def pack(
     first: int = 0,
     into: Sequence[Tensor | Place] | None = None,
     counter: Argument = None,
+    by_gate: bool = False,
 ) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
     With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L) in
-    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on. A counter is
-    set to zero on the way, which saves a launch.
+    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on. Columns of a
+    tile are `by_gate`, as the resident kernel wants them, or in the order of `pack_kernel`. A
+    counter is set to zero on the way, which saves a launch.
     """
     W, W_q, unit = weights.W, weights.W_q, None
     out: Tensor | Place
@@ -146,17 +148,17 @@ def pack(
     else:
         out, unit = into or Layout(*packed(z, BN, first)).make(W)
         unit = unit if z.held == torch.float16 else None
-    run = _pack(z, BN, first, per_cell=W_q is not None and W_q.dim() == 3)
+    run = _pack(z, BN, first, W_q is not None and W_q.dim() == 3, by_gate)
     programs = z.N * columns(z, BN or 32)
     run((programs,), (W, W if W_q is None else W_q, out, unit, counter))
     return out, unit
 
 
 @functools.lru_cache(64)
-def _pack(z: Sizes, BN: int | None, first: int, per_cell: bool) -> Launch:
+def _pack(z: Sizes, BN: int | None, first: int, per_cell: bool, by_gate: bool) -> Launch:
     return prepare(
         pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=BN or 32, BP=power_of_two(z.P),
-        TILED=BN is not None, PER_CELL=per_cell, FIRST=first,
+        TILED=BN is not None, PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
     )  # fmt: skip
 
 
@@ -214,6 +216,14 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
     return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
+
+
+def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
+    """Tiles of the forward kernel that keeps its weights; None where they are not one a program."""
+    tile = forward_tiles(z, B, device)
+    if B > FEW or z.held.itemsize > 2 or tile["BN"] != 32:
+        return None
+    return {name: tile[name] for name in ("BM", "BN", "RB", "BP", "LINES", "num_warps")}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

@@ -24,9 +24,11 @@ from riglstm.scan.triton_plan import (
     packed,
     precision,
     programs_on,
+    resident_tiles,
     sizes,
 )
 from riglstm.scan.triton_products import hold_kernel
+from riglstm.scan.triton_resident import resident_kernel
 from riglstm.selection import Selection
 
 
@@ -35,6 +37,8 @@ class Plan(NamedTuple):
 
     z: Sizes
     tile: dict[str, Any]
+    by_gate: bool
+    """The order of a tile's columns: that of the resident kernel."""
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
@@ -62,7 +66,9 @@ def plan_of(
 ) -> Plan:
     """Kept by all that it depends on; `rounded` is what `rounds(product)` says."""
     z = sizes(d, sel, soft_update, product)
-    N, tile = z.N, forward_tiles(z, B, device)
+    kept = None if symbols else resident_tiles(z, B, device)
+    N, tile = z.N, kept or forward_tiles(z, B, device)
+    kernel = forward_kernel if kept is None else resident_kernel
     direct = linear and not symbols and z.dtype == z.held and z.d == z.P
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
@@ -75,8 +81,7 @@ def plan_of(
     if interpreted():
         options = {1: {}, 2: {}, 8: {}}
     phases = {
-        phase: prepare(forward_kernel, **constants, PHASE=phase, **more)
-        for phase, more in options.items()
+        phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
     }
     tiles = N * columns(z, tile["BN"]) * -(-B // tile["BM"])
     programs = tiles if interpreted() else programs_on(device, max(tiles, B))
@@ -84,7 +89,7 @@ def plan_of(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
         BH=power_of_two(N * d),
     )  # fmt: skip
-    return Plan(z, tile, z.K if symbols else 0, direct, held, phases, programs)
+    return Plan(z, tile, kept is not None, z.K if symbols else 0, direct, held, phases, programs)
 
 
 class Passing(NamedTuple):

@@ -113,14 +113,18 @@ def hold_kernel(
 def _column(
     W, W_Q, j, u, s, col,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
-    PER_CELL: tl.constexpr,
+    PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """Slot s of columns `col` (BN, 1) of tile u of cell j, (BN, BP); their gates and units."""
     S: tl.constexpr = K + N
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
     k = tl.arange(0, BP)[None, :]
-    gate = ((col >> 2) & 2) | (col & 1)
-    unit = u * (BN // 4) + ((col >> 4) << 2 | (col >> 1) & 3)
+    if BY_GATE:
+        gate = col // (BN // 4)
+        unit = u * (BN // 4) + col % (BN // 4)
+    else:
+        gate = ((col >> 2) & 2) | (col & 1)
+        unit = u * (BN // 4) + ((col >> 4) << 2 | (col >> 1) & 3)
     if u >= UNITS:
         gate = 4 + 0 * col
         unit = (u - UNITS) * BN + col
@@ -138,13 +142,13 @@ def pack_kernel(
     W, W_Q, OUT, W_UNIT, COUNTER,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
     G: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
-    TILED: tl.constexpr, FIRST: tl.constexpr,
+    TILED: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
     TILED: to (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates
-    each, in an order that gives all gates of a unit to one thread, or BN columns of W_q; in units
-    of W_UNIT where there are any. Else to (N, S·d, L), W_q as the fifth gate.
+    each, in an order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q;
+    in units of W_UNIT where there are any. Else to (N, S·d, L), W_q as the fifth gate.
 
     COUNTER, if there is one, is that of the next kernel's barrier, and is set to zero.
     """
@@ -160,13 +164,13 @@ def pack_kernel(
     if W_UNIT is not None:
         largest = tl.zeros((BN, BP), tl.float32)
         for s in tl.range(FIRST, S):
-            w, _, _ = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)
+            w, _, _ = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
             largest = tl.maximum(largest, tl.abs(w))
         size = _unit(tl.max(largest, 1)[:, None])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
     for s in tl.range(FIRST, S):
-        w, gate, unit = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL)
+        w, gate, unit = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
         w = (w / size).to(OUT.dtype.element_ty)
         if TILED:
             tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)

@@ -64,10 +64,10 @@ def forward(
     if isinstance(proposal, Tensor):
         proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
     place = count = counter
-    if tile["COMPACT"]:
+    if tile.get("COMPACT", False):
         place, count, counter = _lists(T, B, N, h)
     # First of all: the GPU packs while the host goes on.
-    W, w_unit = pack(weights, z, tile["BN"], plan.first, tiled, counter)
+    W, w_unit = pack(weights, z, tile["BN"], plan.first, tiled, counter, plan.by_gate)
     ids = table = None
     if isinstance(x, Symbols):
         ids, X = x.ids, views_of(x.table, weights, z)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, order, sigmoid, top
+from riglstm.scan.triton_common import _FRESH, fetch, order, sigmoid, top
 
 
 @triton.jit
@@ -112,7 +112,8 @@ def select(
 ):  # fmt: skip
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
 
-    XH holds the slots from FIRST on: 0, or K where the views are those of symbols.
+    XH holds the slots from FIRST on: 0, or K where the views are those of symbols. Without c, a
+    reset of it is left to `gates`.
 
     COMPACT: each sequence is also added to the lists, of B places, of the cells that wake.
     """
@@ -136,8 +137,9 @@ def select(
         for k in tl.static_range(N):
             kept += (tl.where(stays, states[k], 0.0),)
         states = kept
-        # Where a state begins anew, what was just kept is zero, as c is to be.
-        write(states, c, N * d, d, d, b, there & (fresh != 0), N, BP, LINES)
+        if c is not None:
+            # Where a state begins anew, what was just kept is zero, as c is to be.
+            write(states, c, N * d, d, d, b, there & (fresh != 0), N, BP, LINES)
     fresh = fresh[None, :]
     wide = 0 * fresh + 0 * line  # (LINES, RB)
 
@@ -179,3 +181,47 @@ def select(
         if COMPACT:
             place = tl.atomic_add(COUNT + n + wide, 1, mask=act, sem="relaxed")
             tl.store(LIST + n * B + place, b[None, :] + wide, mask=act)
+
+
+@triton.jit
+def ahead(
+    t, t1, p, programs, X, XH, B,
+    N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
+    X_ROW: tl.constexpr,
+):  # fmt: skip
+    """Ask for the views of the step after t."""
+    after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
+    fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
+    if X_ROW != (K + N) * P and (K_a < N or K_x < K):
+        fetch(X + after * X_ROW, B * X_ROW, p, programs)
+
+
+@triton.jit
+def rows_phase(
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
+    BITS, A, LIST, COUNT, B,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
+    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+    RB: tl.constexpr, LINES: tl.constexpr, COMPACT: tl.constexpr,
+):  # fmt: skip
+    """The states of this program's sequences are finished, and their cells choose, in step t."""
+    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
+    for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+        b = r * RB + tl.arange(0, RB)
+        x = ()
+        if (K_a < N) or (K_x < K):
+            if SYMBOLS is None:
+                now = X + tl.cast(t, tl.int64) * B * X_ROW
+                x = vectors(now, K, b, b < B, X_ROW, X_SLOT, d, BP, LINES)
+            else:
+                now = SYMBOLS + tl.cast(t, tl.int64) * B + b
+                symbol = tl.load(now, mask=b < B, other=0)
+                x = vectors(X, K, symbol, b < B, X_ROW, X_SLOT, d, BP, LINES)
+        states = finish(
+            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
+        )  # fmt: skip
+        select(
+            t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
+            COUNT + t * N, N, K, FIRST, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
+        )  # fmt: skip

@@ -1,0 +1,148 @@
+"""Forward kernel of the `triton` backend for few sequences: weights stay in registers.
+
+As in `triton_forward.py` a step has two phases, `select` and `gates`. Here a program has at most
+one tile of `gates`, all sequences by BN columns of one cell, and it keeps that tile for the whole
+sequence: its weights and its c never leave the registers. Each warp multiplies a slot of its own
+(`triton_slots.py`).
+
+What a cell takes in is known after `select`; the views themselves are known before. So a program
+that has selected says so, multiplies all views while others still select, and only then waits: what
+was not taken in is put to zero in the product, as a warp has a slot and a lane its rows.
+
+Shapes: B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in memory,
+G = 4 or 5 gates (W_q Q is the fifth), BM ≥ B rows and BN = 32 columns of a tile, 8 units.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from riglstm.scan.triton_common import _SLOTS, arrive, sigmoid, tanh, wait
+from riglstm.scan.triton_select import ahead, finish, rows_phase
+from riglstm.scan.triton_slots import masked, product, slot_and_line, sum_slots, taken, weights_of
+
+
+@triton.jit
+def _four(V, step: tl.constexpr, known):
+    """What the four gates of a tile's units have each, (1, 8)."""
+    f = tl.load(V, mask=known, other=0.0)
+    i = tl.load(V + step, mask=known, other=0.0)
+    o = tl.load(V + 2 * step, mask=known, other=0.0)
+    g = tl.load(V + 3 * step, mask=known, other=0.0)
+    return f, i, o, g
+
+
+@triton.jit(do_not_specialize=["B", "t0", "t1"])
+def resident_kernel(
+    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, SYMBOLS, TABLE, LIVE, RESET, Y, PROP, ACT,
+    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
+    SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, RB: tl.constexpr,
+    LINES: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
+    p, programs = tl.program_id(0), tl.num_programs(0)
+    U: tl.constexpr = BN // 4
+    UNITS: tl.constexpr = (d + U - 1) // U
+    TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
+    SOFT: tl.constexpr = G == 5
+    D: tl.constexpr = (K + N) * P
+    # The first programs select; tiles are for the last, so that as few as can be do both.
+    tile = programs - 1 - p
+    j, u = tile % N, tile // N
+    # Without a tile a program has no rows, columns and units: it loads and stores nothing.
+    rows = tl.where(u < TILES, B, 0)
+    columns = tl.where(u < TILES, (1 << (BN // 8)) - 1, 0)
+    units = tl.where(u < UNITS, d, 0)
+
+    b = tl.arange(0, BM)[:, None]
+    lane = tl.arange(0, U)[None, :]
+    unit = u * U + lane
+    there = b < rows
+    inside = there & (unit < units)
+    at = b * (N * d) + j * d + unit
+    if PHASE & 2:
+        slot, line = slot_and_line()
+        has_view = tl.where(slot < K, 255, 0)
+        rows_there = tl.zeros_like(line)
+        for r in tl.static_range(BM // 8):
+            rows_there |= tl.where(line + r * 8 < rows, 1 << r, 0)
+        W += tl.cast(j * TILES + u, tl.int64) * (BN * D)
+        for_states = weights_of(W + K * P, tl.where(slot < N, columns, 0), D, P, BN)
+        for_views = weights_of(W, has_view & columns, D, P, BN)
+        c_now = tl.load(c + at, mask=inside, other=0.0)
+    if PHASE & 4:
+        ahead(t0, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+    target = 0
+    for t in tl.range(t0, t1, num_stages=1):
+        step = tl.cast(t, tl.int64) * B
+        if PHASE & 1:
+            rows_phase(
+                t, p, programs, h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE, RESET, Y, PROP,
+                ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+                X_SLOT, SOFT, SAVE, RB, LINES, False,
+            )  # fmt: skip
+        if PHASE & 4:
+            target += programs
+            arrive(COUNTER)
+        if PHASE & 2:
+            acc = tl.zeros((_SLOTS, BM, BN), tl.float32)
+            here = has_view & rows_there
+            acc = product(acc, XH + step * D, here, for_views, D, P, BM, PRECISION, WIDE)
+            if X_UNIT is not None:
+                x_unit = tl.load(X_UNIT + step + b, mask=there, other=1.0)
+        if PHASE & 4:
+            wait(COUNTER, target)
+        if PHASE & 2:
+            take = taken(BITS + step * N + j, rows, N, K, BM, WIDE)
+            on = tl.load(BITS + (step + b) * N + j, mask=there, other=0) != 0
+            if RESET is not None:
+                fresh = tl.load(RESET + step + b, mask=there, other=0)
+                c_now = tl.where(fresh != 0, 0.0, c_now)
+            acc = masked(acc, take, BM, BN)
+            states = XH + step * D + K * P
+            acc = product(acc, states, take >> 8, for_states, D, P, BM, PRECISION, WIDE)
+            b_f, b_i, b_o, b_g = _four(BIAS + j * (4 * d) + unit, d, unit < units)
+            if X_UNIT is not None:
+                w_unit = W_UNIT + (j * TILES + u) * BN + lane
+                u_f, u_i, u_o, u_g = _four(w_unit, U, lane < columns)
+            f, i, o, g = sum_slots(acc, BM)
+            if X_UNIT is not None:
+                f, i, o, g = f * x_unit * u_f, i * x_unit * u_i, o * x_unit * u_o, g * x_unit * u_g
+            kind = GATES.dtype.element_ty
+            kept = GATES + (step * N + b * N + j) * (G * d)
+            if u < UNITS:
+                use = inside & on
+                f, i, o, g = sigmoid(f + b_f), sigmoid(i + b_i), sigmoid(o + b_o), tanh(g + b_g)
+                c_new = f * c_now + i * g
+                tl.store(PROP + at, o * tanh(c_new), mask=use)
+                if SAVE:
+                    tl.store(C + step * (N * d) + at, c_now, mask=use)
+                    tl.store(kept + unit, f.to(kind), mask=use)
+                    tl.store(kept + d + unit, i.to(kind), mask=use)
+                    tl.store(kept + 2 * d + unit, o.to(kind), mask=use)
+                    tl.store(kept + 3 * d + unit, g.to(kind), mask=use)
+                c_now = tl.where(use, c_new, c_now)
+            elif SOFT:
+                four = (f, i, o, g)
+                for m in tl.static_range(4):
+                    at_q = (u - UNITS) * BN + m * U + lane
+                    use = on & (at_q < d)
+                    out = tl.cast(B, tl.int64) * (N * d) + (b * (N * d) + j * d + at_q)
+                    tl.store(PROP + out, four[m], mask=use)
+                    if SAVE:
+                        tl.store(kept + 4 * d + at_q, four[m].to(kind), mask=use)
+        if PHASE & 4:
+            target += programs
+            arrive(COUNTER)
+            ahead(t + 1, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+            wait(COUNTER, target)
+    if PHASE & 2:
+        tl.store(c + at, c_now, mask=inside)
+    if PHASE & 8:
+        for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+            b_r = r * RB + tl.arange(0, RB)
+            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE)

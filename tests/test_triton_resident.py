@@ -1,0 +1,137 @@
+"""The kernel whose weights stay in registers, in the interpreter: as the other computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import TOL, assert_close, assert_same_gradients, clear_problem, gradients
+
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
+pytest.importorskip("triton")
+triton_plan = pytest.importorskip(
+    "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
+)
+triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
+triton_run = pytest.importorskip("riglstm.scan.triton_run")
+
+pytestmark = pytest.mark.usefixtures("nan_filled_empty")
+FLOAT = TOL[torch.float32]
+SMALL: dict[str, Any] = {"T": 2, "B": 2, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1}
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "a slot of two pieces, fewer cells than views, rows of two blocks": {
+        **{"K": 3, "d": 40, "K_x": 2, "K_h": 1, "B": 9, "T": 1},
+    },
+    "resets and steps left out": {"reset": True, "live": True, "K_h": 0},
+    "no soft update": {"soft_update": False, "K_h": 1, "bias": False, "T": 1},
+    "a query for each cell": {"query": "per_cell", "update_bias": True, "K_h": 1, "d": 34, "T": 1},
+}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that were launched."""
+    from riglstm.scan.triton_launch import Launch
+
+    names: list[str] = []
+    run = Launch.__call__
+
+    def spy(self: Launch, *args: Any) -> None:
+        names.append(self.kernel.fn.__name__)
+        run(self, *args)
+
+    monkeypatch.setattr(Launch, "__call__", spy)
+    return names
+
+
+def in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, few sequences are computed as on a small GPU: with the kernel of tiles."""
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
+    monkeypatch.setattr(triton_prepare, "resident_tiles", lambda z, B, device: None)
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_it_computes_what_the_kernel_of_tiles_computes(
+    name: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = clear_problem(**{**SMALL, **PROBLEMS[name]}).to(torch.float32)
+    # Rows take their time in the interpreter; what is kept for gradients does not depend on them.
+    learns = p.h.shape[0] < 9
+    got, grads = p.run("triton"), gradients(p, "triton") if learns else {}
+    assert "resident_kernel" in launched
+    assert "forward_kernel" not in launched
+    launched.clear()
+    in_tiles(monkeypatch)
+    want, want_grads = p.run("triton"), gradients(p, "triton") if learns else {}
+    assert "forward_kernel" in launched
+    assert "resident_kernel" not in launched
+    assert torch.equal(got[3], want[3])
+    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
+        assert_close(one, other, FLOAT.value, what)
+    assert_same_gradients(grads, want_grads, FLOAT.grad)
+
+
+def test_it_computes_the_same_in_bfloat16(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = clear_problem(**{**SMALL, "T": 1}).to(torch.float32)
+
+    def run() -> tuple[Tensor, ...]:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return p.run("triton")
+
+    got = run()
+    assert "resident_kernel" in launched
+    launched.clear()
+    in_tiles(monkeypatch)
+    want = run()
+    assert "forward_kernel" in launched
+    for one, other in zip(got, want, strict=True):
+        assert_close(one, other, FLOAT.value)
+
+
+@pytest.mark.usefixtures("tf32")
+def test_programs_that_have_no_tile_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = clear_problem(**{**SMALL, "T": 1}).to(torch.float32)
+    want, plan_of = p.run("triton"), triton_run.plan_of
+
+    def with_more(*args: Any, **options: Any) -> Any:
+        plan = plan_of(*args, **options)
+        return plan._replace(programs=plan.programs + 3)
+
+    monkeypatch.setattr(triton_run, "plan_of", with_more)
+    for one, other in zip(p.run("triton"), want, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("held", "B", "multiprocessors", "kept"),
+    [
+        (torch.float16, 64, 132, True),
+        (torch.bfloat16, 1, 102, True),
+        (torch.bfloat16, 64, 101, False),
+        (torch.float16, 65, 132, False),
+        (torch.float32, 64, 132, False),
+    ],
+)
+def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
+    held: torch.dtype, B: int, multiprocessors: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
+    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held)
+    assert (triton_plan.resident_tiles(z, B, torch.device("cuda")) is not None) == kept
