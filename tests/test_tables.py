@@ -207,7 +207,13 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
             *(before.model, before.hidden_size),
             old,
         )
-        assert row.fit.keys() == ({"lr", "input_rate"} if "steady_start" in row.options else set())
+        if "steady_start" in row.options:
+            assert {"lr", "input_rate", "decay"} < row.fit.keys()
+            assert {tuple(own) for own in row.fit_in.values()} == {("updates",)}
+            assert row.fit_in.keys() < tuned.settings.keys()
+        else:
+            assert not row.fit
+            assert not row.fit_in
         inputs = {**tuned.task, **row.task}["input_size"]
         models.build(row.model, inputs, row.hidden_size, **row.options)
 
@@ -630,3 +636,12 @@ def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
         metric = tasks[table.task].metric  # type: ignore[attr-defined]
         assert metric.scale == table.scale
         assert metric.higher_is_better == table.higher_is_better
+
+
+def test_the_note_on_the_recipe_says_what_a_row_trains_otherwise(tmp_path: Path) -> None:
+    planned = plan("copying", ["lstm", "riglstm"], 1, "tuned", tmp_path, settings=["M=4", "M=8"])
+    (note,) = (n for n in sheet("copying", planned, "tuned").notes if n.startswith("Recipe"))
+    assert "20,000 updates, lr=0.001, a warm-up of 300, a cosine decay" in note
+    assert "; RigLSTM: lr=0.002, input_rate=0.02, decay=late, " in note
+    assert note.endswith("; RigLSTM in M=8: updates=30000.")
+    assert "LSTM:" not in note.replace("RigLSTM", "")

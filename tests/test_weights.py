@@ -27,9 +27,11 @@ def right(file: str, condition: str, many: int) -> float:
     return float((logits.argmax(-1) == batch.targets).float().mean())
 
 
-@pytest.mark.parametrize("condition", ["P=50", "P=200"])
-def test_the_copying_weights_copy(condition: str) -> None:
-    assert right("copying-riglstm.safetensors", condition, 32) > 0.995
+@pytest.mark.parametrize(("condition", "recorded"), [("P=50", 0.99875), ("P=200", 0.99775)])
+def test_the_copying_weights_copy(condition: str, recorded: float) -> None:
+    # Three standard deviations of 320 digits.
+    least = recorded - 3 * (recorded * (1 - recorded) / 320) ** 0.5
+    assert right("copying-riglstm.safetensors", condition, 32) > least
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
