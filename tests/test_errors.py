@@ -90,8 +90,8 @@ WRONG_OPTIONS = [
        "use soft_update=True")
       for name, v in (("update_scale", 0.5), ("update_scale", 1.0), ("update_bias", 4.0))),
     ({"steady_start": True, "bias": False},
-     "steady_start must be False without input_views='linear', bias=True and two views or more, "
-     "got True; leave it out"),
+     "steady_start must be False without input_views='linear', bias=True, cells='top' and "
+     "two views or more, got True; leave it out"),
     ({"forget_bias": 1.0, "bias": False},
      "forget_bias must be 0 where the gates have no bias, got 1.0; use bias=True"),
     ({"input_views": "split"},

@@ -649,7 +649,7 @@ def test_the_default_soft_update_has_a_scale_of_one_by_d_and_a_bias_of_four(N: i
         ({"update_scale": 1.0, "update_bias": None}, (True, 1.0, None)),
         ({"update_bias": -1.0, "bias": False}, (True, 0.5, -1.0)),
         ({"soft_update": "printed", "update_bias": None}, (True, 1.0, None)),
-        ({"soft_update": False, "update_scale": 3, "update_bias": None}, (False, 3.0, None)),
+        ({"soft_update": False, "update_scale": 3, "update_bias": None}, (False, 1.0, None)),
     ],
 )
 def test_numbers_that_are_given_count(
@@ -747,7 +747,7 @@ def test_repr_shows_every_option_that_is_not_the_default() -> None:
         ({"update_bias": None}, "update_bias=None, "),
         ({"update_scale": 1.0, "update_bias": 0.0}, "update_scale=1.0, update_bias=0.0, "),
         ({"soft_update": False}, "soft_update=False, "),
-        ({"soft_update": False, "update_scale": 2}, "soft_update=False, update_scale=2.0, "),
+        ({"soft_update": False, "update_scale": 2}, "soft_update=False, "),
     ],
 )
 def test_repr_of_the_soft_update_makes_it_again(given: dict[str, Any], said: str) -> None:

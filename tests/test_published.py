@@ -541,3 +541,22 @@ def test_sources_hold_no_path_of_a_machine(folder: Path) -> None:
     text = (folder / "results" / "figures" / "sources.json").read_text()
     assert str(folder) not in text
     assert {len(source["digest"]) for source in json.loads(text).values()} == {64}
+
+
+def test_updates_that_the_recipe_has_are_not_called_unlike() -> None:
+    (row,) = (r for r in FOUND if (r.model, r.seed, r.metric) == ("riglstm", 0, "accuracy@P=50"))
+    planned = [
+        replace(row, budget="tuned", setting=setting, updates=updates, run=setting)
+        for setting, updates in (("M=1", 10_000), ("M=8", 30_000))
+    ]
+    assert "made alike" not in block(summary.sheets(planned))
+    short = [planned[0], replace(planned[1], updates=29_000)]
+    assert "Not all runs were made alike: " in block(summary.sheets(short))
+
+
+def test_figures_by_the_other_rule_that_were_not_kept_are_not_called_not_run() -> None:
+    honest = [row for row in FOUND if row.chosen_on == "validation@P=50"]
+    (sheet,) = summary.sheets(honest)
+    text = grid(sheet)
+    assert any("not kept" in str(cell) for line in text.lines for cell in line)
+    assert not any("not run" in str(cell) for line in text.lines for cell in line)

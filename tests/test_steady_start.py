@@ -13,7 +13,7 @@ from torch import Tensor
 
 from riglstm import RigLSTM
 
-D, H, N = 20, 300, 6
+D, H, N = 20, 600, 6
 
 
 def made(**given: Any) -> RigLSTM:
@@ -45,12 +45,12 @@ def test_a_steady_start_changes_the_views_and_the_bias_of_g_alone() -> None:
     assert views.sum(1).abs().max() < 1e-6
     assert torch.equal(steady.bias_in_l0, torch.full((H,), 0.2))
     assert torch.allclose(
-        steady.weight_in_l0[:, :50] - plain.weight_in_l0[:, :50],
-        -plain.weight_in_l0.unflatten(1, (N, 50)).mean(1),
+        steady.weight_in_l0[:, :100] - plain.weight_in_l0[:, :100],
+        -plain.weight_in_l0.unflatten(1, (N, 100)).mean(1),
     )
     raised = steady.bias_gates_l0 - plain.bias_gates_l0
-    assert torch.equal(raised[:, :150], torch.zeros(N, 150))
-    assert torch.allclose(raised[:, 150:], torch.tensor(0.1))
+    assert torch.equal(raised[:, :300], torch.zeros(N, 300))
+    assert torch.allclose(raised[:, 300:], torch.tensor(0.1))
     for name in ("weight_gates_l0", "weight_query_l0"):
         assert torch.equal(steady.get_parameter(name), plain.get_parameter(name))
 
@@ -64,9 +64,23 @@ def test_every_layer_and_direction_starts_steady_and_repr_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"num_views": 1}, {"bias": False}, {"input_views": "split", "input_size": H}]
+    "given",
+    [
+        {"num_views": 1},
+        {"bias": False},
+        {"cells": "all"},
+        {"input_views": "split", "input_size": H},
+    ],
 )
 def test_a_steady_start_without_maps_that_cancel_is_refused(given: dict[str, Any]) -> None:
     size = given.pop("input_size", D)
     with pytest.raises(ValueError, match=r"steady_start must be False without input_views"):
         RigLSTM(size, H, num_cells=N, steady_start=True, **given)
+
+
+def test_a_layer_pickled_before_the_option_can_be_shown_and_drawn_anew() -> None:
+    old = made()
+    for name in ("steady_start", "forget_bias"):
+        del old.__dict__[name]
+    assert "steady_start" not in repr(old)
+    old.reset_parameters()

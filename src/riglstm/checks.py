@@ -101,12 +101,12 @@ def check_forget_bias(value: object, needs: str | None = None) -> None:
         )
 
 
-def check_steady_start(value: bool, affine: bool, num_views: int) -> None:
-    """A steady start needs maps to views that can cancel, and biases that do not."""
-    if value and not (affine and num_views > 1):
+def check_steady_start(value: bool, affine: bool, num_views: int, cells: str) -> None:
+    """A steady start needs maps to views that can cancel, biases that do not, and a choice."""
+    if value and not (affine and num_views > 1 and cells == "top"):
         raise ValueError(
-            "steady_start must be False without input_views='linear', bias=True and two views or "
-            "more, got True; leave it out"
+            "steady_start must be False without input_views='linear', bias=True, cells='top' and "
+            "two views or more, got True; leave it out"
         )
 
 

@@ -82,15 +82,15 @@ class RigLSTM(nn.Module):
         cells, views, peers: how each is selected: `top` scores, `all`, or at `random`; views and
             peers also `soft`, weighted by the softmax of their scores.
         input_views: `linear` maps of the input, or `split`: K pieces of it.
-        soft_update: Eqs. (19)-(21), with the scale and the bias below, which are not in the paper
-            and without which it learns late, or never; `printed`: without them; False: no update.
+        soft_update: Eqs. (19)-(21), with a scale and a bias that are not in the paper; without them
+            (`printed`) it learned late, or never, at d = 100; False: no soft update.
         query: W_q `shared` by the cells, as printed, or one `per_cell`.
         update_scale: factor on the two logits of Eq. (21); `auto`: 1/d, as printed 1.
         update_bias: start value of a learned bias towards the new state; None: no bias; `auto`: 4,
             as printed None, and None with `bias=False`.
         forget_bias: added to the start values of the forget gate's bias; 0 as in `nn.LSTM`.
-        steady_start: start values at which the input does not decide who wakes; for tasks in which
-            order matters, where a choice that changes with every input is slow to learn from.
+        steady_start: start values at which large cells (d = 100) are not woken by the input: the
+            first K_a wake at every step, the others at first never. For tasks of order.
         backend: `reference`, `batched`, `compiled`, `triton`, or `auto`; `repr` says which runs.
 
     Inputs: input, hx
@@ -112,6 +112,7 @@ class RigLSTM(nn.Module):
 
     proj_size = 0
     """Part of nn.LSTM's interface that frameworks read; there is no projection."""
+    forget_bias, steady_start = 0.0, False  # of layers that were pickled before these options
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class RigLSTM(nn.Module):
         checks.check_choice("peers", peers, SLOT_RULES)
         checks.check_choice("input_views", input_views, ("linear", "split"))
         checks.check_choice("query", query, ("shared", "per_cell"))
-        checks.check_steady_start(steady_start, bias and input_views == "linear", K)
+        checks.check_steady_start(steady_start, bias and input_views == "linear", K, cells)
         resolve(backend, torch.device("cpu" if device is None else device))
         update = settle_update(soft_update, update_scale, update_bias, d, bias)
 

@@ -76,14 +76,17 @@ def settle_update(
     """What the options of the soft update stand for (P18); `biases`: whether a layer has any.
 
     `auto` is what learns: 1/d, as a logit is a sum of d products, and a bias of 4, by which the new
-    state counts 98 % at the start. As printed, or without a soft update, it is 1 and no bias.
+    state counts 98 % at the start. As printed it is 1 and no bias; without a soft update, too,
+    whatever is given, as there is nothing to act on.
     """
+    if not soft_update:
+        return Update(False, 1.0, None)
     learns = soft_update is True
     if scale == "auto":
         scale = 1 / d if learns else 1.0
     if bias == "auto":
         bias = 4.0 if learns and biases else None
-    return Update(bool(soft_update), float(scale), None if bias is None else float(bias))
+    return Update(True, float(scale), None if bias is None else float(bias))
 
 
 def said_update(update: Update, d: int, biases: bool) -> tuple[tuple[str, object, object], ...]:

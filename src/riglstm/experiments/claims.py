@@ -74,6 +74,19 @@ def changes(sheet: Sheet, budget: str) -> str:
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))
 
 
+def as_planned(sheet: Sheet) -> bool:
+    """Whether every line has as many updates as its recipe has for it, which `changes` says."""
+    for line in sheet.lines:
+        known = named(TABLES[sheet.name], line.made["budget"])
+        row = None if known is None else known[1].rows.get(line.row)
+        if known is None or row is None:
+            return False
+        own = {"updates": known[1].fit.updates, **row.fit, **row.fit_in.get(line.setting, {})}
+        if line.made["updates"] != f"{own['updates']:,}":
+            return False
+    return True
+
+
 def _own(fit: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
     """Training of one model, with that of the others in brackets."""
     return _others(fit, {name: shared[name] for name in fit}, "others ")

@@ -146,6 +146,14 @@ def _columns(sheet: Sheet, condition: str) -> list[Column]:
         cell = line.ours.get(condition, Cell())
         return number(sheet.best_of(cell)) if cell.values and not cell.exact else "–"
 
+    def chosen_there(line: Line) -> str:
+        if not line.there:
+            return "–"
+        cell = line.there[condition]
+        known = cell.values or cell.failed or cell.missing
+        lost = line.ours.get(condition, Cell()).values and not known
+        return "not kept" if lost else cell.text()
+
     found = [Column(head, lambda line: line.ours.get(condition, Cell()).text())]
     if sheet.best:
         found.append(Column(f"{condition}, best run", best))
@@ -153,12 +161,7 @@ def _columns(sheet: Sheet, condition: str) -> list[Column]:
         found.append(Column(f"{condition}, paper", lambda line: line.paper.get(condition, "–")))
     # Where all are trained on it, both rules choose the same.
     if not always and any(line.there for line in sheet.lines):
-        found.append(
-            Column(
-                f"{condition}, chosen on it",
-                lambda line: line.there[condition].text() if line.there else "–",
-            )
-        )
+        found.append(Column(f"{condition}, chosen on it", chosen_there))
     return found
 
 

@@ -231,6 +231,6 @@ def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in identity.items():
         flat |= value if isinstance(value, Mapping) else {name: value}
     if flat.get("soft_update") is False:
-        # It has nothing to act on.
+        # It has nothing to act on, and is 1 in all such runs.
         flat.pop("update_scale", None)
     return {name: value for name, value in flat.items() if name not in UNSAID}

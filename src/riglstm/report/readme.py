@@ -8,6 +8,7 @@ from pathlib import Path
 from riglstm.experiments.claims import (
     ABLATION,
     OURS,
+    as_planned,
     better,
     changes,
     compared,
@@ -126,7 +127,7 @@ def _measures(tables: Sequence[Sheet]) -> str:
 
 def _made(sheet: Sheet) -> list[str]:
     """How each line was made, where lines differ in that."""
-    names = differing(sheet)
+    names = [name for name in differing(sheet) if name != "updates" or not as_planned(sheet)]
     if not names:
         return []
     lines = (
