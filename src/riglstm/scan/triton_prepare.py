@@ -93,7 +93,7 @@ def plan_of(
 
 
 class Passing(NamedTuple):
-    """What `Saved` is to backward, where there is none to come: the kernels' own, but for woke."""
+    """`Saved` for a call without a backward pass: buffers that only kernels see, and woke."""
 
     XH: Tensor | Place
     woke: Tensor
@@ -150,13 +150,15 @@ def write_views(
     if weights.W_in is not None:
         x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)
         where = None
-        if plan.direct and isinstance(XH, Tensor):
+        if plan.direct:
+            assert isinstance(XH, Tensor)
             where = XH.view(T * B, z.S * z.P)[:, : z.K * z.d]
         if weights.b_in is None:
             views = torch.mm(x, W, out=where)
         else:
             views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
-        if plan.direct and isinstance(XH, Tensor):
+        if where is not None:
+            assert isinstance(XH, Tensor)
             return XH
     hold(views, h, plan, held, T)
     return views

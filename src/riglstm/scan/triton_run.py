@@ -60,14 +60,17 @@ def forward(
         save=save,
     )
     z, tile = plan.z, plan.tile
-    *tiled, proposal, counter, held = working(T, B, plan, h, saved)
+    work = working(T, B, plan, h, saved)
+    proposal, counter, held = work.proposal, work.counter, work.held
     if isinstance(proposal, Tensor):
-        proposal.zero_()  # a compiled kernel does not mind numbers that it throws away
+        # In the interpreter, which warns of what a compiled kernel loads and throws away.
+        proposal.zero_()
     place = count = counter
     if tile.get("COMPACT", False):
         place, count, counter = _lists(T, B, N, h)
     # First of all: the GPU packs while the host goes on.
-    W, w_unit = pack(weights, z, tile["BN"], plan.first, tiled, counter, plan.by_gate)
+    into = (work.W, work.w_unit)
+    W, w_unit = pack(weights, z, tile["BN"], plan.first, into, counter, plan.by_gate)
     ids = table = None
     if isinstance(x, Symbols):
         ids, X = x.ids, views_of(x.table, weights, z)
