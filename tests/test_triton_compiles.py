@@ -41,7 +41,8 @@ def built(kernel, z, tile, **constants):
     given = {**z._asdict(), "S": z.S, **CHOICE, **tile, **constants}
     held, product = NAMES[z.held], NAMES[z.dtype]
     kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": product, "DV": product,
-             "D5": product, "GATES": product, "W": held if kernel in STEPS else product}
+             "D5": product, "GATES": product, "X": product,
+             "W": held if kernel in STEPS else product}
     if kernel is pack_kernel:
         kinds |= {"W": "*fp32", "OUT": held if given["TILED"] else product}
     signature, values, attrs = {}, {}, {}

@@ -49,6 +49,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "balls": {"B": 33, "T": 20, "N": 5, "K": 5, "d": 50, "K_a": 3, "K_x": 3, "K_h": 3},
     "small cells": {"B": 70, "T": 20, "N": 4, "K": 4, "d": 16, "K_a": 3, "K_x": 2, "K_h": 2},
     "large cells": {"B": 20, "T": 12, "N": 8, "K": 8, "d": 128, "query": "per_cell", "reset": True},
+    "few, with resets": {
+        **{"B": 33, "T": 20, "N": 5, "K": 7, "d": 50, "K_a": 3, "K_x": 3, "K_h": 2},
+        **{"query": "per_cell", "reset": True, "live": True},
+    },
     "ragged": {"B": 5, "T": 12, "N": 3, "K": 7, "d": 33, "K_a": 2, "K_x": 3, "K_h": 1},
     "everyone": {"B": 7, "T": 12, "N": 4, "K": 2, "cells": "all", "views": "all", "peers": "all"},
     "split views": {"B": 7, "T": 12, "N": 4, "K": 2, "K_x": 1, "K_h": 2, "input_views": "split"},

@@ -43,7 +43,13 @@ def resident_kernel(
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, RB: tl.constexpr,
     LINES: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
+    """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
+
+    The arguments are those of `forward_kernel`; of symbols and lists it makes no use.
+    """
+    # `taken` has a byte for the rows of a line, and `sum_slots` four gates of eight units.
+    tl.static_assert(BM <= 64)
+    tl.static_assert(BN == 32)
     p, programs = tl.program_id(0), tl.num_programs(0)
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
@@ -53,9 +59,10 @@ def resident_kernel(
     # The first programs select; tiles are for the last, so that as few as can be do both.
     tile = programs - 1 - p
     j, u = tile % N, tile // N
-    # Without a tile a program has no rows, columns and units: it loads and stores nothing.
+    # Without a tile a program has no rows, no blocks of columns and no units: it loads and stores
+    # nothing.
     rows = tl.where(u < TILES, B, 0)
-    columns = tl.where(u < TILES, (1 << (BN // 8)) - 1, 0)
+    blocks = tl.where(u < TILES, (1 << (BN // 8)) - 1, 0)
     units = tl.where(u < UNITS, d, 0)
 
     b = tl.arange(0, BM)[:, None]
@@ -71,8 +78,8 @@ def resident_kernel(
         for r in tl.static_range(BM // 8):
             rows_there |= tl.where(line + r * 8 < rows, 1 << r, 0)
         W += tl.cast(j * TILES + u, tl.int64) * (BN * D)
-        for_states = weights_of(W + K * P, tl.where(slot < N, columns, 0), D, P, BN)
-        for_views = weights_of(W, has_view & columns, D, P, BN)
+        for_states = weights_of(W + K * P, tl.where(slot < N, blocks, 0), D, P, BN)
+        for_views = weights_of(W, has_view & blocks, D, P, BN)
         c_now = tl.load(c + at, mask=inside, other=0.0)
     if PHASE & 4:
         ahead(t0, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
@@ -108,7 +115,7 @@ def resident_kernel(
             b_f, b_i, b_o, b_g = _four(BIAS + j * (4 * d) + unit, d, unit < units)
             if X_UNIT is not None:
                 w_unit = W_UNIT + (j * TILES + u) * BN + lane
-                u_f, u_i, u_o, u_g = _four(w_unit, U, lane < columns)
+                u_f, u_i, u_o, u_g = _four(w_unit, U, (lane >= 0) & (u < TILES))
             f, i, o, g = sum_slots(acc, BM)
             if X_UNIT is not None:
                 f, i, o, g = f * x_unit * u_f, i * x_unit * u_i, o * x_unit * u_o, g * x_unit * u_g
