@@ -115,7 +115,7 @@ def resident_kernel(
             b_f, b_i, b_o, b_g = _four(BIAS + j * (4 * d) + unit, d, unit < units)
             if X_UNIT is not None:
                 w_unit = W_UNIT + (j * TILES + u) * BN + lane
-                u_f, u_i, u_o, u_g = _four(w_unit, U, (lane >= 0) & (u < TILES))
+                u_f, u_i, u_o, u_g = _four(w_unit, U, lane < tl.where(u < TILES, U, 0))
             f, i, o, g = sum_slots(acc, BM)
             if X_UNIT is not None:
                 f, i, o, g = f * x_unit * u_f, i * x_unit * u_i, o * x_unit * u_o, g * x_unit * u_g
