@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import slow_bf16
 from riglstm.models.base import unroll
-from riglstm.models.late import Late
+from riglstm.models.late import Late, product
 from riglstm.models.rim import RIM
 from test_rim import TOL, a_rim, a_state, both_cells, compiles, random, seeded
 
@@ -135,6 +135,119 @@ def test_gradients_reach_a_compiled_step_as_its_outputs_lie(
 
 
 @both_cells
+def test_a_changed_start_is_noticed_where_it_is_a_row(cell: str, uncompiled: None) -> None:
+    """A batch of one has the same layout with cells first: nothing is copied."""
+    for compile_step in (False, True):
+        model = a_rim(seeded(20), cell=cell, compile_step=compile_step)
+        state = a_state(seeded(21), model, 1)
+        output, _ = model(random(seeded(22), 3, 1, 5), state)
+        state[0].zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+@both_cells
+def test_rows_are_autograds_and_go_after_backward(
+    cell: str, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out, made = RIM.lay_out, []
+
+    def watched(self: RIM, x: Tensor, late: bool) -> Any:
+        given, products = lay_out(self, x, late)
+        made.extend(products)
+        return given, products
+
+    monkeypatch.setattr(RIM, "lay_out", watched)
+    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    output, (_, c) = model(random(seeded(22), 4, 2, 5))
+    loss, found = output.sum() + c.sum(), []
+    for again in (True, False):
+        assert [late.rows for late in made] == [[], [], []]
+        found.append(torch.autograd.grad(loss, list(model.parameters()), retain_graph=again))
+    assert [late.rows for late in made] == [[], [], []]
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_late_gradients_are_not_differentiated_by_mistake(uncompiled: None) -> None:
+    """Of the weights in the gradient of x, which the loop has without their history."""
+    model = a_rim(seeded(20), compile_step=True)
+    x = random(seeded(22), 3, 2, 5).requires_grad_()
+    (slope,) = torch.autograd.grad(model(x)[0].square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()
+
+
+def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled: None) -> None:
+    found = []
+    for compile_step in (False, True):
+        model = a_rim(seeded(20), compile_step=compile_step)
+        _, (h, c) = model(random(seeded(22), 3, 1, 5))
+        h.mul_(2)
+        found.append(torch.autograd.grad(h.sum() + c.sum(), list(model.parameters())))
+    for want, got in zip(*found, strict=True):
+        assert (got - want).abs().max() < TOL
+
+
+@both_cells
+def test_a_step_tells_its_output_in_memory_of_its_own(cell: str) -> None:
+    """The compiler would give one tensor for both, whose gradients autograd would add up."""
+    model = a_rim(seeded(20), cell=cell)
+    given, products = model.lay_out(random(seeded(22), 1, 2, 5), late=False)
+    first = [steps[0] for steps in (*given, *(p.slots for p in products))]
+    weights = (*(p.weight for p in products), *(p.bias for p in products))
+    (y, *rows), state = model.advance(
+        (*first, *weights), model.enter(a_state(seeded(21), model, 2))
+    )
+    assert y.data_ptr() not in {t.data_ptr() for t in (*rows, *state)}
+
+
+@slow_bf16
+def test_a_biass_late_gradient_is_summed_in_its_own_precision() -> None:
+    weight, bias = torch.ones(1, 3, 4, requires_grad=True), torch.zeros(1, 2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        late, x = Late(weight, 1, 257, True, bias), torch.ones(1, 257, 3)
+        y = product(x, late.weight, late.slots[0])
+    assert late.rows is not None
+    late.rows.append(x)
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    # bf16 has 256 and 258.
+    assert torch.equal(bias.grad, torch.full((1, 2), 257.0))
+
+
+@compiles
+@both_cells
+def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole(cell: str) -> None:
+    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    want = results(model, functools.partial(unroll, model.step))
+    assert_same(results(model, compiled), want)
+    torch.compiler.reset()
+
+
+@torch.no_grad()
+@both_cells
+def test_a_compiled_step_is_for_sequences_of_any_length(
+    cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
+    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    for T in (4, 6, 9, 1):
+        model(random(seeded(22), T, 3, 5))
+    assert len(graphs) == 1
+    torch.compiler.reset()
+
+
+@both_cells
 def test_every_step_cell_and_sample_draws_its_own_dropout(cell: str) -> None:
     model = a_rim(seeded(20), cell=cell, dropout=0.5).train()
     torch.manual_seed(0)
@@ -165,6 +278,7 @@ def test_rows_are_kept_for_a_late_gradient_only() -> None:
     weight = torch.randn(2, 3, 4, requires_grad=True)
     assert Late(weight, 5, 6, late=True).rows == []
     assert Late(weight, 5, 6, late=False).rows is None
+    assert Late(weight.detach(), 5, 6, late=True, bias=torch.ones(2, 4)).rows is None
     with torch.no_grad():
         assert Late(weight, 5, 6, late=True).rows is None
 

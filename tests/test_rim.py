@@ -313,6 +313,17 @@ def test_cells_are_ranked_by_the_null_slots_mean_weight_over_heads(sign: int) ->
     assert far.item() == pytest.approx(200.0 if sign > 0 else -50.0, abs=2)
 
 
+def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps() -> None:
+    """Start values give scores around 1e-5: rounded as log p is, at log(1/2), some of them tie."""
+    torch.manual_seed(0)
+    model, x = RIM(1, 60, dropout=0.0), torch.randn(20, 16, 1)
+    with torch.no_grad():
+        (trace,) = model.trace(x)
+        assert (model(x)[0] - trace.output).abs().max() < 1e-6
+    s = torch.tensor([1e-8, 3e-8, 2e-8, 0.0, -1e-8])
+    assert torch.equal(blocks.log_odds(F.pad(s.view(1, 5, 1, 1), (1, 0))), s.unsqueeze(0))
+
+
 def test_dido_ranks_by_the_score_of_the_input_not_by_its_weight() -> None:
     gen = seeded(4)
     model = a_rim(gen, cell="dido")
@@ -457,6 +468,28 @@ def test_dropout_falls_where_the_specification_has_it(
     same(model(x, state)[0], want["h"].reshape(3, 2, -1))
 
 
+@slow_bf16
+@both_cells
+def test_dropout_is_drawn_in_the_weights_precision(
+    cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16's 1/0.9 is too small by 0.16%, in every element that is kept."""
+    seen, dropout = [], F.dropout
+
+    def watched(x: Tensor, p: float, training: bool) -> Tensor:
+        y = dropout(x, p, training)
+        seen.append((x.dtype, y.dtype))
+        return y
+
+    monkeypatch.setattr(F, "dropout", watched)
+    model = RIM(5, 24, cell=cell, dropout=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        given, _ = model.lay_out(torch.randn(9, 2, 5, dtype=torch.bfloat16), late=False)
+    assert seen == [(torch.float32, torch.float32)] * 2
+    for masks in given[2:]:
+        assert set(torch.stack(masks).unique().tolist()) == {0.0, torch.tensor(1 / 0.9).item()}
+
+
 @both_cells
 def test_the_default_dropout_is_a_tenth(cell: str) -> None:
     model = RIM(5, 24, cell=cell)
@@ -491,6 +524,33 @@ def test_steps_with_carried_state_equal_one_long_run(cell: str) -> None:
     assert torch.equal(torch.cat(pieces), whole)
     for got, want in zip(state, last, strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "register",
+    ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"],
+)
+@both_cells
+def test_hooks_on_parts_are_called_in_every_step(cell: str, register: str) -> None:
+    model, calls = a_rim(seeded(12), cell=cell), []
+    getattr(model.cell.lstm, f"register_{register}")(lambda *_: calls.append(1))
+    model(random(seeded(13), 3, 2, 5))[0].sum().backward()
+    assert len(calls) == 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+def test_a_part_with_hooked_weights_learns() -> None:
+    model = a_rim(seeded(12))
+    assert isinstance(model.cell, RIMCell)
+    part = nn.utils.weight_norm(model.cell.communication.gate_update)
+    x = random(seeded(13), 3, 2, 5)
+    before = model(x)[0]
+    before.sum().backward()
+    with torch.no_grad():
+        part.weight_g.mul_(2)
+    after = model(x)[0]
+    assert not torch.equal(before, after)
+    after.sum().backward()
 
 
 @compiles

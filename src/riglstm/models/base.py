@@ -99,7 +99,7 @@ class CompiledSteps:
             given = (x, *state) if isinstance(x, Tensor) else (*x, *state)
             tensors = tuple((t.dtype, t.device, t.requires_grad) for t in given)
             product = product_dtype(given[0].device, state[0].dtype)
-            kind = (method, mode, tensors, product, len(given[0]) == 1)
+            kind = (method, mode, tensors, product, state[0].shape[1] == 1)
             if kind not in self.steps:
                 self.steps[kind] = _compile(method)
             return self.steps[kind](model, x, state)

@@ -154,9 +154,12 @@ def log_odds(s: Tensor) -> Tensor:
     """log (1 - p) / p for the null slot's weight p, the mean over heads: (B, N) of s (B, N, M, K).
 
     It ranks cells as 1 - p does, and goes on where p rounds to 1. With one slot beside null and
-    one head it is that slot's score.
+    one head it is that slot's score to the last bit: log p would round small scores to ties.
     """
-    log_p = s.detach().log_softmax(dim=-1)
+    s = s.detach()
+    if s.shape[2] == 1:
+        return (s[..., 1:].logsumexp(dim=3) - s[..., 0]).squeeze(2)
+    log_p = s.log_softmax(dim=-1)
     return log_p[..., 1:].flatten(2).logsumexp(dim=2) - log_p[..., 0].logsumexp(dim=2)
 
 

@@ -9,10 +9,11 @@ Shapes: T steps, B sequences, n maps of i features to o, for R rows each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from riglstm.autocast import product_dtype
@@ -31,7 +32,8 @@ class Late:
     """
 
     rows: list[Tensor] | None = None
-    """(n, R, i) of each step; None where they are not wanted."""
+    """(n, R, i) of each step; None where they are not wanted. From the end of the loop until
+    backward autograd has them: see `_Gather`."""
 
     def __init__(
         self, weight: Tensor, T: int, R: int, late: bool, bias: Tensor | None = None
@@ -41,8 +43,9 @@ class Late:
         bias = weight.new_zeros(len(weight), 0) if bias is None else bias
         shape = len(weight), T, R, weight.shape[2]
         if late and torch.is_grad_enabled():
-            self.rows = []
-            slots = _Late.apply(weight, bias, self.rows, shape)  # type: ignore[no-untyped-call]
+            rows: list[Tensor] = []
+            self.rows = rows if weight.requires_grad else None
+            slots = _Late.apply(weight, bias, rows, shape)  # type: ignore[no-untyped-call]
             weight, bias = weight.detach(), bias.detach()
         else:
             slots = weight.new_zeros(1).expand(shape)
@@ -68,9 +71,38 @@ class _Late(torch.autograd.Function):
         if weight_wanted:
             x = torch.stack(ctx.rows, dim=1).to(grad.dtype).flatten(1, 2)  # (n, T·R, i)
             of_weight = torch.bmm(x.mT, grad)
+        ctx.rows.clear()
         if bias_wanted:
             of_bias = grad[..., grad.shape[2] - ctx.biased :].sum(dim=1, dtype=ctx.dtype)
         return of_weight, of_bias, None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Outputs and state after the loop as they are, outputs stacked; rows, saved for backward.
+
+    Autograd notices where a row was changed in place (a batch of one begins with the caller's own
+    state), and drops them after backward. Nothing but its results leads to the loop, so that
+    backwards it comes before `_Late`, and hands it the rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kept: list[list[Tensor]], T: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.kept, ctx.T = kept, T
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(row for rows in kept for row in rows))
+        for rows in kept:
+            rows.clear()
+        return torch.stack(tensors[:T]), *(s.clone() for s in tensors[T:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
+        saved = iter(ctx.saved_tensors)
+        for rows in ctx.kept:
+            rows[:] = islice(saved, ctx.T)
+        # A compiled step copies a gradient that is laid out otherwise than its output was.
+        of_outputs = [None] * ctx.T if grad is None else grad.contiguous().unbind()
+        return None, None, *of_outputs, *grads
 
 
 def product(x: Tensor, weight: Tensor, slot: Tensor) -> Tensor:
@@ -102,6 +134,13 @@ Told: TypeAlias = tuple[tuple[Tensor, ...], State]
 """Output and rows of a step's products, and the state."""
 
 
+def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:
+    """(N, T·B, ·) as T tensors (N, B, ·)."""
+    steps = given.unflatten(1, (T, -1)).transpose(0, 1)
+    # Where cells lie first, a step's strides would tell T, and a compiled step be for one length.
+    return torch.unbind(steps.contiguous() if given.is_contiguous() else steps)
+
+
 class LaidOut(Stepping, Protocol):
     """A core whose step over a sequence begins after what needs no state."""
 
@@ -122,12 +161,26 @@ class LaidOut(Stepping, Protocol):
         """The state as `forward` returns it."""
 
 
+def hooked(model: nn.Module) -> bool:
+    """Whether a call of some part is waited for: a loop that is laid out makes none."""
+    return any(
+        part._forward_pre_hooks
+        or part._forward_hooks
+        or part._backward_pre_hooks
+        or part._backward_hooks
+        for part in model.modules()
+    )
+
+
 def run(
     core: LaidOut, compiled: CompiledSteps | None, x: Tensor, state: State | None
 ) -> tuple[Tensor, State]:
     """`forward` of a model by its `advance`, which may be compiled."""
     x, state = prepare(core, x, state)
     state, outputs = core.enter(state), []
+    if torch.compiler.is_compiling():
+        # Whoever compiles all of the loop has no use for a step compiled by itself.
+        compiled = None
     given, products = core.lay_out(x, late=compiled is not None)
     weights = (*(p.weight for p in products), *(p.bias for p in products))
     step = core.advance if compiled is None else compiled.of(core, "advance")
@@ -137,9 +190,10 @@ def run(
         for late, row in zip(products, rows, strict=True):
             if late.rows is not None:
                 late.rows.append(row)
-    y = torch.stack(outputs)  # (T, N, B, d)
-    if compiled is not None and y.requires_grad:
-        # A compiled step copies a gradient that is laid out otherwise than its output was.
-        y.register_hook(Tensor.contiguous)
+    if compiled is None:
+        y = torch.stack(outputs)  # (T, N, B, d)
+    else:
+        kept = [p.rows for p in products if p.rows is not None]
+        y, *state = _Gather.apply(kept, len(outputs), *outputs, *state)  # type: ignore[no-untyped-call]
     y = y.transpose(1, 2).flatten(2)  # (T, B, N·d)
     return y.transpose(0, 1) if core.batch_first else y, core.leave(state)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm import checks
-from riglstm.models import blocks
+from riglstm.models import base, blocks
 from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised
-from riglstm.models.late import Late, Plan, Told, product, run
+from riglstm.models.late import Late, Plan, Told, by_step, hooked, product, run
 from riglstm.models.rim_dido import DidoCell
 from riglstm.models.seen import Seen, trace
 from riglstm.selection import top_mask
@@ -77,9 +77,11 @@ class RIMCell(nn.Module):
         (W_k,), (W_v,) = attention.keys, attention.values
         W_u, W_h = self.lstm.weight.split((gates, d), dim=1)
         k, v = (x.flatten(0, 1) @ torch.cat((W_k, W_v), dim=1)).split((W_k.shape[1], gates), dim=1)
-        v = F.dropout(v.unsqueeze(1).expand(-1, N, -1), self.dropout, self.training)
+        # Dropout's 1/(1 - p) in the weights' precision, which autocast's products do not have.
+        v = v.to(W_u.dtype).unsqueeze(1).expand(-1, N, -1)
+        v = F.dropout(v, self.dropout, self.training)
         drive = torch.bmm(v.transpose(0, 1), W_u)  # (N, T·B, 4·d)
-        kept = F.dropout(x.new_ones(1).expand(T * B, N, d), self.dropout, self.training)
+        kept = F.dropout(W_u.new_ones(1).expand(T * B, N, d), self.dropout, self.training)
         # A key for every cell, so that its gradient is summed over them once, after the loop.
         given = (k.expand(N, -1, -1), drive, kept.transpose(0, 1))
         out = comm.gate_update
@@ -88,7 +90,7 @@ class RIMCell(nn.Module):
             Late(comm.qkv.weight, T, B, late),
             Late(out.weight.t().unsqueeze(0), T, N * B, late, out.bias.unsqueeze(0)),
         )
-        return [g.unflatten(1, (T, B)).unbind(1) for g in given], products
+        return [by_step(g, T) for g in given], products
 
     def advance(self, given: tuple[Tensor, ...], state: State) -> Told:
         """`forward` after `lay_out`, with cells first, (N, B, d): see `late.LaidOut`."""
@@ -217,7 +219,8 @@ class RIM(nn.Module):
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
-        return run(self, self._compiled, x, state)
+        loop = base.run if hooked(self.cell) else run
+        return loop(self, self._compiled, x, state)
 
     def lay_out(self, x: Tensor, late: bool) -> Plan:
         """What the steps of a sequence need no state for: see `late.LaidOut`."""

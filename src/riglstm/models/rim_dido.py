@@ -16,7 +16,7 @@ from riglstm import checks
 from riglstm.cell import scores
 from riglstm.models import blocks
 from riglstm.models.base import State
-from riglstm.models.late import Late, Plan, Told, product
+from riglstm.models.late import Late, Plan, Told, by_step, product
 from riglstm.models.seen import Seen
 from riglstm.selection import top_mask
 
@@ -84,7 +84,7 @@ class DidoCell(nn.Module):
         k, v = (_with_null(slot_map, x.flatten(0, 1)) for slot_map in (self.key, self.value))
         W_u, W_h = self.lstm.weight.split((gates, gates // 4), dim=1)
         drive = torch.einsum("rsi,nio->nrso", v, W_u)  # (N, T·B, 2, 4·d)
-        ones = x.new_ones(1)
+        ones = W_u.new_ones(1)
         views = self._kept(ones.expand(T * B, N, 2)).transpose(0, 1)
         peers = self._kept(ones.expand(T * B, N, self.comm_heads, N)).transpose(0, 1)
         given = (k.expand(N, -1, -1, -1), drive, views, peers)
@@ -93,7 +93,7 @@ class DidoCell(nn.Module):
             Late(self.comm_qkv.weight, T, B, late),
             Late(self.comm_out.weight, T, B, late),
         )
-        return [g.unflatten(1, (T, B)).unbind(1) for g in given], products
+        return [by_step(g, T) for g in given], products
 
     def advance(self, given: tuple[Tensor, ...], state: State) -> Told:
         """`forward` after `lay_out`, with cells first, (N, B, d): see `late.LaidOut`."""
