@@ -29,7 +29,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     },
     "resets and steps left out": {"reset": True, "live": True, "K_h": 0},
     "no soft update": {"soft_update": False, "K_h": 1, "bias": False, "T": 1},
-    "a query for each cell": {"query": "per_cell", "update_bias": True, "K_h": 1, "d": 34, "T": 1},
+    "a query for each cell": {"query": "per_cell", "update_bias": True, "K_h": 1, "T": 1},
 }
 
 
