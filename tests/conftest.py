@@ -38,3 +38,12 @@ def nan_filled_empty() -> Iterator[None]:
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Products of float32 may round."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)

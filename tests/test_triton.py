@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -77,14 +76,6 @@ def test_the_kernels_equal_the_reference(name: str) -> None:
 
 HALVES = ("three cells of a ragged size", "resets, steps left out, no soft update",
           "every option of the update", "more sequences than a tile holds")  # fmt: skip
-
-
-@pytest.fixture
-def tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def relative(got: Tensor, want: Tensor) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -53,14 +52,6 @@ def in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, few sequences are computed as on a small GPU: with the kernel of tiles."""
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
     monkeypatch.setattr(triton_prepare, "resident_tiles", lambda z, B, device: None)
-
-
-@pytest.fixture
-def tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.usefixtures("tf32")

@@ -66,6 +66,10 @@ class Update(NamedTuple):
     """Start value of the bias towards the new state; None: there is no such parameter."""
 
 
+PRINTED = Update(True, 1.0, None)
+"""Eq. (21) to the letter."""
+
+
 def settle_update(
     soft_update: SoftUpdate,
     scale: float | Literal["auto"],
@@ -80,18 +84,19 @@ def settle_update(
     whatever is given, as there is nothing to act on.
     """
     if not soft_update:
-        return Update(False, 1.0, None)
-    learns = soft_update is True
+        return PRINTED._replace(soft_update=False)
+    if soft_update == "printed":
+        return PRINTED
     if scale == "auto":
-        scale = 1 / d if learns else 1.0
+        scale = 1 / d
     if bias == "auto":
-        bias = 4.0 if learns and biases else None
+        bias = 4.0 if biases else None
     return Update(True, float(scale), None if bias is None else float(bias))
 
 
 def said_update(update: Update, d: int, biases: bool) -> tuple[tuple[str, object, object], ...]:
     """The inverse of `settle_update`: options, each with what it is where nothing is said."""
-    soft: SoftUpdate = "printed" if update == (True, 1.0, None) else update.soft_update
+    soft: SoftUpdate = "printed" if update == PRINTED else update.soft_update
     usual = settle_update(soft, "auto", "auto", d, biases)
     return (
         ("soft_update", soft, True),

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from riglstm import VARIANTS
 from riglstm.cli import flags, launch, options, results, text, values
 from riglstm.cli.train import check_folder
 from riglstm.experiments.minigrid import run
 from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
 from riglstm.experiments.minigrid_table import reproduce
+from riglstm.models.rig import changes_of
 from riglstm.tasks.minigrid_envs import available
 from riglstm.tasks.minigrid_levels import FAMILIES
 from riglstm.train.folder import RunFolder
@@ -75,7 +75,7 @@ def train(args: Sequence[str]) -> None:
     memory = MEMORIES[asked.model]
     own = options.read(memory.model, asked.set)
     # A variant says itself what it changes.
-    changed = VARIANTS.get(own.get("variant") or "", {})
+    changed = changes_of(own)
     spec = GridSpec(
         family=where.family,
         model=memory.model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from riglstm.experiments.entries import Row
@@ -81,8 +81,8 @@ def as_planned(sheet: Sheet) -> bool:
         row = None if known is None else known[1].rows.get(line.row)
         if known is None or row is None:
             return False
-        own = {"updates": known[1].fit.updates, **row.fit, **row.fit_in.get(line.setting, {})}
-        if line.made["updates"] != f"{own['updates']:,}":
+        updates = replace(known[1].fit, **row.training(line.setting)).updates
+        if line.made["updates"] != f"{updates:,}":
             return False
     return True
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from riglstm.models.brim import PRESETS
+from riglstm.models.rig import changes_of
 from riglstm.variants import VARIANTS
 
 
@@ -25,6 +26,10 @@ class Row:
     """What it changes in the recipe's training."""
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
+
+    def training(self, setting: str) -> dict[str, Any]:
+        """All that it changes in the recipe's training in a setting."""
+        return {**self.fit, **self.fit_in.get(setting, {})}
 
     @property
     def cells(self) -> str:
@@ -126,8 +131,7 @@ def tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def _soft(row: Row) -> bool:
     """Whether it has a soft update; one that a variant takes away cannot be asked for."""
-    changes = VARIANTS.get(row.options.get("variant", ""), {})
-    return row.model == "riglstm" and "soft_update" not in changes
+    return row.model == "riglstm" and "soft_update" not in changes_of(row.options)
 
 
 def only(rows: Mapping[str, Row], *names: str) -> dict[str, Row]:

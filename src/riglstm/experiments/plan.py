@@ -65,9 +65,7 @@ def plan(
                     model=row.model,
                     hidden_size=row.hidden_size,
                     model_options=dict(row.options),
-                    fit=replace(
-                        fit, **{**row.fit, **row.fit_in.get(setting, {}), "device": device}
-                    ),
+                    fit=replace(fit, **row.training(setting), device=device),
                     seed=seed,
                 )
                 folder = Path(root) / folder_name(spec)

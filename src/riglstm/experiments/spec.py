@@ -11,11 +11,10 @@ from typing import Any
 
 from riglstm import RigLSTM
 from riglstm.models import MODELS, options_of
-from riglstm.models.rig import settled
+from riglstm.models.rig import changes_of, settled
 from riglstm.tasks import TASKS
 from riglstm.tasks.base import TaskConfig, options
 from riglstm.train.config import FREE, LATER, PRINTED, Fit
-from riglstm.variants import VARIANTS
 
 PLACE = ("batch_first", "compile_step", "device", "dtype")
 """Options of models that a run does not set: they belong to the task, or to the machine."""
@@ -137,7 +136,7 @@ def read_options(model: str, found: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(found)
     if model != "riglstm":
         return options
-    changed = VARIANTS.get(options.get("variant") or "", {})
+    changed = changes_of(options)
     return {**{name: v for name, v in PRINTED.items() if name not in changed}, **options}
 
 
@@ -149,7 +148,7 @@ def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options that were not given, but for those that a variant sets and those of the machine."""
     signatures = [MODELS[model], RigLSTM] if model == "riglstm" else [MODELS[model]]
     parameters = {n: p for s in signatures for n, p in inspect.signature(s).parameters.items()}
-    changed = VARIANTS.get(given.get("variant") or "", {})
+    changed = changes_of(given)
     return {
         name: parameters[name].default
         for name in options_of(model)

@@ -95,12 +95,17 @@ class Rig(nn.Module):
         return h, c
 
 
+def changes_of(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the variant among the options of `Rig` sets itself; nothing where there is none."""
+    return VARIANTS.get(options.get("variant") or "", {})
+
+
 def settled(hidden_size: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `Rig` with its soft update in plain numbers, in whatever words it was given.
 
     What a variant sets is left to it.
     """
-    changes = VARIANTS.get(options.get("variant") or "", {})
+    changes = changes_of(options)
     defaults = {name: p.default for name, p in inspect.signature(RigLSTM).parameters.items()}
     said = {**defaults, **options, **changes}
     N = said["num_cells"]

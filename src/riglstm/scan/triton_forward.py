@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.triton_common import _ROOM, grid_barrier, sigmoid, tanh
-from riglstm.scan.triton_select import ahead, finish, rows_phase
+from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 
 
 @triton.jit
@@ -153,7 +153,7 @@ def forward_kernel(
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and SYMBOLS is None:
-            ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+            ask_ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         if PHASE & 1:
             rows_phase(
                 t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP,

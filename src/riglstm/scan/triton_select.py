@@ -184,7 +184,7 @@ def select(
 
 
 @triton.jit
-def ahead(
+def ask_ahead(
     t, t1, p, programs, X, XH, B,
     N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
     X_ROW: tl.constexpr,
