@@ -91,9 +91,9 @@ def _steady(row: Row) -> Row:
     return replace(
         row,
         options={**row.options, "steady_start": True},
-        fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", **often},
+        fit={"lr": 2e-3, "input_rate": 0.02, **often},
         # More digits to remember take longer to learn.
-        fit_in={M: {"updates": n} for M, n in (("M=1", 10_000), ("M=2", 10_000), ("M=8", 30_000))},
+        fit_in={M: {"updates": n} for M, n in (("M=1", 10_000), ("M=2", 10_000), ("M=8", 50_000))},
     )
 
 
