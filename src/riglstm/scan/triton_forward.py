@@ -70,8 +70,9 @@ def _gates(
         entry = TABLE + (tl.cast(at_view, tl.int64) * TILES + u)[:, None] * BN + col[None, :]
         if EARLY:
             for view in tl.static_range(K):
-                take = (((bits >> view) & 1) != 0)[:, None]
-                brought += (tl.load(entry + view * (TILES * BN), mask=take, other=0.0),)
+                # Not `take`: a name that a loop sets has one shape before it and in it.
+                seen = (((bits >> view) & 1) != 0)[:, None]
+                brought += (tl.load(entry + view * (TILES * BN), mask=seen, other=0.0),)
     acc = tl.zeros((BM, BN), tl.float32)
     PIECES: tl.constexpr = (P + BK - 1) // BK
     SLOTS: tl.constexpr = K + N - FIRST
@@ -104,8 +105,8 @@ def _gates(
             if EARLY:
                 acc += brought[view]
             else:
-                take = (((bits >> view) & 1) != 0)[:, None]
-                acc += tl.load(entry + view * (TILES * BN), mask=take, other=0.0)
+                seen = (((bits >> view) & 1) != 0)[:, None]
+                acc += tl.load(entry + view * (TILES * BN), mask=seen, other=0.0)
 
     kind = GATES.dtype.element_ty
     if u < UNITS:
