@@ -122,7 +122,7 @@ def test_weights_are_chosen_by_the_training_condition_and_by_each_condition(
 
     task.batch = batch  # type: ignore[method-assign]
     result = fit(net, task, QUICK, 0, RunFolder(tmp_path), progress=False)
-    assert result.chosen == {"T=6": Chosen(24, 0.7), "T=10": Chosen(36, 0.4)}
+    assert result.chosen == {"T=6": Chosen(24, 0.7, 0.175), "T=10": Chosen(36, 0.4, 0.1)}
     folder = RunFolder(tmp_path)
     for step in (24, 36):
         saved = load_file(folder.weights_of(step))
@@ -152,15 +152,30 @@ def test_what_the_checkpoint_before_the_last_refers_to_is_kept(tmp_path: Path) -
     }
 
 
-def test_a_choice_prefers_the_earlier_of_equals_and_numbers_to_nan() -> None:
-    loss = Choice("a", higher_is_better=False, patience=2)
-    assert loss.hear(1, {"a": math.nan, "b": 1.0})
-    assert loss.hear(2, {"a": 3.0, "b": 1.0})
-    assert not loss.hear(3, {"a": 3.0, "b": math.nan})
-    assert not loss.exhausted
-    assert loss.hear(4, {"a": 4.0, "b": 0.5})
-    assert loss.exhausted
-    assert loss.best == {"a": Chosen(2, 3.0), "b": Chosen(4, 0.5)}
+def test_a_choice_prefers_the_lower_loss_then_the_earlier_of_equals_and_numbers_to_nan() -> None:
+    error, even = Choice("a", higher_is_better=False, patience=2), {"a": 1.0, "b": 1.0}
+    assert error.hear(1, {"a": math.nan, "b": 1.0}, even)
+    assert error.hear(2, {"a": 3.0, "b": 1.0}, even)
+    assert not error.hear(3, {"a": 3.0, "b": math.nan}, even)
+    assert not error.exhausted
+    assert error.hear(4, {"a": 4.0, "b": 0.5}, even)
+    assert error.exhausted
+    assert error.best == {"a": Chosen(2, 3.0, 1.0), "b": Chosen(4, 0.5, 1.0)}
+    perfect = Choice("a", higher_is_better=True, patience=4)
+    for step, (value, loss) in enumerate(
+        [(0.9, 0.1), (1.0, 0.3), (1.0, 0.2), (1.0, 0.2), (1.0, math.nan), (0.9, 0.0)], 1
+    ):
+        assert perfect.hear(step, {"a": value}, {"a": loss}) == (step <= 3)
+    assert perfect.best == {"a": Chosen(3, 1.0, 0.2)}
+    # The metric has not improved for four evaluations.
+    assert perfect.exhausted
+    # A run from before losses were asked for: what is known is better than what is not.
+    old = Choice("a", higher_is_better=True, patience=None)
+    old.load_state_dict({"best": {"a": (7, 1.0)}, "waited": 0})
+    assert old.hear(8, {"a": 1.0}, {"a": 0.5})
+    again = Choice("a", higher_is_better=True, patience=None)
+    again.load_state_dict(old.state_dict())
+    assert again.best == {"a": Chosen(8, 1.0, 0.5)}
 
 
 def test_a_run_out_of_patience_stops(tmp_path: Path) -> None:
@@ -170,7 +185,7 @@ def test_a_run_out_of_patience_stops(tmp_path: Path) -> None:
     result = fit(network(task), task, config, 0, RunFolder(tmp_path), progress=False)
     assert result.stopped == "patience"
     assert result.updates == 48
-    assert result.chosen == {"T=6": Chosen(24, 0.5), "T=10": Chosen(48, 0.4)}
+    assert result.chosen == {"T=6": Chosen(24, 0.5, 0.125), "T=10": Chosen(48, 0.4, 0.1)}
     assert max(logged(tmp_path)["validation/accuracy@T=6"]) == 48
     again = fit(network(task), task, config, 0, RunFolder(tmp_path), resume=True, progress=False)
     assert again == result

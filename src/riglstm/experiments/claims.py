@@ -46,8 +46,9 @@ def link(budget: str, changed: str, folder: str = "") -> str:
 def changes(sheet: Sheet, budget: str) -> str:
     """What the recipe has that `paper` has not, in all models and in those of the sheet.
 
-    In brackets what `paper` has instead, or, of a model's own training, what the other models have.
-    Empty where there is nothing, or where the recipe is no more.
+    In brackets what `paper` has instead; of a model's own training, what the other models have; of
+    that in one setting, what the model has elsewhere. Empty where there is nothing, or where the
+    recipe is no more.
     """
     recipes = TABLES[sheet.name].recipes
     known = named(TABLES[sheet.name], budget)
@@ -64,11 +65,11 @@ def changes(sheet: Sheet, budget: str) -> str:
             was = paper.rows.get(line.row)
             own = [
                 *_others(_built(row), {} if was is None else _built(was)),
-                *_own(row.fit, fit),
+                *_own(row.fit, fit, "others "),
             ]
             if own:
                 alike.setdefault(", ".join(own), {})[line.label] = None
-            here = _own(row.fit_in.get(line.setting, {}), fit)
+            here = _own(row.fit_in.get(line.setting, {}), {**fit, **row.fit}, "elsewhere ")
             if here:
                 alike.setdefault(", ".join(here), {})[f"{line.label} in {line.setting}"] = None
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))
@@ -87,9 +88,9 @@ def as_planned(sheet: Sheet) -> bool:
     return True
 
 
-def _own(fit: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
-    """Training of one model, with that of the others in brackets."""
-    return _others(fit, {name: shared[name] for name in fit}, "others ")
+def _own(fit: Mapping[str, Any], usual: Mapping[str, Any], whose: str) -> list[str]:
+    """Training of one model, or of it in one setting, with what is usual in brackets."""
+    return _others(fit, {name: usual[name] for name in fit}, whose)
 
 
 def _built(row: Row) -> dict[str, Any]:

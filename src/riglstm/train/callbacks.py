@@ -194,7 +194,8 @@ class Steward(pl.Callback):
             step, {f"validation/{k}@{c}": v for c, kinds in found.items() for k, v in kinds.items()}
         )
         values = {c: kinds[self.task.metric.name] for c, kinds in found.items()}
-        if self.choice.hear(step, values) and self.folder.writes:
+        losses = {c: kinds["loss"] for c, kinds in found.items()}
+        if self.choice.hear(step, values, losses) and self.folder.writes:
             save_weights(self.net, self.folder.weights_of(step))
         self.progress.evaluation(step, values, self.speed)
 

@@ -18,6 +18,18 @@ class Chosen(NamedTuple):
     """Updates they have had."""
     value: float
     """The metric."""
+    loss: float = math.nan
+    """The loss on the same data; not known of runs that began before it was asked for."""
+
+
+class _Rank(NamedTuple):
+    """What is better is larger."""
+
+    metric: tuple[bool, float]
+    loss: tuple[bool, float]
+
+
+_NOTHING = Chosen(0, math.nan)
 
 
 class Choice:
@@ -30,13 +42,22 @@ class Choice:
         self.best: dict[str, Chosen] = {}
         self.waited = 0
 
-    def hear(self, step: int, values: Mapping[str, float]) -> bool:
-        """An evaluation; says whether it is the best so far on any condition."""
-        better = {
-            name: Chosen(step, value) for name, value in values.items() if self._better(name, value)
-        }
+    def hear(self, step: int, values: Mapping[str, float], losses: Mapping[str, float]) -> bool:
+        """An evaluation, by metric and by loss; says whether a choice falls on it.
+
+        A metric that can be perfect may be so from early on, while the network goes on learning: of
+        equals the one with the lower loss is taken, and of equals in that, too, the earlier.
+        """
+        better, improved = {}, False
+        for name, value in values.items():
+            found, before = Chosen(step, value, losses[name]), self.best.get(name)
+            rank, beaten = self._rank(found), self._rank(before or _NOTHING)
+            if before is None or rank > beaten:
+                better[name] = found
+            if name == self.trained_on:
+                improved = rank.metric > beaten.metric
         self.best |= better
-        self.waited = 0 if self.trained_on in better else self.waited + 1
+        self.waited = 0 if improved else self.waited + 1
         return bool(better)
 
     @property
@@ -48,14 +69,8 @@ class Choice:
         """The weights that a choice fell on."""
         return {chosen.step for chosen in self.best.values()}
 
-    def _better(self, name: str, value: float) -> bool:
-        """An equal value is not better: the earlier weights stay. NaN is worse than any number."""
-        if name not in self.best:
-            return True
-        before = self.best[name].value
-        if math.isnan(value) or math.isnan(before):
-            return math.isnan(before) and not math.isnan(value)
-        return self.sign * value > self.sign * before
+    def _rank(self, chosen: Chosen) -> _Rank:
+        return _Rank(_order(self.sign * chosen.value), _order(-chosen.loss))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -65,3 +80,8 @@ class Choice:
         """From a checkpoint."""
         self.best = {name: Chosen(*chosen) for name, chosen in state["best"].items()}
         self.waited = state["waited"]
+
+
+def _order(number: float) -> tuple[bool, float]:
+    """NaN is worse than any number."""
+    return (False, 0.0) if math.isnan(number) else (True, number)
