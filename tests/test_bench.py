@@ -14,6 +14,7 @@ from riglstm.benchmark.contestants import LOOP, WORK, contestants, onednn
 from riglstm.benchmark.cuda import symbol_sections
 from riglstm.benchmark.tables import Section, growth, rows
 from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs, spread
+from riglstm.cli import bench
 from riglstm.cli.bench_parts import headline
 from riglstm.cli.main import main
 from riglstm.scan import reference
@@ -211,6 +212,7 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert written["machine"]["threads"] == torch.get_num_threads()
     assert written["machine"]["processor"]
     assert written["commit"] == commit()
+    assert written["complete"] is True
     assert written["options"]["quick"] is True
     assert written["harness"] == []
     table = written["rows"]
@@ -228,6 +230,28 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
         if row["table"] != "growth":
             assert row["name"].startswith("nn.LSTM") or row["agreeing"] == 1
     assert {r["T"] for r in table if r["table"] == "growth"} == {4, 8}
+
+
+def test_a_benchmark_that_is_cut_off_leaves_the_tables_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bench.json"
+    told = []
+
+    def cut(heading: str, *others: Any) -> str:
+        told.append(heading)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+        return heading
+
+    monkeypatch.setattr("riglstm.cli.bench_parts.table", cut)
+    flags = ("--device", "cpu", "--quick", "--tables", "batch", "stream", "--json", str(path))
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(flags)
+    written = json.loads(path.read_text())
+    assert written["complete"] is False
+    assert {row["table"] for row in written["rows"]} == {"batch"}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_harness_table_has_the_overhead_of_each_model(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from riglstm.benchmark.tables import Row, rows
+from riglstm.benchmark.tables import rows
 from riglstm.benchmark.timing import METERS
 from riglstm.cli import bench_harness, bench_minigrid, bench_parts, flags, text
 from riglstm.train.config import Fit
@@ -65,7 +65,8 @@ class Bench:
     quick: bool = False
     """Tiny sizes, two rounds, not compiled: shows that all of it runs; its figures say nothing."""
     json: Path | None = None
-    """File for the rows, with versions, commit, processor, threads and load."""
+    """File for the rows, with versions, commit, processor, threads and load. It is written anew
+    after every table, so that a bench that is cut off leaves what it has measured."""
 
 
 QUICK = Bench(
@@ -98,28 +99,32 @@ def main(args: Sequence[str]) -> None:
 
 
 def run(config: Bench) -> None:
-    """Measure the tables, print each when it is there, and write the file."""
+    """Measure the tables; print each, and write the file anew, when it is there."""
     assert config.tables is not None
     machine, sections = bench_parts.describe(config.device), bench_parts.sections(config)
     meter = METERS[config.device.partition(":")[0]]
     print(bench_parts.headline(machine))
-    runs, done = sum(section.runs for section in sections), list[Row]()
+    runs = sum(section.runs for section in sections)
     ticker = text.Ticker(runs + 4 * bench_harness.rounds(config) * ("harness" in config.tables))
+    content: dict[str, Any] = {"machine": machine, "commit": commit(), "complete": False}
+    content |= {"rows": [], "harness": [], "minigrid": {}}
     for table, parts in itertools.groupby(sections, lambda section: section.table):
         measured = [rows(part, meter, partial(ticker.tick, part.work)) for part in parts]
         ticker.clear()
         heading, on_gpu = bench_parts.title(table, config), config.device != "cpu"
         print(f"\n{bench_parts.table(heading, measured, on_gpu)}", flush=True)
-        done += itertools.chain(*measured)
+        content["rows"] += [asdict(row) for row in itertools.chain(*measured)]
+        bench_parts.write(config, content)
     if sections:
         print(f"\n{bench_parts.LEGEND}")
-    harness = bench_harness.measure(config, ticker.tick) if "harness" in config.tables else {}
-    ticker.clear()
-    if harness:
-        print(f"\n{bench_harness.table(harness, config)}\n\n{bench_harness.LEGEND}")
-    speeds = bench_minigrid.show(config) if "minigrid" in config.tables else {}
+    if "harness" in config.tables:
+        harness = bench_harness.measure(config, ticker.tick)
+        ticker.clear()
+        print(f"\n{bench_harness.table(harness, config)}\n\n{bench_harness.LEGEND}", flush=True)
+        content["harness"] = bench_harness.as_json(harness)
+        bench_parts.write(config, content)
+    if "minigrid" in config.tables:
+        content["minigrid"] = bench_minigrid.show(config)
+    bench_parts.write(config, {**content, "complete": True})
     if config.json is not None:
-        content = {"rows": [asdict(row) for row in done], "harness": bench_harness.as_json(harness)}
-        where = {"machine": machine, "commit": commit()}
-        bench_parts.write(config, {**where, **content, "minigrid": speeds})
         print(f"written: {config.json}")

@@ -22,6 +22,7 @@ from riglstm.benchmark.tables import Row, Section, against_lstm, growth
 from riglstm.benchmark.timing import AGREEING
 from riglstm.cli import UsageError, flags, text
 from riglstm.scan import Backend
+from riglstm.train.folder import aside
 from riglstm.train.record import device_name
 
 if TYPE_CHECKING:
@@ -147,10 +148,12 @@ def _cells(row: Row, factor: float) -> tuple[str, str, str, str]:
 
 
 def write(config: Bench, content: dict[str, Any]) -> None:
-    """The file of rows, with the options that they hold for."""
-    assert config.json is not None
-    options = {key: value for key, value in asdict(config).items() if key != "json"}
-    config.json.write_text(json.dumps({"options": options, **content}, indent=1) + "\n")
+    """The file of rows, with the options that they hold for, where one is asked for."""
+    if config.json is not None:
+        options = {key: value for key, value in asdict(config).items() if key != "json"}
+        whole = json.dumps({"options": options, **content}, indent=1) + "\n"
+        with aside(config.json) as file:
+            file.write(whole.encode())
 
 
 def headline(machine: Mapping[str, Any]) -> str:
