@@ -169,13 +169,14 @@ def test_a_choice_prefers_the_lower_loss_then_the_earlier_of_equals_and_numbers_
     assert perfect.best == {"a": Chosen(3, 1.0, 0.2)}
     # The metric has not improved for four evaluations.
     assert perfect.exhausted
-    # A run from before losses were asked for: what is known is better than what is not.
+    # In a run from before losses were asked for, the earlier of equals stays.
     old = Choice("a", higher_is_better=True, patience=None)
-    old.load_state_dict({"best": {"a": (7, 1.0)}, "waited": 0})
-    assert old.hear(8, {"a": 1.0}, {"a": 0.5})
+    old.load_state_dict({"best": {"a": (7, 0.9)}, "waited": 0})
+    assert not old.hear(8, {"a": 0.9}, {"a": 0.5})
+    assert old.hear(9, {"a": 1.0}, {"a": 0.5})
     again = Choice("a", higher_is_better=True, patience=None)
     again.load_state_dict(old.state_dict())
-    assert again.best == {"a": Chosen(8, 1.0, 0.5)}
+    assert again.best == {"a": Chosen(9, 1.0, 0.5)}
 
 
 def test_a_run_out_of_patience_stops(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ class Bench:
     quick: bool = False
     """Tiny sizes, two rounds, not compiled: shows that all of it runs; its figures say nothing."""
     json: Path | None = None
-    """File for the rows, with versions, commit, processor, threads and load. It is written anew
-    after every table, so that a bench that is cut off leaves what it has measured."""
+    """File for the rows, with versions, commit, processor, threads and load. A bench that is cut
+    off leaves what it has measured beside it, as FILE.part."""
 
 
 QUICK = Bench(
@@ -99,22 +99,22 @@ def main(args: Sequence[str]) -> None:
 
 
 def run(config: Bench) -> None:
-    """Measure the tables; print each, and write the file anew, when it is there."""
+    """Measure the tables, print each when it is there, and write the file."""
     assert config.tables is not None
     machine, sections = bench_parts.describe(config.device), bench_parts.sections(config)
     meter = METERS[config.device.partition(":")[0]]
-    print(bench_parts.headline(machine))
+    content: dict[str, Any] = {"machine": machine, "commit": commit()}
+    content |= {"rows": [], "harness": [], "minigrid": {}}
+    print(bench_parts.headline(machine, content["commit"], config.rounds))
     runs = sum(section.runs for section in sections)
     ticker = text.Ticker(runs + 4 * bench_harness.rounds(config) * ("harness" in config.tables))
-    content: dict[str, Any] = {"machine": machine, "commit": commit(), "complete": False}
-    content |= {"rows": [], "harness": [], "minigrid": {}}
     for table, parts in itertools.groupby(sections, lambda section: section.table):
         measured = [rows(part, meter, partial(ticker.tick, part.work)) for part in parts]
         ticker.clear()
         heading, on_gpu = bench_parts.title(table, config), config.device != "cpu"
         print(f"\n{bench_parts.table(heading, measured, on_gpu)}", flush=True)
         content["rows"] += [asdict(row) for row in itertools.chain(*measured)]
-        bench_parts.write(config, content)
+        bench_parts.keep(config, content)
     if sections:
         print(f"\n{bench_parts.LEGEND}")
     if "harness" in config.tables:
@@ -122,9 +122,7 @@ def run(config: Bench) -> None:
         ticker.clear()
         print(f"\n{bench_harness.table(harness, config)}\n\n{bench_harness.LEGEND}", flush=True)
         content["harness"] = bench_harness.as_json(harness)
-        bench_parts.write(config, content)
+        bench_parts.keep(config, content)
     if "minigrid" in config.tables:
         content["minigrid"] = bench_minigrid.show(config)
-    bench_parts.write(config, {**content, "complete": True})
-    if config.json is not None:
-        print(f"written: {config.json}")
+    bench_parts.write(config, content)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,6 @@ from riglstm.benchmark.tables import Row, Section, against_lstm, growth
 from riglstm.benchmark.timing import AGREEING
 from riglstm.cli import UsageError, flags, text
 from riglstm.scan import Backend
-from riglstm.train.folder import aside
 from riglstm.train.record import device_name
 
 if TYPE_CHECKING:
@@ -147,20 +147,36 @@ def _cells(row: Row, factor: float) -> tuple[str, str, str, str]:
     return time, "base" if row.name == row.base else ratio, peak, differs
 
 
+def keep(config: Bench, content: dict[str, Any]) -> None:
+    """What is measured so far, beside the file, whose place only a whole bench takes."""
+    path = config.json
+    if path is not None and (path.is_file() or not path.exists()):
+        _part(path).write_text(_as_text(config, content))
+
+
 def write(config: Bench, content: dict[str, Any]) -> None:
-    """The file of rows, with the options that they hold for, where one is asked for."""
+    """The file of rows, where one is asked for."""
     if config.json is not None:
-        options = {key: value for key, value in asdict(config).items() if key != "json"}
-        whole = json.dumps({"options": options, **content}, indent=1) + "\n"
-        with aside(config.json) as file:
-            file.write(whole.encode())
+        config.json.write_text(_as_text(config, content))
+        _part(config.json).unlink(missing_ok=True)
+        print(f"written: {config.json}")
 
 
-def headline(machine: Mapping[str, Any]) -> str:
-    """The machine in a line, and a warning where it is not idle."""
+def _part(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def _as_text(config: Bench, content: dict[str, Any]) -> str:
+    """Rows with the options that they hold for."""
+    options = {key: value for key, value in asdict(config).items() if key != "json"}
+    return json.dumps({"options": options, **content}, indent=1) + "\n"
+
+
+def headline(machine: Mapping[str, Any], commit: str | None, rounds: int) -> str:
+    """The machine in a line, what is measured, and a warning where the machine is not idle."""
     said = ", ".join(f"{key} {value}" for key, value in machine.items())
     busy = "\nOther programs are at work: trust no ratio with a wide spread."
-    return said + (busy if machine["load"] > BUSY else "")
+    return f"{said}\ncommit {commit}, {rounds} rounds{busy if machine['load'] > BUSY else ''}"
 
 
 def describe(device: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def changes(sheet: Sheet, budget: str) -> str:
     """What the recipe has that `paper` has not, in all models and in those of the sheet.
 
     In brackets what `paper` has instead; of a model's own training, what the other models have; of
-    that in one setting, what the model has elsewhere. Empty where there is nothing, or where the
+    that in one setting, what the model usually has. Empty where there is nothing, or where the
     recipe is no more.
     """
     recipes = TABLES[sheet.name].recipes
@@ -69,7 +69,7 @@ def changes(sheet: Sheet, budget: str) -> str:
             ]
             if own:
                 alike.setdefault(", ".join(own), {})[line.label] = None
-            here = _own(row.fit_in.get(line.setting, {}), {**fit, **row.fit}, "elsewhere ")
+            here = _own(row.fit_in.get(line.setting, {}), {**fit, **row.fit}, "usually ")
             if here:
                 alike.setdefault(", ".join(here), {})[f"{line.label} in {line.setting}"] = None
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))

@@ -22,16 +22,6 @@ class Chosen(NamedTuple):
     """The loss on the same data; not known of runs that began before it was asked for."""
 
 
-class _Rank(NamedTuple):
-    """What is better is larger."""
-
-    metric: tuple[bool, float]
-    loss: tuple[bool, float]
-
-
-_NOTHING = Chosen(0, math.nan)
-
-
 class Choice:
     """The best so far on each condition, and the evaluations since the training condition's."""
 
@@ -51,11 +41,11 @@ class Choice:
         better, improved = {}, False
         for name, value in values.items():
             found, before = Chosen(step, value, losses[name]), self.best.get(name)
-            rank, beaten = self._rank(found), self._rank(before or _NOTHING)
-            if before is None or rank > beaten:
+            gain = 1 if before is None else self._order(value, before.value)
+            # No number is below a loss that is not known, nor is that below a number.
+            if before is None or gain > 0 or (gain == 0 and found.loss < before.loss):
                 better[name] = found
-            if name == self.trained_on:
-                improved = rank.metric > beaten.metric
+            improved |= name == self.trained_on and gain > 0
         self.best |= better
         self.waited = 0 if improved else self.waited + 1
         return bool(better)
@@ -69,8 +59,10 @@ class Choice:
         """The weights that a choice fell on."""
         return {chosen.step for chosen in self.best.values()}
 
-    def _rank(self, chosen: Chosen) -> _Rank:
-        return _Rank(_order(self.sign * chosen.value), _order(-chosen.loss))
+    def _order(self, value: float, before: float) -> int:
+        """1, 0, -1: better, as good, worse. NaN is worse than any number."""
+        now, then = (-math.inf if math.isnan(v) else self.sign * v for v in (value, before))
+        return (now > then) - (now < then)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -80,8 +72,3 @@ class Choice:
         """From a checkpoint."""
         self.best = {name: Chosen(*chosen) for name, chosen in state["best"].items()}
         self.waited = state["waited"]
-
-
-def _order(number: float) -> tuple[bool, float]:
-    """NaN is worse than any number."""
-    return (False, 0.0) if math.isnan(number) else (True, number)
