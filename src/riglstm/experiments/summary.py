@@ -155,7 +155,8 @@ def _notes(
         "condition, the rule of earlier papers.",
         f"{len(runs)} runs of {extent(updates)} updates; "
         f"{duration(sum(row.seconds for row in runs))} in all, up to {shared} at a time by one "
-        f"command, on {words(row.device for row in runs)}, in {words(row.precision for row in runs)}; "
+        f"command, on {words(row.device for row in runs)}, "
+        f"in {words(row.precision for row in runs)}; "
         f"commit {words(row.commit or 'unknown' for row in runs)}.",
         f"Budget {how[0]}, in {how[1]}, as the last run of the table{other if mixed else ''}.",
         *(_recipe(sheet, budget) for budget in _budgets(sheet)),
