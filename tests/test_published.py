@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from riglstm.experiments.tables import TABLES
 from riglstm.report import outdated, publish, published, strange
 from riglstm.report.readme import BEGIN, END, NOTHING, block
 from riglstm.tasks.files import DataError
+from riglstm.train.choice import Choice
 from riglstm.train.weights import write_weights
 from test_report import finish, noise, on_digits
 
@@ -538,6 +540,27 @@ def test_rows_by_recipes_that_are_no_more_are_kept_apart() -> None:
     earlier = summary.read_all(ROOT / "results" / "earlier")
     assert {row.table for row in earlier} == {"copying", "mnist"}
     assert not {row.recipe for row in earlier} & {row.recipe for row in found}
+
+
+def test_readme_says_what_the_rule_of_today_takes_of_the_lstms_evaluations() -> None:
+    found: dict[str, dict[int, dict[str, tuple[float, float]]]] = {}
+    with (ROOT / "results" / "validation" / "copying.csv").open() as file:
+        for row in csv.DictReader(file):
+            if (row["model"], row["setting"]) == ("lstm", "M=2"):
+                of_run = found.setdefault(row["run"], {}).setdefault(int(row["update"]), {})
+                of_run[row["condition"]] = float(row["accuracy"]), float(row["loss"])
+    assert found.keys() < {row.run for row in summary.read_all(ROOT / "results")}
+    taken = []
+    for evaluations in found.values():
+        choice = Choice("P=50", higher_is_better=True, patience=None)
+        for update, by in sorted(evaluations.items()):
+            choice.hear(update, *({c: pair[i] for c, pair in by.items()} for i in (0, 1)))
+        taken.append(evaluations[choice.best["P=50"].step]["P=400"][0])
+    mean = round(100 * sum(taken) / len(taken))
+    assert len(taken) == 3
+    assert f"At M = 2 the LSTM's P = 400 is of early weights; later ones have {mean} " in (
+        ROOT / "README.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:

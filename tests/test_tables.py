@@ -209,7 +209,7 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
         )
         if "steady_start" in row.options:
             assert {"lr", "input_rate", "decay"} < row.fit.keys()
-            assert {name for own in row.fit_in.values() for name in own} == {"updates", "decay"}
+            assert {tuple(own) for own in row.fit_in.values()} == {("updates",), ("decay",)}
             assert row.fit_in.keys() < tuned.settings.keys()
         else:
             assert not row.fit
