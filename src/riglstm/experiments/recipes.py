@@ -73,30 +73,17 @@ def _mnist(rows: Mapping[str, Row]) -> Recipe:
     )
 
 
-def _restless(row: Row) -> Row:
-    """RigLSTM with views that move fast: it learns later, and more of it holds at other sizes."""
-    often = {"evaluate_every": 2000, "checkpoint_every": 2000}
-    return replace(
-        row,
-        fit={
-            **{"lr": 1e-3, "input_rate": 2.0, "warmup": 2000, "decay": "late"},
-            **{"updates": 16_000, **often},
-        },
-    )
-
-
 def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
-    rows = {
-        name: _restless(row) if row.model == "riglstm" else row for name, row in tuned(rows).items()
-    }
     return replace(
-        _mnist(rows),
+        # Long memories from the start are no help here, and hold less at other sizes.
+        _mnist(tuned(rows, remembers=False)),
         task={
-            **{"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.2},
+            **{"input_size": FULL.hidden, "batch_size": 128, "dropout": 0.5},
             "validation_size": 4000,
         },
-        # Ten epochs.
-        fit=_tuned_fit(7500, lr=5e-4, evaluate_every=1500),
+        # Where the step size falls, all models get better at 14x14, and worse at other sizes: it
+        # stays up, and a long mean of the weights takes the place of the fall.
+        fit=replace(_tuned_fit(5000, lr=5e-4, evaluate_every=1000), decay="none", average=0.9995),
     )
 
 
@@ -128,7 +115,7 @@ def _copying(rows: Mapping[str, Row]) -> Recipe:
 
 
 def _tuned_copying(rows: Mapping[str, Row]) -> Recipe:
-    rows, paper = tuned(rows), _copying(rows)
+    rows, paper = tuned(rows, remembers=True), _copying(rows)
     return replace(
         paper,
         rows={**rows, "riglstm": _steady(rows["riglstm"])},
