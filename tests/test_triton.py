@@ -205,12 +205,12 @@ def test_nan_wakes_its_cell() -> None:
 
 
 def test_a_piece_of_the_backward_pass_may_be_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan import triton_run
+    from riglstm.scan import triton_gradients, triton_run
 
     p = random_problem(seeded(3), **SMALL).to(torch.float32)
     want = gradients(p, "triton")
     monkeypatch.setattr(triton_run, "ROWS_AT_ONCE", 2)
-    monkeypatch.setattr(triton_run, "PRODUCT_ROWS", 1)
+    monkeypatch.setattr(triton_gradients, "PRODUCT_ROWS", 1)
     assert_same_gradients(gradients(p, "triton"), want, FLOAT.grad)
 
 

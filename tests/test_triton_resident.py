@@ -124,5 +124,5 @@ def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
 ) -> None:
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
     monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
-    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held)
+    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held, held)
     assert (triton_plan.resident_tiles(z, B, torch.device("cuda")) is not None) == kept

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, fetch, grid_barrier, tanh
+from riglstm.scan.triton_common import _FRESH, _SLOTS, fetch, grid_barrier, tanh, unit_of
 
 
 @triton.jit
@@ -39,11 +39,12 @@ def _arrived(t, b, B, T, DH, PART, BITS, N: tl.constexpr, K: tl.constexpr, d: tl
 
 @triton.jit
 def _grads(
-    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ, LIST, COUNT,
+    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, D_UNIT, DZ, LIST,
+    COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
-    """Back through Eqs. (21), (18) to (1) for sequences b."""
+    """Back through Eqs. (21), (18) to (1) for sequences b; with D_UNIT, D5 in a row's own unit."""
     n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
     inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
     at = (n * d)[:, :, None] + e
@@ -55,7 +56,10 @@ def _grads(
     awake = woke[:, :, None]
     stays = (((act >> _FRESH) & 1) == 0)[:, None, None]
     use = inside & awake
-    saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + e
+    # The same as e, but the compiler sees four in a row. Of numbers of two bytes it would take
+    # eight at once, in a layout of their own, and go through shared memory to that of the others.
+    fours = e // 4 * 4 + e % 4
+    saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + fours
     f = tl.load(saved, mask=use, other=0.0).to(tl.float32)
     i = tl.load(saved + d, mask=use, other=0.0).to(tl.float32)
     o = tl.load(saved + 2 * d, mask=use, other=0.0).to(tl.float32)
@@ -66,8 +70,8 @@ def _grads(
     tanh_c = tanh(f * c_old + i * g)
     dh = dy + _arrived(t, b, B, T, DH, PART, BITS, N, K, d, BP)
 
-    out = (tl.cast(t - first, tl.int64) * B + b) * (N * L)
-    out = D5 + out[:, None, None] + (n * L)[:, :, None] + e
+    place = tl.cast(t - first, tl.int64) * B + b
+    out = D5 + (place * (N * L))[:, None, None] + (n * L)[:, :, None] + fours
     kind = D5.dtype.element_ty
     d_new = tl.where(awake, dh, 0.0)
     if G == 5:
@@ -79,13 +83,29 @@ def _grads(
         dz = tl.sum(d_new * ahead, 2) * a * (1 - a)
         tl.store(DZ + row[:, None] * N + n, dz, mask=(b < B)[:, None] & (n < N))
         dz *= SCALE
-        tl.store(out + 4 * d, (dz[:, :, None] * ahead).to(kind), mask=inside)
+        d_q = dz[:, :, None] * ahead
         d_new = d_new * a[:, :, None] + dz[:, :, None] * q
     dc_new = tl.where(awake, dc, 0.0) + d_new * o * (1 - tanh_c * tanh_c)
-    tl.store(out, (dc_new * c_old * f * (1 - f)).to(kind), mask=inside)
-    tl.store(out + d, (dc_new * g * i * (1 - i)).to(kind), mask=inside)
-    tl.store(out + 2 * d, (d_new * tanh_c * o * (1 - o)).to(kind), mask=inside)
-    tl.store(out + 3 * d, (dc_new * i * (1 - g * g)).to(kind), mask=inside)
+    d_f, d_i = dc_new * c_old * f * (1 - f), dc_new * g * i * (1 - i)
+    d_o, d_g = d_new * tanh_c * o * (1 - o), dc_new * i * (1 - g * g)
+    if D_UNIT is not None:
+        largest = tl.maximum(
+            tl.maximum(tl.abs(d_f), tl.abs(d_i)), tl.maximum(tl.abs(d_o), tl.abs(d_g))
+        )
+        if G == 5:
+            largest = tl.maximum(largest, tl.abs(d_q))
+        unit = unit_of(tl.max(tl.max(largest, 2), 1))  # (RB)
+        tl.store(D_UNIT + place, unit, mask=b < B)
+        size = (1.0 / tl.where(unit == 0, 1.0, unit))[:, None, None]
+        d_f, d_i, d_o, d_g = d_f * size, d_i * size, d_o * size, d_g * size
+        if G == 5:
+            d_q *= size
+    tl.store(out, d_f.to(kind), mask=inside)
+    tl.store(out + d, d_i.to(kind), mask=inside)
+    tl.store(out + 2 * d, d_o.to(kind), mask=inside)
+    tl.store(out + 3 * d, d_g.to(kind), mask=inside)
+    if G == 5:
+        tl.store(out + 4 * d, d_q.to(kind), mask=inside)
     d_old = 0.0 * d_new
     if G == 5:
         d_old = dh - d_new
@@ -94,13 +114,13 @@ def _grads(
     tl.store(DH + here, tl.where(stays, d_old, 0.0), mask=inside)
     tl.store(DC + here, tl.where(stays, dc_old, 0.0), mask=inside)
     if COMPACT:
-        place = tl.atomic_add(COUNT + t * N + n + 0 * act[:, None], 1, mask=woke, sem="relaxed")
-        tl.store(LIST + n * B + place, b[:, None] + 0 * n, mask=woke)
+        free = tl.atomic_add(COUNT + t * N + n + 0 * act[:, None], 1, mask=woke, sem="relaxed")
+        tl.store(LIST + n * B + free, b[:, None] + 0 * n, mask=woke)
 
 
 @triton.jit
 def _spread(
-    t, j, u, r, B, first, W, D5, PART, BITS, LIST, COUNT,
+    t, j, u, r, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
     COMPACT: tl.constexpr, WIDE: tl.constexpr,
@@ -116,7 +136,11 @@ def _spread(
         on = tl.load(BITS + row * N + j, mask=b < B, other=0) != 0
     unit = u * BN + tl.arange(0, BN)
     inside = unit < N * d
-    start = (tl.cast(t - first, tl.int64) * B + b) * (N * L) + j * L
+    start = tl.cast(t - first, tl.int64) * B + b
+    if D_UNIT is not None:
+        d_unit = tl.load(D_UNIT + start, mask=on, other=0.0, cache_modifier=".cg")
+        w_unit = tl.load(W_UNIT + K * d + unit, mask=inside, other=0.0)
+    start = start * (N * L) + j * L
     weight = (j * (K + N) * d + K * d + unit) * L
     acc = tl.zeros((BM, BN), tl.float32)
     CHUNKS: tl.constexpr = (L + BK - 1) // BK
@@ -134,14 +158,16 @@ def _spread(
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if D_UNIT is not None:
+        acc = acc * d_unit[:, None] * w_unit[None, :]
     at = ((b * N + j) * (N * d))[:, None] + unit[None, :]
     tl.store(PART + at, acc, mask=on[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["B", "T", "first", "t0", "t1"])
 def backward_kernel(
-    DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, W, D5, DZ, LIST, COUNT, COUNTER,
-    B, T, first, t0, t1,
+    DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, W, W_UNIT, D5, D_UNIT, DZ, LIST, COUNT,
+    COUNTER, B, T, first, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
@@ -154,10 +180,17 @@ def backward_kernel(
     for back in tl.range(0, t1 - t0, num_stages=1):
         t = t1 - 1 - back
         if PHASE & 4:
-            before = tl.cast(tl.maximum(t - 1, 0), tl.int64) * B * (N * d)
+            rows = tl.cast(tl.maximum(t - 1, 0), tl.int64) * B
+            before = rows * (N * d)
             fetch(GATES + before * G, B * (N * d) * G, p, programs)
             fetch(C + before, B * (N * d), p, programs)
             fetch(DY + before, B * (N * d), p, programs)
+            fetch(ACT + rows, B, p, programs)
+            fetch(BITS + rows * N, B * N, p, programs)
+            if G == 5:
+                fetch(A + rows * N, B * N, p, programs)
+                older = tl.cast(tl.maximum(t - 2, 0), tl.int64) * B
+                fetch(Y + older * (N * d), B * (N * d), p, programs)
         if PHASE & 8:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)
@@ -169,8 +202,8 @@ def backward_kernel(
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)
                 _grads(
-                    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ,
-                    LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
+                    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, D_UNIT,
+                    DZ, LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -184,8 +217,8 @@ def backward_kernel(
                     wanted = r * BM < tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
                 if wanted:
                     _spread(
-                        t, j_u % N, j_u // N, r, B, first, W, D5, PART, BITS, LIST, COUNT,
-                        N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
+                        t, j_u % N, j_u // N, r, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS, LIST,
+                        COUNT, N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

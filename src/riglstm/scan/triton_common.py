@@ -103,6 +103,18 @@ def tanh(x):
 
 
 @triton.jit
+def unit_of(largest):
+    """A power of two in which the largest number is between 2^14 and 2^15: float16 ends at 2^16.
+
+    Up there it keeps all ten bits of numbers 2^28 times smaller. Zero, where the largest is below
+    2^-80; one, where it is above 2^80, infinite or NaN.
+    """
+    exponent = (largest.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23)
+    exponent = tl.where(exponent > (193 << 23), 127 << 23, exponent)
+    return tl.where(exponent < (33 << 23), 0, exponent).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def order(s):
     """Scores as integers of the same order: -0 equals 0, and NaN comes first (P13)."""
     bits = tl.where(s == 0, 0.0, s).to(tl.int32, bitcast=True)
