@@ -23,6 +23,9 @@ HALVES_BACK = True
 """Whether TF32 products of the backward pass are of halves, too."""
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
+PIECE = 32
+"""Numbers of a vector that eight lanes take at a time, in the row-wise phase of more sequences than
+that; 0: a warp takes whole vectors, as with few."""
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -219,6 +222,7 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
         BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), _rows(device)
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
+    tile["PIECE"] = min(PIECE, BP) if B > FEW else 0
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
     return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
 
