@@ -30,8 +30,8 @@ triton_plan = pytest.importorskip(
     "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
 )
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
-tl, top = triton.language, pytest.importorskip("riglstm.scan.triton_common").top
-best = pytest.importorskip("riglstm.scan.triton_many").best
+common = pytest.importorskip("riglstm.scan.triton_common")
+tl, top, best = triton.language, common.top, common.best
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")
 FLOAT = TOL[torch.float32]

@@ -137,6 +137,21 @@ def top(keys, k: tl.constexpr, n: tl.constexpr):
     return bits
 
 
+@triton.jit
+def best(keys, k: tl.constexpr, n: tl.constexpr):
+    """As `top`, for k > 0: a bit for each of the k largest of n keys. Four bits count a rank."""
+    ranks = tl.zeros_like(keys[0])
+    for j in tl.static_range(1, n):
+        for i in tl.static_range(j):
+            # Of two, one more is ahead of the one or of the other.
+            ranks += tl.where(keys[j] > keys[i], 1 << (4 * i), 1 << (4 * j))
+    # The highest of the four bits is set where k or more are ahead.
+    bits = (~(ranks + (8 - k) * 0x11111111) >> 3) & (0x11111111 & ((1 << (4 * n)) - 1))
+    bits = (bits | (bits >> 3)) & 0x03030303
+    bits = (bits | (bits >> 6)) & 0x000F000F
+    return (bits | (bits >> 12)) & 0xFF
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not below n, at once: Triton's takes microseconds."""
     return 1 << (n - 1).bit_length()
