@@ -1,4 +1,4 @@
-"""The row-wise phase for more sequences than one tile holds, in the interpreter.
+"""The kernels for more sequences than one tile holds, in the interpreter.
 
 Here three are as many as 65 are on a GPU, which the interpreter would take minutes for.
 """
@@ -18,7 +18,7 @@ from helpers import (
     assert_close,
     assert_same_gradients,
     clear_problem,
-    gradients,
+    outputs_and_gradients,
     random_problem,
     seeded,
 )
@@ -29,7 +29,10 @@ triton = pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
     "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
 )
+triton_launch = pytest.importorskip("riglstm.scan.triton_launch")
+triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
+triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
 common = pytest.importorskip("riglstm.scan.triton_common")
 tl, top, best = triton.language, common.top, common.best
 
@@ -59,12 +62,27 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_many_sequences_equal_the_reference(name: str) -> None:
     p = clear_problem(**{**SMALL, **PROBLEMS[name]})
-    low = p.to(torch.float32)
-    want, got = p.run("reference"), low.run("triton")
+    want, want_grads = outputs_and_gradients(p, "reference")
+    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
     assert torch.equal(got[3], want[3])
     for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
         assert_close(one, other, FLOAT.value, what)
-    assert_same_gradients(gradients(low, "triton"), gradients(p, "reference"), FLOAT.grad)
+    assert_same_gradients(grads, want_grads, FLOAT.grad)
+
+
+@pytest.mark.usefixtures("tf32")
+def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, name in ((triton_prepare, "forward_tiles"), (triton_run, "backward_tiles")):
+        tiles = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
+    p = clear_problem(**{**SMALL, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
+    want, want_grads = outputs_and_gradients(p, "reference")
+    assert want[3].sum(1).max() > 2
+    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
+    assert torch.equal(got[3], want[3])
+    pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in grads)]
+    assert all(float((a - b).norm() / b.norm()) < 2e-3 for a, b in pairs)
+    assert float((got[0] - want[0]).norm() / want[0].norm()) > 1e-5  # halves, indeed
 
 
 def bits(p: Problem) -> tuple[Tensor, Tensor]:
@@ -77,15 +95,6 @@ def bits(p: Problem) -> tuple[Tensor, Tensor]:
         p.x, p.h, p.c, p.weights, p.sel, *flags, torch.float32, save=True, saved=saved
     )
     return saved.act, saved.bits
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_it_chooses_as_whole_vectors_a_warp_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    p = clear_problem(**{**SMALL, **PROBLEMS[name]}).to(torch.float32)
-    got = bits(p)
-    monkeypatch.setattr(triton_plan, "PIECE", 0)
-    for one, other in zip(got, bits(p), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_equal_vectors_tie_and_the_lower_index_wins() -> None:
@@ -112,15 +121,37 @@ def test_nan_comes_first() -> None:
     assert act[0, [0, 5]].tolist() == [0b010, 0b100]
 
 
-def test_lists_of_a_cell_have_each_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symbols_are_chosen_from_as_their_vectors() -> None:
+    p = clear_problem(**{**SMALL, "B": 5, "K": 1, "K_h": 1}).to(torch.float32)
+    table = p.x.flatten(0, 1)
+    x = triton_symbols.Symbols(torch.arange(10, dtype=torch.int32).view(2, 5), table)
+    where = (p.h, p.c, p.weights, p.sel, None, None, torch.float32)
+    want = p.run("triton")
+    with torch.no_grad():
+        got = triton_run.forward(x, *where, save=False)
+    assert torch.equal(got[3], want[3])
+    for one, other in zip(got[:3], want[:3], strict=True):
+        assert_close(one, other, FLOAT.value)
+
+
+def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Tensor, ...]] = []
-    lists = triton_run._lists
+    lists, launch = triton_run._lists, triton_launch.Launch.__call__
     monkeypatch.setattr(triton_run, "_lists", lambda *a: made.append(lists(*a)) or made[-1])
-    p = random_problem(seeded(0), **{**SMALL, "T": 1, "B": 9, "N": 3, "K_a": 2, "K_h": 1})
+
+    def in_one(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
+        """One program takes all sequences, one tile after another."""
+        rows = self.constants.get("PHASE") == 1
+        launch(self, (1,) if rows else grid, arguments)
+
+    monkeypatch.setattr(triton_launch.Launch, "__call__", in_one)
+    p = clear_problem(**{**SMALL, "T": 1, "B": 9, "N": 3, "K_a": 2, "K_h": 1})
     act, _ = bits(p.to(torch.float32))
+    active = p.run("reference")[3][0]  # (B, N)
     place, count, _ = made[0]
     for n in range(3):
-        woke = ((act[0] >> n) & 1).nonzero().flatten().tolist()
+        woke = active[:, n].nonzero().flatten().tolist()
+        assert ((act[0] >> n) & 1).nonzero().flatten().tolist() == woke
         assert count[n] == len(woke)
         assert sorted(place.view(3, 9)[n, : len(woke)].tolist()) == woke
 

@@ -16,19 +16,22 @@ import triton.language as tl
 
 from riglstm.scan.triton_common import _ROOM, grid_barrier, sigmoid, tanh
 from riglstm.scan.triton_many import finish_many, rows_many
+from riglstm.scan.triton_pieces import _PIECE
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 
 
 @triton.jit
 def _gates(
-    t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, LIST,
-    COUNT,
+    t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, count,
+    listed,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
-    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q."""
+    """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q.
+
+    Of the sequences `listed`, BM from r · BM on, the first `count` in all are there.
+    """
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
     TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
@@ -36,12 +39,8 @@ def _gates(
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     D: tl.constexpr = (K + N - FIRST) * P
     place = r * BM + tl.arange(0, BM)
-    if COMPACT:
-        there = place < tl.load(COUNT + t * N + j, cache_modifier=".cg")
-        b = tl.load(LIST + j * B + place, mask=there, other=0, cache_modifier=".cg")
-    else:
-        there = place < B
-        b = place
+    there = place < count
+    b = tl.where(there, listed, 0)
     row = tl.cast(t, tl.int64) * B + b
     bits = tl.load(BITS + row * N + j, mask=there, other=0, cache_modifier=".cg")
     on = bits != 0
@@ -145,19 +144,20 @@ def forward_kernel(
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    RB: tl.constexpr, LINES: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
-    COMPACT: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+    RB: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr,
+    FLAT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = N * ((4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN))
     SOFT: tl.constexpr = G == 5
+    PIECE: tl.constexpr = min(_PIECE, BP)
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and SYMBOLS is None:
             ask_ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         if PHASE & 1:
-            if PIECE > 0:
+            if COMPACT:
                 rows_many(
                     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
                     PROP, ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h,
@@ -166,8 +166,8 @@ def forward_kernel(
             else:
                 rows_phase(
                     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
-                    PROP, ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE,
-                    X_ROW, X_SLOT, SOFT, SAVE, RB, LINES, COMPACT,
+                    PROP, ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+                    X_SLOT, SOFT, SAVE, RB, LINES,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -176,15 +176,18 @@ def forward_kernel(
             for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j_u = tile % TILES
                 r = tile // TILES
-                wanted = r == 0
+                count = B
+                listed = r * BM + tl.arange(0, BM)
                 if COMPACT:
+                    # Both at once, though beyond the count a list holds anything.
                     count = tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
-                    wanted = r * BM < count
-                if wanted:
+                    at = LIST + (j_u % N) * B + listed
+                    listed = tl.load(at, mask=listed < B, other=0, cache_modifier=".cg")
+                if r * BM < count:
                     _gates(
                         t, j_u % N, j_u // N, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE,
-                        PROP, BITS, GATES, C, LIST, COUNT, N, K, d, P, G, BM, BN, BK, STAGES,
-                        PRECISION, COMPACT, FLAT, SAVE, WIDE,
+                        PROP, BITS, GATES, C, count, listed, N, K, d, P, G, BM, BN, BK, STAGES,
+                        PRECISION, FLAT, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -192,7 +195,7 @@ def forward_kernel(
     if PHASE & 8:
         for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
             b = r * RB + tl.arange(0, RB)
-            if PIECE > 0:
+            if COMPACT:
                 finish_many(
                     t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A, N, d, PIECE, SCALE, SOFT,
                     SAVE,

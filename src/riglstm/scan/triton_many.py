@@ -1,13 +1,8 @@
 """The row-wise half of a step, as `triton_select.py` has it, for more than 64 sequences.
 
 There a warp sums one pair of vectors at a time, and a sum takes as many exchanges between lanes as
-products. Here a tile is (8, RB, PIECE): RB sequences, a line for each cell, and a piece of a
-vector; so a vector lies in a few lanes, which add up most of it each for itself, and a sum is that
-of all cells at once. A vector is a tuple of its pieces. What all cells look at, a view or a peer's
-state, is read from the first-level cache by each line.
-
-Every sum over d goes piece by piece and then in the same order over a piece, so that equal vectors
-get equal scores to the last bit (P4).
+products. Here all cells sum at once, a few lanes each (`triton_pieces.py`). What they all look at,
+a view or a peer's state, each reads for itself from the first-level cache.
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
 memory, M = pieces of a vector.
@@ -19,49 +14,10 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.triton_common import _FRESH, _SLOTS, best, order, sigmoid
+from riglstm.scan.triton_pieces import read, score, tile_of, write
 
 _BYTES = tl.constexpr(0x01010101)
 _THREADS = tl.constexpr(256)
-
-
-@triton.jit
-def tile_of(V, b, ROW: tl.constexpr, SLOT: tl.constexpr, PIECE: tl.constexpr):
-    """Addresses (8, RB, PIECE) of the first pieces of the cells' vectors; 0 for SLOT: all one."""
-    n, e = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, PIECE)[None, None, :]
-    return V + tl.cast(b, tl.int64)[None, :, None] * ROW + n * SLOT + e
-
-
-@triton.jit
-def inside(i: tl.constexpr, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
-    """Which numbers (8, RB, PIECE) of piece i there are, of rows where mask is set."""
-    n, e = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, PIECE)[None, None, :]
-    return mask[None, :, None] & (n < N) & (i * PIECE + e < d)
-
-
-@triton.jit
-def read(at, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
-    """The M pieces of the vectors at these addresses."""
-    out = ()
-    for i in tl.static_range((d + PIECE - 1) // PIECE):
-        out += (tl.load(at + i * PIECE, mask=inside(i, mask, N, d, PIECE), other=0.0),)
-    return out
-
-
-@triton.jit
-def write(at, pieces, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
-    """The pieces, d numbers of them, to these addresses."""
-    for i in tl.static_range(len(pieces)):
-        value = pieces[i].to(at.dtype.element_ty)
-        tl.store(at + i * PIECE, value, mask=inside(i, mask, N, d, PIECE))
-
-
-@triton.jit
-def score(h, v):
-    """The sum over d of the products of two vectors, (8, RB)."""
-    s = h[0] * v[0].to(tl.float32)
-    for i in tl.static_range(1, len(h)):
-        s += h[i] * v[i].to(tl.float32)
-    return tl.sum(s, 2)
 
 
 @triton.jit
@@ -224,6 +180,24 @@ def select_many(
 
 
 @triton.jit
+def views_of_rows(
+    t, b, B, X, SYMBOLS,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, K_a: tl.constexpr,
+    K_x: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
+):  # fmt: skip
+    """The K · M pieces of the views of sequences b in step t, where cells look at any."""
+    x = ()
+    if (K_a < N) or (K_x < K):
+        if SYMBOLS is None:
+            now, at = X + tl.cast(t, tl.int64) * B * X_ROW, b
+        else:
+            now, at = X, tl.load(SYMBOLS + tl.cast(t, tl.int64) * B + b, mask=b < B, other=0)
+        for k in tl.static_range(K):
+            x += read(tile_of(now + k * X_SLOT, at, X_ROW, 0, PIECE), b < B, N, d, PIECE)
+    return x
+
+
+@triton.jit
 def rows_many(
     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
     BITS, A, LIST, COUNT, B,
@@ -236,14 +210,7 @@ def rows_many(
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         b = r * RB + tl.arange(0, RB)
-        x = ()
-        if (K_a < N) or (K_x < K):
-            if SYMBOLS is None:
-                now, at = X + tl.cast(t, tl.int64) * B * X_ROW, b
-            else:
-                now, at = X, tl.load(SYMBOLS + tl.cast(t, tl.int64) * B + b, mask=b < B, other=0)
-            for k in tl.static_range(K):
-                x += read(tile_of(now + k * X_SLOT, at, X_ROW, 0, PIECE), b < B, N, d, PIECE)
+        x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
         states = finish_many(
             t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A, N, d, PIECE, SCALE, SOFT, SAVE
         )  # fmt: skip

@@ -19,13 +19,8 @@ from riglstm.scan.triton_launch import Argument, Launch, Layout, Place, prepare
 from riglstm.scan.triton_products import pack_kernel
 from riglstm.selection import Selection
 
-HALVES_BACK = True
-"""Whether TF32 products of the backward pass are of halves, too."""
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
-PIECE = 32
-"""Numbers of a vector that eight lanes take at a time, in the row-wise phase of more sequences than
-that; 0: a warp takes whole vectors, as with few."""
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -76,7 +71,7 @@ def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Si
     """The sizes of a problem."""
     G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
     held = torch.float16 if halves else product
-    back = held if HALVES_BACK and not _coarse() else product
+    back = product if _coarse() else held
     return Sizes(sel.N, sel.K, d, _whole(d, held), _whole(G * d, back), G, product, held, back)
 
 
@@ -222,7 +217,6 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
         BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), _rows(device)
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
-    tile["PIECE"] = min(PIECE, BP) if B > FEW else 0
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
     return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
 
