@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, fetch, grid_barrier, tanh, unit_of
+from riglstm.scan.triton_common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, tanh, unit_of
 
 
 @triton.jit
@@ -241,14 +241,14 @@ def backward_kernel(
             for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j_u = tile % TILES
                 r = tile // TILES
-                place = r * BM + tl.arange(0, BM)
+                place = dealt(r, B, BM)
                 count, listed = B, place
                 if COMPACT:
                     # Beyond the count there is anything in the list: so neither waits.
                     at = LIST + j_u % N * B + place
                     listed = tl.load(at, mask=place < B, other=0, cache_modifier=".cg")
                     count = tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
-                if r * BM < count:
+                if r < count:
                     _spread(
                         t, j_u % N, j_u // N, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT,
                         PART, BITS, N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,

@@ -93,6 +93,29 @@ def fetch(start, many, p, programs):
 
 
 @triton.jit
+def dealt(r, B, BM: tl.constexpr):
+    """Places (BM) of tile r in a list of at most B: dealt like cards, so that tiles share equally.
+
+    The first tiles would else be full and the last one empty, where lists are short, and a step
+    takes as long as its fullest tile.
+    """
+    return r + tl.cdiv(B, BM) * tl.arange(0, BM)
+
+
+@triton.jit
+def column_unit(u, col, d: tl.constexpr, BN: tl.constexpr):
+    """The unit of each column of tile u, or its number of W_q Q; not below d, where it has none.
+
+    All gates of a unit lie in columns of one thread. Tiles have equally many units.
+    """
+    UNITS: tl.constexpr = (4 * d + BN - 1) // BN
+    PER: tl.constexpr = (d + UNITS - 1) // UNITS
+    lane = (col >> 4) << 2 | (col >> 1) & 3
+    unit = tl.where(lane < PER, u * PER + lane, d)
+    return tl.where(u < UNITS, unit, (u - UNITS) * BN + col)
+
+
+@triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 

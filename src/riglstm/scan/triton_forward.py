@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _ROOM, grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, sigmoid, tanh
 from riglstm.scan.triton_many import finish_many, rows_many
 from riglstm.scan.triton_pieces import _PIECE
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
@@ -22,23 +22,23 @@ from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 
 @triton.jit
 def _gates(
-    t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, count,
-    listed,
+    t, j, u, place, listed, count, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS,
+    GATES, C,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q.
 
-    Of the sequences `listed`, BM from r · BM on, the first `count` in all are there.
+    The sequences are those `listed` at a `place` below `count`.
     """
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
+    PER: tl.constexpr = (d + UNITS - 1) // UNITS
     TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
     # What symbols bring is in the table: of the slots, only the states are multiplied.
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     D: tl.constexpr = (K + N - FIRST) * P
-    place = r * BM + tl.arange(0, BM)
     there = place < count
     b = tl.where(there, listed, 0)
     row = tl.cast(t, tl.int64) * B + b
@@ -47,8 +47,9 @@ def _gates(
     W += (j * TILES + u) * (BN * D)
     col = tl.arange(0, BN)
     # What the end of the tile needs is asked for now; where it is W_q Q, no unit is inside.
-    unit = u * U + tl.arange(0, U)
-    inside = unit < d
+    lane = tl.arange(0, U)
+    unit = u * PER + lane
+    inside = (lane < PER) & (unit < d)
     use = on[:, None] & inside[None, :]
     at = b[:, None] * (N * d) + j * d + unit[None, :]
     c_old = tl.load(c + at, mask=use, other=0.0)
@@ -73,6 +74,7 @@ def _gates(
                 # Not `take`: a name that a loop sets has one shape before it and in it.
                 seen = (((bits >> view) & 1) != 0)[:, None]
                 brought += (tl.load(entry + view * (TILES * BN), mask=seen, other=0.0),)
+    filled = column_unit(u, col, d, BN) < d
     acc = tl.zeros((BM, BN), tl.float32)
     PIECES: tl.constexpr = (P + BK - 1) // BK
     SLOTS: tl.constexpr = K + N - FIRST
@@ -94,7 +96,8 @@ def _gates(
             other=0.0,
             cache_modifier=".cg",
         )
-        w = tl.load(W + col[:, None] * D + k[None, :], mask=real[None, :], other=0.0)
+        mask = filled[:, None] & real[None, :]
+        w = tl.load(W + col[:, None] * D + k[None, :], mask=mask, other=0.0)
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
@@ -127,12 +130,12 @@ def _gates(
             tl.store(GATES + kept + 2 * d, o.to(kind), mask=use)
             tl.store(GATES + kept + 3 * d, g.to(kind), mask=use)
     else:
-        lane = (u - UNITS) * BN + col
-        mask = on[:, None] & (lane < d)[None, :]
-        out = b[:, None] * (N * d) + j * d + lane[None, :]
+        number = (u - UNITS) * BN + col
+        mask = on[:, None] & (number < d)[None, :]
+        out = b[:, None] * (N * d) + j * d + number[None, :]
         tl.store(PROP + tl.cast(B, tl.int64) * (N * d) + out, acc, mask=mask)
         if SAVE:
-            save = (row * N + j)[:, None] * (G * d) + 4 * d + lane[None, :]
+            save = (row * N + j)[:, None] * (G * d) + 4 * d + number[None, :]
             tl.store(GATES + save, acc.to(kind), mask=mask)
 
 
@@ -176,18 +179,18 @@ def forward_kernel(
             for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j_u = tile % TILES
                 r = tile // TILES
-                count = B
-                listed = r * BM + tl.arange(0, BM)
+                place = dealt(r, B, BM)
+                count, listed = B, place
                 if COMPACT:
                     # Both at once, though beyond the count a list holds anything.
                     count = tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
-                    at = LIST + (j_u % N) * B + listed
-                    listed = tl.load(at, mask=listed < B, other=0, cache_modifier=".cg")
-                if r * BM < count:
+                    at = LIST + (j_u % N) * B + place
+                    listed = tl.load(at, mask=place < B, other=0, cache_modifier=".cg")
+                if r < count:
                     _gates(
-                        t, j_u % N, j_u // N, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE,
-                        PROP, BITS, GATES, C, count, listed, N, K, d, P, G, BM, BN, BK, STAGES,
-                        PRECISION, FLAT, SAVE, WIDE,
+                        t, j_u % N, j_u // N, place, listed, count, B, c, XH, X_UNIT, W, W_UNIT,
+                        BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, N, K, d, P, G, BM, BN, BK,
+                        STAGES, PRECISION, FLAT, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import unit_of
+from riglstm.scan.triton_common import column_unit, unit_of
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])
@@ -192,11 +192,12 @@ def _column(
     if BY_GATE:
         gate = col // (BN // 4)
         unit = u * (BN // 4) + col % (BN // 4)
+        if u >= UNITS:
+            unit = (u - UNITS) * BN + col
     else:
         gate = ((col >> 2) & 2) | (col & 1)
-        unit = u * (BN // 4) + ((col >> 4) << 2 | (col >> 1) & 3)
+        unit = column_unit(u, col, d, BN)
     if u >= UNITS:
-        unit = (u - UNITS) * BN + col
         slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
         mask = (k < d) & (unit < d) & (s + 0 * k != K + j)
         w = tl.load(W_Q + (slot * d + k) * d + unit, mask=mask, other=0.0)
