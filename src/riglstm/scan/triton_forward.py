@@ -34,7 +34,7 @@ def _gates(
     """
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
-    PER: tl.constexpr = (d + UNITS - 1) // UNITS
+    PER: tl.constexpr = (d + 4 * UNITS - 1) // (4 * UNITS) * 4
     TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
     # What symbols bring is in the table: of the slots, only the states are multiplied.
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K

@@ -68,7 +68,7 @@ def _order(d: int, G: int, BN: int, device: torch.device) -> Tensor:
     u, col = torch.arange(columns(z, BN), device=device)[:, None], torch.arange(BN, device=device)
     units = -(-4 * d // BN)
     gate = ((col >> 2) & 2 | col & 1).where(u < units, 4)
-    unit = (u * -(-d // units) + (col >> 4 << 2 | (col >> 1) & 3)).where(
+    unit = (u * (-(-d // (4 * units)) * 4) + (col >> 4 << 2 | (col >> 1) & 3)).where(
         u < units, (u - units) * BN + col
     )
     return (gate * d + unit.clamp(max=d - 1)).flatten()
