@@ -232,6 +232,13 @@ def gradients(
 
     `share` (B): the weight of each sequence in the loss.
     """
+    return outputs_and_gradients(p, backend, upstream, share)[1]
+
+
+def outputs_and_gradients(
+    p: Problem, backend: str, upstream: str = "yhc", share: Tensor | None = None
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """What the problem's `run` gives, and `gradients` of the same run."""
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
     out = p.with_leaves(leaves).run(backend)
     gen = seeded(7)
@@ -243,7 +250,7 @@ def gradients(
         if name in upstream:
             loss = loss + (value.double() * towards).sum()
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return {
+    return tuple(o.detach() for o in out), {
         name: torch.zeros_like(leaf) if grad is None else grad
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
     }

@@ -26,7 +26,9 @@ from triton.compiler import ASTSource, compile
 from riglstm.scan import triton_plan
 from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_forward import forward_kernel
-from riglstm.scan.triton_products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
+from riglstm.scan.triton_products import (
+    hold_kernel, inputs_kernel, lines_kernel, pack_kernel, views_kernel
+)
 from riglstm.scan.triton_resident import resident_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
@@ -39,12 +41,11 @@ NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"
 
 def built(kernel, z, tile, **constants):
     given = {**z._asdict(), "S": z.S, **CHOICE, **tile, **constants}
-    held, product = NAMES[z.held], NAMES[z.dtype]
-    kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": product, "DV": product,
-             "D5": product, "GATES": product, "X": product,
-             "W": held if kernel in STEPS else product}
-    if kernel is pack_kernel:
-        kinds |= {"W": "*fp32", "OUT": held if given["TILED"] else product}
+    held, product, back = NAMES[z.held], NAMES[z.dtype], NAMES[z.back]
+    kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": back, "DV": product,
+             "D5": back, "GATES": product, "X": product, "W": held if kernel in STEPS else back}
+    if kernel in (lines_kernel, pack_kernel):
+        kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back}
     signature, values, attrs = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in given:
@@ -63,7 +64,7 @@ def built(kernel, z, tile, **constants):
 
 def sizes(product, held, G):
     whole = 16 // held.itemsize
-    return triton_plan.Sizes(2, 2, 20, -(-20 // whole) * whole, 20 * G + 4, G, product, held)
+    return triton_plan.Sizes(2, 2, 20, -(-20 // whole) * whole, 20 * G + 4, G, product, held, held)
 
 
 f16, b16, f32 = torch.float16, torch.bfloat16, torch.float32
@@ -75,7 +76,8 @@ for name, z, B, more in (
     ("tf32, few", tf32, 64, {"SAVE": True, "PRECISION": "ieee", **views}),
     (
         *("tf32, many", tf32, 65),
-        {"SAVE": False, "PRECISION": "ieee", "UPDATE_BIAS": None, **every, **views},
+        # Three cells, so that they choose among peers.
+        {"SAVE": False, "PRECISION": "ieee", "UPDATE_BIAS": None, "N": 3, "K_h": 1} | every | views,
     ),
     ("tf32, symbols", tf32, 64, {"SAVE": False, "PRECISION": "ieee", **every}),
     ("bf16, few", bf16, 64, {"SAVE": False, "PRECISION": "ieee", **plain, **every, **views}),
@@ -84,32 +86,48 @@ for name, z, B, more in (
     ("exact, symbols", exact, 64, {"SAVE": False, "PRECISION": "tf32x3", **plain, **every}),
     ("exact", exact, 64, {"SAVE": True, "PRECISION": "tf32x3", **plain, **every, **views}),
 ):
-    if ARCH < 90 and "many" in name:
+    # With a multiprocessor for each tile, few sequences in halves take the resident kernel.
+    if "many" in name if ARCH < 90 else "few" in name:
         continue
     done[name] = built(forward_kernel, z, triton_plan.forward_tiles(z, B, None), **more, **place)
-for name, z, B, phase, how in (
-    ("back, tf32, few", tf32, 64, 7, "tf32"),
-    ("back, bf16, many", bf16, 65, 7, "ieee"),
-    ("back, the end", tf32, 64, 8, "tf32"),
+whole = {"W_UNIT": None, "D_UNIT": None}
+for name, z, B, phase, how, more in (
+    ("back, tf32, few", tf32, 64, 7, "tf32", {}),
+    ("back, tf32, many", tf32, 65, 7, "tf32", {}),
+    ("back, bf16, many", bf16, 65, 7, "ieee", whole),
+    ("back, exact", exact, 64, 7, "tf32x3", whole),
+    ("back, the end", tf32, 64, 8, "tf32", {}),
 ):
+    if name == ("back, tf32, many" if ARCH < 90 else "back, exact"):
+        continue
     tile = triton_plan.backward_tiles(z, B, None)
-    done[name] = built(backward_kernel, z, tile, PHASE=phase, PRECISION=how)
+    done[name] = built(backward_kernel, z, tile, PHASE=phase, PRECISION=how, **more)
+place_of = {"BS": 4, "BP": 32}
 done |= {
     "views": built(views_kernel, tf32, triton_plan.views_tiles(tf32, None), PRECISION="tf32"),
-    "inputs": built(inputs_kernel, tf32, {"BS": 4, "BP": 32}),
+    "views, bf16": built(
+        views_kernel, bf16, triton_plan.views_tiles(bf16, None), PRECISION="ieee", **whole
+    ),
+    "inputs": built(inputs_kernel, tf32, place_of, WIDTH=96, ONE=20),
+    "inputs, bf16": built(
+        inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
+    ),
+    "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 32}, PER_CELL=True),
+    "lines, no query": built(
+        lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 4}, PER_CELL=False, W_UNIT=None
+    ),
     "hold": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}),
     "hold, units": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}, X=None),
     "hold, plain": built(hold_kernel, bf16, {"BK": 2, "BP": 32, "BH": 64}, X_UNIT=None),
     "pack": built(
-        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=0, BY_GATE=True
+        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, FIRST=0, BY_GATE=True
     ),
     "pack, states": built(
-        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, TILED=True, FIRST=2, BY_GATE=False
+        pack_kernel, tf32, {"BN": 32, "BP": 32}, PER_CELL=True, FIRST=2, BY_GATE=False
     ),
-    "pack, flat": built(
+    "pack, plain": built(
         *(pack_kernel, bf16, {"BN": 32, "BP": 32}),
-        **{"PER_CELL": False, "TILED": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False},
-        COUNTER=None,
+        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False, "COUNTER": None},
     ),
 }
 triton_plan.chip = lambda device: (132, ROOM)
@@ -143,7 +161,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
     monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
     half, cuda = torch.bfloat16, torch.device("cuda")
-    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, half, half)
+    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, half, half, half)
     for tiles, expected in (
         (triton_plan.forward_tiles(z, 64, cuda), forward),
         (triton_plan.backward_tiles(z, 64, cuda), back),
@@ -154,7 +172,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 18), (90, 232_448, 132, 21)]
+CHIPS = [(80, 166_912, 4, 23), (90, 232_448, 132, 24)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import TOL, assert_close, assert_same_gradients, clear_problem, gradients
+from helpers import (
+    TOL,
+    assert_close,
+    assert_same_gradients,
+    clear_problem,
+    outputs_and_gradients,
+)
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
@@ -62,12 +68,13 @@ def test_it_computes_what_the_kernel_of_tiles_computes(
     p = clear_problem(**{**SMALL, **PROBLEMS[name]}).to(torch.float32)
     # Rows take their time in the interpreter; what is kept for gradients does not depend on them.
     learns = p.h.shape[0] < 9
-    got, grads = p.run("triton"), gradients(p, "triton") if learns else {}
+    run = outputs_and_gradients if learns else lambda p, backend: (p.run(backend), {})
+    got, grads = run(p, "triton")
     assert "resident_kernel" in launched
     assert "forward_kernel" not in launched
     launched.clear()
     in_tiles(monkeypatch)
-    want, want_grads = p.run("triton"), gradients(p, "triton") if learns else {}
+    want, want_grads = run(p, "triton")
     assert "forward_kernel" in launched
     assert "resident_kernel" not in launched
     assert torch.equal(got[3], want[3])
@@ -124,5 +131,5 @@ def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
 ) -> None:
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
     monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
-    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held)
+    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held, held)
     assert (triton_plan.resident_tiles(z, B, torch.device("cuda")) is not None) == kept

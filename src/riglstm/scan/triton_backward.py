@@ -15,77 +15,127 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, fetch, grid_barrier, tanh
+from riglstm.scan.triton_common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, tanh, unit_of
 
 
 @triton.jit
-def _arrived(t, b, B, T, DH, PART, BITS, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr,
-             BP: tl.constexpr):  # fmt: skip
-    """The gradient (RB, 8, BP) of the state of sequences b after step t, less what y brings."""
+def _slots_of(t, b, B, T, BITS, N: tl.constexpr):
+    """The bits (RB) of each cell of sequences b in step t; none after the last."""
+    row = tl.cast(t, tl.int64) * B + b
+    there = (b < B) & (b * 0 + t < T)
+    bits = ()
+    for j in tl.static_range(N):
+        bits += (tl.load(BITS + row * N + j, mask=there, other=0),)
+    return bits
+
+
+@triton.jit
+def _parts(b, B, bits, every, PART, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr,
+           BP: tl.constexpr):  # fmt: skip
+    """What each cell gave to the gradient (RB, 8, BP) of the states that it heard.
+
+    Of its bits those of `every` (RB) count, which the loads thus wait for.
+    """
     n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
     inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
-    at = (n * d)[:, :, None] + e
-    dh = tl.load(DH + (b * (N * d))[:, None, None] + at, mask=inside, other=0.0)
-    row = tl.cast(t + 1, tl.int64) * B + b
-    later = (b < B) & (b * 0 + (t + 1) < T)
+    parts = ()
     for j in tl.static_range(N):
-        bits = tl.load(BITS + row * N + j, mask=later, other=0)
-        heard = ((bits[:, None] >> (K + n)) & 1) != 0
-        part = PART + ((b * N + j) * (N * d))[:, None, None]
+        heard = (((bits[j] & every)[:, None] >> (K + n)) & 1) != 0
+        part = PART + ((b * N + j) * (N * d))[:, None, None] + (n * d)[:, :, None] + e
         use = inside & heard[:, :, None]
-        dh += tl.load(part + at, mask=use, other=0.0, cache_modifier=".cg")
-    return dh
+        parts += (tl.load(part, mask=use, other=0.0, cache_modifier=".cg"),)
+    return parts
 
 
 @triton.jit
 def _grads(
-    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ, LIST, COUNT,
+    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, D_UNIT, DZ, LIST,
+    COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
-    """Back through Eqs. (21), (18) to (1) for sequences b."""
+    """Back through Eqs. (21), (18) to (1) for sequences b; with D_UNIT, D5 in a row's own unit."""
     n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
     inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
     at = (n * d)[:, :, None] + e
     here = (b * (N * d))[:, None, None] + at
     row = tl.cast(t, tl.int64) * B + b
     now = (row * (N * d))[:, None, None] + at
+    bits = _slots_of(t + 1, b, B, T, BITS, N)
+    dh = tl.load(DH + here, mask=inside, other=0.0)
+    dy = tl.load(DY + now, mask=inside, other=0.0)
+    dc = tl.load(DC + here, mask=inside, other=0.0)
+    if G == 5:
+        there = (b < B)[:, None] & (n < N)
+        a = tl.load(A + row[:, None] * N + n, mask=there, other=0.0)
+    # No load passes a barrier, and all that follows needs the one behind it: so no load waits for
+    # another that it does not need.
+    tl.debug_barrier()
     act = tl.load(ACT + row, mask=b < B, other=0)
-    woke = ((act[:, None] >> n) & 1) != 0  # (RB, 8)
-    awake = woke[:, :, None]
-    stays = (((act >> _FRESH) & 1) == 0)[:, None, None]
-    use = inside & awake
-    saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + e
+    use = inside & (((act[:, None] >> n) & 1) != 0)[:, :, None]
+    # The same as e, but the compiler sees four in a row. Of numbers of two bytes it would take
+    # eight at once, in a layout of their own, and go through shared memory to that of the others.
+    fours = e // 4 * 4 + e % 4
+    saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + fours
     f = tl.load(saved, mask=use, other=0.0).to(tl.float32)
     i = tl.load(saved + d, mask=use, other=0.0).to(tl.float32)
     o = tl.load(saved + 2 * d, mask=use, other=0.0).to(tl.float32)
     g = tl.load(saved + 3 * d, mask=use, other=0.0).to(tl.float32)
     c_old = tl.load(C + now, mask=use, other=0.0)
-    dy = tl.load(DY + now, mask=inside, other=0.0)
-    dc = tl.load(DC + here, mask=inside, other=0.0)
-    tanh_c = tanh(f * c_old + i * g)
-    dh = dy + _arrived(t, b, B, T, DH, PART, BITS, N, K, d, BP)
-
-    out = (tl.cast(t - first, tl.int64) * B + b) * (N * L)
-    out = D5 + out[:, None, None] + (n * L)[:, :, None] + e
-    kind = D5.dtype.element_ty
-    d_new = tl.where(awake, dh, 0.0)
     if G == 5:
         q = tl.load(saved + 4 * d, mask=use, other=0.0).to(tl.float32)
         old = tl.where(t == 0, h0, Y + tl.cast(t - 1, tl.int64) * (B * N * d))
-        h = tl.load(old + here, mask=use & stays, other=0.0)
-        a = tl.load(A + row[:, None] * N + n, mask=woke, other=0.0)
-        ahead = o * tanh_c - h
+        h = tl.load(old + here, mask=use, other=0.0)
+    parts = _parts(b, B, bits, tl.where(act < 0, 0, -1), PART, N, K, d, BP)
+    woke = ((act[:, None] >> n) & 1) != 0  # (RB, 8)
+    if COMPACT:
+        free = tl.atomic_add(COUNT + t * N + n + 0 * act[:, None], 1, mask=woke, sem="relaxed")
+    tl.debug_barrier()
+    act = tl.load(ACT + row, mask=b < B, other=0)
+    woke = ((act[:, None] >> n) & 1) != 0
+    awake = woke[:, :, None]
+    stays = (((act >> _FRESH) & 1) == 0)[:, None, None]
+    if COMPACT:
+        tl.store(LIST + n * B + free, b[:, None] + 0 * n, mask=woke)
+    tanh_c = tanh(tl.where(awake, f * c_old + i * g, 0.0))
+    dh = tl.where((act < 0)[:, None, None], 0.0, dh)  # never, but the compiler does not know
+    for j in tl.static_range(N):
+        dh += parts[j]
+    dh += dy
+
+    place = tl.cast(t - first, tl.int64) * B + b
+    out = D5 + (place * (N * L))[:, None, None] + (n * L)[:, :, None] + fours
+    kind = D5.dtype.element_ty
+    d_new = tl.where(awake, dh, 0.0)
+    if G == 5:
+        a = tl.where(woke, a, 0.0)
+        ahead = o * tanh_c - tl.where(stays, h, 0.0)
         dz = tl.sum(d_new * ahead, 2) * a * (1 - a)
-        tl.store(DZ + row[:, None] * N + n, dz, mask=(b < B)[:, None] & (n < N))
+        tl.store(DZ + row[:, None] * N + n, dz, mask=there)
         dz *= SCALE
-        tl.store(out + 4 * d, (dz[:, :, None] * ahead).to(kind), mask=inside)
+        d_q = dz[:, :, None] * ahead
         d_new = d_new * a[:, :, None] + dz[:, :, None] * q
     dc_new = tl.where(awake, dc, 0.0) + d_new * o * (1 - tanh_c * tanh_c)
-    tl.store(out, (dc_new * c_old * f * (1 - f)).to(kind), mask=inside)
-    tl.store(out + d, (dc_new * g * i * (1 - i)).to(kind), mask=inside)
-    tl.store(out + 2 * d, (d_new * tanh_c * o * (1 - o)).to(kind), mask=inside)
-    tl.store(out + 3 * d, (dc_new * i * (1 - g * g)).to(kind), mask=inside)
+    d_f, d_i = dc_new * c_old * f * (1 - f), dc_new * g * i * (1 - i)
+    d_o, d_g = d_new * tanh_c * o * (1 - o), dc_new * i * (1 - g * g)
+    if D_UNIT is not None:
+        largest = tl.maximum(
+            tl.maximum(tl.abs(d_f), tl.abs(d_i)), tl.maximum(tl.abs(d_o), tl.abs(d_g))
+        )
+        if G == 5:
+            largest = tl.maximum(largest, tl.abs(d_q))
+        unit = unit_of(tl.max(tl.max(largest, 2), 1))  # (RB)
+        tl.store(D_UNIT + place, unit, mask=b < B)
+        size = (1.0 / tl.where(unit == 0, 1.0, unit))[:, None, None]
+        d_f, d_i, d_o, d_g = d_f * size, d_i * size, d_o * size, d_g * size
+        if G == 5:
+            d_q *= size
+    tl.store(out, d_f.to(kind), mask=inside)
+    tl.store(out + d, d_i.to(kind), mask=inside)
+    tl.store(out + 2 * d, d_o.to(kind), mask=inside)
+    tl.store(out + 3 * d, d_g.to(kind), mask=inside)
+    if G == 5:
+        tl.store(out + 4 * d, d_q.to(kind), mask=inside)
     d_old = 0.0 * d_new
     if G == 5:
         d_old = dh - d_new
@@ -93,30 +143,30 @@ def _grads(
     dc_old = tl.where(awake, dc_new * f, dc)
     tl.store(DH + here, tl.where(stays, d_old, 0.0), mask=inside)
     tl.store(DC + here, tl.where(stays, dc_old, 0.0), mask=inside)
-    if COMPACT:
-        place = tl.atomic_add(COUNT + t * N + n + 0 * act[:, None], 1, mask=woke, sem="relaxed")
-        tl.store(LIST + n * B + place, b[:, None] + 0 * n, mask=woke)
 
 
 @triton.jit
 def _spread(
-    t, j, u, r, B, first, W, D5, PART, BITS, LIST, COUNT,
+    t, j, u, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
     COMPACT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """What cell j's gates ask of BN units of the state; which of them it heard, `grads` minds."""
-    place = r * BM + tl.arange(0, BM)
     if COMPACT:
-        on = place < tl.load(COUNT + t * N + j, cache_modifier=".cg")
-        b = tl.load(LIST + j * B + place, mask=on, other=0, cache_modifier=".cg")
+        on = place < count
+        b = tl.where(on, listed, 0)
     else:
         b = place
         row = tl.cast(t, tl.int64) * B + b
         on = tl.load(BITS + row * N + j, mask=b < B, other=0) != 0
     unit = u * BN + tl.arange(0, BN)
     inside = unit < N * d
-    start = (tl.cast(t - first, tl.int64) * B + b) * (N * L) + j * L
+    start = tl.cast(t - first, tl.int64) * B + b
+    if D_UNIT is not None:
+        d_unit = tl.load(D_UNIT + start, mask=on, other=0.0, cache_modifier=".cg")
+        w_unit = tl.load(W_UNIT + K * d + unit, mask=inside, other=0.0)
+    start = start * (N * L) + j * L
     weight = (j * (K + N) * d + K * d + unit) * L
     acc = tl.zeros((BM, BN), tl.float32)
     CHUNKS: tl.constexpr = (L + BK - 1) // BK
@@ -134,14 +184,16 @@ def _spread(
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if D_UNIT is not None:
+        acc = acc * d_unit[:, None] * w_unit[None, :]
     at = ((b * N + j) * (N * d))[:, None] + unit[None, :]
     tl.store(PART + at, acc, mask=on[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["B", "T", "first", "t0", "t1"])
 def backward_kernel(
-    DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, W, D5, DZ, LIST, COUNT, COUNTER,
-    B, T, first, t0, t1,
+    DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, W, W_UNIT, D5, D_UNIT, DZ, LIST, COUNT,
+    COUNTER, B, T, first, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
@@ -154,23 +206,33 @@ def backward_kernel(
     for back in tl.range(0, t1 - t0, num_stages=1):
         t = t1 - 1 - back
         if PHASE & 4:
-            before = tl.cast(tl.maximum(t - 1, 0), tl.int64) * B * (N * d)
+            rows = tl.cast(tl.maximum(t - 1, 0), tl.int64) * B
+            before = rows * (N * d)
             fetch(GATES + before * G, B * (N * d) * G, p, programs)
             fetch(C + before, B * (N * d), p, programs)
             fetch(DY + before, B * (N * d), p, programs)
+            fetch(ACT + rows, B, p, programs)
+            fetch(BITS + rows * N, B * N, p, programs)
+            if G == 5:
+                older = tl.cast(tl.maximum(t - 2, 0), tl.int64) * B
+                fetch(Y + older * (N * d), B * (N * d), p, programs)
         if PHASE & 8:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)
-                dh = _arrived(t - 1, b, B, T, DH, PART, BITS, N, K, d, BP)
                 n, e = tl.arange(0, _SLOTS)[None, :, None], tl.arange(0, BP)[None, None, :]
-                at = (b * (N * d))[:, None, None] + n * d + e
-                tl.store(DH + at, dh, mask=(b < B)[:, None, None] & (n < N) & (e < d))
+                inside = (b < B)[:, None, None] & (n < N) & (e < d)
+                at = DH + (b * (N * d))[:, None, None] + n * d + e
+                dh = tl.load(at, mask=inside, other=0.0)
+                parts = _parts(b, B, _slots_of(t, b, B, T, BITS, N), -1, PART, N, K, d, BP)
+                for j in tl.static_range(N):
+                    dh += parts[j]
+                tl.store(at, dh, mask=inside)
         if PHASE & 1:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)
                 _grads(
-                    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, DZ,
-                    LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
+                    t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, D_UNIT,
+                    DZ, LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -179,13 +241,17 @@ def backward_kernel(
             for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j_u = tile % TILES
                 r = tile // TILES
-                wanted = r * BM < B
+                place = dealt(r, B, BM)
+                count, listed = B, place
                 if COMPACT:
-                    wanted = r * BM < tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
-                if wanted:
+                    # Beyond the count there is anything in the list: so neither waits.
+                    at = LIST + j_u % N * B + place
+                    listed = tl.load(at, mask=place < B, other=0, cache_modifier=".cg")
+                    count = tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
+                if r < count:
                     _spread(
-                        t, j_u % N, j_u // N, r, B, first, W, D5, PART, BITS, LIST, COUNT,
-                        N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
+                        t, j_u % N, j_u // N, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT,
+                        PART, BITS, N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

@@ -93,6 +93,30 @@ def fetch(start, many, p, programs):
 
 
 @triton.jit
+def dealt(r, B, BM: tl.constexpr):
+    """Places (BM) of tile r in a list of at most B: dealt like cards, so that tiles share equally.
+
+    The first tiles would else be full and the last one empty, where lists are short, and a step
+    takes as long as its fullest tile.
+    """
+    return r + tl.cdiv(B, BM) * tl.arange(0, BM)
+
+
+@triton.jit
+def column_unit(u, col, d: tl.constexpr, BN: tl.constexpr):
+    """The unit of each column of tile u, or its number of W_q Q; not below d, where it has none.
+
+    All gates of a unit lie in columns of one thread. Tiles have equally many units, in fours: so
+    many are loaded at once.
+    """
+    UNITS: tl.constexpr = (4 * d + BN - 1) // BN
+    PER: tl.constexpr = (d + 4 * UNITS - 1) // (4 * UNITS) * 4
+    lane = (col >> 4) << 2 | (col >> 1) & 3
+    unit = tl.where(lane < PER, u * PER + lane, d)
+    return tl.where(u < UNITS, unit, (u - UNITS) * BN + col)
+
+
+@triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
@@ -100,6 +124,18 @@ def sigmoid(x):
 @triton.jit
 def tanh(x):
     return 2.0 * sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def unit_of(largest):
+    """A power of two in which the largest number is between 2^14 and 2^15: float16 ends at 2^16.
+
+    Up there it keeps all ten bits of numbers 2^28 times smaller. Zero, where the largest is below
+    2^-80; one, where it is above 2^80, infinite or NaN.
+    """
+    exponent = (largest.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23)
+    exponent = tl.where(exponent > (193 << 23), 127 << 23, exponent)
+    return tl.where(exponent < (33 << 23), 0, exponent).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -123,6 +159,21 @@ def top(keys, k: tl.constexpr, n: tl.constexpr):
                 ahead += (keys[j] > keys[i]).to(tl.int32)
         bits += tl.where(ahead < k, 1 << i, 0)
     return bits
+
+
+@triton.jit
+def best(keys, k: tl.constexpr, n: tl.constexpr):
+    """As `top`, for k > 0: a bit for each of the k largest of n keys. Four bits count a rank."""
+    ranks = tl.zeros_like(keys[0])
+    for j in tl.static_range(1, n):
+        for i in tl.static_range(j):
+            # Of two, one more is ahead of the one or of the other.
+            ranks += tl.where(keys[j] > keys[i], 1 << (4 * i), 1 << (4 * j))
+    # The highest of the four bits is set where k or more are ahead.
+    bits = (~(ranks + (8 - k) * 0x11111111) >> 3) & (0x11111111 & ((1 << (4 * n)) - 1))
+    bits = (bits | (bits >> 3)) & 0x03030303
+    bits = (bits | (bits >> 6)) & 0x000F000F
+    return (bits | (bits >> 12)) & 0xFF
 
 
 def power_of_two(n: int) -> int:

@@ -14,41 +14,42 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _ROOM, grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_many import finish_many, rows_many
+from riglstm.scan.triton_pieces import _PIECE
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 
 
 @triton.jit
 def _gates(
-    t, j, u, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, LIST,
-    COUNT,
+    t, j, u, place, listed, count, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS,
+    GATES, C,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
-    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q."""
+    """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q.
+
+    The sequences are those `listed` at a `place` below `count`.
+    """
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
+    PER: tl.constexpr = (d + 4 * UNITS - 1) // (4 * UNITS) * 4
     TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
     # What symbols bring is in the table: of the slots, only the states are multiplied.
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     D: tl.constexpr = (K + N - FIRST) * P
-    place = r * BM + tl.arange(0, BM)
-    if COMPACT:
-        there = place < tl.load(COUNT + t * N + j, cache_modifier=".cg")
-        b = tl.load(LIST + j * B + place, mask=there, other=0, cache_modifier=".cg")
-    else:
-        there = place < B
-        b = place
+    there = place < count
+    b = tl.where(there, listed, 0)
     row = tl.cast(t, tl.int64) * B + b
     bits = tl.load(BITS + row * N + j, mask=there, other=0, cache_modifier=".cg")
     on = bits != 0
     W += (j * TILES + u) * (BN * D)
     col = tl.arange(0, BN)
     # What the end of the tile needs is asked for now; where it is W_q Q, no unit is inside.
-    unit = u * U + tl.arange(0, U)
-    inside = unit < d
+    lane = tl.arange(0, U)
+    unit = u * PER + lane
+    inside = (lane < PER) & (unit < d)
     use = on[:, None] & inside[None, :]
     at = b[:, None] * (N * d) + j * d + unit[None, :]
     c_old = tl.load(c + at, mask=use, other=0.0)
@@ -73,6 +74,7 @@ def _gates(
                 # Not `take`: a name that a loop sets has one shape before it and in it.
                 seen = (((bits >> view) & 1) != 0)[:, None]
                 brought += (tl.load(entry + view * (TILES * BN), mask=seen, other=0.0),)
+    filled = column_unit(u, col, d, BN) < d
     acc = tl.zeros((BM, BN), tl.float32)
     PIECES: tl.constexpr = (P + BK - 1) // BK
     SLOTS: tl.constexpr = K + N - FIRST
@@ -94,7 +96,8 @@ def _gates(
             other=0.0,
             cache_modifier=".cg",
         )
-        w = tl.load(W + col[:, None] * D + k[None, :], mask=real[None, :], other=0.0)
+        mask = filled[:, None] & real[None, :]
+        w = tl.load(W + col[:, None] * D + k[None, :], mask=mask, other=0.0)
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
@@ -127,12 +130,12 @@ def _gates(
             tl.store(GATES + kept + 2 * d, o.to(kind), mask=use)
             tl.store(GATES + kept + 3 * d, g.to(kind), mask=use)
     else:
-        lane = (u - UNITS) * BN + col
-        mask = on[:, None] & (lane < d)[None, :]
-        out = b[:, None] * (N * d) + j * d + lane[None, :]
+        number = (u - UNITS) * BN + col
+        mask = on[:, None] & (number < d)[None, :]
+        out = b[:, None] * (N * d) + j * d + number[None, :]
         tl.store(PROP + tl.cast(B, tl.int64) * (N * d) + out, acc, mask=mask)
         if SAVE:
-            save = (row * N + j)[:, None] * (G * d) + 4 * d + lane[None, :]
+            save = (row * N + j)[:, None] * (G * d) + 4 * d + number[None, :]
             tl.store(GATES + save, acc.to(kind), mask=mask)
 
 
@@ -151,16 +154,24 @@ def forward_kernel(
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = N * ((4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN))
     SOFT: tl.constexpr = G == 5
+    PIECE: tl.constexpr = min(_PIECE, BP)
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and SYMBOLS is None:
             ask_ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         if PHASE & 1:
-            rows_phase(
-                t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP,
-                ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
-                X_SLOT, SOFT, SAVE, RB, LINES, COMPACT,
-            )  # fmt: skip
+            if COMPACT:
+                rows_many(
+                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
+                    PROP, ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h,
+                    SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
+                )  # fmt: skip
+            else:
+                rows_phase(
+                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
+                    PROP, ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+                    X_SLOT, SOFT, SAVE, RB, LINES,
+                )  # fmt: skip
         if PHASE & 4:
             target += programs
             grid_barrier(COUNTER, target)
@@ -168,15 +179,18 @@ def forward_kernel(
             for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j_u = tile % TILES
                 r = tile // TILES
-                wanted = r == 0
+                place = dealt(r, B, BM)
+                count, listed = B, place
                 if COMPACT:
+                    # Both at once, though beyond the count a list holds anything.
                     count = tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
-                    wanted = r * BM < count
-                if wanted:
+                    at = LIST + (j_u % N) * B + place
+                    listed = tl.load(at, mask=place < B, other=0, cache_modifier=".cg")
+                if r < count:
                     _gates(
-                        t, j_u % N, j_u // N, r, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE,
-                        PROP, BITS, GATES, C, LIST, COUNT, N, K, d, P, G, BM, BN, BK, STAGES,
-                        PRECISION, COMPACT, FLAT, SAVE, WIDE,
+                        t, j_u % N, j_u // N, place, listed, count, B, c, XH, X_UNIT, W, W_UNIT,
+                        BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, N, K, d, P, G, BM, BN, BK,
+                        STAGES, PRECISION, FLAT, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -184,4 +198,12 @@ def forward_kernel(
     if PHASE & 8:
         for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
             b = r * RB + tl.arange(0, RB)
-            finish(t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE)
+            if COMPACT:
+                finish_many(
+                    t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A, N, d, PIECE, SCALE, SOFT,
+                    SAVE,
+                )  # fmt: skip
+            else:
+                finish(
+                    t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
+                )  # fmt: skip

@@ -25,10 +25,6 @@ ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
 
-PRODUCT_ROWS = 4096
-"""Rows of one product for the gradient of weights: what the cells took in is written out for it."""
-
-
 class Saved(NamedTuple):
     """What the backward pass needs; without it, empty."""
 
@@ -63,6 +59,8 @@ class Sizes(NamedTuple):
     """Of the products."""
     held: torch.dtype
     """Of their operands in the forward kernel."""
+    back: torch.dtype
+    """Of their operands in the backward pass."""
 
     @property
     def S(self) -> int:
@@ -73,7 +71,20 @@ def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Si
     """The sizes of a problem."""
     G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
     held = torch.float16 if halves else product
-    return Sizes(sel.N, sel.K, d, _whole(d, held), _whole(G * d, product), G, product, held)
+    back = product if _coarse() else held
+    return Sizes(sel.N, sel.K, d, _whole(d, held), _whole(G * d, back), G, product, held, back)
+
+
+def sizes_back(z: Sizes, saved: Saved) -> Sizes:
+    """The sizes of a backward pass, whose forward pass may have been of another precision."""
+    held = saved.XH.dtype
+    back = z.back if held == z.held else z.dtype
+    return z._replace(P=saved.XH.shape[3], L=_whole(z.G * z.d, back), held=held, back=back)
+
+
+def _coarse() -> bool:
+    """Whether cuBLAS may add up products of halves in halves, which would overflow."""
+    return bool(torch.backends.cuda.matmul.allow_fp16_accumulation)
 
 
 def _whole(n: int, dtype: torch.dtype) -> int:
@@ -126,7 +137,7 @@ def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[i
 def pack(
     weights: Weights,
     z: Sizes,
-    BN: int | None = None,
+    BN: int,
     first: int = 0,
     into: Sequence[Tensor | Place] | None = None,
     counter: Argument = None,
@@ -134,31 +145,23 @@ def pack(
 ) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
-    With BN as (N, tiles, BN, S·P), what a tile of the forward kernel reads; else (N, S·d, L) in
-    the products' dtype, W_q as the fifth gate. Of the S slots, those from `first` on. Columns of a
-    tile are `by_gate`, as the resident kernel wants them, or in the order of `pack_kernel`. A
-    counter is set to zero on the way, which saves a launch.
+    As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
+    `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
+    of `pack_kernel`. A counter is set to zero on the way, which saves a launch.
     """
-    W, W_q, unit = weights.W, weights.W_q, None
-    out: Tensor | Place
-    if BN is None:
-        out = flat = W.new_empty(z.N, (z.S - first) * z.d, z.L, dtype=z.dtype)
-        if z.G * z.d < z.L:
-            flat[..., z.G * z.d :].zero_()
-    else:
-        out, unit = into or Layout(*packed(z, BN, first)).make(W)
-        unit = unit if z.held == torch.float16 else None
+    W, W_q = weights.W, weights.W_q
+    out, unit = into or Layout(*packed(z, BN, first)).make(W)
+    kept = unit if z.held == torch.float16 else None
     run = _pack(z, BN, first, W_q is not None and W_q.dim() == 3, by_gate)
-    programs = z.N * columns(z, BN or 32)
-    run((programs,), (W, W if W_q is None else W_q, out, unit, counter))
-    return out, unit
+    run((z.N * columns(z, BN),), (W, W if W_q is None else W_q, out, kept, counter))
+    return out, kept
 
 
 @functools.lru_cache(64)
-def _pack(z: Sizes, BN: int | None, first: int, per_cell: bool, by_gate: bool) -> Launch:
+def _pack(z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool) -> Launch:
     return prepare(
-        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, L=z.L, G=z.G, BN=BN or 32, BP=power_of_two(z.P),
-        TILED=BN is not None, PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
+        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, BN=BN, BP=power_of_two(z.P),
+        PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
     )  # fmt: skip
 
 
@@ -184,9 +187,9 @@ def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dty
 
 def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     """Tiles of the gradient of views."""
-    BM, BP, BK = 128, power_of_two(z.d), 64 if z.dtype.itemsize == 4 else 128
+    BM, BP, BK = 128, power_of_two(z.d), 64 if z.back.itemsize == 4 else 128
     tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
-    return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.dtype)}
+    return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
 
 
 def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:
@@ -233,7 +236,7 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
         BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
         BM, BK, RB = 64, 128, _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
-    tile["STAGES"] = stages(device, 3, BM + BN, BK, z.dtype)
+    tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from riglstm.scan.triton_common import column_unit, unit_of
+
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])
 def views_kernel(
-    D5, W, BITS, DV, R,
+    D5, D_UNIT, W, W_UNIT, BITS, DV, R,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
@@ -25,12 +27,17 @@ def views_kernel(
     there = row < R
     unit = tl.arange(0, BP)
     CHUNKS: tl.constexpr = (L + BK - 1) // BK
+    # A bit for each cell that took the view in: loads that wait for another load in the loop would
+    # have half the buffers.
+    takers = tl.zeros((BM,), tl.int32)
+    for cell in tl.static_range(N):
+        bits = tl.load(BITS + row * N + cell, mask=there, other=0)
+        takers |= ((bits >> k) & 1) << cell
     acc = tl.zeros((BM, BP), tl.float32)
     for i in tl.range(0, N * CHUNKS, num_stages=STAGES):
         j = i // CHUNKS
         m = (i % CHUNKS) * BK + tl.arange(0, BK)
-        bits = tl.load(BITS + row * N + j, mask=there, other=0)
-        use = ((bits >> k) & 1) != 0
+        use = ((takers >> j) & 1) != 0
         a = tl.load(
             D5 + (row * (N * L) + j * L)[:, None] + m[None, :],
             mask=use[:, None] & (m < L)[None, :],
@@ -41,39 +48,100 @@ def views_kernel(
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if D_UNIT is not None:
+        w_unit = tl.load(W_UNIT + k * d + unit, mask=unit < d, other=0.0)
+        d_unit = tl.load(D_UNIT + row, mask=there, other=0.0)
+        acc = acc * d_unit[:, None] * w_unit[None, :]
     at = (row * (K * d))[:, None] + (k * d + unit)[None, :]
     tl.store(DV + at, acc.to(DV.dtype.element_ty), mask=there[:, None] & (unit < d)[None, :])
 
 
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "X_UNIT"])
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "X_UNIT", "D_UNIT"])
 def inputs_kernel(
-    XH, X_UNIT, BITS, H, R,
+    XH, X_UNIT, D_UNIT, TOP, BITS, H, R,
     N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr,
+    WIDTH: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """Eq. (17) for one row: what each cell took in, H (N, R, S·P), zero where it did not."""
+    """Eq. (17) for one row: what each cell took in, H (N, R, WIDTH), zero where it did not.
+
+    Column ONE, if not negative, holds ones: their product with D5 is the gradient of the biases.
+
+    With D_UNIT, what H is multiplied with are halves in a unit for each row. The sum runs over
+    rows, so that unit and the row's own go to H, which is in one unit for all rows: TOP, the
+    largest of these products.
+    """
     row = tl.cast(tl.program_id(0), tl.int64)
     s, e = tl.arange(0, BS)[:, None], tl.arange(0, BP)[None, :]
     inside = (s < S) & (e < P)
     at = s * P + e
-    v = tl.load(XH + row * (S * P) + at, mask=inside, other=0.0).to(H.dtype.element_ty)
-    if X_UNIT is not None:
-        v *= tl.load(X_UNIT + row)
+    kind = H.dtype.element_ty
+    v = tl.load(XH + row * (S * P) + at, mask=inside, other=0.0)
+    one = 1.0
+    if D_UNIT is not None:
+        top = tl.load(TOP)
+        one = tl.load(D_UNIT + row) / tl.where(top == 0, 1.0, top)
+        v = v.to(tl.float32) * (tl.load(X_UNIT + row) * one)
+    elif X_UNIT is not None:
+        v = v.to(tl.float32) * tl.load(X_UNIT + row)
+    v = v.to(kind)
+    IN_PAD: tl.constexpr = (ONE >= 0) & (ONE < P)
+    if IN_PAD:
+        v = tl.where((s == 0) & (e == ONE), (one + 0.0 * e).to(kind), v)
     for j in tl.static_range(N):
         bits = tl.load(BITS + row * N + j)
         took = ((bits >> s) & 1) != 0
-        tl.store(H + (j * R + row) * (S * P) + at, tl.where(took, v, 0.0), mask=inside)
+        if IN_PAD:
+            took |= (s == 0) & (e == ONE)
+        out = H + (j * R + row) * WIDTH
+        tl.store(out + at, tl.where(took, v, 0.0), mask=inside)
+        if ONE >= P:
+            rest = tl.arange(0, 8)
+            tl.store(out + S * P + rest, tl.where(rest == 0, one, 0.0).to(kind))
 
 
 @triton.jit
-def _unit(largest):
-    """A power of two in which the largest number is between 2^14 and 2^15: float16 ends at 2^16.
+def lines_kernel(
+    W, W_Q, OUT, W_UNIT,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, G: tl.constexpr,
+    BL: tl.constexpr, BG: tl.constexpr, BQ: tl.constexpr, PER_CELL: tl.constexpr,
+):  # fmt: skip
+    """What each of BL numbers of H gives to the gates of each cell, to OUT (N, S·d, L).
 
-    Up there it keeps all ten bits of numbers 2^28 times smaller. Zero, where the largest is below
-    2^-80; one, where it is above 2^80, infinite or NaN.
+    W_q is the fifth gate. In the backward pass sums run over gates, and for views over cells, so
+    that with W_UNIT (S·d) the lines of all cells have one unit.
     """
-    exponent = (largest.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23)
-    exponent = tl.where(exponent > (193 << 23), 127 << 23, exponent)
-    return tl.where(exponent < (33 << 23), 0, exponent).to(tl.float32, bitcast=True)
+    S: tl.constexpr = K + N
+    line = tl.program_id(0) * BL + tl.arange(0, BL)[:, None]
+    there = line < S * d
+    s, k = line // d, line % d
+    m, q = tl.arange(0, BG)[None, :], tl.arange(0, BQ)[None, :]
+    gates, queries = (), ()
+    largest = tl.zeros((BL, BG), tl.float32)
+    largest_q = tl.zeros((BL, BQ), tl.float32)
+    for j in tl.static_range(N):
+        at = W + (j * (S * d) + line) * (4 * d) + m
+        w = tl.load(at, mask=there & (m < 4 * d), other=0.0)
+        gates += (w,)
+        largest = tl.maximum(largest, tl.abs(w))
+        if G == 5:
+            slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
+            mask = there & (q < d) & (s != K + j)
+            w = tl.load(W_Q + (slot * d + k) * d + q, mask=mask, other=0.0)
+            queries += (w,)
+            largest_q = tl.maximum(largest_q, tl.abs(w))
+    unit = tl.full((BL, 1), 1.0, tl.float32)
+    if W_UNIT is not None:
+        unit = unit_of(tl.maximum(tl.max(largest, 1), tl.max(largest_q, 1)))[:, None]
+        unit = tl.where(unit == 0, 1.0, unit)
+        tl.store(W_UNIT + line, unit, mask=there)
+    kind = OUT.dtype.element_ty
+    for j in tl.static_range(N):
+        out = OUT + (j * (S * d) + line) * L
+        mask = there & (m < (4 * d if G == 5 else L))
+        tl.store(out + m, (gates[j] / unit).to(kind), mask=mask)
+        if G == 5:
+            end = (queries[j] / unit).to(kind)
+            tl.store(out + 4 * d + q, end, mask=there & (q < L - 4 * d))
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -97,10 +165,12 @@ def hold_kernel(
         at = row % B * (N * d) + tl.arange(0, BH)
         h = tl.load(h0 + at, mask=tl.arange(0, BH) < N * d, other=0.0)
         if X is not None:
-            unit = tl.maximum(_unit(tl.max(tl.max(tl.abs(x), 1), 0)), _unit(tl.max(tl.abs(h), 0)))
+            unit = tl.maximum(
+                unit_of(tl.max(tl.max(tl.abs(x), 1), 0)), unit_of(tl.max(tl.abs(h), 0))
+            )
         else:
-            unit = _unit(tl.max(tl.abs(h), 0))
-        unit = tl.maximum(unit, _unit(1.0 + 0.0 * unit))
+            unit = unit_of(tl.max(tl.abs(h), 0))
+        unit = tl.maximum(unit, unit_of(1.0 + 0.0 * unit))
         tl.store(X_UNIT + row, unit)
         if X is not None:
             x /= unit
@@ -115,40 +185,40 @@ def _column(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Slot s of columns `col` (BN, 1) of tile u of cell j, (BN, BP); their gates and units."""
+    """Slot s of columns `col` (BN, 1) of tile u of cell j, (BN, BP)."""
     S: tl.constexpr = K + N
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
     k = tl.arange(0, BP)[None, :]
     if BY_GATE:
         gate = col // (BN // 4)
         unit = u * (BN // 4) + col % (BN // 4)
+        if u >= UNITS:
+            unit = (u - UNITS) * BN + col
     else:
         gate = ((col >> 2) & 2) | (col & 1)
-        unit = u * (BN // 4) + ((col >> 4) << 2 | (col >> 1) & 3)
+        unit = column_unit(u, col, d, BN)
     if u >= UNITS:
-        gate = 4 + 0 * col
-        unit = (u - UNITS) * BN + col
         slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
         mask = (k < d) & (unit < d) & (s + 0 * k != K + j)
         w = tl.load(W_Q + (slot * d + k) * d + unit, mask=mask, other=0.0)
     else:
         at = ((j * S + s) * d + k) * (4 * d) + gate * d + unit
         w = tl.load(W + at, mask=(k < d) & (unit < d), other=0.0)
-    return w, gate, unit
+    return w
 
 
 @triton.jit
 def pack_kernel(
     W, W_Q, OUT, W_UNIT, COUNTER,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, L: tl.constexpr,
-    G: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr,
-    TILED: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr, FIRST: tl.constexpr,
+    BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
-    TILED: to (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates
-    each, in an order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q;
-    in units of W_UNIT where there are any. Else to (N, S·d, L), W_q as the fifth gate.
+    To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
+    order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
+    W_UNIT where there are any.
 
     COUNTER, if there is one, is that of the next kernel's barrier, and is set to zero.
     """
@@ -164,16 +234,12 @@ def pack_kernel(
     if W_UNIT is not None:
         largest = tl.zeros((BN, BP), tl.float32)
         for s in tl.range(FIRST, S):
-            w, _, _ = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
+            w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
             largest = tl.maximum(largest, tl.abs(w))
-        size = _unit(tl.max(largest, 1)[:, None])
+        size = unit_of(tl.max(largest, 1)[:, None])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
     for s in tl.range(FIRST, S):
-        w, gate, unit = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
+        w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
         w = (w / size).to(OUT.dtype.element_ty)
-        if TILED:
-            tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)
-        else:
-            at = ((j * HELD + s - FIRST) * d + k) * L + gate * d + unit
-            tl.store(OUT + at, w, mask=(k < d) & (unit < d))
+        tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)

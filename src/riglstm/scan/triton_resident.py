@@ -89,8 +89,8 @@ def resident_kernel(
         if PHASE & 1:
             rows_phase(
                 t, p, programs, h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE, RESET, Y, PROP,
-                ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
-                X_SLOT, SOFT, SAVE, RB, LINES, False,
+                ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT,
+                SAVE, RB, LINES,
             )  # fmt: skip
         if PHASE & 4:
             target += programs

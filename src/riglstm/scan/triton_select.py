@@ -105,17 +105,15 @@ def write(states, OUT, ROW: tl.constexpr, SLOT: tl.constexpr, P: tl.constexpr, b
 
 @triton.jit
 def select(
-    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
+    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS,
     N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
     BP: tl.constexpr, LINES: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
-    K_h: tl.constexpr, COMPACT: tl.constexpr,
+    K_h: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
 
     XH holds the slots from FIRST on: 0, or K where the views are those of symbols. Without c, a
     reset of it is left to `gates`.
-
-    COMPACT: each sequence is also added to the lists, of B places, of the cells that wake.
     """
     line = tl.arange(0, LINES)[:, None]
     there = b < B
@@ -178,9 +176,6 @@ def select(
         at = row[None, :] * N + n
         tl.store(BITS + at, tl.where(act, bits | (peers << K), 0), mask=mask)
         tl.store(WOKE + at, act, mask=mask)
-        if COMPACT:
-            place = tl.atomic_add(COUNT + n + wide, 1, mask=act, sem="relaxed")
-            tl.store(LIST + n * B + place, b[None, :] + wide, mask=act)
 
 
 @triton.jit
@@ -199,11 +194,11 @@ def ask_ahead(
 @triton.jit
 def rows_phase(
     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
-    BITS, A, LIST, COUNT, B,
+    BITS, A, B,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    RB: tl.constexpr, LINES: tl.constexpr, COMPACT: tl.constexpr,
+    RB: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """The states of this program's sequences are finished, and their cells choose, in step t."""
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
@@ -222,6 +217,6 @@ def rows_phase(
             t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
         )  # fmt: skip
         select(
-            t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-            COUNT + t * N, N, K, FIRST, d, P, BP, LINES, K_a, K_x, K_h, COMPACT,
+            t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, N, K, FIRST,
+            d, P, BP, LINES, K_a, K_x, K_h,
         )  # fmt: skip

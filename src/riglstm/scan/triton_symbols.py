@@ -64,11 +64,11 @@ def gates_of(views: Tensor, weights: Weights, z: Sizes, BN: int) -> Tensor:
 
 def _order(d: int, G: int, BN: int, device: torch.device) -> Tensor:
     """The gate and unit of each column of a cell's tiles, as an index of G·d; beyond d, any."""
-    z = Sizes(1, 1, d, d, G * d, G, torch.float32, torch.float32)
+    z = Sizes(1, 1, d, d, G * d, G, *(torch.float32,) * 3)
     u, col = torch.arange(columns(z, BN), device=device)[:, None], torch.arange(BN, device=device)
     units = -(-4 * d // BN)
     gate = ((col >> 2) & 2 | col & 1).where(u < units, 4)
-    unit = (u * (BN // 4) + (col >> 4 << 2 | (col >> 1) & 3)).where(
+    unit = (u * (-(-d // (4 * units)) * 4) + (col >> 4 << 2 | (col >> 1) & 3)).where(
         u < units, (u - units) * BN + col
     )
     return (gate * d + unit.clamp(max=d - 1)).flatten()

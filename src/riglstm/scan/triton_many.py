@@ -1,0 +1,220 @@
+"""The row-wise half of a step, as `triton_select.py` has it, for more than 64 sequences.
+
+There a warp sums one pair of vectors at a time, and a sum takes as many exchanges between lanes as
+products. Here all cells sum at once, a few lanes each (`triton_pieces.py`). What they all look at,
+a view or a peer's state, each reads for itself from the first-level cache.
+
+Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
+memory, M = pieces of a vector.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from riglstm.scan.triton_common import _FRESH, _SLOTS, best, order, sigmoid
+from riglstm.scan.triton_pieces import read, score, tile_of, write
+
+_BYTES = tl.constexpr(0x01010101)
+_THREADS = tl.constexpr(256)
+
+
+@triton.jit
+def finish_many(
+    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A,
+    N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SCALE: tl.constexpr,
+    SOFT: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """Eqs. (20)-(21): the cells' states before step t, also written to y."""
+    size = tl.cast(B, tl.int64) * (N * d)
+    there = b < B
+    row = tl.cast(t - 1, tl.int64) * B + b
+    began = there & (b * 0 + t > 0)
+    was = tl.where(t < 2, h0, Y + (t - 2) * size)
+    old = read(tile_of(was, b, N * d, d, PIECE), there, N, d, PIECE)
+    new = read(tile_of(PROP, b, N * d, d, PIECE), there, N, d, PIECE)
+    if SOFT:
+        q = read(tile_of(PROP + size, b, N * d, d, PIECE), there, N, d, PIECE)
+    n = tl.arange(0, _SLOTS)[:, None]
+    if SOFT and UPDATE_BIAS is not None:
+        bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
+    # No load passes a barrier, and no state is finished without the one behind it: so the views,
+    # too, are under way by then.
+    tl.debug_barrier()
+    act = tl.load(ACT + row, mask=began, other=0)[None, :]
+    woke = ((act >> n) & 1) != 0
+    before = old
+    if RESET is not None:
+        stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
+        before = ()
+        for i in tl.static_range(len(old)):
+            before += (tl.where(stays, old[i], 0.0),)
+    states = ()
+    if SOFT:
+        ahead = ()
+        for i in tl.static_range(len(old)):
+            ahead += (new[i] - before[i],)
+        logit = SCALE * score(ahead, q)
+        if UPDATE_BIAS is not None:
+            logit += bias
+        a = sigmoid(logit)
+        if SAVE:
+            tl.store(A + row[None, :] * N + n, a, mask=woke & (n < N))
+        for i in tl.static_range(len(old)):
+            h = before[i] + a[:, :, None] * ahead[i]
+            states += (tl.where(woke[:, :, None], h, before[i]),)
+    else:
+        for i in tl.static_range(len(old)):
+            states += (tl.where(woke[:, :, None], new[i], before[i]),)
+    write(tile_of(Y + (t - 1) * size, b, N * d, d, PIECE), states, began, N, d, PIECE)
+    return states
+
+
+@triton.jit
+def awake_cells(scores, mask, K_a: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """Eqs. (13), (14): whether a cell wakes, (8, RB)."""
+    n = tl.arange(0, _SLOTS)
+    awake = mask[None, :] & (n < N)[:, None]
+    if K_a < N:
+        total = scores[0]
+        for k in tl.static_range(1, K):
+            total += scores[k]
+        key = order(total)
+        mine, other = key[:, :, None], tl.trans(key)[None, :, :]
+        lower = n[None, None, :] < n[:, None, None]
+        ahead = ((other > mine) | ((other == mine) & lower)) & (n < N)[None, None, :]
+        awake = awake & (tl.sum(ahead.to(tl.int32), 2) < K_a)
+    return awake
+
+
+@triton.jit
+def select_many(
+    t, b0, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
+    N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    PIECE: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
+    RB: tl.constexpr,
+):  # fmt: skip
+    """Eqs. (13)-(16): as `select`. Each sequence is added to the lists of the cells that wake."""
+    tl.static_assert(RB * _SLOTS <= 32, "who woke is a bit of one whole number")
+    n = tl.arange(0, _SLOTS)[:, None]
+    b = b0 + tl.arange(0, RB)
+    there = b < B
+    row = tl.cast(t, tl.int64) * B + b
+    HELD: tl.constexpr = K + N - FIRST
+    M: tl.constexpr = (d + PIECE - 1) // PIECE
+    held = states
+    if X_UNIT is not None:
+        per = (1.0 / tl.load(X_UNIT + row, mask=there, other=1.0))[None, :, None]
+        held = ()
+        for i in tl.static_range(M):
+            held += (states[i] * per,)
+    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + (K - FIRST) * P
+    write(tile_of(step, b, HELD * P, P, PIECE), held, there, N, P, PIECE)
+    fresh = (b * 0)[None, :]
+    if RESET is not None:
+        fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)[None, :]
+        kept = ()
+        for i in tl.static_range(M):
+            kept += (tl.where((fresh == 0)[:, :, None], states[i], 0.0),)
+        states = kept
+        anew = there & (tl.load(RESET + row, mask=there, other=0) != 0)
+        # Where a state begins anew, what was just kept is zero, as c is to be.
+        write(tile_of(c, b, N * d, d, PIECE), states, anew, N, d, PIECE)
+
+    scores = ()
+    if (K_a < N) or (K_x < K):
+        for k in tl.static_range(K):
+            scores += (score(states, x[k * M : k * M + M]),)
+    live = there
+    if LIVE is not None:
+        live = there & (tl.load(LIVE + row, mask=there, other=0) != 0)
+    act = awake_cells(scores, live, K_a, N, K)
+
+    peers = ((1 << N) - 1) + 0 * fresh + 0 * n
+    seen = ()
+    # What the cells' lines wrote to y is now read by all of them.
+    tl.debug_barrier()
+    if K_h > 0 and K_h < N - 1:
+        size = tl.cast(B, tl.int64) * (N * d)
+        now = tl.where(t < 1, h0, Y + (t - 1) * size)
+        for k in tl.static_range(N):
+            seen += read(tile_of(now + k * d, b, N * d, 0, PIECE), there, N, d, PIECE)
+
+    r = tl.arange(0, RB)[None, :]
+    who = tl.sum(tl.where(act, 1 << (r * _SLOTS + n), 0))
+    # A thread for each cell, so that nobody else waits for its place in a list: one atomic for all
+    # sequences of the program, whose places are sums of bits.
+    lane = tl.arange(0, _THREADS)
+    woke = (who >> (lane % _SLOTS)) & _BYTES
+    mine = (lane < N) & (woke != 0)
+    place = tl.atomic_add(COUNT + lane, (woke * _BYTES) >> 24, mask=mine, sem="relaxed")
+
+    bits = ((1 << K) - 1) + 0 * peers
+    if K_x < K:
+        keys = ()
+        for k in tl.static_range(K):
+            keys += (order(scores[k]),)
+        bits = best(keys, K_x, K)
+    if K_h == 0:
+        peers = (1 << n) + 0 * fresh
+    elif K_h < N - 1:
+        keys = ()
+        for k in tl.static_range(N):
+            key = order(score(states, seen[k * M : k * M + M]))
+            keys += (tl.where(n == k, -0x80000000, key),)
+        peers = best(keys, K_h, N) | (1 << n)
+    peers = tl.where(fresh != 0, 0, peers)
+    at = row[None, :] * N + n
+    mask = there[None, :] & (n < N)
+    tl.store(BITS + at, tl.where(act, bits | (peers << K), 0), mask=mask)
+    tl.store(WOKE + at, ((who >> (r * _SLOTS + n)) & 1) != 0, mask=mask)
+    code = (who >> (tl.arange(0, RB) * _SLOTS)) & 255
+    if RESET is not None:
+        code |= tl.load(RESET + row, mask=there, other=0).to(tl.int32) << _FRESH
+    tl.store(ACT + row, code, mask=there)
+    place = LIST + lane * B + place - 1
+    for i in tl.static_range(RB):
+        on = mine & (((woke >> (8 * i)) & 1) != 0)
+        tl.store(place + (((woke * _BYTES) >> (8 * i)) & 255), b0 + i + 0 * lane, mask=on)
+
+
+@triton.jit
+def views_of_rows(
+    t, b, B, X, SYMBOLS,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, K_a: tl.constexpr,
+    K_x: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
+):  # fmt: skip
+    """The K · M pieces of the views of sequences b in step t, where cells look at any."""
+    x = ()
+    if (K_a < N) or (K_x < K):
+        if SYMBOLS is None:
+            now, at = X + tl.cast(t, tl.int64) * B * X_ROW, b
+        else:
+            now, at = X, tl.load(SYMBOLS + tl.cast(t, tl.int64) * B + b, mask=b < B, other=0)
+        for k in tl.static_range(K):
+            x += read(tile_of(now + k * X_SLOT, at, X_ROW, 0, PIECE), b < B, N, d, PIECE)
+    return x
+
+
+@triton.jit
+def rows_many(
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
+    BITS, A, LIST, COUNT, B,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
+    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+    RB: tl.constexpr,
+):  # fmt: skip
+    """As `rows_phase`: states of this program's sequences are finished, and their cells choose."""
+    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
+    for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+        b = r * RB + tl.arange(0, RB)
+        x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
+        states = finish_many(
+            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A, N, d, PIECE, SCALE, SOFT, SAVE
+        )  # fmt: skip
+        select_many(
+            t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
+            COUNT + t * N, N, K, FIRST, d, P, PIECE, K_a, K_x, K_h, RB,
+        )  # fmt: skip

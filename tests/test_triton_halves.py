@@ -1,0 +1,188 @@
+"""The backward pass of TF32 in halves, in the interpreter: as exact as TF32, and of its range.
+
+The forward pass is that of a small GPU, in the kernel of tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import Problem, clear_problem, gradients, random_problem, seeded
+
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
+pytest.importorskip("triton")
+triton_plan = pytest.importorskip(
+    "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
+)
+triton_gradients = pytest.importorskip("riglstm.scan.triton_gradients")
+triton_run = pytest.importorskip("riglstm.scan.triton_run")
+
+pytestmark = pytest.mark.usefixtures("nan_filled_empty", "tf32", "wide")
+LIMIT = 2e-3
+DTYPES = (torch.float32, torch.bfloat16)
+SMALL: dict[str, Any] = {
+    **{"T": 2, "B": 2, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1, "K_h": 1},
+}
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles of a small GPU, which are few: the interpreter takes as long for a narrow one."""
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
+    monkeypatch.setattr(triton_plan, "_narrowest", lambda tiles, device: 128)
+    monkeypatch.setattr(triton_plan, "_rows", lambda device: 2)
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm().clamp(min=1e-300))
+
+
+Pull: TypeAlias = Callable[[Tensor | float], dict[str, Tensor]]
+
+
+def run(p: Problem, backend: str) -> tuple[tuple[Tensor, ...], Pull]:
+    """What a problem's `run` gives, and every leaf's gradient by the share of outputs (T, B)."""
+    leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
+    y, *rest = p.with_leaves(leaves).run(backend)
+    towards = torch.randn(y.shape, generator=seeded(7), dtype=torch.float64)
+
+    def pull(share: Tensor | float) -> dict[str, Tensor]:
+        counts = torch.as_tensor(share, dtype=torch.float64).expand(y.shape[:2])
+        loss = (y.double() * towards * counts[:, :, None, None]).sum()
+        grads = torch.autograd.grad(loss, leaves.values(), retain_graph=True)
+        return dict(zip(leaves, grads, strict=True))
+
+    return (y.detach(), *(out.detach() for out in rest)), pull
+
+
+def puller(p: Problem, backend: str) -> Pull:
+    return run(p, backend)[1]
+
+
+def assert_within_the_limit(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    for n in want:
+        assert relative(got[n], want[n]) < LIMIT, n
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"d": 16, "query": "per_cell", "K_a": 2},
+        {"soft_update": False, "d": 17, "bias": False, "T": 1},
+        {"N": 3, "B": 3, "reset": True, "live": True, "update_bias": True, "T": 3},
+    ],
+)
+def test_it_is_rounded_and_within_the_limit(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = clear_problem(**{**SMALL, **options})
+    (right, pull_right), (ours, pull) = run(p, "reference"), run(p.to(torch.float32), "triton")
+    assert torch.equal(ours[3], right[3])
+    assert all(relative(a, b) < LIMIT for a, b in zip(ours[:3], right[:3], strict=True))
+    got = pull(1)
+    assert_within_the_limit(got, pull_right(1))
+    monkeypatch.setattr(triton_plan, "_coarse", lambda: True)
+    # But for the forward pass, these are exact.
+    assert 1e-5 < relative(got["W"], pull(1)["W"].double()) < 1e-3
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e8])
+def test_gradients_hold_inputs_of_sizes_far_from_that_of_states(size: float) -> None:
+    p = clear_problem(**{**SMALL, "input_views": "split", "soft_update": False})
+    W, views = p.weights.W.clone(), p.sel.K * p.h.shape[2]
+    W[:, :views] /= size
+    p = replace(p, x=p.x * size, weights=p.weights._replace(W=W))
+    want, got = gradients(p, "reference"), gradients(p.to(torch.float32), "triton")
+    assert_within_the_limit(got, want)
+    # Each is far below the other in the same product.
+    for part in (slice(0, views), slice(views, None)):
+        assert relative(got["W"][:, part], want["W"][:, part]) < LIMIT
+
+
+def test_gradients_hold_steps_and_sequences_of_very_different_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    p = clear_problem(**{**SMALL, "T": 3, "B": 3})
+    t, b = torch.arange(3, dtype=torch.float64)[:, None], torch.arange(3, dtype=torch.float64)
+    right, ours = puller(p, "reference"), puller(p.to(torch.float32), "triton")
+    for apart in (1e-6, 1e3):
+        share = apart ** ((t + b) % 3 - 1)
+        got = ours(share)
+        assert_within_the_limit(got, right(share))
+        with monkeypatch.context() as patch:
+            patch.setattr(triton_plan, "_coarse", lambda: True)
+            exact = ours(share)["x"].double()
+        # What is not summed over steps holds for the smallest as for the largest.
+        far = (got["x"].double() - exact).norm(dim=2) / exact.norm(dim=2)  # (T, B)
+        assert float(far.max()) < LIMIT
+
+
+def test_gradients_of_any_size_have_the_same_bits() -> None:
+    pull = puller(clear_problem(**SMALL).to(torch.float32), "triton")
+    want = pull(1)
+    for power in (-60, 40):
+        got = pull(2.0**power)
+        for n in want:
+            assert torch.equal(got[n], want[n] * 2.0**power), n
+
+
+def test_pieces_may_have_no_gradient_and_products_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = clear_problem(**{**SMALL, "T": 3})
+    right, ours = puller(p, "reference"), puller(p.to(torch.float32), "triton")
+    monkeypatch.setattr(triton_run, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(triton_gradients, "PRODUCT_ROWS", 1)
+    assert_within_the_limit(ours(1), right(1))
+    first = torch.tensor([[1.0], [0.0], [0.0]])
+    got = ours(first)
+    assert not got["x"][1:].any()
+    assert_within_the_limit(got, right(first))
+
+
+# The interpreter's own, of a maximum that on a GPU is what it is of.
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+def test_nan_in_a_gradient_is_not_hidden() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "cells": "all"}).to(torch.float32)
+    share = torch.ones(2, 2)
+    share[1, 0] = float("nan")
+    want, got = puller(p, "reference")(share), puller(p, "triton")(share)
+    for n in want:
+        assert torch.equal(got[n].isnan(), want[n].isnan()), n
+    assert want["x"].isnan().any()
+    assert not want["x"].isnan().all()
+
+
+@pytest.mark.parametrize("before", ["high", "highest"])
+def test_the_precision_may_change_between_the_passes(before: str) -> None:
+    p = clear_problem(**SMALL)
+    torch.set_float32_matmul_precision(before)
+    pull = puller(p.to(torch.float32), "triton")
+    torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
+    assert_within_the_limit(pull(1), puller(p, "reference")(1))
+
+
+def test_sums_in_halves_are_not_risked() -> None:
+    p = random_problem(seeded(0), **SMALL)
+    assert triton_plan.sizes(18, p.sel, True, torch.float32).back == torch.float16
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        kinds = [triton_plan.sizes(18, p.sel, True, dtype).back for dtype in DTYPES]
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = False
+    assert kinds == list(DTYPES)
+
+
+@pytest.mark.parametrize("d", [16, 20])
+def test_bfloat16_has_its_biases_from_the_same_product(d: int) -> None:
+    p = clear_problem(**{**SMALL, "d": d, "K_a": 2})
+    want = gradients(p, "reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        got = gradients(p.to(torch.float32), "triton")
+    for n in ("W", "W_q", "b"):
+        assert relative(got[n], want[n]) < 2e-2, n

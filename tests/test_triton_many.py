@@ -1,0 +1,174 @@
+"""The kernels for more sequences than one tile holds, in the interpreter.
+
+Here three are as many as 65 are on a GPU, which the interpreter would take minutes for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import (
+    TOL,
+    Problem,
+    assert_close,
+    assert_same_gradients,
+    clear_problem,
+    outputs_and_gradients,
+    random_problem,
+    seeded,
+)
+
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
+triton = pytest.importorskip("triton")
+triton_plan = pytest.importorskip(
+    "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
+)
+triton_launch = pytest.importorskip("riglstm.scan.triton_launch")
+triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
+triton_run = pytest.importorskip("riglstm.scan.triton_run")
+triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
+common = pytest.importorskip("riglstm.scan.triton_common")
+tl, top, best = triton.language, common.top, common.best
+
+pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")
+FLOAT = TOL[torch.float32]
+SMALL: dict[str, Any] = {"T": 2, "B": 6, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1}
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "vectors of two pieces": {"N": 3, "K": 3, "d": 36, "K_a": 2, "K_x": 2, "K_h": 1, "B": 5},
+    "resets, steps left out, no soft update": {
+        **{"N": 3, "reset": True, "live": True, "soft_update": False, "K_h": 1},
+    },
+    "every option of the update": {
+        **{"query": "per_cell", "update_bias": True, "update_scale": 0.5, "reset": True, "K_h": 0},
+    },
+    "everyone looks at everything": {
+        **{"cells": "all", "views": "all", "peers": "all", "d": 16, "live": True, "T": 1},
+    },
+}
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
+    monkeypatch.setattr(triton_plan, "FEW", 2)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_many_sequences_equal_the_reference(name: str) -> None:
+    p = clear_problem(**{**SMALL, **PROBLEMS[name]})
+    want, want_grads = outputs_and_gradients(p, "reference")
+    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
+    assert torch.equal(got[3], want[3])
+    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
+        assert_close(one, other, FLOAT.value, what)
+    assert_same_gradients(grads, want_grads, FLOAT.grad)
+
+
+@pytest.mark.usefixtures("tf32")
+def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, name in ((triton_prepare, "forward_tiles"), (triton_run, "backward_tiles")):
+        tiles = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
+    p = clear_problem(**{**SMALL, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
+    want, want_grads = outputs_and_gradients(p, "reference")
+    assert want[3].sum(1).max() > 2
+    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
+    assert torch.equal(got[3], want[3])
+    pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in grads)]
+    assert all(float((a - b).norm() / b.norm()) < 2e-3 for a, b in pairs)
+    assert float((got[0] - want[0]).norm() / want[0].norm()) > 1e-5  # halves, indeed
+
+
+def bits(p: Problem) -> tuple[Tensor, Tensor]:
+    """Who woke and what each cell took in, as the kernels write it."""
+    T, (B, _, d) = p.x.shape[0], p.h.shape
+    z = triton_plan.sizes(d, p.sel, p.weights.W_q is not None, torch.float32)
+    saved = triton_plan.empty_saved(T, B, z, p.h, save=True)
+    flags = (p.live, p.reset)
+    triton_run.forward(
+        p.x, p.h, p.c, p.weights, p.sel, *flags, torch.float32, save=True, saved=saved
+    )
+    return saved.act, saved.bits
+
+
+def test_equal_vectors_tie_and_the_lower_index_wins() -> None:
+    sizes = {"N": 4, "K": 4, "d": 40, "D": 160, "K_a": 2, "K_x": 2, "K_h": 1}
+    p = random_problem(seeded(0), **{**SMALL, **sizes, "T": 1, "input_views": "split"})
+    p = p.to(torch.float32)
+    # Rows 0 and 1: all states and all views are equal; 2: all states are zero; 3: views are.
+    h, x = p.h.clone(), p.x.clone()
+    h[:2], x[:, :2] = h[:2, :1], x[:, :2, :40].repeat(1, 1, 4)
+    h[2], x[:, 3] = 0, 0
+    act, taken = bits(replace(p, h=h, x=x))
+    assert act[0, :4].tolist() == [0b11] * 4
+    views = taken[0, :4, :2] & 0b1111
+    assert views.tolist() == [[0b11, 0b11]] * 4
+    peers = taken[0, :3, :2] >> 4  # in row 3 peers differ, and so do their scores
+    assert peers.tolist() == [[0b11, 0b11]] * 3
+
+
+def test_nan_comes_first() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "N": 3, "T": 1, "K_a": 1, "K_h": 1, "d": 34})
+    h = p.to(torch.float32).h.clone()
+    h[0, 1, 33], h[5, 2, 0] = float("nan"), float("nan")
+    act, _ = bits(replace(p.to(torch.float32), h=h))
+    assert act[0, [0, 5]].tolist() == [0b010, 0b100]
+
+
+def test_symbols_are_chosen_from_as_their_vectors() -> None:
+    p = clear_problem(**{**SMALL, "B": 5, "K": 1, "K_h": 1}).to(torch.float32)
+    table = p.x.flatten(0, 1)
+    x = triton_symbols.Symbols(torch.arange(10, dtype=torch.int32).view(2, 5), table)
+    where = (p.h, p.c, p.weights, p.sel, None, None, torch.float32)
+    want = p.run("triton")
+    with torch.no_grad():
+        got = triton_run.forward(x, *where, save=False)
+    assert torch.equal(got[3], want[3])
+    for one, other in zip(got[:3], want[:3], strict=True):
+        assert_close(one, other, FLOAT.value)
+
+
+def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Tensor, ...]] = []
+    lists, launch = triton_run._lists, triton_launch.Launch.__call__
+    monkeypatch.setattr(triton_run, "_lists", lambda *a: made.append(lists(*a)) or made[-1])
+
+    def in_one(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
+        """One program takes all sequences, one tile after another."""
+        rows = self.constants.get("PHASE") == 1
+        launch(self, (1,) if rows else grid, arguments)
+
+    monkeypatch.setattr(triton_launch.Launch, "__call__", in_one)
+    p = clear_problem(**{**SMALL, "T": 1, "B": 9, "N": 3, "K_a": 2, "K_h": 1})
+    act, _ = bits(p.to(torch.float32))
+    active = p.run("reference")[3][0]  # (B, N)
+    place, count, _ = made[0]
+    for n in range(3):
+        woke = active[:, n].nonzero().flatten().tolist()
+        assert ((act[0] >> n) & 1).nonzero().flatten().tolist() == woke
+        assert count[n] == len(woke)
+        assert sorted(place.view(3, 9)[n, : len(woke)].tolist()) == woke
+
+
+@triton.jit
+def _both(KEYS, OUT, k: tl.constexpr, R: tl.constexpr):
+    r, keys = tl.arange(0, R), ()
+    for i in tl.static_range(8):
+        keys += (tl.load(KEYS + i * R + r),)
+    tl.store(OUT + r, top(keys, k, 8))
+    tl.store(OUT + R + r, best(keys, k, 8))
+
+
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_ranks_counted_in_four_bits_are_those_counted_apart(k: int) -> None:
+    keys = torch.randint(-3, 3, (8, 256), generator=seeded(k), dtype=torch.int32)
+    keys[keys == -3], keys[keys == 2] = -(2**31), 2**31 - 1
+    out = torch.empty(2, 256, dtype=torch.int32)
+    _both[(1,)](keys, out, k, 256)
+    assert torch.equal(out[0], out[1])
