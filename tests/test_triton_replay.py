@@ -497,7 +497,7 @@ def test_inference_mode_leaves_nothing_behind(machine: Machine, first: bool) -> 
 
 def test_weights_made_in_inference_mode_are_captured_too(machine: Machine) -> None:
     with torch.inference_mode():
-        weights = weights_of()
+        weights = Weights(*(nn.Parameter(torch.randn_like(w)) for w in weights_of()))
         for _ in range(4):
             call(machine, weights)
     assert machine.direct == 3
