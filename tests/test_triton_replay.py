@@ -432,6 +432,15 @@ def test_weights_made_for_each_call_are_never_captured(machine: Machine) -> None
     assert (machine.direct, graphs()) == (6, 0)
 
 
+def test_weights_in_pieces_are_never_captured(machine: Machine) -> None:
+    weights = weights_of()
+    turned = nn.Parameter(torch.randn(N * d, D), requires_grad=False)
+    weights = weights._replace(W_in=turned.T)
+    for _ in range(5):
+        call(machine, weights)
+    assert (machine.direct, graphs()) == (5, 0)
+
+
 def test_kinds_that_do_not_come_again_are_forgotten(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,13 +168,13 @@ def _known(
     sel: Selection,
     product: torch.dtype,
 ) -> Kept:
-    """What is known of a kind; weights that are made for each call are new each time."""
+    """What is known of a kind: of weights that are made for each call, never more than one call."""
     while _DEAD:
         gone = _KEPT.get(dead := _DEAD.pop())
         if gone is not None and gone.owner() is None:
             del _KEPT[dead]
     kept = _KEPT.get(key)
-    if kept is None or kept.owner() is not weights.W:
+    if kept is None:
         if len(_KEPT) >= KINDS:
             for other in [k for k, v in _KEPT.items() if v.replay is None]:
                 del _KEPT[other]
