@@ -16,6 +16,7 @@ from riglstm.scan.base import BackendError
 from riglstm.scan.batched import asked, flat, refuse_transforms
 from riglstm.scan.triton_common import interpreted
 from riglstm.scan.triton_plan import Saved, empty_saved, sizes
+from riglstm.scan.triton_replay import again
 from riglstm.scan.triton_run import backward, forward
 from riglstm.scan.triton_symbols import Symbols
 from riglstm.selection import Noise, Selection
@@ -59,7 +60,7 @@ def scan(
         y, h, c, *saved = _forward(x, h, c, *weights, live, reset, *flat(sel), product, learns)
         return y, (h, c), Saved(*saved).woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
-    y, h, c, woke = _run(x, h, c, weights, sel, live, reset, product, save=False)
+    y, h, c, woke = again(_run, x, h, c, weights, sel, live, reset, product)
     return y, (h, c), woke
 
 

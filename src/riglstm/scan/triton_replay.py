@@ -1,0 +1,220 @@
+"""Calls without gradients that come again, as captured CUDA graphs.
+
+Of a short call most of the time is the host's: a dozen calls of torch and three launches. A graph
+starts them all at once; what is left are copies, in to its own tensors and out to the caller's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+
+from riglstm.cell import Weights
+from riglstm.scan.triton_capture import UNENDED, Place, Replay, Results, Run
+from riglstm.scan.triton_common import interpreted
+from riglstm.scan.triton_launch import _watched
+from riglstm.scan.triton_plan import sizes
+from riglstm.selection import Selection
+
+ON = os.environ.get("RIGLSTM_REPLAY") != "0"
+"""Whether calls are replayed at all; the variable is read once, at import."""
+CALLS = 3
+"""The call of a kind that is captured: what comes once or twice is not worth it."""
+MOST = 8
+"""Graphs that are kept: layers and directions of a model, in one or two sizes of batch."""
+ROOM = 128 << 20
+"""Bytes that a graph may hold. That is the paper's layer at B = 64, T = 196: the two copies of a
+call take a fiftieth of it there; beyond, they cost what the host saves, and memory besides."""
+KINDS = 256
+"""Kinds of calls that are counted at a time."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is known of a kind of calls."""
+
+    owner: weakref.ref[Tensor]
+    """The weights W: with them the graph goes."""
+    due: int
+    """The call to capture at; 0: never."""
+    calls: int = 0
+    """Without a graph, so far."""
+    used: int = 0
+    """When the graph was last used."""
+    replay: Replay | None = None
+
+
+_LOCK = threading.Lock()
+"""For all below, and from copying in to copying out: threads may share a stream."""
+_KEPT: dict[tuple[Any, ...], Kept] = {}
+_DEAD: list[tuple[Any, ...]] = []
+"""Kinds whose weights are gone. Python may say so in any thread, so this is all it does there."""
+_CLOCK = itertools.count(1)
+
+
+def again(
+    run: Run,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+) -> Results:
+    """`run` of all that, without gradients, with save=False; a kind that comes again is replayed.
+
+    Results are to the last bit those of `run`, and belong to the caller.
+    """
+    given = (x, h, c, live, reset)
+    place = _place(h)
+    key = None if place is None else _key(place, given, weights, sel, product)
+    if place is not None and key is not None:
+        with _LOCK:
+            kept = _known(key, place, given, weights, sel, product)
+            if kept.replay is None:
+                kept.calls += 1
+                if kept.calls == kept.due and not UNENDED:
+                    _keep(kept, run, given, (weights, sel, product), place)
+            if kept.replay is not None:
+                kept.used = next(_CLOCK)
+                return kept.replay(given)
+    return run(x, h, c, weights, sel, live, reset, product, save=False)
+
+
+def clear() -> None:
+    """Forget all graphs, and what was counted."""
+    with _LOCK:
+        _KEPT.clear()
+        _DEAD.clear()
+
+
+# Graphs must not outlive CUDA.
+atexit.register(clear)
+
+
+def _place(h: Tensor) -> Place | None:
+    """Device and stream of a call; None where nothing may be captured or replayed.
+
+    Modes want to see each operation, hooks each launch, and a capture of the caller's has to hold
+    the work itself. Off the current device, `run` changes it, and is left to do so.
+    """
+    if not ON or interpreted():
+        return None
+    device = h.get_device()
+    if (
+        device != torch.cuda.current_device()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or _watched()
+        or torch.cuda.is_current_stream_capturing()
+    ):
+        return None
+    return device, torch._C._cuda_getCurrentRawStream(device)
+
+
+def _key(
+    place: Place,
+    given: Sequence[Tensor | None],
+    weights: Weights,
+    sel: Selection,
+    product: torch.dtype,
+) -> tuple[Any, ...] | None:
+    """All that the captured work depends on; None: tensors of some other kind than torch's own."""
+    parts: list[Any] = [
+        *(place, sel, product, torch._C._get_fp32_precision_getter("cuda", "matmul")),
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
+        torch._C._get_blas_preferred_backend(),
+        torch._C._get_deterministic_algorithms(),
+    ]
+    for t in given:
+        if t is None:
+            parts.append(None)
+        elif type(t) not in _PLAIN:
+            return None
+        else:
+            parts += (t.shape, t.dtype, t.get_device())
+    for w in weights:
+        if w is None:
+            parts.append(None)
+        elif type(w) not in _PLAIN:
+            return None
+        else:
+            # No two devices have an address in common.
+            parts += (w.data_ptr(), w.shape, w.is_contiguous(), w.dtype)
+    return tuple(parts)
+
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def _known(
+    key: tuple[Any, ...],
+    place: Place,
+    given: Sequence[Tensor | None],
+    weights: Weights,
+    sel: Selection,
+    product: torch.dtype,
+) -> Kept:
+    """What is known of a kind: of weights that are made for each call, never more than one call."""
+    while _DEAD:
+        gone = _KEPT.get(dead := _DEAD.pop())
+        if gone is not None and gone.owner() is None:
+            del _KEPT[dead]
+    kept = _KEPT.get(key)
+    if kept is None:
+        if len(_KEPT) >= KINDS:
+            for other in [k for k, v in _KEPT.items() if v.replay is None]:
+                del _KEPT[other]
+        together = all(t is None or t.get_device() == place[0] for t in (*given, *weights))
+        whole = all(w is None or w.is_contiguous() for w in weights)
+        fits = together and whole and _bytes(given, weights, sel, product) <= ROOM
+        owner = weakref.ref(weights.W, lambda _: _DEAD.append(key))
+        kept = _KEPT[key] = Kept(owner, CALLS if fits else 0)
+    return kept
+
+
+def _bytes(
+    given: Sequence[Tensor | None], weights: Weights, sel: Selection, product: torch.dtype
+) -> int:
+    """About what a graph would hold: input, as given and as multiplied, views, XH, y, weights."""
+    x, h = given[:2]
+    assert x is not None
+    assert h is not None
+    T, B, D = x.shape
+    z = sizes(h.shape[2], sel, weights.W_q is not None, product)
+    row = D * x.dtype.itemsize + z.S * z.P * z.held.itemsize + z.N * z.d * h.dtype.itemsize
+    if weights.W_in is not None:
+        row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
+    return T * B * row + z.N * z.S * z.P * z.L * z.held.itemsize
+
+
+def _keep(
+    kept: Kept, run: Run, given: Sequence[Tensor | None], rest: Sequence[Any], place: Place
+) -> None:
+    """Capture a kind, if that can be done; of too many graphs the one least recently used goes."""
+    graphs = [k for k in _KEPT.values() if k.replay is not None]
+    # Graphs of one stream never run at once, so they may share what they work in.
+    shared = (k.replay.graph.pool() for k in graphs if k.replay and k.replay.place == place)
+    try:
+        kept.replay = Replay(run, given, rest, place, next(shared, None))
+    except Exception:
+        # No room, say. What is wrong with the call itself, `run` says again right after.
+        kept.due = 0
+        return
+    if len(graphs) >= MOST:
+        oldest = min(graphs, key=lambda k: k.used)
+        # Where more kinds come in turn than are kept, captures must not come in turn, too.
+        oldest.replay, oldest.calls, oldest.due = None, 0, 4 * oldest.due
