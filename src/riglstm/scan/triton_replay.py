@@ -7,6 +7,7 @@ starts them all at once; what is left are copies, in to its own tensors and out 
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import os
 import threading
@@ -32,9 +33,9 @@ CALLS = 3
 """The call of a kind that is captured: what comes once or twice is not worth it."""
 MOST = 8
 """Graphs that are kept: layers and directions of a model, in one or two sizes of batch."""
-ROOM = 128 << 20
-"""Bytes that a graph may hold. That is the paper's layer at B = 64, T = 196: the two copies of a
-call take a fiftieth of it there; beyond, they cost what the host saves, and memory besides."""
+SHARE = 512
+"""Of a GPU's memory a graph may hold one part in so many. On an H200 that is the paper's layer at
+B = 64, T = 361. The copies of a call would pay at twice that, but the memory is others' too."""
 KINDS = 256
 """Kinds of calls that are counted at a time."""
 
@@ -180,10 +181,16 @@ def _known(
                 del _KEPT[other]
         together = all(t is None or t.get_device() == place[0] for t in (*given, *weights))
         whole = all(w is None or w.is_contiguous() for w in weights)
-        fits = together and whole and _bytes(given, weights, sel, product) <= ROOM
+        fits = together and whole and _bytes(given, weights, sel, product) <= _room(place[0])
         owner = weakref.ref(weights.W, lambda _: _DEAD.append(key))
         kept = _KEPT[key] = Kept(owner, CALLS if fits else 0)
     return kept
+
+
+@functools.cache
+def _room(device: int) -> int:
+    """Bytes that a graph may hold there."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // SHARE
 
 
 def _bytes(
