@@ -196,10 +196,9 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
     for key, row in tuned.rows.items():
         before, fresh = paper.rows[key], dict(row.options)
         old = {name: v for name, v in before.options.items() if name != "soft_update"}
-        # The same care for all: to copy, whatever has LSTM cells starts by remembering.
+        # The same care for all: whatever has LSTM cells starts by remembering.
         remembers = fresh.pop("forget_bias", 0.0)
-        can = table == "copying" and "forget_bias" in models.options_of(row.model)
-        assert remembers == (3.0 if can else 0.0)
+        assert remembers == (3.0 if "forget_bias" in models.options_of(row.model) else 0.0)
         if row.model == "riglstm" and row.options.get("variant") != "no_soft_state_updating":
             assert (fresh.pop("update_scale"), fresh.pop("update_bias")) == (0.01, 4.0)
         if row.model == "riglstm":

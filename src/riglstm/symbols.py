@@ -22,8 +22,8 @@ def run_symbols(
 
     What a symbol adds to the gates of a cell does not depend on the step. On a GPU, without
     gradients, for one layer in one direction, up to 64 sequences and far fewer symbols than steps,
-    it is computed once for each symbol; elsewhere the layer runs as ever. No dropout may come
-    between the table and the layer.
+    it is computed once for each symbol; elsewhere the layer runs as ever. Shorter is not always
+    quicker: docs/kernels.md has the times. No dropout may come between the table and the layer.
 
     Args:
         layer: the layer.

@@ -116,12 +116,12 @@ def printed(rows: Mapping[str, Row]) -> dict[str, Row]:
     }
 
 
-def tuned(rows: Mapping[str, Row], *, remembers: bool) -> dict[str, Row]:
-    """The soft update that learns, and perhaps `REMEMBERS` for every model that has LSTM cells."""
+def tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The same start for every model that has LSTM cells, and the soft update that learns."""
     changed = {}
     for name, row in rows.items():
         options = {**row.options}
-        if remembers and row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
+        if row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
             options |= REMEMBERS
         if _soft(row):
             options |= SOFT

@@ -26,6 +26,17 @@ UNENDED: list[torch.cuda.CUDAGraph] = []
 must never be freed. After one of them nothing more is captured."""
 
 
+class CaptureError(RuntimeError):
+    """torch is left in the middle of a capture."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            "a call without gradients is captured as a CUDA graph the third time: expected a "
+            f"capture that torch can begin and end, got: {error}. torch's random numbers on this "
+            "GPU are not to be used any more; start anew with RIGLSTM_REPLAY=0 in the environment"
+        )
+
+
 class Replay:
     """A call as a graph, with tensors of its own that it reads from and writes to."""
 
@@ -82,13 +93,23 @@ def _capture(
         with torch.cuda.stream(side):
             work()
             UNENDED.append(graph)
-            # Other threads may do as they like meanwhile.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                # Other threads may do as they like meanwhile.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            except Exception as error:
+                raise CaptureError(error) from error
             try:
                 results = work()
             finally:
-                graph.capture_end()
-                UNENDED.remove(graph)
+                _end(graph)
     finally:
         current.wait_stream(side)
     return graph, results
+
+
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    try:
+        graph.capture_end()
+    except Exception as error:
+        raise CaptureError(error) from error
+    UNENDED.remove(graph)

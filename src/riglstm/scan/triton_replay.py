@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_capture import UNENDED, Place, Replay, Results, Run
+from riglstm.scan.triton_capture import UNENDED, CaptureError, Place, Replay, Results, Run
 from riglstm.scan.triton_common import interpreted
 from riglstm.scan.triton_launch import _watched
 from riglstm.scan.triton_plan import sizes
@@ -217,6 +217,8 @@ def _keep(
     shared = (k.replay.graph.pool() for k in graphs if k.replay and k.replay.place == place)
     try:
         kept.replay = Replay(run, given, rest, place, next(shared, None))
+    except CaptureError:
+        raise
     except Exception:
         # No room, say. What is wrong with the call itself, `run` says again right after.
         kept.due = 0
