@@ -211,6 +211,7 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert written["machine"]["torch"] == torch.__version__
     assert written["machine"]["threads"] == torch.get_num_threads()
     assert written["machine"]["processor"]
+    assert written["machine"]["replay"] is False
     assert written["commit"] == commit()
     assert written["options"]["quick"] is True
     assert written["harness"] == []

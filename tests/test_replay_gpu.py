@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -343,7 +344,7 @@ with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         try:
             assert torch.equal(layer(x)[0], want)
         except triton_capture.CaptureError as error:
-            print("error at", i, "RIGLSTM_REPLAY=0" in str(error))
+            print("error at", i, "without RIGLSTM_REPLAY=1" in str(error))
     triton._run = run
     assert not any(kept.replay for kept in triton_replay._KEPT.values())
     assert torch.equal(layer(x)[0], want)
@@ -356,7 +357,10 @@ with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
     print("captures", sum(calls), "unended", len(triton_capture.UNENDED))
 """
     said = subprocess.run(
-        [sys.executable, "-c", f"WAIT = {wait}\n{code}"], capture_output=True, text=True
+        [sys.executable, "-c", f"WAIT = {wait}\n{code}"],
+        env={**os.environ, "RIGLSTM_REPLAY": "1"},
+        capture_output=True,
+        text=True,
     )
     assert said.returncode == 0, said.stderr
     # The first call was before; of its kind the third is captured.

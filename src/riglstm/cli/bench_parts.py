@@ -180,7 +180,7 @@ def headline(machine: Mapping[str, Any], commit: str | None, rounds: int) -> str
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Versions, processor, threads and load: what the figures hold for."""
+    """Versions, processor, threads, load, whether calls are replayed: what the figures hold for."""
     return {
         "riglstm": __version__,
         "torch": torch.__version__,
@@ -188,6 +188,7 @@ def describe(device: str) -> dict[str, Any]:
         "device": device if device == "cpu" else device_name(torch.device(device)),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
+        "replay": os.environ.get("RIGLSTM_REPLAY") == "1",
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0,
     }
 

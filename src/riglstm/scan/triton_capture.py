@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -19,8 +20,9 @@ Place: TypeAlias = tuple[int, int]
 Run: TypeAlias = Callable[..., Results]
 
 _SIDES: dict[Place, torch.cuda.Stream] = {}
-"""Where captures for a stream are made. Each has its own, as what cuBLAS works in belongs to the
-stream of the capture: two graphs that share it must not run at once."""
+"""Where captures for a stream are made. Each has its own while torch's 32 streams last, as what
+cuBLAS works in belongs to the stream of the capture: two graphs that share it must not run at
+once."""
 UNENDED: list[torch.cuda.CUDAGraph] = []
 """Of captures that could not be ended: torch's allocator asks them at every allocation, so they
 must never be freed. After one of them nothing more is captured."""
@@ -31,9 +33,9 @@ class CaptureError(RuntimeError):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(
-            "a call without gradients is captured as a CUDA graph the third time: expected a "
+            "a call without gradients that comes again is captured as a CUDA graph: expected a "
             f"capture that torch can begin and end, got: {error}. torch's random numbers on this "
-            "GPU are not to be used any more; start anew with RIGLSTM_REPLAY=0 in the environment"
+            "GPU may not work any more; start anew without RIGLSTM_REPLAY=1 in the environment"
         )
 
 
@@ -84,27 +86,46 @@ def _capture(
     work: Callable[[], Results], place: Place, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, Results]:
     """Work that is done once, so that all is compiled and at hand, and then recorded."""
+    current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
     side = _SIDES.get(place)
     if side is None:
-        side = _SIDES[place] = torch.cuda.Stream(place[0])
-    current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        side = _SIDES[place] = _stream_beside(current, place[0])
     side.wait_stream(current)
-    try:
-        with torch.cuda.stream(side):
-            work()
-            UNENDED.append(graph)
-            try:
-                # Other threads may do as they like meanwhile.
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            except Exception as error:
-                raise CaptureError(error) from error
-            try:
-                results = work()
-            finally:
-                _end(graph)
-    finally:
-        current.wait_stream(side)
+    with torch.cuda.stream(side):
+        work()
+        collects = gc.isenabled()
+        # What is collected may wait for the GPU, which no capture outlives.
+        gc.disable()
+        try:
+            results = _record(work, graph, pool)
+        finally:
+            if collects:
+                gc.enable()
+    current.wait_stream(side)
     return graph, results
+
+
+def _stream_beside(current: torch.cuda.Stream, device: int) -> torch.cuda.Stream:
+    """One that is neither the current stream nor has been had here before, if there is one."""
+    taken = {current, *_SIDES.values()}
+    for _ in range(32):
+        side = torch.cuda.Stream(device)
+        if side not in taken:
+            break
+    return side
+
+
+def _record(work: Callable[[], Results], graph: torch.cuda.CUDAGraph, pool: Any) -> Results:
+    UNENDED.append(graph)
+    try:
+        # CUDA calls of other threads do not spoil it.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    except Exception as error:
+        raise CaptureError(error) from error
+    try:
+        return work()
+    finally:
+        _end(graph)
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> None:

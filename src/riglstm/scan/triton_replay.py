@@ -27,8 +27,11 @@ from riglstm.scan.triton_launch import _watched
 from riglstm.scan.triton_plan import sizes
 from riglstm.selection import Selection
 
-ON = os.environ.get("RIGLSTM_REPLAY") != "0"
-"""Whether calls are replayed at all; the variable is read once, at import."""
+# Without torch's cache of memory no capture can allocate any.
+_CACHED = not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")
+ON = _CACHED and os.environ.get("RIGLSTM_REPLAY") == "1"
+"""Whether calls are replayed at all; the variables are read once, at import. Asked for, as what a
+capture demands of other threads (docs/kernels.md) only the caller can know."""
 CALLS = 3
 """The call of a kind that is captured: what comes once or twice is not worth it."""
 MOST = 8
@@ -45,7 +48,7 @@ class Kept:
     """What is known of a kind of calls."""
 
     owner: weakref.ref[Tensor]
-    """The weights W: with them the graph goes."""
+    """The weights W: once they are gone, the graph goes at the next call of any."""
     due: int
     """The call to capture at; 0: never."""
     calls: int = 0
@@ -56,7 +59,8 @@ class Kept:
 
 
 _LOCK = threading.Lock()
-"""For all below, and from copying in to copying out: threads may share a stream."""
+"""For all below, and from copying in to copying out: threads may share a stream. Nobody waits for
+it: who does not get it, a finalizer in the midst of a call perhaps, calls directly."""
 _KEPT: dict[tuple[Any, ...], Kept] = {}
 _DEAD: list[tuple[Any, ...]] = []
 """Kinds whose weights are gone. Python may say so in any thread, so this is all it does there."""
@@ -81,8 +85,8 @@ def again(
     given = (x, h, c, live, reset)
     place = _place(h)
     key = None if place is None else _key(place, given, weights, sel, product)
-    if place is not None and key is not None:
-        with _LOCK:
+    if place is not None and key is not None and _LOCK.acquire(blocking=False):
+        try:
             kept = _known(key, place, given, weights, sel, product)
             if kept.replay is None:
                 kept.calls += 1
@@ -91,6 +95,8 @@ def again(
             if kept.replay is not None:
                 kept.used = next(_CLOCK)
                 return kept.replay(given)
+        finally:
+            _LOCK.release()
     return run(x, h, c, weights, sel, live, reset, product, save=False)
 
 
@@ -101,8 +107,14 @@ def clear() -> None:
         _DEAD.clear()
 
 
+def _leave(process: int) -> None:
+    # A fork has copies of graphs that are not its own.
+    if os.getpid() == process:
+        clear()
+
+
 # Graphs must not outlive CUDA.
-atexit.register(clear)
+atexit.register(_leave, os.getpid())
 
 
 def _place(h: Tensor) -> Place | None:
@@ -177,13 +189,16 @@ def _known(
     kept = _KEPT.get(key)
     if kept is None:
         if len(_KEPT) >= KINDS:
-            for other in [k for k, v in _KEPT.items() if v.replay is None]:
+            # What failed, or went once, is not forgotten: it would be tried again and again.
+            for other in [k for k, v in _KEPT.items() if v.replay is None and v.due == CALLS]:
                 del _KEPT[other]
         together = all(t is None or t.get_device() == place[0] for t in (*given, *weights))
         whole = all(w is None or w.is_contiguous() for w in weights)
         fits = together and whole and _bytes(given, weights, sel, product) <= _room(place[0])
         owner = weakref.ref(weights.W, lambda _: _DEAD.append(key))
-        kept = _KEPT[key] = Kept(owner, CALLS if fits else 0)
+        kept = Kept(owner, CALLS if fits else 0)
+        if len(_KEPT) < KINDS:
+            _KEPT[key] = kept
     return kept
 
 
