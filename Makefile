@@ -21,7 +21,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || (echo "riglstm needs Python 3.11 or newer, got $$($(PYTHON) --version); use make PYTHON=..." && false)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# Without compiling all of it to bytecode, which takes as long as the rest: most is never imported.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
 demo: $(READY)

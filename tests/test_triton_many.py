@@ -52,8 +52,8 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     },
     # Every bit of the integers that cells and ranks are counted in.
     "as many cells and views as there may be": {
-        **{"N": 8, "K": 8, "d": 16, "K_a": 6, "K_x": 5, "K_h": 6, "B": 4},
-        **{"reset": True, "live": True},
+        **{"N": 8, "K": 8, "d": 16, "K_a": 6, "K_x": 5, "K_h": 6, "B": 3},
+        **{"T": 1, "reset": True, "live": True},
     },
 }
 
