@@ -6,6 +6,8 @@ VENV   ?= .venv
 WORKERS ?= 2
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Bytecode is kept, whatever the environment says: nothing is compiled before it is imported.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test check test-gpu bench wheel clean
 help:
