@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from riglstm import RigLSTM
-from riglstm.benchmark import cuda, per_cell_loop
+from riglstm.benchmark import per_cell_loop
 from riglstm.benchmark.contestants import LOOP, WORK, contestants, onednn
+from riglstm.benchmark.cuda import symbol_sections
 from riglstm.benchmark.tables import Section, growth, rows
 from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs, spread
 from riglstm.cli import bench
@@ -151,17 +152,14 @@ def test_a_job_that_differs_from_the_reference_is_not_timed() -> None:
     assert bad.difference == pytest.approx(0.1, rel=1e-3)
 
 
-def test_symbols_are_timed_beside_the_layer_on_their_vectors_and_compared_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_symbols_are_timed_beside_the_layer_on_their_vectors_and_compared_with_it() -> None:
     pytest.importorskip("riglstm.scan.triton", reason="the kernels are not in this copy")
     if torch.cuda.is_available():
         pytest.skip("with a GPU the kernels do not run in the interpreter")
     torch.manual_seed(0)
-    monkeypatch.setattr(cuda, "QUICK_SIZES", (cuda.Size(2, 16, B=2, T=2),))
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
-        tf32, bf16 = cuda.symbol_sections(quick=True, rounds=1, device="cpu")
+        tf32, bf16 = symbol_sections(quick=True, rounds=1, device="cpu")
         # Each runs to be compared; the interpreter's time would say nothing.
         meter = Meter(lambda run: 1.0, lambda run: 0)
         lstm, symbols, vectors = rows(tf32, meter, lambda name: None)
