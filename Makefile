@@ -38,9 +38,15 @@ check: $(READY)
 	$(BIN)/mypy
 
 # One OpenMP thread a worker: two threads beside a busy process slow a step down many times.
-test: check
-	@echo "== tests, on $(WORKERS) workers"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Types are checked beside the tests: alone, that takes one core most of a minute.
+test: $(READY)
+	@echo "== style"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@echo "== types and tests, on $(WORKERS) workers"
+	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
+	wait $$types; typed=$$?; cat $(VENV)/types.log; test $$tests = 0 && test $$typed = 0
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests -m gpu -n 8 -p no:benchmark
