@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 # Bytecode is kept, whatever the environment says: nothing is compiled before it is imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test check test-gpu bench wheel clean
+.PHONY: help demo test style check test-gpu bench wheel clean
 help:
 	@grep -E '^#   make' Makefile | sed 's/^#   //'
 	@echo "make check     ruff and mypy"
@@ -31,18 +31,18 @@ demo: $(READY)
 	@echo "== training RigLSTM and an LSTM on a small copying problem, on the CPU"
 	$(BIN)/python -m riglstm demo
 
-check: $(READY)
-	@echo "== style and types"
+style: $(READY)
+	@echo "== style"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check: style
+	@echo "== types"
 	$(BIN)/mypy
 
 # One OpenMP thread a worker: two threads beside a busy process slow a step down many times.
 # Types are checked beside the tests: alone, that takes one core most of a minute.
-test: $(READY)
-	@echo "== style"
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+test: style
 	@echo "== types and tests, on $(WORKERS) workers"
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \

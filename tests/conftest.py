@@ -41,9 +41,21 @@ def nan_filled_empty() -> Iterator[None]:
 
 
 @pytest.fixture
-def tf32() -> Iterator[None]:
-    """Products of float32 may round."""
+def poisoned() -> Iterator[None]:
+    """As `nan_filled_empty`, on a GPU, where some operations can only warn that they vary."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def precision_as_before() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     yield
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def tf32(precision_as_before: None) -> None:
+    """Products of float32 may round."""
+    torch.set_float32_matmul_precision("high")

@@ -306,6 +306,17 @@ def assert_same_gradients(got: dict[str, Tensor], want: dict[str, Tensor], tol: 
         assert error <= tol * scale, f"d{name}: off by {error:.2e}, largest entry {scale:.2e}"
 
 
+def assert_equals_the_reference(p: Problem, backend: str) -> None:
+    """A backend in float32, outputs and gradients of one run, beside the reference in float64."""
+    want, want_grads = outputs_and_gradients(p, "reference")
+    got, grads = outputs_and_gradients(p.to(torch.float32), backend)
+    tol = TOL[torch.float32]
+    assert torch.equal(got[3], want[3])
+    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
+        assert_close(one, other, tol.value, what)
+    assert_same_gradients(grads, want_grads, tol.grad)
+
+
 def assert_equals_oracle(
     out: tuple[Tensor, Tensor, Tensor, Tensor], answer: dict[str, Tensor]
 ) -> None:

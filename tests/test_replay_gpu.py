@@ -25,7 +25,7 @@ triton_capture = pytest.importorskip("riglstm.scan.triton_capture")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.usefixtures("poisoned", "precision_as_before"),
     pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
 ]
@@ -37,21 +37,11 @@ D, H, N, d = 8, 128, 4, 32
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No graphs of other tests, and nothing left behind."""
-    precision = torch.get_float32_matmul_precision()
     monkeypatch.setattr(triton_replay, "ON", True)
     triton_replay.clear()
     yield
     assert not triton_capture.UNENDED
     triton_replay.clear()
-    torch.set_float32_matmul_precision(precision)
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Buffers that a kernel leaves unwritten hold NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @contextlib.contextmanager

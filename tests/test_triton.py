@@ -20,6 +20,7 @@ from helpers import (
     TOL,
     Problem,
     assert_close,
+    assert_equals_the_reference,
     assert_same_gradients,
     clear_problem,
     gradients,
@@ -65,13 +66,7 @@ def interpreter() -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_kernels_equal_the_reference(name: str) -> None:
-    p = clear_problem(**{**SMALL, **PROBLEMS[name]})
-    want, want_grads = outputs_and_gradients(p, "reference")
-    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
-    assert torch.equal(got[3], want[3])
-    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
-        assert_close(one, other, FLOAT.value, what)
-    assert_same_gradients(grads, want_grads, FLOAT.grad)
+    assert_equals_the_reference(clear_problem(**{**SMALL, **PROBLEMS[name]}), "triton")
 
 
 def test_without_gradients_outputs_are_the_same_to_the_bit() -> None:

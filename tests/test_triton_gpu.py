@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from riglstm.symbols import run_symbols
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.usefixtures("poisoned", "precision_as_before"),
     pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
 ]
@@ -57,21 +56,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "everyone": {"B": 7, "T": 12, "N": 4, "K": 2, "cells": "all", "views": "all", "peers": "all"},
     "split views": {"B": 7, "T": 12, "N": 4, "K": 2, "K_x": 1, "K_h": 2, "input_views": "split"},
 }
-
-
-@pytest.fixture(autouse=True)
-def precision_as_before() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Buffers that a kernel leaves unwritten hold NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def problem(name: str) -> Problem:

@@ -16,7 +16,7 @@ from helpers import (
     TOL,
     Problem,
     assert_close,
-    assert_same_gradients,
+    assert_equals_the_reference,
     clear_problem,
     outputs_and_gradients,
     random_problem,
@@ -66,13 +66,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_many_sequences_equal_the_reference(name: str) -> None:
-    p = clear_problem(**{**SMALL, **PROBLEMS[name]})
-    want, want_grads = outputs_and_gradients(p, "reference")
-    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
-    assert torch.equal(got[3], want[3])
-    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
-        assert_close(one, other, FLOAT.value, what)
-    assert_same_gradients(grads, want_grads, FLOAT.grad)
+    assert_equals_the_reference(clear_problem(**{**SMALL, **PROBLEMS[name]}), "triton")
 
 
 @pytest.mark.usefixtures("tf32")
