@@ -188,9 +188,18 @@ def describe(device: str) -> dict[str, Any]:
         "device": device if device == "cpu" else device_name(torch.device(device)),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
-        "replay": os.environ.get("RIGLSTM_REPLAY") == "1",
+        "replay": device != "cpu" and _replays(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0,
     }
+
+
+def _replays() -> bool:
+    """Whether calls without gradients are replayed."""
+    try:
+        from riglstm.scan.triton_replay import ON
+    except ImportError:  # neither Triton nor, then, a call of its kernels
+        return False
+    return ON
 
 
 def _processor() -> str:

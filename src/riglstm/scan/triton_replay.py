@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import itertools
 import os
 import threading
 import weakref
@@ -53,8 +52,6 @@ class Kept:
     """The call to capture at; 0: never."""
     calls: int = 0
     """Without a graph, so far."""
-    used: int = 0
-    """When the graph was last used."""
     replay: Replay | None = None
 
 
@@ -62,9 +59,9 @@ _LOCK = threading.Lock()
 """For all below, and from copying in to copying out: threads may share a stream. Nobody waits for
 it: who does not get it, a finalizer in the midst of a call perhaps, calls directly."""
 _KEPT: dict[tuple[Any, ...], Kept] = {}
+"""Those with a graph in the order in which they were last used."""
 _DEAD: list[tuple[Any, ...]] = []
 """Kinds whose weights are gone. Python may say so in any thread, so this is all it does there."""
-_CLOCK = itertools.count(1)
 
 
 def again(
@@ -93,7 +90,7 @@ def again(
                 if kept.calls == kept.due and not UNENDED:
                     _keep(kept, run, given, (weights, sel, product), place)
             if kept.replay is not None:
-                kept.used = next(_CLOCK)
+                _KEPT[key] = _KEPT.pop(key)
                 return kept.replay(given)
         finally:
             _LOCK.release()
@@ -239,6 +236,6 @@ def _keep(
         kept.due = 0
         return
     if len(graphs) >= MOST:
-        oldest = min(graphs, key=lambda k: k.used)
+        oldest = graphs[0]
         # Where more kinds come in turn than are kept, captures must not come in turn, too.
         oldest.replay, oldest.calls, oldest.due = None, 0, 4 * oldest.due
