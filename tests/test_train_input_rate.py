@@ -1,4 +1,5 @@
-"""A step size of its own for what cells are chosen by: tables of tokens and maps to views."""
+"""Groups of the optimizer: a step size of its own for what cells are chosen by, tables of tokens
+and maps to views, and a decay of all weights but biases."""
 
 from __future__ import annotations
 
@@ -31,12 +32,17 @@ def problem(model: str = "riglstm") -> tuple[CopyingTask, nn.Module]:
     return task, task.network(build(model, 12, 12, **options))  # type: ignore[arg-type]
 
 
-def moved(config: Fit, folder: Path, model: str = "riglstm") -> dict[str, float]:
-    """How far one update moves each parameter at the most; Adam's first step is the step size."""
+def steps(config: Fit, folder: Path, model: str = "riglstm") -> dict[str, tuple[Tensor, Tensor]]:
+    """Each parameter before and after."""
     task, net = problem(model)
     before: dict[str, Tensor] = copy.deepcopy(dict(net.named_parameters()))
     fit(net, task, config, 0, RunFolder(folder), progress=False)
-    return {n: float((p - before[n]).detach().abs().max()) for n, p in net.named_parameters()}
+    return {n: (before[n].detach(), p.detach()) for n, p in net.named_parameters()}
+
+
+def moved(config: Fit, folder: Path, model: str = "riglstm") -> dict[str, float]:
+    """How far one update moves each parameter at the most; Adam's first step is the step size."""
+    return {n: float((a - b).abs().max()) for n, (a, b) in steps(config, folder, model).items()}
 
 
 def test_tables_and_views_step_by_their_factor_and_all_else_as_before(tmp_path: Path) -> None:
@@ -57,10 +63,21 @@ def test_of_an_lstm_it_is_the_tables(tmp_path: Path) -> None:
     assert different == {"tables.weight"}
 
 
-def test_a_run_with_two_step_sizes_goes_on_bit_for_bit(
+def test_weights_decay_by_their_own_step_size_and_biases_do_not(tmp_path: Path) -> None:
+    plain = steps(replace(ONE, input_rate=0.5), tmp_path / "plain")
+    less = steps(replace(ONE, input_rate=0.5, weight_decay=8.0), tmp_path / "less")
+    for name, (before, after) in plain.items():
+        rate = ONE.lr * (0.5 if name in OF_INPUT else 1)
+        decay = 0 if "bias" in name else 8 * rate
+        torch.testing.assert_close(less[name][1], after - decay * before, rtol=0, atol=1e-6)
+        assert ("bias" in name) or (before.abs().max() * decay > 1e-5), name
+
+
+def test_a_run_with_groups_goes_on_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(ONE, updates=6, evaluate_every=3, checkpoint_every=3, input_rate=0.125)
+    groups = {"input_rate": 0.125, "weight_decay": 0.1}
+    config = replace(ONE, updates=6, evaluate_every=3, checkpoint_every=3, **groups)
     task, whole = problem()
     fit(whole, task, config, 0, RunFolder(tmp_path / "whole"), progress=False)
     task, net = problem()
@@ -90,3 +107,6 @@ def test_a_factor_is_a_number_above_zero(factor: float) -> None:
         Fit(input_rate=factor)
     with pytest.raises(ValueError, match="average must be a number above 0 and below 1, got"):
         Fit(average=factor)
+    if factor != 0:
+        with pytest.raises(ValueError, match="weight_decay must be a number from 0 on, got"):
+            Fit(weight_decay=factor)

@@ -18,6 +18,7 @@ LATER: dict[str, float | None] = {
     "input_rate": 1.0,
     "forget_bias": 0.0,
     "steady_start": False,
+    "weight_decay": 0.0,
 }
 """Options of training and of models that came after the first runs, and what those ran with: a run
 without them is one that has them at these values, and its name is the same."""
@@ -45,6 +46,9 @@ class Fit:
     input_rate: float = 1.0
     """Factor on the step size of what cells are chosen by: the tables of tokens, and RigLSTM's maps
     to views. Not in the paper."""
+    weight_decay: float = 0.0
+    """Part of a weight that is taken off it in an update, for a step size of one (AdamW); biases
+    keep theirs. Not in the paper."""
     average: float | None = None
     """Decay of a running mean of the weights, such as 0.999, that is evaluated, chosen and saved in
     their place; None: no mean. Not in the paper."""
@@ -81,6 +85,10 @@ class Fit:
             _whole("patience", self.patience, least=1)
         _positive("lr", self.lr)
         _positive("input_rate", self.input_rate)
+        if not _number(self.weight_decay) or not 0 <= self.weight_decay < math.inf:
+            raise ValueError(
+                f"weight_decay must be a number from 0 on, got {self.weight_decay!r}; 0.1 is usual"
+            )
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
         if self.average is not None and not (_number(self.average) and 0 < self.average < 1):

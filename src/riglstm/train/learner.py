@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed
 from torch import nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from riglstm.tasks.base import Task
 from riglstm.train.callbacks import Steward
@@ -31,6 +31,11 @@ def _of_input(name: str) -> bool:
     return name.startswith("tables.") or own.startswith(("weight_in_", "bias_in_"))
 
 
+def _is_bias(name: str) -> bool:
+    """Whether a parameter of that name is added to something."""
+    return "bias" in name.rpartition(".")[2]
+
+
 class Learner(pl.LightningModule):
     """The network and its task, as Lightning wants them."""
 
@@ -45,19 +50,26 @@ class Learner(pl.LightningModule):
         """The part of each batch that is this process's."""
 
     def configure_optimizers(self) -> Optimizer:
-        """Adam; what has a step size of its own is a group of its own."""
-        if self.config.input_rate == 1:
-            return Adam(self.net.parameters(), self.config.lr, fused=True)
-        slow = [p for name, p in self.net.named_parameters() if _of_input(name)]
-        if not slow:
+        """Adam; what has a step size or a decay of its own is a group of its own."""
+        config, named = self.config, list(self.net.named_parameters())
+        if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
             raise ValueError(
                 "input_rate must be 1 for a network without tables of tokens and without maps to "
-                f"views, got {self.config.input_rate}; leave it out"
+                f"views, got {config.input_rate}; leave it out"
             )
-        rest = [p for name, p in self.net.named_parameters() if not _of_input(name)]
-        own: dict[str, Any] = {"params": slow, FACTOR: self.config.input_rate}
-        groups: list[dict[str, Any]] = [{"params": rest}, own]
-        return Adam(groups, self.config.lr, fused=True)
+        if config.input_rate == 1 and config.weight_decay == 0:
+            return Adam(self.net.parameters(), config.lr, fused=True)
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        # Tables and views last, as they were before there was a decay: checkpoints count groups.
+        for name, parameter in sorted(named, key=lambda pair: _of_input(pair[0])):
+            factor = config.input_rate if _of_input(name) else 1.0
+            decay = 0.0 if _is_bias(name) else config.weight_decay
+            groups.setdefault((factor, decay), []).append(parameter)
+        own: list[dict[str, Any]] = [
+            {"params": parameters, FACTOR: factor, "weight_decay": decay}
+            for (factor, decay), parameters in groups.items()
+        ]
+        return (AdamW if config.weight_decay else Adam)(own, config.lr, fused=True)
 
     def on_fit_start(self) -> None:
         """Share the batch among the processes."""
