@@ -74,14 +74,20 @@ def _mnist(rows: Mapping[str, Row]) -> Recipe:
 
 
 def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
+    rows = tuned(rows)
+    if "rim" in rows:
+        # RIM is the slowest here: it keeps the recipe that its run was made by.
+        before = {"updates": 7500, "decay": "cosine", "average": 0.999}
+        rows |= {"rim": replace(rows["rim"], task={"batch_size": 64}, fit=before)}
     return replace(
-        _mnist(tuned(rows)),
+        _mnist(rows),
         task={
-            **{"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.2},
+            **{"input_size": FULL.hidden, "batch_size": 32, "dropout": 0.2},
             "validation_size": 4000,
         },
-        # Ten epochs.
-        fit=_tuned_fit(7500, lr=5e-4, evaluate_every=1500),
+        # Ten epochs of small batches, and a long mean in place of a step size that falls: what
+        # learns the trained size soonest is worst at others.
+        fit=replace(_tuned_fit(15_000, lr=5e-4, evaluate_every=1500), decay="none", average=0.9997),
     )
 
 
