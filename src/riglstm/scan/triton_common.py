@@ -25,9 +25,22 @@ _SPINS = tl.constexpr(1 << 26)
 
 @triton.jit
 def peek(counter):
-    """The counter, and with it everything that was written before it was raised to that."""
+    """The counter, and with it everything that was written before it was raised to that.
+
+    One thread of a program reads it, the others have a number that no counter reaches: were all
+    warps to ask for the same address over and over, those who come would wait in line behind them.
+    """
     return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.s32 $0, [$1];",
+        """
+        {
+        .reg .pred first;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        mov.s32 $0, 0x7fffffff;
+        @first ld.acquire.gpu.global.s32 $0, [$1];
+        }
+        """,
         "=r,l",
         [counter.to(tl.int64, bitcast=True)],
         dtype=tl.int32,
@@ -54,8 +67,8 @@ def arrive(counter):
 def wait(counter, target):
     """Wait until all programs came: the counter only grows, `target` is its value then.
 
-    Every thread reads the counter by an acquire, so that what it loads afterwards is what others
-    wrote before, from whichever cache.
+    The thread that reads does so by an acquire, which also empties the multiprocessor's first-level
+    cache, and the others wait for it: what they load afterwards is what others wrote before.
 
     The launch is cooperative, so every program runs; should one still be missing after many
     seconds, the kernel ends in an error and not in a hang.
