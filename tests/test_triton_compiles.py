@@ -71,13 +71,13 @@ f16, b16, f32 = torch.float16, torch.bfloat16, torch.float32
 tf32, bf16, exact = sizes(f32, f16, 5), sizes(b16, b16, 4), sizes(f32, f32, 5)
 plain, every, place = {"X_UNIT": None, "W_UNIT": None}, {"LIVE": None, "RESET": None}, {"PHASE": 15}
 views = {"SYMBOLS": None, "TABLE": None}
+peers = {"N": 3, "K_h": 1}  # three cells, so that they choose among peers
 done = {}
 for name, z, B, more in (
-    ("tf32, few", tf32, 64, {"SAVE": True, "PRECISION": "ieee", **views}),
+    ("tf32, few", tf32, 64, {"SAVE": True, "PRECISION": "ieee", **peers, **views}),
     (
         *("tf32, many", tf32, 65),
-        # Three cells, so that they choose among peers.
-        {"SAVE": False, "PRECISION": "ieee", "UPDATE_BIAS": None, "N": 3, "K_h": 1} | every | views,
+        {"SAVE": False, "PRECISION": "ieee", "UPDATE_BIAS": None} | peers | every | views,
     ),
     ("tf32, symbols", tf32, 64, {"SAVE": False, "PRECISION": "ieee", **every}),
     ("bf16, few", bf16, 64, {"SAVE": False, "PRECISION": "ieee", **plain, **every, **views}),
@@ -132,7 +132,7 @@ done |= {
 }
 triton_plan.chip = lambda device: (132, ROOM)
 for name, z, more in (
-    ("resident, tf32", tf32, {"SAVE": True}),
+    ("resident, tf32", tf32, {"SAVE": True, **peers}),
     ("resident, bf16", bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
 ):
     tile = triton_plan.resident_tiles(z, 64, None)
@@ -167,7 +167,6 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
         (triton_plan.backward_tiles(z, 64, cuda), back),
     ):
         assert (tiles["BN"], tiles["RB"]) == expected
-        assert tiles["RB"] * tiles.get("LINES", 8 // tiles["RB"]) == 8
     assert triton_plan.forward_tiles(z, 65, cuda)["BN"] == 128
 
 

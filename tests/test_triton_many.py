@@ -34,7 +34,7 @@ triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
 triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
 common = pytest.importorskip("riglstm.scan.triton_common")
-tl, top, best = triton.language, common.top, common.best
+tl, best, comparable = triton.language, common.best, common.comparable
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")
 FLOAT = TOL[torch.float32]
@@ -156,18 +156,24 @@ def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.Mon
 
 
 @triton.jit
-def _both(KEYS, OUT, k: tl.constexpr, R: tl.constexpr):
+def _best(SCORES, OUT, k: tl.constexpr, n: tl.constexpr, R: tl.constexpr):
     r, keys = tl.arange(0, R), ()
-    for i in tl.static_range(8):
-        keys += (tl.load(KEYS + i * R + r),)
-    tl.store(OUT + r, top(keys, k, 8))
-    tl.store(OUT + R + r, best(keys, k, 8))
+    for i in tl.static_range(n):
+        keys += (comparable(tl.load(SCORES + i * R + r)),)
+    tl.store(OUT + r, best(keys, k, n))
 
 
-@pytest.mark.parametrize("k", [1, 2, 7])
-def test_ranks_counted_in_four_bits_are_those_counted_apart(k: int) -> None:
-    keys = torch.randint(-3, 3, (8, 256), generator=seeded(k), dtype=torch.int32)
-    keys[keys == -3], keys[keys == 2] = -(2**31), 2**31 - 1
-    out = torch.empty(2, 256, dtype=torch.int32)
-    _both[(1,)](keys, out, k, 256)
-    assert torch.equal(out[0], out[1])
+@pytest.mark.parametrize(("k", "n"), [(1, 8), (2, 3), (4, 6), (7, 8)])
+def test_the_best_are_those_with_fewer_ahead(k: int, n: int) -> None:
+    scores = torch.randint(-3, 3, (n, 256), generator=seeded(k)).float()
+    # Subnormal numbers differ, too; of both zeros the lower index wins, and NaN comes first.
+    special = {-3: -float("inf"), -2: -1e-45, -1: -0.0, 1: 1e-45, 2: float("nan")}
+    for whole, value in special.items():
+        scores[scores == whole] = value
+    out = torch.empty(256, dtype=torch.int32)
+    _best[(1,)](scores, out, k, n, 256)
+    value = scores.nan_to_num(float("inf"), neginf=-float("inf"))  # (n, R)
+    lower = torch.arange(n)[:, None] < torch.arange(n)
+    ahead = (value[:, None] > value) | ((value[:, None] == value) & lower[:, :, None])
+    want = (ahead.sum(0) < k).int().mul(2 ** torch.arange(n)[:, None]).sum(0)
+    assert torch.equal(out, want.int())

@@ -17,10 +17,15 @@ FRESH = 16
 ROOM = 16384
 """Numbers that a tile can hold in registers for what symbols bring, beside its product."""
 
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Asked once, as the decorators below do."""
 _ROOM = tl.constexpr(ROOM)
 _SLOTS = tl.constexpr(SLOTS)
 _FRESH = tl.constexpr(FRESH)
 _SPINS = tl.constexpr(1 << 26)
+# Their differences are finite.
+_MOST = tl.constexpr(1.7e38)
+_LESS = tl.constexpr(1.6e38)
 
 
 @triton.jit
@@ -152,36 +157,34 @@ def unit_of(largest):
 
 
 @triton.jit
-def order(s):
-    """Scores as integers of the same order: -0 equals 0, and NaN comes first (P13)."""
-    bits = tl.where(s == 0, 0.0, s).to(tl.int32, bitcast=True)
-    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(s != s, 0x7FFFFFFF, bits)
+def comparable(s):
+    """Scores for `best`: NaN comes first (P13), -0 is 0, and all that is near overflow ties."""
+    return tl.where(s != s, _MOST, tl.minimum(tl.maximum(s, -_LESS), _LESS) + 0.0)
 
 
 @triton.jit
-def top(keys, k: tl.constexpr, n: tl.constexpr):
-    """A bit for each of the k largest of n keys, line by line; of equals, the lower index (P4)."""
-    bits = tl.zeros_like(keys[0])
-    for i in tl.static_range(n):
-        ahead = tl.zeros_like(keys[0])
-        for j in tl.static_range(n):
-            if j < i:
-                ahead += (keys[j] >= keys[i]).to(tl.int32)
-            if j > i:
-                ahead += (keys[j] > keys[i]).to(tl.int32)
-        bits += tl.where(ahead < k, 1 << i, 0)
-    return bits
+def _sign(x):
+    """-1 where x is below zero, else 0."""
+    x = x.to(tl.int32, bitcast=True)
+    if _INTERPRETED:
+        return x >> 31
+    # The compiler would make a comparison of a mere shift.
+    return tl.inline_asm_elementwise("shr.s32 $0, $1, 31;", "=r,r", [x], tl.int32, True, 1)
 
 
 @triton.jit
 def best(keys, k: tl.constexpr, n: tl.constexpr):
-    """As `top`, for k > 0: a bit for each of the k largest of n keys. Four bits count a rank."""
-    ranks = tl.zeros_like(keys[0])
+    """A bit for each of the k > 0 largest of n keys; of equals, the lower index (P4).
+
+    Four bits of a whole number count how many are ahead of a key.
+    """
+    ranks = tl.zeros_like(keys[0]).to(tl.int32)
     for j in tl.static_range(1, n):
         for i in tl.static_range(j):
-            # Of two, one more is ahead of the one or of the other.
-            ranks += tl.where(keys[j] > keys[i], 1 << (4 * i), 1 << (4 * j))
+            # Of two, one more is ahead of the one or of the other. The sign of a difference tells
+            # which: a comparison would take three times as long until it can be used.
+            sign = _sign(keys[i] - keys[j])
+            ranks += (sign & ((1 << (4 * i)) - (1 << (4 * j)))) + (1 << (4 * j))
     # The highest of the four bits is set where k or more are ahead.
     bits = (~(ranks + (8 - k) * 0x11111111) >> 3) & (0x11111111 & ((1 << (4 * n)) - 1))
     bits = (bits | (bits >> 3)) & 0x03030303
@@ -194,10 +197,6 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-_INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Asked once, as the decorators above did."""
-
-
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on a CPU and one program after another."""
-    return _INTERPRETED
+    return bool(_INTERPRETED.value)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, sigmoid, tanh
-from riglstm.scan.triton_many import finish_many, rows_many
+from riglstm.scan.triton_many import rows_many
 from riglstm.scan.triton_pieces import _PIECE
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 
@@ -147,14 +147,14 @@ def forward_kernel(
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    RB: tl.constexpr, LINES: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr,
-    FLAT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+    RB: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr,
+    WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = N * ((4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN))
     SOFT: tl.constexpr = G == 5
-    PIECE: tl.constexpr = min(_PIECE, BP)
+    PIECE: tl.constexpr = min(_PIECE, BP) if COMPACT else BP
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and SYMBOLS is None:
@@ -170,7 +170,7 @@ def forward_kernel(
                 rows_phase(
                     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
                     PROP, ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
-                    X_SLOT, SOFT, SAVE, RB, LINES,
+                    X_SLOT, SOFT, SAVE, RB,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -198,12 +198,4 @@ def forward_kernel(
     if PHASE & 8:
         for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
             b = r * RB + tl.arange(0, RB)
-            if COMPACT:
-                finish_many(
-                    t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A, N, d, PIECE, SCALE, SOFT,
-                    SAVE,
-                )  # fmt: skip
-            else:
-                finish(
-                    t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
-                )  # fmt: skip
+            finish(t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE)

@@ -1,8 +1,8 @@
 """The row-wise half of a step, as `triton_select.py` has it, for more than 64 sequences.
 
-There a warp sums one pair of vectors at a time, and a sum takes as many exchanges between lanes as
-products. Here all cells sum at once, a few lanes each (`triton_pieces.py`). What they all look at,
-a view or a peer's state, each reads for itself from the first-level cache.
+There a warp has a cell, and what it looks at lies side by side in the lanes. Here it has four cells
+of a sequence, a few lanes each (`triton_pieces.py`), which look at one vector after another: a view
+or a peer's state, that each reads for itself from the first-level cache.
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
 memory, M = pieces of a vector.
@@ -13,62 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, best, order, sigmoid
+from riglstm.scan.triton_common import _FRESH, _MOST, _SLOTS, best, comparable
 from riglstm.scan.triton_pieces import read, score, tile_of, write
+from riglstm.scan.triton_select import finish
 
 _BYTES = tl.constexpr(0x01010101)
 _THREADS = tl.constexpr(256)
-
-
-@triton.jit
-def finish_many(
-    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A,
-    N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SCALE: tl.constexpr,
-    SOFT: tl.constexpr, SAVE: tl.constexpr,
-):  # fmt: skip
-    """Eqs. (20)-(21): the cells' states before step t, also written to y."""
-    size = tl.cast(B, tl.int64) * (N * d)
-    there = b < B
-    row = tl.cast(t - 1, tl.int64) * B + b
-    began = there & (b * 0 + t > 0)
-    was = tl.where(t < 2, h0, Y + (t - 2) * size)
-    old = read(tile_of(was, b, N * d, d, PIECE), there, N, d, PIECE)
-    new = read(tile_of(PROP, b, N * d, d, PIECE), there, N, d, PIECE)
-    if SOFT:
-        q = read(tile_of(PROP + size, b, N * d, d, PIECE), there, N, d, PIECE)
-    n = tl.arange(0, _SLOTS)[:, None]
-    if SOFT and UPDATE_BIAS is not None:
-        bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
-    # No load passes a barrier, and no state is finished without the one behind it: so the views,
-    # too, are under way by then.
-    tl.debug_barrier()
-    act = tl.load(ACT + row, mask=began, other=0)[None, :]
-    woke = ((act >> n) & 1) != 0
-    before = old
-    if RESET is not None:
-        stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
-        before = ()
-        for i in tl.static_range(len(old)):
-            before += (tl.where(stays, old[i], 0.0),)
-    states = ()
-    if SOFT:
-        ahead = ()
-        for i in tl.static_range(len(old)):
-            ahead += (new[i] - before[i],)
-        logit = SCALE * score(ahead, q)
-        if UPDATE_BIAS is not None:
-            logit += bias
-        a = sigmoid(logit)
-        if SAVE:
-            tl.store(A + row[None, :] * N + n, a, mask=woke & (n < N))
-        for i in tl.static_range(len(old)):
-            h = before[i] + a[:, :, None] * ahead[i]
-            states += (tl.where(woke[:, :, None], h, before[i]),)
-    else:
-        for i in tl.static_range(len(old)):
-            states += (tl.where(woke[:, :, None], new[i], before[i]),)
-    write(tile_of(Y + (t - 1) * size, b, N * d, d, PIECE), states, began, N, d, PIECE)
-    return states
 
 
 @triton.jit
@@ -80,7 +30,7 @@ def awake_cells(scores, mask, K_a: tl.constexpr, N: tl.constexpr, K: tl.constexp
         total = scores[0]
         for k in tl.static_range(1, K):
             total += scores[k]
-        key = order(total)
+        key = comparable(total)
         mine, other = key[:, :, None], tl.trans(key)[None, :, :]
         lower = n[None, None, :] < n[:, None, None]
         ahead = ((other > mine) | ((other == mine) & lower)) & (n < N)[None, None, :]
@@ -154,15 +104,15 @@ def select_many(
     if K_x < K:
         keys = ()
         for k in tl.static_range(K):
-            keys += (order(scores[k]),)
+            keys += (comparable(scores[k]),)
         bits = best(keys, K_x, K)
     if K_h == 0:
         peers = (1 << n) + 0 * fresh
     elif K_h < N - 1:
         keys = ()
         for k in tl.static_range(N):
-            key = order(score(states, seen[k * M : k * M + M]))
-            keys += (tl.where(n == k, -0x80000000, key),)
+            key = comparable(score(states, seen[k * M : k * M + M]))
+            keys += (tl.where(n == k, -_MOST, key),)
         peers = best(keys, K_h, N) | (1 << n)
     peers = tl.where(fresh != 0, 0, peers)
     at = row[None, :] * N + n
@@ -211,8 +161,8 @@ def rows_many(
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         b = r * RB + tl.arange(0, RB)
         x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
-        states = finish_many(
-            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, RESET, A, N, d, PIECE, SCALE, SOFT, SAVE
+        states = finish(
+            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE
         )  # fmt: skip
         select_many(
             t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,

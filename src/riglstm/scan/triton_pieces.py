@@ -1,4 +1,4 @@
-"""Vectors of all cells in pieces, for the row-wise phase of many sequences.
+"""Vectors of all cells in pieces, for the row-wise phase.
 
 A tile is (8, RB, PIECE): a line for each cell, RB sequences, and a piece of a vector; so a vector
 lies in a few lanes, which add up most of it each for itself. A vector is a tuple of its M pieces.
@@ -50,6 +50,18 @@ def write(at, pieces, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexp
     for i in tl.static_range(len(pieces)):
         value = pieces[i].to(at.dtype.element_ty)
         tl.store(at + i * PIECE, value, mask=inside(i, mask, N, d, PIECE))
+
+
+@triton.jit
+def store_each(at, value, mask, LANES: tl.constexpr):
+    """Store a number (8, RB) of each cell, by one of the lanes that have its state.
+
+    They are a dimension along which addresses grow, so that the compiler lays them as for states:
+    else it would send all numbers to one warp, through shared memory.
+    """
+    lane = tl.arange(0, LANES)[None, None, :]
+    mask = mask[:, :, None] & (lane < 1)
+    tl.store(at[:, :, None] + lane, value[:, :, None] + 0 * lane, mask=mask)
 
 
 @triton.jit

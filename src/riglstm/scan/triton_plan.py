@@ -216,7 +216,7 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     if B <= FEW:
         BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), _rows(device)
     BK = BP if short and B <= FEW else min(BP, 64)
-    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "LINES": 8 // RB}
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
     return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
 
@@ -226,7 +226,7 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
     tile = forward_tiles(z, B, device)
     if B > FEW or z.held.itemsize > 2 or tile["BN"] != 32:
         return None
-    return {name: tile[name] for name in ("BM", "BN", "RB", "BP", "LINES", "num_warps")}
+    return {name: tile[name] for name in ("BM", "BN", "RB", "BP", "num_warps")}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

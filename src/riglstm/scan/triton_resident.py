@@ -41,7 +41,7 @@ def resident_kernel(
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, RB: tl.constexpr,
-    LINES: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+    WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
@@ -90,7 +90,7 @@ def resident_kernel(
             rows_phase(
                 t, p, programs, h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE, RESET, Y, PROP,
                 ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT,
-                SAVE, RB, LINES,
+                SAVE, RB,
             )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -152,4 +152,4 @@ def resident_kernel(
     if PHASE & 8:
         for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
             b_r = r * RB + tl.arange(0, RB)
-            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE)
+            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)

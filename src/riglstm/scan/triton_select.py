@@ -1,10 +1,16 @@
 """The row-wise half of a step in the forward kernel: Eqs. (20)-(21) of the step before, (13)-(16).
 
-A tile is (LINES, RB, BP): RB sequences, and a vector of BP numbers for each. Its lines are cells
-where every cell has something else, and copies where all cells need the same vector. LINES is the
-number of warps over RB, so that a vector lies in one warp and no sum waits for another warp. Scores
-are summed one pair of vectors at a time, all in the same order, so that equal vectors get equal
-scores to the last bit (P4).
+A state is finished in a tile (8, RB, PIECE): a line for each cell, RB sequences, a piece of a
+vector (`triton_pieces.py`). With up to 64 sequences a piece is a whole vector, and a line a warp.
+
+Scores of all cells and all that they look at are taken at once there, in tiles (8, RB, 8, 16):
+what is looked at, RB sequences, cells, and 16 numbers of both. A warp is a cell, eight times four
+lanes are what it looks at: a lane adds up most of a score for itself, and all scores together take
+as many exchanges as one did. Every score is summed in the same order, so that equal vectors get
+equal scores to the last bit (P4).
+
+What one warp found and others need, states and the scores that wake a cell, goes through shared
+memory once: a tensor is turned so that a thread holds what all lines have, and taken `apart`.
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
 memory, BP = power of two ≥ P.
@@ -15,167 +21,194 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, fetch, order, sigmoid, top
+from riglstm.scan.triton_common import _FRESH, _MOST, _SLOTS, best, comparable, fetch, sigmoid
+from riglstm.scan.triton_pieces import read, score, store_each, tile_of, write
 
-
-@triton.jit
-def vectors(V, n: tl.constexpr, r, there, ROW: tl.constexpr, SLOT: tl.constexpr, d: tl.constexpr,
-            BP: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
-    """A tuple of n vectors (LINES, RB, BP) of each row r, the lines all the same."""
-    line, e = tl.arange(0, LINES)[:, None, None], tl.arange(0, BP)[None, None, :]
-    at = tl.cast(r, tl.int64)[None, :, None] * ROW + 0 * line + e
-    mask = there[None, :, None] & (e < d) & (line >= 0)
-    out = ()
-    for k in tl.static_range(n):
-        out += (tl.load(V + at + k * SLOT, mask=mask, other=0.0),)
-    return out
+_PART = tl.constexpr(16)
 
 
 @triton.jit
 def finish(
     t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A,
-    N: tl.constexpr, d: tl.constexpr, BP: tl.constexpr, LINES: tl.constexpr,
-    SCALE: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+    N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SCALE: tl.constexpr,
+    SOFT: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (20)-(21): a tuple of the cells' states before step t, also written to y."""
+    """Eqs. (20)-(21): the pieces of the cells' states before step t, also written to y."""
     size = tl.cast(B, tl.int64) * (N * d)
-    old = vectors(tl.where(t < 2, h0, Y + (t - 2) * size), N, b, b < B, N * d, d, d, BP, LINES)
-    new = vectors(PROP, N, b, b < B, N * d, d, d, BP, LINES)
-    if SOFT:
-        q = vectors(PROP + size, N, b, b < B, N * d, d, d, BP, LINES)
+    there = b < B
     row = tl.cast(t - 1, tl.int64) * B + b
-    began = (b < B) & (b * 0 + t > 0)
-    bias = ()
+    began = there & (b * 0 + t > 0)
+    was = tl.where(t < 2, h0, Y + (t - 2) * size)
+    old = read(tile_of(was, b, N * d, d, PIECE), there, N, d, PIECE)
+    new = read(tile_of(PROP, b, N * d, d, PIECE), there, N, d, PIECE)
+    if SOFT:
+        q = read(tile_of(PROP + size, b, N * d, d, PIECE), there, N, d, PIECE)
+    n = tl.arange(0, _SLOTS)[:, None]
     if SOFT and UPDATE_BIAS is not None:
-        for k in tl.static_range(N):
-            bias += (tl.load(UPDATE_BIAS + k),)
+        bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
     # No load passes a barrier, and all that follows needs the one behind it: so every vector is
     # under way before the first sum waits for its own.
     tl.debug_barrier()
     act = tl.load(ACT + row, mask=began, other=0)[None, :]
+    woke = ((act >> n) & 1) != 0
     stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
-    line = tl.arange(0, LINES)[:, None]
+    before = ()
+    for i in tl.static_range(len(old)):
+        before += (tl.where(stays, old[i], 0.0),)
     states = ()
-    shares = ()
-    for k in tl.static_range(N):
-        h, h_new = tl.where(stays, old[k], 0.0), new[k]
-        woke = ((act >> k) & 1) != 0
-        if SOFT:
-            ahead = h_new - h
-            logit = SCALE * tl.sum(ahead * q[k], 2)
-            if UPDATE_BIAS is not None:
-                logit += bias[k]
-            a = sigmoid(logit)
-            shares += (a,)
-            h_new = h + a[:, :, None] * ahead
-        states += (tl.where(woke[:, :, None], h_new, h),)
-    if SOFT and SAVE:
-        # A line each, and one store: each store goes through shared memory.
-        for first in tl.static_range(0, N, LINES):
-            n = first + line
-            a = shares[first]
-            for k in tl.static_range(first + 1, min(first + LINES, N)):
-                a = tl.where(line == k - first, shares[k], a)
-            tl.store(A + row[None, :] * N + n, a, mask=(((act >> n) & 1) != 0) & (n < N))
-    write(states, Y + (t - 1) * size, N * d, d, d, b, began, N, BP, LINES)
+    if SOFT:
+        ahead = ()
+        for i in tl.static_range(len(old)):
+            ahead += (new[i] - before[i],)
+        logit = SCALE * score(ahead, q)
+        if UPDATE_BIAS is not None:
+            logit += bias
+        a = sigmoid(logit)
+        if SAVE:
+            # Not with `woke` in the mask: act would be loaded again, for the lanes that store.
+            kept = tl.where(woke, a, 0.0)
+            store_each(A + row[None, :] * N + n, kept, began[None, :] & (n < N), PIECE // 4)
+        for i in tl.static_range(len(old)):
+            h = before[i] + a[:, :, None] * ahead[i]
+            states += (tl.where(woke[:, :, None], h, before[i]),)
+    else:
+        for i in tl.static_range(len(old)):
+            states += (tl.where(woke[:, :, None], new[i], before[i]),)
+    write(tile_of(Y + (t - 1) * size, b, N * d, d, PIECE), states, began, N, d, PIECE)
     return states
 
 
 @triton.jit
-def lines(states, first: tl.constexpr, N: tl.constexpr, LINES: tl.constexpr):
-    """States (LINES, RB, BP) of cells `first` and on, each in a line of its own."""
-    line = tl.arange(0, LINES)[:, None, None]
-    h = states[first]
-    for k in tl.static_range(first + 1, min(first + LINES, N)):
-        h = tl.where(line == k - first, states[k], h)
-    return h
+def apart(x, BITS: tl.constexpr):
+    """A tuple of the tensors that the last dimensions of x number, BITS of two each."""
+    out = (x,)
+    for _ in tl.static_range(BITS):
+        low = ()
+        high = ()
+        for i in tl.static_range(len(out)):
+            even, odd = tl.split(out[i])
+            low += (even,)
+            high += (odd,)
+        out = low + high
+    return out
 
 
 @triton.jit
-def write(states, OUT, ROW: tl.constexpr, SLOT: tl.constexpr, P: tl.constexpr, b, mask,
-          N: tl.constexpr, BP: tl.constexpr, LINES: tl.constexpr):  # fmt: skip
-    """The states of all cells, P numbers each."""
-    line, e = tl.arange(0, LINES)[:, None, None], tl.arange(0, BP)[None, None, :]
-    at = tl.cast(b, tl.int64)[None, :, None] * ROW + e
-    for first in tl.static_range(0, N, LINES):
-        n = first + line
-        h = lines(states, first, N, LINES).to(OUT.dtype.element_ty)
-        tl.store(OUT + at + n * SLOT, h, mask=mask[None, :, None] & (n < N) & (e < P))
+def views_of_rows(
+    t, b, B, X, SYMBOLS,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
+):  # fmt: skip
+    """The views of sequences b in step t, for each cell: parts (8, RB, 8, 16), views slowest."""
+    there = b < B
+    if SYMBOLS is None:
+        at = tl.cast(t, tl.int64) * B + b
+    else:
+        at = tl.load(SYMBOLS + tl.cast(t, tl.int64) * B + b, mask=there, other=0).to(tl.int64)
+    k = tl.arange(0, _SLOTS)[:, None, None, None]
+    n = tl.arange(0, _SLOTS)[None, None, :, None]
+    e = tl.arange(0, _PART)[None, None, None, :]
+    V = X + at[None, :, None, None] * X_ROW + k * X_SLOT + 0 * n + e
+    mask = there[None, :, None, None] & (k < K) & (n < N)
+    x = ()
+    for i in tl.static_range((d + _PART - 1) // _PART):
+        x += (tl.load(V + i * _PART, mask=mask & (i * _PART + e < d), other=0.0),)
+    return x
+
+
+@triton.jit
+def looked_at(own, x):
+    """The products of the cells' states with what they look at, added up part by part."""
+    s = own[0] * x[0].to(tl.float32)
+    for i in tl.static_range(1, len(x)):
+        s += own[i] * x[i].to(tl.float32)
+    return s
 
 
 @triton.jit
 def select(
-    t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS,
+    t, b, B, h, x, unit, live, fresh, c, XH, ACT, WOKE, BITS,
     N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
-    BP: tl.constexpr, LINES: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
-    K_h: tl.constexpr,
+    BP: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
 
-    XH holds the slots from FIRST on: 0, or K where the views are those of symbols. Without c, a
-    reset of it is left to `gates`.
+    Of a row, `unit`, `live` and `fresh` are None where they are one, true and false. XH holds the
+    slots from FIRST on: 0, or K where the views are those of symbols. Without c, a reset of it is
+    left to `gates`.
     """
-    line = tl.arange(0, LINES)[:, None]
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
     HELD: tl.constexpr = K + N - FIRST
-    step = tl.cast(t, tl.int64) * B * (HELD * P)
-    held = states
-    if X_UNIT is not None:
-        per = 1.0 / tl.load(X_UNIT + row, mask=there, other=1.0)[None, :, None]
-        held = ()
-        for k in tl.static_range(N):
-            held += (states[k] * per,)
-    write(held, XH + step + (K - FIRST) * P, HELD * P, P, P, b, there, N, BP, LINES)
-    fresh = b * 0
-    if RESET is not None:
-        fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)
-        stays = (fresh == 0)[None, :, None]
-        kept = ()
-        for k in tl.static_range(N):
-            kept += (tl.where(stays, states[k], 0.0),)
-        states = kept
+    held = h
+    if unit is not None:
+        held = h * (1.0 / unit)[None, :, None]
+    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + (K - FIRST) * P
+    write(tile_of(step, b, HELD * P, P, BP), (held,), there, N, P, BP)
+    if fresh is not None:
+        h = tl.where((fresh == 0)[None, :, None], h, 0.0)
         if c is not None:
             # Where a state begins anew, what was just kept is zero, as c is to be.
-            write(states, c, N * d, d, d, b, there & (fresh != 0), N, BP, LINES)
-    fresh = fresh[None, :]
-    wide = 0 * fresh + 0 * line  # (LINES, RB)
+            write(tile_of(c, b, N * d, d, BP), (h,), there & (fresh != 0), N, d, BP)
 
-    awake = wide + ((1 << N) - 1)
+    VIEWS: tl.constexpr = (K_a < N) or (K_x < K)
+    PEERS: tl.constexpr = K_h > 0 and K_h < N - 1
+    RB: tl.constexpr = h.shape[1]
+    PARTS: tl.constexpr = BP // _PART
+    LOG: tl.constexpr = (PARTS > 1) + (PARTS > 2) + (PARTS > 4)
+    states = h.reshape(_SLOTS, RB, PARTS, _PART).permute(0, 1, 3, 2)
+    states = apart(states.reshape([_SLOTS, RB, _PART] + [2] * LOG), LOG)
+    own = ()
+    peers = ()
+    for i in tl.static_range((d + _PART - 1) // _PART):
+        own += (states[i].permute(1, 0, 2)[None, :, :, :],)
+        peers += (states[i][:, :, None, :],)
+    k = tl.arange(0, _SLOTS)[:, None, None]
+    other = k != tl.arange(0, _SLOTS)[None, None, :]
+    for_views = ()
+    for_peers = ()
+    if VIEWS and PEERS:
+        # One sum of both, so that the compiler lays peers as it does views.
+        both = tl.sum(tl.join(looked_at(own, x), looked_at(own, peers)), 3)
+        of_views, of_peers = tl.split(both)
+        keys = tl.join(comparable(of_views), tl.where(other, comparable(of_peers), -_MOST))
+        keys = apart(keys.permute(1, 2, 3, 0).reshape(RB, _SLOTS, 2, 2, 2, 2), 3)
+        for i in tl.static_range(_SLOTS):
+            view, peer = tl.split(keys[i])
+            for_views += (view,)
+            for_peers += (peer,)
+    elif VIEWS:
+        of_views = tl.sum(looked_at(own, x), 3)
+        keys = comparable(of_views).permute(1, 2, 0)
+        for_views = apart(keys.reshape(RB, _SLOTS, 2, 2, 2), 3)
+    elif PEERS:
+        keys = tl.where(other, comparable(tl.sum(looked_at(own, peers), 3)), -_MOST)
+        for_peers = apart(keys.permute(1, 2, 0).reshape(RB, _SLOTS, 2, 2, 2), 3)
+
+    awake = tl.where(there if live is None else live, (1 << N) - 1, 0)
     if K_a < N:
-        whole = x[0].to(tl.float32)
-        for k in tl.static_range(1, K):
-            whole += x[k].to(tl.float32)
-        keys = ()
-        for k in tl.static_range(N):
-            keys += (order(tl.sum(states[k] * whole, 2)),)
-        awake = top(keys, K_a, N)
-    if LIVE is not None:
-        awake *= tl.load(LIVE + row, mask=there, other=0).to(tl.int32)[None, :]
-    awake = tl.where(there[None, :], awake, 0)
-    tl.store(ACT + row[None, :] + wide, awake | (fresh << _FRESH), mask=there[None, :] & (line < 1))
-
-    for first in tl.static_range(0, N, LINES):
-        n = first + line
-        h = lines(states, first, N, LINES)
-        bits = wide + ((1 << K) - 1)
-        peers = wide + ((1 << N) - 1)
-        if K_x < K:
-            keys = ()
-            for k in tl.static_range(K):
-                keys += (order(tl.sum(h * x[k].to(tl.float32), 2)),)
-            bits = top(keys, K_x, K)
-        if K_h < N - 1:
-            keys = ()
-            for k in tl.static_range(N):
-                keys += (tl.where(n == k, -0x80000000, order(tl.sum(h * states[k], 2))),)
-            peers = top(keys, K_h, N) | (1 << n)
-        peers = tl.where(fresh != 0, 0, peers)
-        act = tl.where(n < N, (awake >> n) & 1, 0) != 0
-        mask = there[None, :] & (n < N)
-        at = row[None, :] * N + n
-        tl.store(BITS + at, tl.where(act, bits | (peers << K), 0), mask=mask)
-        tl.store(WOKE + at, act, mask=mask)
+        total = comparable(tl.sum(tl.where(k < K, of_views, 0.0), 0))  # (RB, 8)
+        awake &= best(apart(total.reshape(RB, 2, 2, 2), 3), K_a, N)
+    n = tl.arange(0, _SLOTS)[None, :]
+    bits = ((1 << K) - 1) + 0 * n + 0 * b[:, None]  # (RB, 8)
+    if K_x < K:
+        bits = best(for_views, K_x, K)
+    heard = ((1 << N) - 1) + 0 * n + 0 * b[:, None]
+    if K_h == 0:
+        heard = (1 << n) + 0 * b[:, None]
+    elif PEERS:
+        heard = best(for_peers, K_h, N) | (1 << n)
+    code = awake
+    if fresh is not None:
+        code |= fresh << _FRESH
+        heard = tl.where((fresh != 0)[:, None], 0, heard)
+    bits = (bits | (heard << K)).permute(1, 0)
+    n = tl.arange(0, _SLOTS)[:, None]
+    act = (awake[None, :] >> n) & 1
+    mask = there[None, :] & (n < N)
+    at = row[None, :] * N + n
+    store_each(BITS + at, tl.where(act != 0, bits, 0), mask, BP // 4)
+    store_each(WOKE + at, act, mask, BP // 4)
+    store_each(ACT + row[None, :] + 0 * n, code[None, :] + 0 * n, mask & (n < 1), BP // 4)
 
 
 @triton.jit
@@ -198,25 +231,29 @@ def rows_phase(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    RB: tl.constexpr, LINES: tl.constexpr,
+    RB: tl.constexpr,
 ):  # fmt: skip
     """The states of this program's sequences are finished, and their cells choose, in step t."""
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         b = r * RB + tl.arange(0, RB)
+        row = tl.cast(t, tl.int64) * B + b
         x = ()
         if (K_a < N) or (K_x < K):
-            if SYMBOLS is None:
-                now = X + tl.cast(t, tl.int64) * B * X_ROW
-                x = vectors(now, K, b, b < B, X_ROW, X_SLOT, d, BP, LINES)
-            else:
-                now = SYMBOLS + tl.cast(t, tl.int64) * B + b
-                symbol = tl.load(now, mask=b < B, other=0)
-                x = vectors(X, K, symbol, b < B, X_ROW, X_SLOT, d, BP, LINES)
+            x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, X_ROW, X_SLOT)
+        unit = None
+        live = None
+        fresh = None
+        if X_UNIT is not None:
+            unit = tl.load(X_UNIT + row, mask=b < B, other=1.0)
+        if LIVE is not None:
+            live = tl.load(LIVE + row, mask=b < B, other=0) != 0
+        if RESET is not None:
+            fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
         states = finish(
-            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, LINES, SCALE, SOFT, SAVE
+            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE
         )  # fmt: skip
         select(
-            t, b, B, states, x, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, N, K, FIRST,
-            d, P, BP, LINES, K_a, K_x, K_h,
+            t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, FIRST, d, P, BP,
+            K_a, K_x, K_h,
         )  # fmt: skip
