@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _SLOTS, arrive, sigmoid, tanh, wait
+from riglstm.scan.triton_common import _INTERPRETED, _SLOTS, arrive, sigmoid, tanh, wait
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 from riglstm.scan.triton_slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 
@@ -31,6 +31,19 @@ def _four(V, step: tl.constexpr, known):
     o = tl.load(V + 2 * step, mask=known, other=0.0)
     g = tl.load(V + 3 * step, mask=known, other=0.0)
     return f, i, o, g
+
+
+@triton.jit
+def _anew(V):
+    """A buffer of this call's own; the compiler learns only at each step where it begins.
+
+    Else it would work out addresses for `select` before the first step, and spill what it keeps.
+    """
+    if _INTERPRETED:
+        return V
+    at = V.to(tl.int64, bitcast=True)
+    at = tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [at], tl.int64, False, 1)
+    return tl.multiple_of(at.to(V.dtype, bitcast=True), 16)
 
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
@@ -88,9 +101,9 @@ def resident_kernel(
         step = tl.cast(t, tl.int64) * B
         if PHASE & 1:
             rows_phase(
-                t, p, programs, h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE, RESET, Y, PROP,
-                ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT,
-                SAVE, RB,
+                t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, None, LIVE, RESET,
+                _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS), _anew(A), B, N, K, d,
+                P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
             )  # fmt: skip
         if PHASE & 4:
             target += programs
