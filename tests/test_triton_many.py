@@ -145,14 +145,16 @@ def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(triton_launch.Launch, "__call__", in_one)
     p = clear_problem(**{**SMALL, "T": 1, "B": 9, "N": 3, "K_a": 2, "K_h": 1})
-    act, _ = bits(p.to(torch.float32))
+    act, slots = bits(p.to(torch.float32))
     active = p.run("reference")[3][0]  # (B, N)
     place, count, _ = made[0]
     for n in range(3):
         woke = active[:, n].nonzero().flatten().tolist()
         assert ((act[0] >> n) & 1).nonzero().flatten().tolist() == woke
         assert count[n] == len(woke)
-        assert sorted(place.view(3, 9)[n, : len(woke)].tolist()) == woke
+        who, what = place.view(3, 9, 2)[n, : len(woke)].unbind(1)
+        assert sorted(who.tolist()) == woke
+        assert torch.equal(what, slots[0, who, n])
 
 
 @triton.jit

@@ -106,14 +106,15 @@ def dealt(r, B, BM: tl.constexpr):
 def column_unit(u, col, d: tl.constexpr, BN: tl.constexpr):
     """The unit of each column of tile u, or its number of W_q Q; not below d, where it has none.
 
-    All gates of a unit lie in columns of one thread. Tiles have equally many units, in fours: so
-    many are loaded at once.
+    All gates of a unit lie in columns of one thread, and so do four quarters of W_q Q. Tiles have
+    equally many units, in fours: so many are loaded at once.
     """
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
     PER: tl.constexpr = (d + 4 * UNITS - 1) // (4 * UNITS) * 4
     lane = (col >> 4) << 2 | (col >> 1) & 3
     unit = tl.where(lane < PER, u * PER + lane, d)
-    return tl.where(u < UNITS, unit, (u - UNITS) * BN + col)
+    gate = (col >> 2) & 2 | col & 1
+    return tl.where(u < UNITS, unit, (u - UNITS) * BN + gate * (BN // 4) + lane)
 
 
 @triton.jit
