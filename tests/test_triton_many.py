@@ -34,7 +34,7 @@ triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
 triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
 common = pytest.importorskip("riglstm.scan.triton_common")
-tl, top, best = triton.language, common.top, common.best
+tl, top, best, cell = triton.language, common.top, common.best, common.cell
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")
 FLOAT = TOL[torch.float32]
@@ -173,3 +173,31 @@ def test_ranks_counted_in_four_bits_are_those_counted_apart(k: int) -> None:
     out = torch.empty(2, 256, dtype=torch.int32)
     _both[(1,)](keys, out, k, 256)
     assert torch.equal(out[0], out[1])
+
+
+@triton.jit
+def _units(ARGUMENTS, OUT, R: tl.constexpr):
+    r = tl.arange(0, R)
+    f, i = tl.load(ARGUMENTS + r), tl.load(ARGUMENTS + R + r)
+    o, g = tl.load(ARGUMENTS + 2 * R + r), tl.load(ARGUMENTS + 3 * R + r)
+    made = cell(f, i, o, g, tl.load(ARGUMENTS + 4 * R + r), False, True)
+    for n in tl.static_range(6):
+        tl.store(OUT + n * R + r, made[n])
+
+
+def test_units_that_share_a_reciprocal_are_exact_however_large_and_keep_nan() -> None:
+    x = torch.randn(5, 512, generator=seeded(0), dtype=torch.float64) * 3
+    x[:4] *= torch.tensor([1, 1e-3, 10, 1e3]).repeat(128)
+    x[0, 0], x[1, 0], x[2, 0] = -1e30, -float("inf"), float("inf")
+    x[2, 1], x[0, 2] = float("nan"), float("nan")
+    out = torch.empty(6, 512)
+    _units[(1,)](x.float(), out, 512)
+    f, i, o, g = x[0].sigmoid(), x[1].sigmoid(), x[2].sigmoid(), x[3].tanh()
+    c = f * x[4] + i * g
+    want = torch.stack([f, i, o, g, c, o * c.tanh()])
+    known = torch.arange(512).ge(3) | torch.arange(512).eq(0)
+    # A sum may be smaller than what was added.
+    off = (out - want).abs() / (1 + x[4].abs())
+    assert off[:, known].max() <= 1e-6
+    assert out[:, 1].isnan().tolist() == [False, False, True, False, False, True]
+    assert out[[0, 4, 5], 2].isnan().all()

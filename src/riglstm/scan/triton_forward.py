@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_common import _ROOM, cell, column_unit, dealt, grid_barrier
 from riglstm.scan.triton_many import finish_many, rows_many
 from riglstm.scan.triton_pieces import _PIECE
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
@@ -152,10 +152,10 @@ def _gates(
     kind = GATES.dtype.element_ty
     if u < UNITS:
         b_f, b_i, b_o, b_g = biases
-        f, i, o, g = sigmoid(f + b_f), sigmoid(i + b_i), sigmoid(o + b_o), tanh(g + b_g)
-        c_new = f * c_old + i * g
+        COARSE: tl.constexpr = W.dtype.element_ty == tl.bfloat16
+        f, i, o, g, c_new, h_new = cell(f + b_f, i + b_i, o + b_o, g + b_g, c_old, COARSE, True)
         tl.store(c + at, c_new, mask=use)
-        tl.store(PROP + at, o * tanh(c_new), mask=use)
+        tl.store(PROP + at, h_new, mask=use)
         if SAVE:
             tl.store(C + step * (N * d) + at, c_old, mask=use)
             kept_at = row + unit[None, :]
