@@ -34,7 +34,8 @@ triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
 triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
 common = pytest.importorskip("riglstm.scan.triton_common")
-tl, top, best, cell = triton.language, common.top, common.best, common.cell
+cell = pytest.importorskip("riglstm.scan.triton_cell").cell
+tl, top, best = triton.language, common.top, common.best
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")
 FLOAT = TOL[torch.float32]

@@ -21,7 +21,6 @@ _ROOM = tl.constexpr(ROOM)
 _SLOTS = tl.constexpr(SLOTS)
 _FRESH = tl.constexpr(FRESH)
 _SPINS = tl.constexpr(1 << 26)
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Asked once, as the decorators below do."""
 
@@ -106,82 +105,35 @@ def dealt(r, B, BM: tl.constexpr):
 
 
 @triton.jit
+def quarter_of(col):
+    """The quarter that a column of a tile stands for, and its number there.
+
+    A thread has the same of all four quarters: of its columns of a product, bits 0 and 3 differ.
+    """
+    return (col >> 2) & 2 | col & 1, (col >> 4) << 2 | (col >> 1) & 3
+
+
+@triton.jit
+def quarters(acc, BM: tl.constexpr, BN: tl.constexpr):
+    """The four quarters (BM, BN / 4) of a product whose columns are those of `quarter_of`."""
+    four = acc.reshape(BM, BN // 16, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(BM, BN // 4, 2, 2)
+    even, odd = tl.split(four)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
 def column_unit(u, col, d: tl.constexpr, BN: tl.constexpr):
     """The unit of each column of tile u, or its number of W_q Q; not below d, where it has none.
 
-    All gates of a unit lie in columns of one thread, and so do four quarters of W_q Q. Tiles have
-    equally many units, in fours: so many are loaded at once.
+    The gates are quarters. Tiles have equally many units, in fours: so many are loaded at once.
     """
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
     PER: tl.constexpr = (d + 4 * UNITS - 1) // (4 * UNITS) * 4
-    lane = (col >> 4) << 2 | (col >> 1) & 3
+    gate, lane = quarter_of(col)
     unit = tl.where(lane < PER, u * PER + lane, d)
-    gate = (col >> 2) & 2 | col & 1
     return tl.where(u < UNITS, unit, (u - UNITS) * BN + gate * (BN // 4) + lane)
-
-
-@triton.jit
-def _at_once(x, how: tl.constexpr):
-    """What one instruction of this name makes of x."""
-    return tl.inline_asm_elementwise(how + " $0, $1;", "=f,f", [x], tl.float32, True, 1)
-
-
-@triton.jit
-def _inverse(x):
-    """1 / x, for x of at least one; a division would mind smaller ones, too."""
-    return 1.0 / x if _INTERPRETED else _at_once(x, "rcp.approx.ftz.f32")
-
-
-@triton.jit
-def sigmoid(x):
-    return _inverse(1.0 + tl.exp(-x))
-
-
-@triton.jit
-def tanh(x):
-    return 2.0 * sigmoid(2.0 * x) - 1.0
-
-
-@triton.jit
-def _exp_at_most(x):
-    """The exponential of x, up to 2^40: the product of three is still a number. NaN stays NaN."""
-    x = tl.minimum(x * _LOG2_E, 40.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.exp2(x) if _INTERPRETED else _at_once(x, "ex2.approx.ftz.f32")
-
-
-@triton.jit
-def cell(f, i, o, g, c, COARSE: tl.constexpr, MANY: tl.constexpr):
-    """Eqs. (1)-(6): f, i, o and g from their arguments, the new c, and o tanh c.
-
-    COARSE, to eleven bits, all but f: what f loses, c loses again at every step. MANY, where a
-    program has so many units that their exponentials and reciprocals bound it.
-    """
-    if COARSE and not _INTERPRETED:
-        f = sigmoid(f)
-        i = 0.5 + 0.5 * _at_once(0.5 * i, "tanh.approx.f32")
-        o = 0.5 + 0.5 * _at_once(0.5 * o, "tanh.approx.f32")
-        g = _at_once(g, "tanh.approx.f32")
-        c = f * c + i * g
-        return f, i, o, g, c, o * _at_once(c, "tanh.approx.f32")
-    elif MANY:
-        # With e the exponential of -x, sigmoid x is 1 / (1 + e), and of -2x, tanh x is
-        # (1 - e) / (1 + e): several of them share a reciprocal.
-        e_g = _exp_at_most(-2.0 * g)
-        n_f, n_i, n_g = 1.0 + _exp_at_most(-f), 1.0 + _exp_at_most(-i), 1.0 + e_g
-        both = n_i * n_g
-        share = _inverse(n_f * both)
-        f, rest = both * share, n_f * share
-        new = (1.0 - e_g) * rest
-        i, g = n_g * rest, n_i * new
-        c = f * c + new
-        e_c = _exp_at_most(-2.0 * c)
-        n_o, n_c = 1.0 + _exp_at_most(-o), 1.0 + e_c
-        share = _inverse(n_o * n_c)
-        return f, i, n_c * share, g, c, (1.0 - e_c) * share
-    else:
-        f, i, o, g = sigmoid(f), sigmoid(i), sigmoid(o), tanh(g)
-        c = f * c + i * g
-        return f, i, o, g, c, o * tanh(c)
 
 
 @triton.jit

@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _ROOM, cell, column_unit, dealt, grid_barrier
+from riglstm.scan.triton_cell import cell
+from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, quarters
 from riglstm.scan.triton_many import finish_many, rows_many
 from riglstm.scan.triton_pieces import _PIECE
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
@@ -142,11 +143,7 @@ def _gates(
                 seen = (((bits >> view) & 1) != 0)[:, None]
                 acc += tl.load(entry + view * (TILES * BN), mask=seen, other=0.0)
 
-    # Of a thread's columns, bits 0 and 3 differ: they number the gates, see `pack_kernel`.
-    four = acc.reshape(BM, BN // 16, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(BM, U, 2, 2)
-    f_o, i_g = tl.split(four)
-    f, o = tl.split(f_o)
-    i, g = tl.split(i_g)
+    f, i, o, g = quarters(acc, BM, BN)
     kept = GATES + (step * N + j) * (G * d)
     row = b[:, None] * (N * G * d)
     kind = GATES.dtype.element_ty
@@ -164,15 +161,15 @@ def _gates(
             tl.store(kept + 2 * d + kept_at, o.to(kind), mask=use)
             tl.store(kept + 3 * d + kept_at, g.to(kind), mask=use)
     else:
-        quarters = (f, i, o, g)
+        four = (f, i, o, g)
         PROP += tl.cast(B, tl.int64) * (N * d) + j * d
         for part in tl.static_range(4):
             number = (u - UNITS) * BN + part * U + tl.arange(0, U)
             mask = on[:, None] & (number < d)[None, :]
-            tl.store(PROP + (b[:, None] * (N * d) + number[None, :]), quarters[part], mask=mask)
+            tl.store(PROP + (b[:, None] * (N * d) + number[None, :]), four[part], mask=mask)
             if SAVE:
                 kept_at = row + (4 * d + number)[None, :]
-                tl.store(kept + kept_at, quarters[part].to(kind), mask=mask)
+                tl.store(kept + kept_at, four[part].to(kind), mask=mask)
 
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])

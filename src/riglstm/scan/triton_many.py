@@ -13,7 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, best, order, sigmoid
+from riglstm.scan.triton_cell import sigmoid
+from riglstm.scan.triton_common import _FRESH, _SLOTS, best, order
 from riglstm.scan.triton_pieces import read, score, tile_of, write
 
 _BYTES = tl.constexpr(0x01010101)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _SLOTS, arrive, cell, wait
+from riglstm.scan.triton_cell import cell
+from riglstm.scan.triton_common import _SLOTS, arrive, wait
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 from riglstm.scan.triton_slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 

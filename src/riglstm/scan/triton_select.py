@@ -15,7 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, fetch, order, sigmoid, top
+from riglstm.scan.triton_cell import sigmoid
+from riglstm.scan.triton_common import _FRESH, fetch, order, top
 
 
 @triton.jit
