@@ -34,6 +34,7 @@ triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
 triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
 common = pytest.importorskip("riglstm.scan.triton_common")
+cell = pytest.importorskip("riglstm.scan.triton_cell").cell
 tl, best, comparable = triton.language, common.best, common.comparable
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")
@@ -145,14 +146,16 @@ def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(triton_launch.Launch, "__call__", in_one)
     p = clear_problem(**{**SMALL, "T": 1, "B": 9, "N": 3, "K_a": 2, "K_h": 1})
-    act, _ = bits(p.to(torch.float32))
+    act, slots = bits(p.to(torch.float32))
     active = p.run("reference")[3][0]  # (B, N)
     place, count, _ = made[0]
     for n in range(3):
         woke = active[:, n].nonzero().flatten().tolist()
         assert ((act[0] >> n) & 1).nonzero().flatten().tolist() == woke
         assert count[n] == len(woke)
-        assert sorted(place.view(3, 9)[n, : len(woke)].tolist()) == woke
+        who, what = place.view(3, 9, 2)[n, : len(woke)].unbind(1)
+        assert sorted(who.tolist()) == woke
+        assert torch.equal(what, slots[0, who, n])
 
 
 @triton.jit
@@ -177,3 +180,31 @@ def test_the_best_are_those_with_fewer_ahead(k: int, n: int) -> None:
     ahead = (value[:, None] > value) | ((value[:, None] == value) & lower[:, :, None])
     want = (ahead.sum(0) < k).int().mul(2 ** torch.arange(n)[:, None]).sum(0)
     assert torch.equal(out, want.int())
+
+
+@triton.jit
+def _units(ARGUMENTS, OUT, R: tl.constexpr):
+    r = tl.arange(0, R)
+    f, i = tl.load(ARGUMENTS + r), tl.load(ARGUMENTS + R + r)
+    o, g = tl.load(ARGUMENTS + 2 * R + r), tl.load(ARGUMENTS + 3 * R + r)
+    made = cell(f, i, o, g, tl.load(ARGUMENTS + 4 * R + r), False, True)
+    for n in tl.static_range(6):
+        tl.store(OUT + n * R + r, made[n])
+
+
+def test_units_that_share_a_reciprocal_are_exact_however_large_and_keep_nan() -> None:
+    x = torch.randn(5, 512, generator=seeded(0), dtype=torch.float64) * 3
+    x[:4] *= torch.tensor([1, 1e-3, 10, 1e3]).repeat(128)
+    x[0, 0], x[1, 0], x[2, 0] = -1e30, -float("inf"), float("inf")
+    x[2, 1], x[0, 2] = float("nan"), float("nan")
+    out = torch.empty(6, 512)
+    _units[(1,)](x.float(), out, 512)
+    f, i, o, g = x[0].sigmoid(), x[1].sigmoid(), x[2].sigmoid(), x[3].tanh()
+    c = f * x[4] + i * g
+    want = torch.stack([f, i, o, g, c, o * c.tanh()])
+    known = torch.arange(512).ge(3) | torch.arange(512).eq(0)
+    # A sum may be smaller than what was added.
+    off = (out - want).abs() / (1 + x[4].abs())
+    assert off[:, known].max() <= 1e-6
+    assert out[:, 1].isnan().tolist() == [False, False, True, False, False, True]
+    assert out[[0, 4, 5], 2].isnan().all()

@@ -15,7 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, tanh, unit_of
+from riglstm.scan.triton_cell import tanh
+from riglstm.scan.triton_common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, unit_of
+from riglstm.scan.triton_spread import spread
 
 
 @triton.jit
@@ -145,51 +147,6 @@ def _grads(
     tl.store(DC + here, tl.where(stays, dc_old, 0.0), mask=inside)
 
 
-@triton.jit
-def _spread(
-    t, j, u, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    COMPACT: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """What cell j's gates ask of BN units of the state; which of them it heard, `grads` minds."""
-    if COMPACT:
-        on = place < count
-        b = tl.where(on, listed, 0)
-    else:
-        b = place
-        row = tl.cast(t, tl.int64) * B + b
-        on = tl.load(BITS + row * N + j, mask=b < B, other=0) != 0
-    unit = u * BN + tl.arange(0, BN)
-    inside = unit < N * d
-    start = tl.cast(t - first, tl.int64) * B + b
-    if D_UNIT is not None:
-        d_unit = tl.load(D_UNIT + start, mask=on, other=0.0, cache_modifier=".cg")
-        w_unit = tl.load(W_UNIT + K * d + unit, mask=inside, other=0.0)
-    start = start * (N * L) + j * L
-    weight = (j * (K + N) * d + K * d + unit) * L
-    acc = tl.zeros((BM, BN), tl.float32)
-    CHUNKS: tl.constexpr = (L + BK - 1) // BK
-    for m in tl.range(0, CHUNKS, num_stages=STAGES):
-        k = ((m + u) % CHUNKS) * BK + tl.arange(0, BK)
-        a = tl.load(
-            D5 + start[:, None] + k[None, :],
-            mask=on[:, None] & (k < L)[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        w = tl.load(
-            W + weight[:, None] + k[None, :], mask=inside[:, None] & (k < L)[None, :], other=0.0
-        )
-        if WIDE:
-            a, w = a.to(tl.float32), w.to(tl.float32)
-        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
-    if D_UNIT is not None:
-        acc = acc * d_unit[:, None] * w_unit[None, :]
-    at = ((b * N + j) * (N * d))[:, None] + unit[None, :]
-    tl.store(PART + at, acc, mask=on[:, None] & inside[None, :])
-
-
 @triton.jit(do_not_specialize=["B", "T", "first", "t0", "t1"])
 def backward_kernel(
     DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, W, W_UNIT, D5, D_UNIT, DZ, LIST, COUNT,
@@ -201,7 +158,7 @@ def backward_kernel(
 ):  # fmt: skip
     """Steps t1 - 1 down to t0. PHASE is a sum: 1 grads, 2 spread, 4 barriers, 8 the start's."""
     p, programs = tl.program_id(0), tl.num_programs(0)
-    TILES: tl.constexpr = N * ((N * d + BN - 1) // BN)
+    TILES: tl.constexpr = (N * d + BN - 1) // BN
     target = 0
     for back in tl.range(0, t1 - t0, num_stages=1):
         t = t1 - 1 - back
@@ -238,20 +195,19 @@ def backward_kernel(
             target += programs
             grid_barrier(COUNTER, target)
         if PHASE & 2:
-            for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
-                j_u = tile % TILES
-                r = tile // TILES
+            for tile in tl.range(p, N * TILES * tl.cdiv(B, BM), programs, num_stages=1):
+                j, r_u = tile % N, tile // N
+                r, u = r_u // TILES, r_u % TILES
                 place = dealt(r, B, BM)
                 count, listed = B, place
                 if COMPACT:
                     # Beyond the count there is anything in the list: so neither waits.
-                    at = LIST + j_u % N * B + place
-                    listed = tl.load(at, mask=place < B, other=0, cache_modifier=".cg")
-                    count = tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
+                    listed = tl.load(LIST + j * B + place, mask=place < B, other=0)
+                    count = tl.load(COUNT + t * N + j)
                 if r < count:
-                    _spread(
-                        t, j_u % N, j_u // N, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT,
-                        PART, BITS, N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
+                    spread(
+                        t, j, u, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS,
+                        N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

@@ -14,60 +14,92 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, sigmoid, tanh
+from riglstm.scan.triton_cell import cell
+from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, quarters
 from riglstm.scan.triton_many import rows_many
 from riglstm.scan.triton_pieces import _PIECE
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 
 
 @triton.jit
-def _gates(
-    t, j, u, place, listed, count, B, c, XH, X_UNIT, W, W_UNIT, BIAS, SYMBOLS, TABLE, PROP, BITS,
-    GATES, C,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q.
+def _rows(t, j, place, B, LIST, BITS, N: tl.constexpr, COMPACT: tl.constexpr):
+    """Sequences at these places, and a bit for each slot that cell j takes in for them.
 
-    The sequences are those `listed` at a `place` below `count`.
+    With a list they are those listed; beyond its end, it holds anything.
     """
+    if COMPACT:
+        pairs = LIST.to(tl.pointer_type(tl.int64))
+        entry = tl.load(pairs + j * B + place, mask=place < B, other=0)
+        return entry.to(tl.int32), (entry >> 32).to(tl.int32)
+    else:
+        at = (tl.cast(t, tl.int64) * B + place) * N + j
+        return place, tl.load(BITS + at, mask=place < B, other=0)
+
+
+@triton.jit
+def _units(u, d: tl.constexpr, BN: tl.constexpr):
+    """The units of tile u, and whether they are any: none, where it is of W_q Q."""
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
     PER: tl.constexpr = (d + 4 * UNITS - 1) // (4 * UNITS) * 4
+    lane = tl.arange(0, U)
+    unit = u * PER + lane
+    return unit, (lane < PER) & (unit < d)
+
+
+@triton.jit
+def _biases(BIAS, j, u, d: tl.constexpr, BN: tl.constexpr):
+    """What is added to f, i, o and g of tile u of cell j, (1, BN / 4) each."""
+    unit, inside = _units(u, d, BN)
+    at = BIAS + j * (4 * d) + unit
+    b_f = tl.load(at, mask=inside, other=0.0)[None, :]
+    b_i = tl.load(at + d, mask=inside, other=0.0)[None, :]
+    b_o = tl.load(at + 2 * d, mask=inside, other=0.0)[None, :]
+    b_g = tl.load(at + 3 * d, mask=inside, other=0.0)[None, :]
+    return b_f, b_i, b_o, b_g
+
+
+@triton.jit
+def _gates(
+    t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W, SYMBOLS, TABLE, PROP,
+    GATES, C,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q.
+
+    The sequences and their bits are those of `_rows`, where their place is below `count`.
+    """
+    U: tl.constexpr = BN // 4
+    UNITS: tl.constexpr = (d + U - 1) // U
     TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
     # What symbols bring is in the table: of the slots, only the states are multiplied.
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     D: tl.constexpr = (K + N - FIRST) * P
     there = place < count
-    b = tl.where(there, listed, 0)
-    row = tl.cast(t, tl.int64) * B + b
-    bits = tl.load(BITS + row * N + j, mask=there, other=0, cache_modifier=".cg")
-    on = bits != 0
+    bits = tl.where(there, bits, 0)
+    step = tl.cast(t, tl.int64) * B
+    XH += step * D
     W += (j * TILES + u) * (BN * D)
     col = tl.arange(0, BN)
     # What the end of the tile needs is asked for now; where it is W_q Q, no unit is inside.
-    lane = tl.arange(0, U)
-    unit = u * PER + lane
-    inside = (lane < PER) & (unit < d)
+    unit, inside = _units(u, d, BN)
+    # Who is listed takes something in.
+    on = there if COMPACT else bits != 0
     use = on[:, None] & inside[None, :]
-    at = b[:, None] * (N * d) + j * d + unit[None, :]
+    at = b[:, None] * (N * d) + (j * d + unit)[None, :]
     c_old = tl.load(c + at, mask=use, other=0.0)
-    bias = BIAS + j * (4 * d) + unit
-    b_f = tl.load(bias, mask=inside, other=0.0)[None, :]
-    b_i = tl.load(bias + d, mask=inside, other=0.0)[None, :]
-    b_o = tl.load(bias + 2 * d, mask=inside, other=0.0)[None, :]
-    b_g = tl.load(bias + 3 * d, mask=inside, other=0.0)[None, :]
     if X_UNIT is not None:
-        x_unit = tl.load(X_UNIT + row, mask=there, other=1.0)[:, None]
-        w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + col)[None, :]
+        x_unit = tl.load(X_UNIT + step + b, mask=there, other=1.0)[:, None]
     mine = bits
     brought = ()
     # Asked for early where there is room for all of it beside the product.
     EARLY: tl.constexpr = K * BM * BN <= _ROOM
     if SYMBOLS is not None:
         mine = bits >> K
-        at_view = (tl.load(SYMBOLS + row, mask=there, other=0) * N + j) * K
+        at_view = (tl.load(SYMBOLS + step + b, mask=there, other=0) * N + j) * K
         entry = TABLE + (tl.cast(at_view, tl.int64) * TILES + u)[:, None] * BN + col[None, :]
         if EARLY:
             for view in tl.static_range(K):
@@ -91,7 +123,7 @@ def _gates(
             k = (m // PIECES) * P + e
             take = (((mine >> (m // PIECES)) & 1) != 0)[:, None]
         a = tl.load(
-            XH + (row * D)[:, None] + k[None, :],
+            XH + (b * D)[:, None] + k[None, :],
             mask=take & real[None, :],
             other=0.0,
             cache_modifier=".cg",
@@ -111,32 +143,33 @@ def _gates(
                 seen = (((bits >> view) & 1) != 0)[:, None]
                 acc += tl.load(entry + view * (TILES * BN), mask=seen, other=0.0)
 
+    f, i, o, g = quarters(acc, BM, BN)
+    kept = GATES + (step * N + j) * (G * d)
+    row = b[:, None] * (N * G * d)
     kind = GATES.dtype.element_ty
     if u < UNITS:
-        # Of a thread's columns, bits 0 and 3 differ: they number the gates, see `pack_kernel`.
-        four = acc.reshape(BM, BN // 16, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(BM, U, 2, 2)
-        f_o, i_g = tl.split(four)
-        f, o = tl.split(f_o)
-        i, g = tl.split(i_g)
-        f, i, o, g = sigmoid(f + b_f), sigmoid(i + b_i), sigmoid(o + b_o), tanh(g + b_g)
-        c_new = f * c_old + i * g
+        b_f, b_i, b_o, b_g = biases
+        COARSE: tl.constexpr = W.dtype.element_ty == tl.bfloat16
+        f, i, o, g, c_new, h_new = cell(f + b_f, i + b_i, o + b_o, g + b_g, c_old, COARSE, True)
         tl.store(c + at, c_new, mask=use)
-        tl.store(PROP + at, o * tanh(c_new), mask=use)
+        tl.store(PROP + at, h_new, mask=use)
         if SAVE:
-            tl.store(C + row[:, None] * (N * d) + j * d + unit[None, :], c_old, mask=use)
-            kept = (row * N + j)[:, None] * (G * d) + unit[None, :]
-            tl.store(GATES + kept, f.to(kind), mask=use)
-            tl.store(GATES + kept + d, i.to(kind), mask=use)
-            tl.store(GATES + kept + 2 * d, o.to(kind), mask=use)
-            tl.store(GATES + kept + 3 * d, g.to(kind), mask=use)
+            tl.store(C + step * (N * d) + at, c_old, mask=use)
+            kept_at = row + unit[None, :]
+            tl.store(kept + kept_at, f.to(kind), mask=use)
+            tl.store(kept + d + kept_at, i.to(kind), mask=use)
+            tl.store(kept + 2 * d + kept_at, o.to(kind), mask=use)
+            tl.store(kept + 3 * d + kept_at, g.to(kind), mask=use)
     else:
-        number = (u - UNITS) * BN + col
-        mask = on[:, None] & (number < d)[None, :]
-        out = b[:, None] * (N * d) + j * d + number[None, :]
-        tl.store(PROP + tl.cast(B, tl.int64) * (N * d) + out, acc, mask=mask)
-        if SAVE:
-            save = (row * N + j)[:, None] * (G * d) + 4 * d + number[None, :]
-            tl.store(GATES + save, acc.to(kind), mask=mask)
+        four = (f, i, o, g)
+        PROP += tl.cast(B, tl.int64) * (N * d) + j * d
+        for part in tl.static_range(4):
+            number = (u - UNITS) * BN + part * U + tl.arange(0, U)
+            mask = on[:, None] & (number < d)[None, :]
+            tl.store(PROP + (b[:, None] * (N * d) + number[None, :]), four[part], mask=mask)
+            if SAVE:
+                kept_at = row + (4 * d + number)[None, :]
+                tl.store(kept + kept_at, four[part].to(kind), mask=mask)
 
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
@@ -152,7 +185,7 @@ def forward_kernel(
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
     p, programs = tl.program_id(0), tl.num_programs(0)
-    TILES: tl.constexpr = N * ((4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN))
+    TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     SOFT: tl.constexpr = G == 5
     PIECE: tl.constexpr = min(_PIECE, BP) if COMPACT else BP
     target = 0
@@ -176,21 +209,26 @@ def forward_kernel(
             target += programs
             grid_barrier(COUNTER, target)
         if PHASE & 2:
-            for tile in tl.range(p, TILES * tl.cdiv(B, BM), programs, num_stages=1):
-                j_u = tile % TILES
-                r = tile // TILES
+            for tile in tl.range(p, N * TILES * tl.cdiv(B, BM), programs, num_stages=1):
+                j, r_u = tile % N, tile // N
+                r, u = r_u // TILES, r_u % TILES
                 place = dealt(r, B, BM)
-                count, listed = B, place
+                count = B
                 if COMPACT:
-                    # Both at once, though beyond the count a list holds anything.
-                    count = tl.load(COUNT + t * N + j_u % N, cache_modifier=".cg")
-                    at = LIST + (j_u % N) * B + place
-                    listed = tl.load(at, mask=place < B, other=0, cache_modifier=".cg")
+                    count = tl.load(COUNT + t * N + j)
+                b, bits = _rows(t, j, place, B, LIST, BITS, N, COMPACT)
+                # No load passes a barrier: what does not depend on these is asked for after them.
+                tl.debug_barrier()
+                biases = _biases(BIAS, j, u, d, BN)
+                w_unit = None
+                if W_UNIT is not None:
+                    w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + tl.arange(0, BN))
+                    w_unit = w_unit[None, :]
                 if r < count:
                     _gates(
-                        t, j_u % N, j_u // N, place, listed, count, B, c, XH, X_UNIT, W, W_UNIT,
-                        BIAS, SYMBOLS, TABLE, PROP, BITS, GATES, C, N, K, d, P, G, BM, BN, BK,
-                        STAGES, PRECISION, FLAT, SAVE, WIDE,
+                        t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W,
+                        SYMBOLS, TABLE, PROP, GATES, C, N, K, d, P, G, BM, BN, BK,
+                        STAGES, PRECISION, COMPACT, FLAT, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

@@ -93,12 +93,14 @@ def select_many(
 
     r = tl.arange(0, RB)[None, :]
     who = tl.sum(tl.where(act, 1 << (r * _SLOTS + n), 0))
-    # A thread for each cell, so that nobody else waits for its place in a list: one atomic for all
-    # sequences of the program, whose places are sums of bits.
-    lane = tl.arange(0, _THREADS)
-    woke = (who >> (lane % _SLOTS)) & _BYTES
-    mine = (lane < N) & (woke != 0)
-    place = tl.atomic_add(COUNT + lane, (woke * _BYTES) >> 24, mask=mine, sem="relaxed")
+    # A number for each thread, (8, RB, warps), of which the first warp's count, so that nobody else
+    # waits for a place in a list: one atomic a cell for all sequences of the program, whose places
+    # are sums of bits.
+    cell, seq = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, RB)[None, :, None]
+    warp = tl.arange(0, _THREADS // (RB * _SLOTS))[None, None, :]
+    woke = ((who >> cell) & _BYTES) + 0 * seq + 0 * warp
+    first = (warp == 0) & (seq == 0) & (cell < N) & (woke != 0)
+    place = tl.atomic_add(COUNT + cell + 0 * woke, (woke * _BYTES) >> 24, mask=first, sem="relaxed")
 
     bits = ((1 << K) - 1) + 0 * peers
     if K_x < K:
@@ -115,18 +117,21 @@ def select_many(
             keys += (tl.where(n == k, -_MOST, key),)
         peers = best(keys, K_h, N) | (1 << n)
     peers = tl.where(fresh != 0, 0, peers)
-    at = row[None, :] * N + n
-    mask = there[None, :] & (n < N)
-    tl.store(BITS + at, tl.where(act, bits | (peers << K), 0), mask=mask)
-    tl.store(WOKE + at, ((who >> (r * _SLOTS + n)) & 1) != 0, mask=mask)
+    on = ((who >> (seq * _SLOTS + cell)) & 1) != 0
+    bits = tl.where(on, (bits | (peers << K))[:, :, None], 0) + 0 * warp
+    at = row[None, :, None] * N + cell + 0 * warp
+    mask = there[None, :, None] & (cell < N) & (warp == 0)
+    tl.store(BITS + at, bits, mask=mask)
+    tl.store(WOKE + at, on & (warp == 0), mask=mask)
     code = (who >> (tl.arange(0, RB) * _SLOTS)) & 255
     if RESET is not None:
         code |= tl.load(RESET + row, mask=there, other=0).to(tl.int32) << _FRESH
     tl.store(ACT + row, code, mask=there)
-    place = LIST + lane * B + place - 1
-    for i in tl.static_range(RB):
-        on = mine & (((woke >> (8 * i)) & 1) != 0)
-        tl.store(place + (((woke * _BYTES) >> (8 * i)) & 255), b0 + i + 0 * lane, mask=on)
+    place = tl.sum(tl.where(seq == 0, place, 0), 1)[:, None, :] - 1
+    place += ((woke * _BYTES) >> (8 * seq)) & 255
+    entry = LIST + 2 * (cell * B + place)
+    tl.store(entry, b0 + seq + 0 * woke, mask=mask & on)
+    tl.store(entry + 1, bits, mask=mask & on)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import column_unit, unit_of
+from riglstm.scan.triton_common import column_unit, quarter_of, unit_of
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])
@@ -195,7 +195,7 @@ def _column(
         if u >= UNITS:
             unit = (u - UNITS) * BN + col
     else:
-        gate = ((col >> 2) & 2) | (col & 1)
+        gate, _ = quarter_of(col)
         unit = column_unit(u, col, d, BN)
     if u >= UNITS:
         slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)

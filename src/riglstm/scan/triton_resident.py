@@ -18,7 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _INTERPRETED, _SLOTS, arrive, sigmoid, tanh, wait
+from riglstm.scan.triton_cell import cell
+from riglstm.scan.triton_common import _INTERPRETED, _SLOTS, arrive, wait
 from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
 from riglstm.scan.triton_slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 
@@ -136,9 +137,11 @@ def resident_kernel(
             kept = GATES + (step * N + b * N + j) * (G * d)
             if u < UNITS:
                 use = inside & on
-                f, i, o, g = sigmoid(f + b_f), sigmoid(i + b_i), sigmoid(o + b_o), tanh(g + b_g)
-                c_new = f * c_now + i * g
-                tl.store(PROP + at, o * tanh(c_new), mask=use)
+                COARSE: tl.constexpr = W.dtype.element_ty == tl.bfloat16
+                f, i, o, g, c_new, h_new = cell(
+                    f + b_f, i + b_i, o + b_o, g + b_g, c_now, COARSE, False
+                )
+                tl.store(PROP + at, h_new, mask=use)
                 if SAVE:
                     tl.store(C + step * (N * d) + at, c_now, mask=use)
                     tl.store(kept + unit, f.to(kind), mask=use)

@@ -72,7 +72,7 @@ def forward(
         proposal.zero_()
     place = count = counter
     if tile.get("COMPACT", False):
-        place, count, counter = _lists(T, B, N, h)
+        place, count, counter = _lists(T, B, N, h, 2)
     # First of all: the GPU packs while the host goes on.
     into = (work.W, work.w_unit)
     W, w_unit = pack(weights, z, tile["BN"], plan.first, into, counter, plan.by_gate)
@@ -106,10 +106,13 @@ def forward(
     return y, y[-1], c, held.woke
 
 
-def _lists(T: int, B: int, N: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For tiles of rows that are awake their numbers and counts, and the counter of the barrier."""
+def _lists(T: int, B: int, N: int, like: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For tiles of rows that are awake a list and its counts, and the counter of the barrier.
+
+    An entry is the number of a sequence, and with a size of two what its cell takes in.
+    """
     zeros = like.new_zeros(T * N + 1, dtype=torch.int32)
-    return like.new_empty(N * B, dtype=torch.int32), zeros[1:], zeros[:1]
+    return like.new_empty(size * N * B, dtype=torch.int32), zeros[1:], zeros[:1]
 
 
 def backward(
@@ -140,7 +143,7 @@ def backward(
     parts = dy.new_empty(B, N, N, d)
     place = count = dy.new_empty(1, dtype=torch.int32)
     if tile["COMPACT"]:
-        place, count, _ = _lists(T, B, N, dy)
+        place, count, _ = _lists(T, B, N, dy, 1)
     dV = dy.new_empty(T, B, z.K, d, dtype=product) if for_input else None
     dW = empty_gradient(dy, z) if for_gates else None
     db = dy.new_zeros(N, z.L)

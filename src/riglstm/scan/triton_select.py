@@ -21,7 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _MOST, _SLOTS, best, comparable, fetch, sigmoid
+from riglstm.scan.triton_cell import sigmoid
+from riglstm.scan.triton_common import _FRESH, _MOST, _SLOTS, best, comparable, fetch
 from riglstm.scan.triton_pieces import read, score, store_each, tile_of, write
 
 _PART = tl.constexpr(16)

@@ -67,8 +67,8 @@ def _order(d: int, G: int, BN: int, device: torch.device) -> Tensor:
     z = Sizes(1, 1, d, d, G * d, G, *(torch.float32,) * 3)
     u, col = torch.arange(columns(z, BN), device=device)[:, None], torch.arange(BN, device=device)
     units = -(-4 * d // BN)
-    gate = ((col >> 2) & 2 | col & 1).where(u < units, 4)
-    unit = (u * (-(-d // (4 * units)) * 4) + (col >> 4 << 2 | (col >> 1) & 3)).where(
-        u < units, (u - units) * BN + col
+    gate, lane = (col >> 2) & 2 | col & 1, col >> 4 << 2 | (col >> 1) & 3
+    unit = (u * (-(-d // (4 * units)) * 4) + lane).where(
+        u < units, (u - units) * BN + gate * (BN // 4) + lane
     )
-    return (gate * d + unit.clamp(max=d - 1)).flatten()
+    return (gate.where(u < units, 4) * d + unit.clamp(max=d - 1)).flatten()
