@@ -47,9 +47,15 @@ class Layout:
 
     def make(self, like: Tensor) -> list[Tensor] | list[Place]:
         """All of them, unwritten, where `like` is."""
+        return self.cut(like.new_empty(self.size, dtype=torch.uint8))
+
+    def cut(self, memory: Tensor) -> list[Tensor] | list[Place]:
+        """All of them, in memory of `size` bytes."""
         if interpreted():
-            return [like.new_empty(shape, dtype=dtype) for dtype, shape in self.wanted]
-        memory = like.new_empty(self.size, dtype=torch.uint8)
+            return [
+                memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                for (dtype, start), (_, shape) in zip(self.starts, self.wanted, strict=True)
+            ]
         first = memory.data_ptr()
         return [Place(dtype, first + start, memory) for dtype, start in self.starts]
 
@@ -77,21 +83,22 @@ class Launch:
         values: list[int | None] = []
         here = True
         for argument in arguments:
-            if argument is None:
+            if isinstance(argument, Place):
+                kinds.append(argument.dtype)
+                values.append(argument.address)
+            elif argument is None:
                 kinds.append(None)
                 values.append(None)
             elif isinstance(argument, int):
                 kinds.append(argument < 2**31)
                 values.append(argument)
-            elif isinstance(argument, Place):
-                kinds.append(argument.dtype)
-                values.append(argument.address)
             else:
                 # Triton compiles for a type, and whether an address is a multiple of 16.
                 address = argument.data_ptr()
                 kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
                 values.append(address)
-                here = here and argument.get_device() == device
+                if argument.get_device() != device:
+                    here = False
         key = tuple(kinds)
         compiled = self.ready.get(key)
         if compiled is None:
