@@ -65,19 +65,16 @@ class Total:
         D, first = piece.D5.view(-1, z.N, z.L), t0 * B
         x_unit, total, top = None, self.dW, None
         if z.held == torch.float16:
-            x_unit = saved.unit.view(-1)[first : first + D.shape[0]]
+            x_unit = rows_from(saved.unit, t0, piece.D5.shape[0])
             if piece.unit is not None:
-                top = (x_unit * piece.unit.view(-1)).amax()
+                top = (x_unit * piece.unit).amax()
                 total = self.dW if self.one_piece else torch.empty_like(self.dW)
         for r in range(0, D.shape[0], PRODUCT_ROWS):
             part = rows_from(D, r, PRODUCT_ROWS)
             R = part.shape[0]
             H = D.new_empty(z.N, R, wide)
-            units = (
-                None if x_unit is None else x_unit[r:],
-                None if piece.unit is None else rows_from(piece.unit.view(-1), r),
-            )
-            V, bits = (rows_from(s.flatten(0, 1), first + r) for s in (saved.XH, saved.bits))
+            V, bits = _row(saved.XH, first + r), _row(saved.bits, first + r)
+            units = (None if u is None else _row(u, r) for u in (x_unit, piece.unit))
             self.inputs((R,), (V, *units, top, bits, H, R))
             # (N, what H has, R), (N, R, L)
             _add_product(total, H.mT, part.transpose(0, 1), fresh=top is not None and r == 0)
@@ -125,6 +122,11 @@ def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:
     if first == 0 and (most is None or rows.shape[0] <= most):
         return rows
     return rows[first:] if most is None else rows[first : first + most]
+
+
+def _row(steps: Tensor, first: int) -> Tensor:
+    """(steps, B, ...), where a kernel is to find its first row."""
+    return steps.flatten(0, 1)[first:] if first else steps
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, fresh: bool) -> None:

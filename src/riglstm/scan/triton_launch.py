@@ -81,15 +81,17 @@ class Launch:
         device = torch.cuda.current_device()
         kinds: list[Any] = [device]
         values: list[int | None] = []
+        every: Sequence[Any] = arguments
         here = True
-        for argument in arguments:
-            if isinstance(argument, Place):
+        for argument in every:
+            what = type(argument)
+            if what is Place:
                 kinds.append(argument.dtype)
                 values.append(argument.address)
             elif argument is None:
                 kinds.append(None)
                 values.append(None)
-            elif isinstance(argument, int):
+            elif what is int:
                 kinds.append(argument < 2**31)
                 values.append(argument)
             else:
@@ -122,8 +124,8 @@ Triton would ask the driver about each tensor. What other versions take has not 
 
 def _watched() -> bool:
     """Whether someone, a profiler say, wants to hear of launches."""
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", True) for hook in hooks)
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
 
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}

@@ -73,7 +73,9 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, h, y, *rest = ctx.saved_tensors
-        if torch.is_grad_enabled() or not _unseen(*grads, x, h, y, *rest):
+        given = [g for g in grads[:3] if g is not None]
+        batched = any(map(_functorch.is_legacy_batchedtensor, given))  # is_grads_batched=True
+        if torch.is_grad_enabled() or batched or not _unseen(*given, x, h, y, *rest):
             # That of an operator says why there is no second derivative.
             ctx.rules = flat(ctx.sel)
             return *apply_backward(ctx, *grads)[:9], *(None,) * 4
