@@ -184,7 +184,8 @@ def backward(
                 run(2, plan.tiles, i, t, t + 1)
         else:
             run(7, plan.programs, i, t0, t1)
-        piece = Piece(*(None if s is None else rows_from(s, 0, t1 - t0) for s in (D5, unit)))  # type: ignore[arg-type]
+        units = None if unit is None else rows_from(unit, 0, t1 - t0)
+        piece = Piece(rows_from(D5, 0, t1 - t0), units)
         if dV is not None:
             R, bits, now = (t1 - t0) * B, rows_from(saved.bits, t0), rows_from(dV, t0)
             grid = (z.K, -(-R // plan.view_rows))

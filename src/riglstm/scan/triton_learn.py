@@ -11,7 +11,7 @@ from torch._C import _functorch
 from riglstm.cell import Weights
 from riglstm.scan.batched import asked, flat
 from riglstm.scan.triton_back import Wanted
-from riglstm.scan.triton_operators import apply_backward, forward, pull
+from riglstm.scan.triton_operators import by_operator, forward, pull
 from riglstm.scan.triton_plan import Saved, empty_saved, sizes
 from riglstm.scan.triton_run import run
 from riglstm.selection import Selection
@@ -72,13 +72,14 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, h, y, *rest = ctx.saved_tensors
+        kept = ctx.saved_tensors
         given = [g for g in grads[:3] if g is not None]
         batched = any(map(_functorch.is_legacy_batchedtensor, given))  # is_grads_batched=True
-        if torch.is_grad_enabled() or batched or not _unseen(*given, x, h, y, *rest):
-            # That of an operator says why there is no second derivative.
+        if torch.is_grad_enabled() or batched or not _unseen(*given, *kept):
+            # Its own derivative says why there is none.
             ctx.rules = flat(ctx.sel)
-            return *apply_backward(ctx, *grads)[:9], *(None,) * 4
+            return *by_operator(ctx, kept, *grads), *(None,) * 4
+        x, h, y, *rest = kept
         weights, saved = Weights(*rest[:6]), Saved(*rest[6:])
         need_x, need_h, need_c, *need = ctx.needs_input_grad[:9]
         for_input, for_gates = need_x or any(need[:2]), any(need[2:])

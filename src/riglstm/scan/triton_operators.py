@@ -5,6 +5,7 @@ torch.compile sees each as one node, and so do fake tensors and whoever else tra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -148,8 +149,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.rules, ctx.product = tuple(rules), product
 
 
-def apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, h, y, *rest = ctx.saved_tensors
+def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * (2 + len(ctx.rules) + 2)
+    return *by_operator(ctx, ctx.saved_tensors, *grads), *nothing
+
+
+def by_operator(
+    ctx: Any, kept: Sequence[Tensor], *grads: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, h, c and the weights; `kept` are ctx's tensors, to be had from it once."""
+    x, h, y, *rest = kept
     weights, saved = rest[:6], rest[6:]
 
     def whole(grad: Tensor | None, like: Tensor) -> Tensor:
@@ -164,7 +173,7 @@ def apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]
     given = iter(out)
     wanted = asked(x, weights, for_input, for_gates)
     dx, *dw = (None if t is None else next(given) for t in wanted)
-    return dx, dh, dc, *dw, *(None,) * (2 + len(ctx.rules) + 2)
+    return dx, dh, dc, *dw
 
 
 def _no_second_backward(ctx: Any, *grads: Any) -> Any:
@@ -173,5 +182,5 @@ def _no_second_backward(ctx: Any, *grads: Any) -> Any:
     )
 
 
-forward.register_autograd(apply_backward, setup_context=_setup_context)
+forward.register_autograd(_apply_backward, setup_context=_setup_context)
 _backward.register_autograd(_no_second_backward)
