@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import (
     TOL,
@@ -187,13 +188,13 @@ def test_nan_wakes_its_cell() -> None:
 
 
 def test_a_piece_of_the_backward_pass_may_be_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan import triton_gradients, triton_run
+    from riglstm.scan import triton_back, triton_gradients
 
     p = random_problem(seeded(3), **SMALL).to(torch.float32)
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
     loss = p.with_leaves(leaves).run("triton")[0].square().sum()
     want = torch.autograd.grad(loss, leaves.values(), retain_graph=True)
-    monkeypatch.setattr(triton_run, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", 2)
     monkeypatch.setattr(triton_gradients, "PRODUCT_ROWS", 1)
     got = torch.autograd.grad(loss, leaves.values())
     pairs = (dict(zip(leaves, grads, strict=True)) for grads in (got, want))
@@ -248,12 +249,55 @@ def test_what_it_does_not_support_it_refuses_by_name() -> None:
         assert "float16" in refused(random_problem(seeded(0), **SMALL).to(low))
 
 
+def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None:
+    seen: list[str] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    p = random_problem(seeded(0), **{**SMALL, "T": 1, "update_bias": True}).to(torch.float32)
+    want, want_grads = outputs_and_gradients(p, "triton")
+    with Look():
+        got, grads = outputs_and_gradients(p, "triton")
+    assert {"riglstm::triton_forward", "riglstm::triton_backward"} <= set(seen)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_a_state_that_is_not_learned_changes_no_other_gradient(state: bool) -> None:
+    p = random_problem(seeded(6), **{**SMALL, "T": 1}).to(torch.float32)
+
+    def grads(learned: bool) -> dict[str, Tensor]:
+        leaves = {n: v.detach().clone() for n, v in p.leaves().items()}
+        asked = {n: v.requires_grad_() for n, v in leaves.items() if learned or n not in "hc"}
+        y, *final, _ = p.with_leaves(leaves).run("triton")
+        loss = sum(v.square().sum() for v in (y, *final)[: 3 if state else 1])
+        return dict(zip(asked, torch.autograd.grad(loss, asked.values()), strict=True))
+
+    want, got = grads(True), grads(False)
+    assert want.keys() - got.keys() == {"h", "c"}
+    assert all(torch.equal(got[n], want[n]) for n in got)
+
+
 def test_it_says_that_it_can_be_differentiated_once() -> None:
     p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
     x = p.x.requires_grad_()
     (dx,) = torch.autograd.grad(p.run("triton")[0].sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="differentiated once"):
         dx.sum().backward()
+
+
+def test_gradients_in_a_batch_are_refused_by_torch_and_not_misread() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    p.x.requires_grad_()
+    y = p.run("triton")[0]
+    with pytest.raises(RuntimeError, match="riglstm::triton_backward"):
+        torch.autograd.grad(y, p.x, torch.ones(2, *y.shape), is_grads_batched=True)
 
 
 def test_auto_stays_with_batched_on_a_cpu() -> None:

@@ -26,15 +26,14 @@ from triton.compiler import ASTSource, compile
 from riglstm.scan import triton_plan
 from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_forward import forward_kernel
-from riglstm.scan.triton_products import (
-    hold_kernel, inputs_kernel, lines_kernel, pack_kernel, views_kernel
-)
+from riglstm.scan.triton_lines import lines_kernel, split_kernel
+from riglstm.scan.triton_products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
 from riglstm.scan.triton_resident import resident_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
 STEPS = (forward_kernel, resident_kernel)
-INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS"}
+INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS", "ZERO"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
 NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
@@ -50,7 +49,7 @@ def built(kernel, z, tile, **constants):
     for i, name in enumerate(kernel.arg_names):
         if name in given:
             signature[name], values[(i,)] = "constexpr", given[name]
-        elif name in ("B", "T", "R", "first", "t0", "t1"):
+        elif name in ("B", "T", "R", "Z", "first", "t0", "t1"):
             signature[name] = "i32"
             # `launch` takes it that no value of theirs asks for a kernel of its own.
             assert kernel.params[i].do_not_specialize, name
@@ -116,6 +115,13 @@ done |= {
     "lines, no query": built(
         lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 4}, PER_CELL=False, W_UNIT=None
     ),
+    "split": built(
+        split_kernel, tf32, {"BL": 4, "BG": 128}, WIDTH=96, ONE=20
+    ),
+    "split, no query": built(
+        *(split_kernel, bf16, {"BL": 4, "BG": 128}),
+        **{"WIDTH": 104, "ONE": -1, "TOP": None, "OUT_Q": None, "OUT_B": None},
+    ),
     "hold": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}),
     "hold, units": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}, X=None),
     "hold, plain": built(hold_kernel, bf16, {"BK": 2, "BP": 32, "BH": 64}, X_UNIT=None),
@@ -171,7 +177,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 23), (90, 232_448, 132, 24)]
+CHIPS = [(80, 166_912, 4, 25), (90, 232_448, 132, 26)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -151,9 +151,11 @@ def test_outputs_and_gradients_equal_float64_with_the_same_masks(name: str, mode
 def test_a_part_of_a_gpu_computes_the_same(
     mode: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from riglstm.scan import triton_plan, triton_run
+    from riglstm.scan import triton_back, triton_plan, triton_run
 
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
+    # Nothing is kept.
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
+    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
     room = triton_plan.chip(torch.device("cuda"))[1]
     p = problem("the paper's")
     torch.set_float32_matmul_precision(MODES[mode].matmul)
@@ -293,7 +295,7 @@ def test_symbols_equal_float64_on_their_vectors_with_the_same_masks(name: str, m
     where = (p.h, p.c, p.weights, p.sel, p.live, p.reset, product)
     z = sizes(p.h.shape[2], p.sel, p.weights.W_q is not None, product)
     saved = empty_saved(*ids.shape, z, p.h, save=False)
-    *out, _ = triton._run(Symbols(ids.int(), table), *where, save=False, saved=saved)
+    *out, _ = triton.run(Symbols(ids.int(), table), *where, save=False, saved=saved)
     want, _ = forced(p, saved.bits)
     for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
         assert relative(got, expected) < MODES[mode].error, what

@@ -23,6 +23,7 @@ triton_plan = pytest.importorskip(
 )
 triton_gradients = pytest.importorskip("riglstm.scan.triton_gradients")
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
+triton_back = pytest.importorskip("riglstm.scan.triton_back")
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "tf32", "wide")
 LIMIT = 2e-3
@@ -35,7 +36,9 @@ SMALL: dict[str, Any] = {
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles of a small GPU, which are few: the interpreter takes as long for a narrow one."""
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
+    # Nothing is kept.
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
+    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
     monkeypatch.setattr(triton_plan, "_narrowest", lambda tiles, device: 128)
     monkeypatch.setattr(triton_plan, "_rows", lambda device: 2)
 
@@ -136,7 +139,7 @@ def test_gradients_of_any_size_have_the_same_bits() -> None:
 def test_pieces_may_have_no_gradient_and_products_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     p = clear_problem(**{**SMALL, "T": 3})
     right, ours = puller(p, "reference"), puller(p.to(torch.float32), "triton")
-    monkeypatch.setattr(triton_run, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", 4)
     monkeypatch.setattr(triton_gradients, "PRODUCT_ROWS", 1)
     assert_within_the_limit(ours(1), right(1))
     first = torch.tensor([[1.0], [0.0], [0.0]])

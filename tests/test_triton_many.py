@@ -32,6 +32,7 @@ triton_plan = pytest.importorskip(
 triton_launch = pytest.importorskip("riglstm.scan.triton_launch")
 triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
 triton_run = pytest.importorskip("riglstm.scan.triton_run")
+triton_back = pytest.importorskip("riglstm.scan.triton_back")
 triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
 common = pytest.importorskip("riglstm.scan.triton_common")
 cell = pytest.importorskip("riglstm.scan.triton_cell").cell
@@ -61,7 +62,9 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
+    # Nothing is kept.
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
+    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
     monkeypatch.setattr(triton_plan, "FEW", 2)
 
 
@@ -72,7 +75,7 @@ def test_many_sequences_equal_the_reference(name: str) -> None:
 
 @pytest.mark.usefixtures("tf32")
 def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place, name in ((triton_prepare, "forward_tiles"), (triton_run, "backward_tiles")):
+    for place, name in ((triton_prepare, "forward_tiles"), (triton_back, "backward_tiles")):
         tiles = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
     p = clear_problem(**{**SMALL, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_launch import launch
-from riglstm.scan.triton_plan import Saved, Sizes, precision, views_tiles
-from riglstm.scan.triton_products import inputs_kernel, lines_kernel, views_kernel
+from riglstm.scan.triton_launch import Launch, Place
+from riglstm.scan.triton_plan import Saved, Sizes
+from riglstm.scan.triton_prepare import cast
 
 PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
@@ -23,9 +22,9 @@ PRODUCT_ROWS = 4096
 class Lines(NamedTuple):
     """The weights as the backward pass reads them."""
 
-    W: Tensor
+    W: Tensor | Place
     """(N, S·d, L), W_q as the fifth gate."""
-    unit: Tensor | None
+    unit: Tensor | Place | None
     """(S·d): what one stands for in them; None: one."""
 
 
@@ -38,32 +37,7 @@ class Piece(NamedTuple):
     """(steps, B): what one stands for in it; None: one."""
 
 
-def lines(weights: Weights, z: Sizes) -> Lines:
-    """All weights of the gates; of halves in units."""
-    W, W_q = weights.W, weights.W_q
-    out = W.new_empty(z.N, z.S * z.d, z.L, dtype=z.back)
-    unit = W.new_empty(z.S * z.d) if z.back == torch.float16 else None
-    BL = 8 if interpreted() else 1  # there, each program takes as long
-    launch(
-        lines_kernel, (-(-z.S * z.d // BL),), (W, W if W_q is None else W_q, out, unit), N=z.N,
-        K=z.K, d=z.d, L=z.L, G=z.G, BL=BL, BG=power_of_two(4 * z.d),
-        BQ=power_of_two(max(1, z.L - 4 * z.d)), PER_CELL=W_q is not None and W_q.dim() == 3,
-    )  # fmt: skip
-    return Lines(out, unit)
-
-
-def views_gradient(piece: Piece, bits: Tensor, weights: Lines, dV: Tensor, z: Sizes) -> None:
-    """Write the gradient of the views of one piece of the sequence."""
-    steps, B, _, _ = piece.D5.shape
-    R, tile = steps * B, views_tiles(z, dV.device)
-    arguments = (piece.D5, piece.unit, weights.W, weights.unit, bits, dV, R)
-    launch(
-        views_kernel, (z.K, -(-R // tile["BM"])), arguments, N=z.N, K=z.K, d=z.d, L=z.L,
-        PRECISION=precision(z.dtype), WIDE=interpreted(), **tile,
-    )  # fmt: skip
-
-
-def _width(z: Sizes) -> tuple[int, int]:
+def width(z: Sizes) -> tuple[int, int]:
     """Numbers of H in memory, and which of them is a one, for the biases; if none is, -1.
 
     A product in halves has room for it beside a slot, or behind the last. For one in float32, the
@@ -74,37 +48,85 @@ def _width(z: Sizes) -> tuple[int, int]:
     return (z.S * z.P, z.d) if z.d < z.P else (z.S * z.P + 8, z.S * z.P)
 
 
-def empty_gradient(like: Tensor, z: Sizes) -> Tensor:
-    """dW (N, what H has, L), zero."""
-    return like.new_zeros(z.N, _width(z)[0], z.L)
+class Total:
+    """The gradient of weights as the products give it, and that of biases where it is not in it."""
+
+    def __init__(self, dW: Tensor, z: Sizes, inputs: Launch, one_piece: bool) -> None:
+        self.dW, self.z, self.inputs, self.one_piece = dW, z, inputs, one_piece
+        """dW (N, what H has, L), zero but for a single piece in units."""
+        self.top: Tensor | None = None
+        """What one stands for in dW; None: one."""
+        self.db: Tensor | None = None
+        """(N, L)."""
+
+    def add(self, piece: Piece, saved: Saved, t0: int) -> None:
+        """Add Hᵀ D5 of the steps from t0 on to dW, and the sum of D5 to db unless it is in dW."""
+        z, (wide, one), B = self.z, width(self.z), piece.D5.shape[1]
+        D, first = piece.D5.view(-1, z.N, z.L), t0 * B
+        x_unit, total, top = None, self.dW, None
+        if z.held == torch.float16:
+            x_unit = rows_from(saved.unit, t0, piece.D5.shape[0])
+            if piece.unit is not None:
+                top = (x_unit * piece.unit).amax()
+                total = self.dW if self.one_piece else torch.empty_like(self.dW)
+        for r in range(0, D.shape[0], PRODUCT_ROWS):
+            part = rows_from(D, r, PRODUCT_ROWS)
+            R = part.shape[0]
+            H = D.new_empty(z.N, R, wide)
+            V, bits = _row(saved.XH, first + r), _row(saved.bits, first + r)
+            units = (None if u is None else _row(u, r) for u in (x_unit, piece.unit))
+            self.inputs((R,), (V, *units, top, bits, H, R))
+            # (N, what H has, R), (N, R, L)
+            _add_product(total, H.mT, part.transpose(0, 1), fresh=top is not None and r == 0)
+        if self.one_piece:
+            self.top = top
+        elif top is not None:
+            self.dW.addcmul_(total, top)
+        if one < 0:
+            db = D.sum(0)
+            self.db = db if self.db is None else self.db + db
+
+    def split(self, weights: Weights, run: Launch, lines: int) -> tuple[Tensor | None, ...]:
+        """The gradients of W, b and W_q; a program of the kernel takes so many lines."""
+        z, W, W_q = self.z, weights.W, weights.W_q
+        dW, db, dW_q = W.new_empty(W.shape), None, None
+        if W_q is not None:
+            dW_q = W.new_empty(z.N, (z.S - 1) * z.d, z.d)  # of each cell
+        if weights.b is not None and self.db is None:
+            db = W.new_empty(weights.b.shape)
+        grid = (-(-z.S * z.d // lines), z.N)
+        run(grid, (self.dW, self.top, dW, dW_q, db))
+        if weights.b is not None and self.db is not None:
+            db = self.db[:, : 4 * z.d].clone()
+        if W_q is not None and dW_q is not None and W_q.dim() == 2:
+            dW_q = dW_q.sum(0)
+        return dW, db, dW_q
 
 
-def add_weights_gradient(
-    piece: Piece, saved: Saved, t0: int, t1: int, dW: Tensor, db: Tensor, z: Sizes
-) -> None:
-    """Add Hᵀ D5 of steps t0 to t1 to dW, and the sum of D5 to db (N, L) unless it is part of dW."""
-    D, (width, one) = piece.D5.flatten(0, 1), _width(z)
-    V, bits = saved.XH[t0:t1].flatten(0, 1), saved.bits[t0:t1].flatten(0, 1)
-    x_unit = saved.unit[t0:t1].flatten() if z.held == torch.float16 else None
-    d_unit = None if piece.unit is None else piece.unit.flatten()
-    total, top = dW, None
-    if x_unit is not None and d_unit is not None:
-        total, top = torch.empty_like(dW), (x_unit * d_unit).amax()
-    for r in range(0, D.shape[0], PRODUCT_ROWS):
-        now = slice(r, r + PRODUCT_ROWS)
-        R = D[now].shape[0]
-        H = D.new_empty(z.N, R, width)
-        units = (None if u is None else u[now] for u in (x_unit, d_unit))
-        launch(
-            inputs_kernel, (R,), (V[now], *units, top, bits[now], H, R), N=z.N, S=z.S, P=z.P,
-            BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=width, ONE=one,
-        )  # fmt: skip
-        # (N, what H has, R), (N, R, L)
-        _add_product(total, H.mT, D[now].transpose(0, 1), fresh=total is not dW and r == 0)
-    if top is not None:
-        dW.addcmul_(total, top)
-    if one < 0:
-        db += D.sum(0)
+def input_map(
+    dV: Tensor, x: Tensor, weights: Weights, for_x: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Back through the input transformation: dx if asked for, dW_in, db_in from dV (T·B, K·d)."""
+    W_in, dx = weights.W_in, None
+    if W_in is None:
+        return cast(x.dtype, dV.view(x.shape)), None, None
+    if for_x:
+        dx = cast(x.dtype, torch.mm(dV, cast(dV.dtype, W_in).t()).view(x.shape))
+    rows = cast(dV.dtype, x.view(dV.shape[0], -1))
+    dW_in = cast(W_in.dtype, torch.mm(rows.t(), dV))
+    return dx, dW_in, None if weights.b_in is None else dV.sum(0)
+
+
+def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:
+    """Rows from `first` on, so many at most; all of them are taken as they are."""
+    if first == 0 and (most is None or rows.shape[0] <= most):
+        return rows
+    return rows[first:] if most is None else rows[first : first + most]
+
+
+def _row(steps: Tensor, first: int) -> Tensor:
+    """(steps, B, ...), where a kernel is to find its first row."""
+    return steps.flatten(0, 1)[first:] if first else steps
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, fresh: bool) -> None:
@@ -118,10 +140,3 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, fresh: bool) -> None:
         torch.bmm(a, b, out_dtype=total.dtype, out=total)
     else:
         torch.baddbmm(total, a, b, out_dtype=total.dtype, out=total)
-
-
-def cut(dW: Tensor, db: Tensor, z: Sizes) -> tuple[Tensor, Tensor]:
-    """dW (N, S·d, G·d) and db (N, G·d), without what memory is rounded up by."""
-    one, G = _width(z)[1], z.G * z.d
-    whole = dW[:, : z.S * z.P].unflatten(1, (z.S, z.P))
-    return whole[:, :, : z.d, :G].flatten(1, 2), (db if one < 0 else dW[:, one])[:, :G]

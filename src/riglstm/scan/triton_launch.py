@@ -47,9 +47,15 @@ class Layout:
 
     def make(self, like: Tensor) -> list[Tensor] | list[Place]:
         """All of them, unwritten, where `like` is."""
+        return self.cut(like.new_empty(self.size, dtype=torch.uint8))
+
+    def cut(self, memory: Tensor) -> list[Tensor] | list[Place]:
+        """All of them, in memory of `size` bytes."""
         if interpreted():
-            return [like.new_empty(shape, dtype=dtype) for dtype, shape in self.wanted]
-        memory = like.new_empty(self.size, dtype=torch.uint8)
+            return [
+                memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                for (dtype, start), (_, shape) in zip(self.starts, self.wanted, strict=True)
+            ]
         first = memory.data_ptr()
         return [Place(dtype, first + start, memory) for dtype, start in self.starts]
 
@@ -75,23 +81,26 @@ class Launch:
         device = torch.cuda.current_device()
         kinds: list[Any] = [device]
         values: list[int | None] = []
+        every: Sequence[Any] = arguments
         here = True
-        for argument in arguments:
-            if argument is None:
-                kinds.append(None)
-                values.append(None)
-            elif isinstance(argument, int):
-                kinds.append(argument < 2**31)
-                values.append(argument)
-            elif isinstance(argument, Place):
+        for argument in every:
+            what = type(argument)
+            if what is Place:
                 kinds.append(argument.dtype)
                 values.append(argument.address)
+            elif argument is None:
+                kinds.append(None)
+                values.append(None)
+            elif what is int:
+                kinds.append(argument < 2**31)
+                values.append(argument)
             else:
                 # Triton compiles for a type, and whether an address is a multiple of 16.
                 address = argument.data_ptr()
                 kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
                 values.append(address)
-                here = here and argument.get_device() == device
+                if argument.get_device() != device:
+                    here = False
         key = tuple(kinds)
         compiled = self.ready.get(key)
         if compiled is None:
@@ -115,8 +124,8 @@ Triton would ask the driver about each tensor. What other versions take has not 
 
 def _watched() -> bool:
     """Whether someone, a profiler say, wants to hear of launches."""
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", True) for hook in hooks)
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
 
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}

@@ -84,7 +84,7 @@ def sizes_back(z: Sizes, saved: Saved) -> Sizes:
 
 def _coarse() -> bool:
     """Whether cuBLAS may add up products of halves in halves, which would overflow."""
-    return bool(torch.backends.cuda.matmul.allow_fp16_accumulation)
+    return torch._C._get_cublas_allow_fp16_accumulation()
 
 
 def _whole(n: int, dtype: torch.dtype) -> int:
@@ -95,7 +95,10 @@ def _whole(n: int, dtype: torch.dtype) -> int:
 
 def rounds(product: torch.dtype) -> bool:
     """Whether products may round what they multiply; float32's by torch.backends.cuda.matmul."""
-    return product != torch.float32 or torch.backends.cuda.matmul.fp32_precision == "tf32"
+    # What torch.backends.cuda.matmul.fp32_precision says, which takes its time.
+    return product != torch.float32 or (
+        torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+    )
 
 
 def precision(product: torch.dtype) -> str:
@@ -108,18 +111,17 @@ def precision(product: torch.dtype) -> str:
 def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
     """Unwritten buffers."""
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32, kept: bool = True) -> Tensor:
-        return like.new_empty((T if kept else 0, B, *shape), dtype=dtype)
-
+    N, int32, float32, new = z.N, torch.int32, torch.float32, like.new_empty
+    kept = T if save else 0
     return Saved(
-        XH=empty(z.S, z.P, dtype=z.held),
-        woke=empty(z.N, dtype=torch.bool),
-        act=empty(dtype=torch.int32),
-        bits=empty(z.N, dtype=torch.int32),
-        gates=empty(z.N, z.G * z.d, dtype=z.dtype, kept=save),
-        c=empty(z.N, z.d, kept=save),
-        a=empty(z.N, kept=save and z.G == 5),
-        unit=empty(kept=z.held == torch.float16),
+        XH=new((T, B, z.S, z.P), dtype=z.held),
+        woke=new((T, B, N), dtype=torch.bool),
+        act=new((T, B), dtype=int32),
+        bits=new((T, B, N), dtype=int32),
+        gates=new((kept, B, N, z.G * z.d), dtype=z.dtype),
+        c=new((kept, B, N, z.d), dtype=float32),
+        a=new((kept if z.G == 5 else 0, B, N), dtype=float32),
+        unit=new((T if z.held == torch.float16 else 0, B), dtype=float32),
     )
 
 

@@ -99,51 +99,6 @@ def inputs_kernel(
             tl.store(out + S * P + rest, tl.where(rest == 0, one, 0.0).to(kind))
 
 
-@triton.jit
-def lines_kernel(
-    W, W_Q, OUT, W_UNIT,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, G: tl.constexpr,
-    BL: tl.constexpr, BG: tl.constexpr, BQ: tl.constexpr, PER_CELL: tl.constexpr,
-):  # fmt: skip
-    """What each of BL numbers of H gives to the gates of each cell, to OUT (N, S·d, L).
-
-    W_q is the fifth gate. In the backward pass sums run over gates, and for views over cells, so
-    that with W_UNIT (S·d) the lines of all cells have one unit.
-    """
-    S: tl.constexpr = K + N
-    line = tl.program_id(0) * BL + tl.arange(0, BL)[:, None]
-    there = line < S * d
-    s, k = line // d, line % d
-    m, q = tl.arange(0, BG)[None, :], tl.arange(0, BQ)[None, :]
-    gates, queries = (), ()
-    largest = tl.zeros((BL, BG), tl.float32)
-    largest_q = tl.zeros((BL, BQ), tl.float32)
-    for j in tl.static_range(N):
-        at = W + (j * (S * d) + line) * (4 * d) + m
-        w = tl.load(at, mask=there & (m < 4 * d), other=0.0)
-        gates += (w,)
-        largest = tl.maximum(largest, tl.abs(w))
-        if G == 5:
-            slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
-            mask = there & (q < d) & (s != K + j)
-            w = tl.load(W_Q + (slot * d + k) * d + q, mask=mask, other=0.0)
-            queries += (w,)
-            largest_q = tl.maximum(largest_q, tl.abs(w))
-    unit = tl.full((BL, 1), 1.0, tl.float32)
-    if W_UNIT is not None:
-        unit = unit_of(tl.maximum(tl.max(largest, 1), tl.max(largest_q, 1)))[:, None]
-        unit = tl.where(unit == 0, 1.0, unit)
-        tl.store(W_UNIT + line, unit, mask=there)
-    kind = OUT.dtype.element_ty
-    for j in tl.static_range(N):
-        out = OUT + (j * (S * d) + line) * L
-        mask = there & (m < (4 * d if G == 5 else L))
-        tl.store(out + m, (gates[j] / unit).to(kind), mask=mask)
-        if G == 5:
-            end = (queries[j] / unit).to(kind)
-            tl.store(out + 4 * d + q, end, mask=there & (q < L - 4 * d))
-
-
 @triton.jit(do_not_specialize=["B"])
 def hold_kernel(
     X, h0, XH, X_UNIT, B,

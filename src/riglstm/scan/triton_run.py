@@ -1,43 +1,51 @@
-"""Launches of the `triton` backend: a whole sequence forward, and back in pieces.
+"""Launches of the `triton` backend's forward pass.
 
 Shapes as in `triton_plan.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.batched_backward import input_map, split_gates
-from riglstm.scan.triton_backward import backward_kernel
 from riglstm.scan.triton_common import interpreted
-from riglstm.scan.triton_gradients import (
-    Piece,
-    add_weights_gradient,
-    cut,
-    empty_gradient,
-    lines,
-    views_gradient,
-)
-from riglstm.scan.triton_launch import launch
-from riglstm.scan.triton_plan import (
-    PERSISTENT,
-    ROWS_AT_ONCE,
-    Saved,
-    backward_tiles,
-    pack,
-    precision,
-    programs_on,
-    rounds,
-    sizes,
-    sizes_back,
-)
+from riglstm.scan.triton_plan import Saved, pack, rounds
 from riglstm.scan.triton_prepare import hold, plan_of, working, write_views
 from riglstm.scan.triton_symbols import Symbols, gates_of, views_of
 from riglstm.selection import Selection
+
+
+def run(
+    x: Tensor | Symbols,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+    saved: Saved | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`forward` on the tensors' device, with tensors that lie in memory as the kernels want them.
+
+    The final h is a tensor of its own. Nothing here may be recorded for gradients.
+    """
+    if h.is_cuda and h.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(h):
+            return run(x, h, c, weights, sel, live, reset, product, save, saved)
+    x = x if isinstance(x, Symbols) else x.contiguous()
+    live, reset = (None if flags is None else flags.contiguous() for flags in (live, reset))
+    y, h, c, woke = forward(
+        *(x, h.contiguous(), c, whole(weights), sel, live, reset, product, save, saved)
+    )
+    return y, h.clone(), c, woke
+
+
+def whole(weights: Weights) -> Weights:
+    """Weights without gaps in memory."""
+    return Weights(*(None if w is None else w.contiguous() for w in weights))  # type: ignore[arg-type]
 
 
 def forward(
@@ -113,75 +121,3 @@ def _lists(T: int, B: int, N: int, like: Tensor, size: int) -> tuple[Tensor, Ten
     """
     zeros = like.new_zeros(T * N + 1, dtype=torch.int32)
     return like.new_empty(size * N * B, dtype=torch.int32), zeros[1:], zeros[:1]
-
-
-def backward(
-    dy: Tensor,
-    dh: Tensor,
-    dc: Tensor,
-    x: Tensor,
-    h: Tensor,
-    y: Tensor,
-    saved: Saved,
-    weights: Weights,
-    sel: Selection,
-    product: torch.dtype,
-    for_input: bool,
-    for_gates: bool,
-) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
-    """Gradients of x, h, c and of every weight, from those of y and the final state."""
-    T, B, N, d = y.shape
-    z = sizes_back(sizes(d, sel, weights.W_q is not None, product), saved)
-    packed = lines(weights, z)
-    dh, dc = (s.clone(memory_format=torch.contiguous_format) for s in (dh, dc))
-    tile = backward_tiles(z, B, dy.device)
-    steps = min(T, max(1, ROWS_AT_ONCE // B))
-    D5 = dy.new_empty(steps, B, N, z.L, dtype=z.back)
-    D5[..., z.G * d :].zero_()
-    unit = dy.new_empty(steps, B) if z.back == torch.float16 else None
-    dz = dy.new_empty(T if z.G == 5 else 1, B, N)
-    parts = dy.new_empty(B, N, N, d)
-    place = count = dy.new_empty(1, dtype=torch.int32)
-    if tile["COMPACT"]:
-        place, count, _ = _lists(T, B, N, dy, 1)
-    dV = dy.new_empty(T, B, z.K, d, dtype=product) if for_input else None
-    dW = empty_gradient(dy, z) if for_gates else None
-    db = dy.new_zeros(N, z.L)
-    constants = dict(
-        N=N, K=z.K, d=d, L=z.L, G=z.G, SCALE=sel.update_scale, PRECISION=precision(product),
-        WIDE=interpreted(), **tile,
-    )  # fmt: skip
-    tiles = N * -(-N * d // tile["BN"]) * -(-B // tile["BM"])
-
-    def run(phase: int, programs: int, first: int, t0: int, t1: int, **options: Any) -> None:
-        arguments = (
-            dy, dh, dc, parts, h, y, saved.act, saved.bits, saved.gates, saved.c, saved.a, *packed,
-            D5, unit, dz, place, count, dy.new_zeros(1, dtype=torch.int32), B, T, first, t0, t1,
-        )  # fmt: skip
-        launch(backward_kernel, (programs,), arguments, **constants, PHASE=phase, **options)
-
-    for t0 in reversed(range(0, T, steps)):
-        t1 = min(T, t0 + steps)
-        if interpreted():
-            for t in reversed(range(t0, t1)):
-                run(1, -(-B // tile["RB"]), t0, t, t + 1)
-                run(2, tiles, t0, t, t + 1)
-        else:
-            run(7, programs_on(dy.device, max(tiles, B)), t0, t0, t1, **PERSISTENT)
-        piece = Piece(D5[: t1 - t0], None if unit is None else unit[: t1 - t0])
-        if dV is not None:
-            views_gradient(piece, saved.bits[t0:t1], packed, dV[t0:t1], z)
-        if dW is not None:
-            add_weights_gradient(piece, saved, t0, t1, dW, db, z)
-    run(8, B, 0, 0, 1)
-    dx = dW_in = db_in = None
-    if dV is not None:
-        dx, dW_in, db_in = input_map(dV.view(T * B, z.K * d), x, weights, product)
-    if dW is None:
-        return dx, dh, dc, Weights(dW_in, db_in, None, None, None, None)  # type: ignore[arg-type]
-    dW, db = cut(dW, db, z)
-    d_gates, d_query = split_gates(dW, weights.W_q, z.K)
-    # A copy: of one cell it would be a part of dW.
-    db_gates = None if weights.b is None else db[:, : 4 * d].clone()
-    d_bias = None if weights.update_bias is None else dz.sum((0, 1))
-    return dx, dh, dc, Weights(dW_in, db_in, d_gates, db_gates, d_query, d_bias)

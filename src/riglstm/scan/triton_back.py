@@ -1,0 +1,219 @@
+"""Launches of the `triton` backend's backward pass: the sequence in pieces, from the end.
+
+Shapes as in `triton_plan.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.triton_backward import backward_kernel
+from riglstm.scan.triton_common import interpreted, power_of_two
+from riglstm.scan.triton_gradients import Lines, Piece, Total, input_map, rows_from, width
+from riglstm.scan.triton_launch import Launch, Layout, Place, prepare
+from riglstm.scan.triton_lines import lines_kernel, split_kernel
+from riglstm.scan.triton_plan import (
+    PERSISTENT,
+    ROWS_AT_ONCE,
+    Saved,
+    Sizes,
+    backward_tiles,
+    precision,
+    programs_on,
+    sizes,
+    sizes_back,
+    views_tiles,
+)
+from riglstm.scan.triton_products import inputs_kernel, views_kernel
+from riglstm.selection import Selection
+
+
+class Wanted(NamedTuple):
+    """Whose gradients are asked for."""
+
+    x: bool
+    state: bool
+    """h or c."""
+    views: bool
+    """x, W_in or b_in."""
+    gates: bool
+    """Any other weight."""
+
+
+class Plan(NamedTuple):
+    """All that does not depend on a call's numbers or its length."""
+
+    tile: dict[str, Any]
+    phases: dict[int, Launch]
+    """The backward kernel, by PHASE."""
+    tiles: int
+    programs: int
+    lines: Launch
+    views: Launch
+    view_rows: int
+    """Rows that a program of `views` takes."""
+    inputs: Launch
+    split: Launch
+    lines_at_once: tuple[int, int]
+    """Lines that a program of `lines` takes, and one of `split`."""
+
+
+@functools.lru_cache(256)
+def plan_back(
+    z: Sizes, B: int, device: torch.device, scale: float, per_cell: bool, how: str
+) -> Plan:
+    """Kept by all that it depends on; `how` is what `precision` says."""
+    N, K, d, L, G = z.N, z.K, z.d, z.L, z.G
+    tile, views_tile = backward_tiles(z, B, device), views_tiles(z, device)
+    common: dict[str, Any] = {"N": N, "K": K, "d": d, "L": L}
+    products: dict[str, Any] = {"PRECISION": how, "WIDE": interpreted()}
+    options: dict[int, dict[str, Any]] = {7: PERSISTENT, 8: {}}
+    if interpreted():
+        options = {1: {}, 2: {}, 8: {}}
+    phases = {
+        phase: prepare(
+            backward_kernel, **common, G=G, SCALE=scale, **products, **tile, PHASE=phase, **more
+        )
+        for phase, more in options.items()
+    }
+    tiles = N * -(-N * d // tile["BN"]) * -(-B // tile["BM"])
+    programs = 0 if interpreted() else programs_on(device, max(tiles, B))
+    wide, one = width(z)
+    # In the interpreter each program takes as long, however much it does.
+    BL, BS = (8, 64) if interpreted() else (1, 4)
+    lines = prepare(
+        lines_kernel, **common, G=G, BL=BL, BG=power_of_two(4 * d),
+        BQ=power_of_two(max(1, L - 4 * d)), PER_CELL=per_cell,
+    )  # fmt: skip
+    views = prepare(views_kernel, **common, **products, **views_tile)
+    inputs = prepare(
+        inputs_kernel, N=N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
+        ONE=one,
+    )  # fmt: skip
+    split = prepare(
+        split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
+    )
+    return Plan(
+        *(tile, phases, tiles, programs, lines, views, views_tile["BM"], inputs, split, (BL, BS))
+    )
+
+
+@functools.lru_cache(256)
+def _layout(
+    z: Sizes, T: int, B: int, pieces: int, compact: bool, summed: bool, own: tuple[bool, bool]
+) -> tuple[Layout, int]:
+    """Buffers of one call, and how many numbers of four bytes at their start must be zero.
+
+    Those are a counter for each piece, dW if it is `summed` there, counts, and what becomes dh and
+    dc where it is not the caller's.
+    """
+    int32, float32, listed = torch.int32, torch.float32, B if compact else 0
+    zero = [
+        (int32, (pieces, 4)), (float32, (z.N if summed else 0, width(z)[0], z.L)),
+        (int32, (T if compact else 0, z.N)), *((float32, (B if o else 0, z.N, z.d)) for o in own),
+    ]  # fmt: skip
+    rest = [
+        (int32, (z.N, listed)), (float32, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
+        (float32, (z.S * z.d,)),
+    ]  # fmt: skip
+    return Layout(*zero, *rest), Layout(*zero).size // 4
+
+
+def backward(
+    dy: Tensor,
+    dh: Tensor | None,
+    dc: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    y: Tensor,
+    saved: Saved,
+    weights: Weights,
+    sel: Selection,
+    product: torch.dtype,
+    wanted: Wanted,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Weights]:
+    """Gradients of x, h, c and of every weight, from those of y and, if any, the final state."""
+    T, B, N, d = y.shape
+    W, W_q = weights.W, weights.W_q
+    z = sizes_back(sizes(d, sel, W_q is not None, product), saved)
+    per_cell = W_q is not None and W_q.dim() == 3
+    plan = plan_back(z, B, dy.device, sel.update_scale, per_cell, precision(product))
+    steps = min(T, max(1, ROWS_AT_ONCE // B))
+    pieces, halves = -(-T // steps), z.back == torch.float16
+    summed = wanted.gates and not (halves and pieces == 1)
+    own = (dh is None and not wanted.state, dc is None and not wanted.state)
+    layout, zeros = _layout(z, T, B, pieces, plan.tile["COMPACT"], summed, own)
+    memory = dy.new_empty(layout.size, dtype=torch.uint8)
+    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit = layout.cut(memory)
+    packed = Lines(W_lines, w_unit if halves else None)
+    D5 = dy.new_empty((steps, B, N, z.L), dtype=z.back)
+    # First of all: the GPU packs while the host goes on.
+    plan.lines(
+        (-(-z.S * d // plan.lines_at_once[0]),),
+        (W, W if W_q is None else W_q, *packed, D5, counters, steps * B * N, zeros),
+    )
+    at_h, at_c = own_h if own[0] else _copy(dh, h), own_c if own[1] else _copy(dc, h)
+    unit = dy.new_empty((steps, B)) if halves else None
+    dz = dy.new_empty((T if z.G == 5 else 1, B, N))
+    dV = dy.new_empty((T, B, z.K, d), dtype=product) if wanted.views else None
+    total = None
+    if wanted.gates:
+        shape, start = (N, width(z)[0], z.L), layout.starts[1][1] // 4
+        strides = (shape[1] * z.L, z.L, 1)
+        sums = memory.view(torch.float32).as_strided(shape, strides, start) if summed else None
+        total = Total(dy.new_empty(shape) if sums is None else sums, z, plan.inputs, pieces == 1)
+
+    def run(phase: int, programs: int, piece: int, t0: int, t1: int) -> None:
+        arguments = (
+            dy, at_h, at_c, parts, h, y, saved.act, saved.bits, saved.gates, saved.c, saved.a,
+            *packed, D5, unit, dz, listed, count, _counter(counters, piece), B, T, piece * steps,
+            t0, t1,
+        )  # fmt: skip
+        plan.phases[phase]((programs,), arguments)
+
+    for i in reversed(range(pieces)):
+        t0, t1 = i * steps, min(T, (i + 1) * steps)
+        if interpreted():
+            for t in reversed(range(t0, t1)):
+                run(1, -(-B // plan.tile["RB"]), i, t, t + 1)
+                run(2, plan.tiles, i, t, t + 1)
+        else:
+            run(7, plan.programs, i, t0, t1)
+        units = None if unit is None else rows_from(unit, 0, t1 - t0)
+        piece = Piece(rows_from(D5, 0, t1 - t0), units)
+        if dV is not None:
+            R, bits, now = (t1 - t0) * B, rows_from(saved.bits, t0), rows_from(dV, t0)
+            grid = (z.K, -(-R // plan.view_rows))
+            plan.views(grid, (*piece, *packed, bits, now, R))
+        if total is not None:
+            total.add(piece, saved, t0)
+    if wanted.state:
+        run(8, B, 0, 0, 1)
+    dx = dW_in = db_in = dW = db = dW_q = d_bias = None
+    if dV is not None:
+        dx, dW_in, db_in = input_map(dV.view(T * B, z.K * d), x, weights, wanted.x)
+    if total is not None:
+        dW, db, dW_q = total.split(weights, plan.split, plan.lines_at_once[1])
+        d_bias = None if weights.update_bias is None else dz.sum((0, 1))
+    grads = Weights(dW_in, db_in, dW, db, dW_q, d_bias)  # type: ignore[arg-type]
+    dh, dc = (s if isinstance(s, Tensor) and wanted.state else None for s in (at_h, at_c))
+    return dx, dh, dc, grads
+
+
+def _copy(state: Tensor | None, like: Tensor) -> Tensor:
+    """The gradient of a final state, to be written to; None is zero."""
+    if state is None:
+        return like.new_zeros(like.shape)
+    return state.clone(memory_format=torch.contiguous_format)
+
+
+def _counter(counters: Tensor | Place, piece: int) -> Tensor | Place:
+    """That of the piece's barriers."""
+    if isinstance(counters, Tensor):
+        return counters[piece]
+    return Place(counters.dtype, counters.address + 16 * piece, counters.memory)

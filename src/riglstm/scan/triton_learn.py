@@ -1,0 +1,91 @@
+"""Calls of the `triton` backend that are differentiated: as a node of autograd, or an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+
+from riglstm.cell import Weights
+from riglstm.scan.batched import asked, flat
+from riglstm.scan.triton_back import Wanted
+from riglstm.scan.triton_operators import by_operator, forward, pull
+from riglstm.scan.triton_plan import Saved, empty_saved, sizes
+from riglstm.scan.triton_run import run
+from riglstm.selection import Selection
+
+PLAIN = {Tensor, nn.Parameter, type(None)}
+
+
+def learn(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    live: Tensor | None,
+    reset: Tensor | None,
+    sel: Selection,
+    product: torch.dtype,
+    learns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y (T, B, N, d), final h and c, and who woke; can be differentiated once.
+
+    What torch does around an operator takes the host most of a millisecond, forward and back, so
+    that one is used only where somebody looks at it.
+    """
+    if learns and _unseen(x, h, c, *weights, live, reset):
+        out: tuple[Tensor, Tensor, Tensor, Tensor] = _Scan.apply(  # type: ignore[no-untyped-call]
+            x, h, c, *weights, live, reset, sel, product
+        )
+        return out
+    y, h, c, *saved = forward(x, h, c, *weights, live, reset, *flat(sel), product, learns)
+    return y, h, c, Saved(*saved).woke
+
+
+def _unseen(*tensors: Tensor | None) -> bool:
+    """Whether nobody looks at operators: no compiler, mode or transform, no tensor of theirs."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+        or _functorch.peek_interpreter_stack() is not None
+    ) and PLAIN.issuperset(map(type, tensors))
+
+
+class _Scan(torch.autograd.Function):
+    """What the operators compute."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x, h, c, *given, live, reset, sel, product = inputs
+        weights = Weights(*given)
+        z = sizes(h.shape[2], sel, weights.W_q is not None, product)
+        saved = empty_saved(x.shape[0], h.shape[0], z, h, save=True)
+        y, h_n, c_n, woke = run(x, h, c, weights, sel, live, reset, product, True, saved)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(woke)
+        ctx.save_for_backward(x, h, y, *weights, *saved)
+        ctx.sel, ctx.product = sel, product
+        return y, h_n, c_n, woke
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors
+        given = [g for g in grads[:3] if g is not None]
+        batched = any(map(_functorch.is_legacy_batchedtensor, given))  # is_grads_batched=True
+        if torch.is_grad_enabled() or batched or not _unseen(*given, *kept):
+            # Its own derivative says why there is none.
+            ctx.rules = flat(ctx.sel)
+            return *by_operator(ctx, kept, *grads), *(None,) * 4
+        x, h, y, *rest = kept
+        weights, saved = Weights(*rest[:6]), Saved(*rest[6:])
+        need_x, need_h, need_c, *need = ctx.needs_input_grad[:9]
+        for_input, for_gates = need_x or any(need[:2]), any(need[2:])
+        dy, dh, dc = (None if g is None else g.contiguous() for g in grads[:3])
+        dy = y.new_zeros(y.shape) if dy is None else dy
+        wanted = Wanted(need_x, need_h or need_c, for_input, for_gates)
+        dx, dh, dc, dW = pull(dy, dh, dc, x, h, y, saved, weights, ctx.sel, ctx.product, wanted)
+        dx, *dw = asked(dx, dW, for_input, for_gates)
+        return dx, dh, dc, *dw, *(None,) * 4

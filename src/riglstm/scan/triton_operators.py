@@ -1,0 +1,186 @@
+"""Both passes of the `triton` backend as custom operators, as in `batched`.
+
+torch.compile sees each as one node, and so do fake tensors and whoever else traces a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.batched import asked
+from riglstm.scan.triton_back import Wanted, backward
+from riglstm.scan.triton_plan import Saved, empty_saved, sizes
+from riglstm.scan.triton_run import run, whole
+from riglstm.selection import Selection
+
+
+@torch.library.custom_op("riglstm::triton_forward", mutates_args=())
+def forward(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    W_in: Tensor | None,
+    b_in: Tensor | None,
+    W: Tensor,
+    b: Tensor | None,
+    W_q: Tensor | None,
+    update_bias: Tensor | None,
+    live: Tensor | None,
+    reset: Tensor | None,
+    N: int,
+    K: int,
+    K_a: int,
+    K_x: int,
+    K_h: int,
+    cells: str,
+    views: str,
+    peers: str,
+    update_scale: float,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:  # fmt: skip
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    z = sizes(h.shape[2], sel, W_q is not None, product)
+    saved = empty_saved(x.shape[0], h.shape[0], z, h, save)
+    y, h, c, _ = run(x, h, c, weights, sel, live, reset, product, save, saved)
+    return y, h, c, *saved
+
+
+@forward.register_fake
+def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
+    W_q, rules, product, save = args[4], args[8:17], args[17], args[18]
+    T, (B, _, d) = x.shape[0], h.shape
+    z = sizes(d, Selection(*rules), W_q is not None, product)
+    y = h.new_empty(T, *h.shape)
+    return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save)
+
+
+@torch.library.custom_op("riglstm::triton_backward", mutates_args=())
+def _backward(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    h: Tensor,
+    y: Tensor,
+    saved: list[Tensor],
+    W_in: Tensor | None,
+    b_in: Tensor | None,
+    W: Tensor,
+    b: Tensor | None,
+    W_q: Tensor | None,
+    update_bias: Tensor | None,
+    N: int,
+    K: int,
+    K_a: int,
+    K_x: int,
+    K_h: int,
+    cells: str,
+    views: str,
+    peers: str,
+    update_scale: float,
+    product: torch.dtype,
+    for_input: bool,
+    for_gates: bool,
+) -> list[Tensor]:
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    dx, *states, grads = pull(
+        *(dy, dh, dc, x, h, y, Saved(*saved), weights, sel, product),
+        Wanted(x=for_input, state=True, views=for_input, gates=for_gates),
+    )
+    return [g for g in (*states, *asked(dx, grads, for_input, for_gates)) if g is not None]
+
+
+@_backward.register_fake
+def _(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    h: Tensor,
+    y: Tensor,
+    saved: list[Tensor],
+    *args: Any,
+) -> list[Tensor]:
+    wanted = asked(x, args[:6], *args[-2:])
+    return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
+
+
+def pull(
+    dy: Tensor,
+    dh: Tensor | None,
+    dc: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    y: Tensor,
+    saved: Saved,
+    weights: Weights,
+    sel: Selection,
+    product: torch.dtype,
+    wanted: Wanted,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Weights]:
+    """`backward` on the tensors' device, with tensors that lie in memory as the kernels want them.
+
+    Nothing here may be recorded for gradients.
+    """
+    if h.is_cuda and h.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(h):
+            return pull(dy, dh, dc, x, h, y, saved, weights, sel, product, wanted)
+    x, h = x.contiguous(), h.contiguous()
+    return backward(dy, dh, dc, x, h, y, saved, whole(weights), sel, product, wanted)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, h, _, *rest = inputs
+    weights, (*rules, product, _) = rest[:6], rest[8:]
+    y, saved = output[0], output[3:]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*saved)
+    ctx.save_for_backward(x, h, y, *weights, *saved)
+    ctx.rules, ctx.product = tuple(rules), product
+
+
+def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    nothing = (None,) * (2 + len(ctx.rules) + 2)
+    return *by_operator(ctx, ctx.saved_tensors, *grads), *nothing
+
+
+def by_operator(
+    ctx: Any, kept: Sequence[Tensor], *grads: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, h, c and the weights; `kept` are ctx's tensors, to be had from it once."""
+    x, h, y, *rest = kept
+    weights, saved = rest[:6], rest[6:]
+
+    def whole(grad: Tensor | None, like: Tensor) -> Tensor:
+        return like.new_zeros(like.shape) if grad is None else grad.contiguous()
+
+    need_x, _, _, *need = ctx.needs_input_grad[:9]
+    for_input, for_gates = need_x or any(need[:2]), any(need[2:])
+    dh, dc, *out = _backward(
+        *(whole(grads[0], y), whole(grads[1], h), whole(grads[2], h), x, h, y, saved),
+        *(*weights, *ctx.rules, ctx.product, for_input, for_gates),
+    )
+    given = iter(out)
+    wanted = asked(x, weights, for_input, for_gates)
+    dx, *dw = (None if t is None else next(given) for t in wanted)
+    return dx, dh, dc, *dw
+
+
+def _no_second_backward(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError(
+        "backend='triton' can be differentiated once; for double backward use backend='reference'"
+    )
+
+
+forward.register_autograd(_apply_backward, setup_context=_setup_context)
+_backward.register_autograd(_no_second_backward)
