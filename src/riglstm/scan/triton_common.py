@@ -22,43 +22,50 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _ROOM = tl.constexpr(ROOM)
 _SLOTS = tl.constexpr(SLOTS)
 _FRESH = tl.constexpr(FRESH)
-_SPINS = tl.constexpr(1 << 26)
 # Their differences are finite.
 _MOST = tl.constexpr(1.7e38)
 _LESS = tl.constexpr(1.6e38)
 
 
 @triton.jit
-def peek(counter):
-    """The counter, and with it everything that was written before it was raised to that.
+def spin(counter, target):
+    """Read the counter until it is `target`, and see everything that was written before that.
 
-    One thread of a program reads it, the others have a number that no counter reaches: were all
-    warps to ask for the same address over and over, those who come would wait in line behind them.
+    One thread of a program does so, and the others go on at once: were all warps to ask for the
+    same address over and over, those who come would wait in line behind them. It is one piece of
+    assembly, as a loop of Triton's, which the compiler takes apart, takes registers.
+
+    After many seconds it ends the kernel in an error that the next call of CUDA reports. That is a
+    trap, no assertion: a call out of the kernel makes ptxas run matrix products one after another.
     """
-    return tl.inline_asm_elementwise(
+    tl.inline_asm_elementwise(
         """
         {
-        .reg .pred first;
-        .reg .u32 thread;
+        .reg .pred done;
+        .reg .u32 thread, spins;
+        .reg .s32 now;
+        mov.u32 $0, 0;
         mov.u32 thread, %tid.x;
-        setp.eq.u32 first, thread, 0;
-        mov.s32 $0, 0x7fffffff;
-        @first ld.acquire.gpu.global.s32 $0, [$1];
+        setp.ne.u32 done, thread, 0;
+        @done bra END;
+        mov.u32 spins, 0;
+        AGAIN:
+        ld.acquire.gpu.global.s32 now, [$1];
+        setp.ge.s32 done, now, $2;
+        @done bra END;
+        add.u32 spins, spins, 1;
+        setp.lt.u32 done, spins, 0x4000000;
+        @done bra AGAIN;
+        trap;
+        END:
         }
         """,
-        "=r,l",
-        [counter.to(tl.int64, bitcast=True)],
+        "=&r,l,r",
+        [counter.to(tl.int64, bitcast=True), target],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
     )
-
-
-@triton.jit
-def give_up(spins):
-    """End the kernel in an error that the next call of CUDA reports."""
-    # No assertion: a call out of the kernel makes ptxas run matrix products one after another.
-    tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [spins], tl.int32, False, 1)
 
 
 @triton.jit
@@ -78,11 +85,7 @@ def wait(counter, target):
     The launch is cooperative, so every program runs; should one still be missing after many
     seconds, the kernel ends in an error and not in a hang.
     """
-    spins = 0
-    while peek(counter) < target:
-        spins += 1
-        if spins > _SPINS:
-            give_up(spins)
+    spin(counter, target)
     tl.debug_barrier()
 
 
