@@ -19,8 +19,8 @@ from riglstm import RigLSTM
 
 pytest.importorskip("triton")
 triton = pytest.importorskip("riglstm.scan.triton", reason="the kernels are not in this copy")
-triton_replay = pytest.importorskip("riglstm.scan.triton_replay")
-triton_capture = pytest.importorskip("riglstm.scan.triton_capture")
+triton_replay = pytest.importorskip("riglstm.scan.fused.replay")
+triton_capture = pytest.importorskip("riglstm.scan.fused.capture")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -312,7 +312,9 @@ def test_where_a_capture_fails_calls_go_on_directly_and_where_it_cannot_end_it_i
     code = """
 import torch
 from riglstm import RigLSTM
-from riglstm.scan import triton, triton_capture, triton_replay
+from riglstm.scan import triton
+from riglstm.scan.fused import capture as triton_capture
+from riglstm.scan.fused import replay as triton_replay
 
 layer = RigLSTM(8, 128, num_cells=4, backend="triton", device="cuda")
 run, calls = triton.run, []

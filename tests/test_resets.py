@@ -115,7 +115,9 @@ def test_every_backend_clears_a_state_that_is_not_finite(
     backend: str, options: dict[str, Any]
 ) -> None:
     if backend == "triton":
-        pytest.importorskip("riglstm.scan.triton_common", reason="the kernels are not in this copy")
+        pytest.importorskip(
+            "riglstm.scan.kernels.common", reason="the kernels are not in this copy"
+        )
         if torch.cuda.is_available():
             pytest.skip("with a GPU there is no interpreter, which the kernels need on a CPU")
     torch.manual_seed(0)

@@ -35,7 +35,7 @@ from riglstm.scan import resolve
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.triton_common", reason="the kernels are not in this copy")
+pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "interpreter")
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def interpreter() -> None:
     """Nothing here may ask for a compiler."""
-    from riglstm.scan.triton_common import interpreted
+    from riglstm.scan.kernels.common import interpreted
 
     assert interpreted()
 
@@ -111,7 +111,7 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 
 
 def test_packing_sets_the_counter_to_zero_and_nothing_beside_it() -> None:
-    from riglstm.scan.triton_plan import pack, sizes
+    from riglstm.scan.fused.plan import pack, sizes
 
     p = random_problem(seeded(0), **SMALL).to(torch.float32)
     counters = torch.full((3,), 7, dtype=torch.int32)
@@ -188,7 +188,8 @@ def test_nan_wakes_its_cell() -> None:
 
 
 def test_a_piece_of_the_backward_pass_may_be_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan import triton_back, triton_gradients
+    from riglstm.scan.fused import back as triton_back
+    from riglstm.scan.fused import gradients as triton_gradients
 
     p = random_problem(seeded(3), **SMALL).to(torch.float32)
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}

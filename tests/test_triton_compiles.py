@@ -14,7 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.triton_common", reason="the kernels are not in this copy")
+pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
 
 CODE = """
 import json, sys
@@ -23,12 +23,12 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from riglstm.scan import triton_plan
-from riglstm.scan.triton_backward import backward_kernel
-from riglstm.scan.triton_forward import forward_kernel
-from riglstm.scan.triton_lines import lines_kernel, split_kernel
-from riglstm.scan.triton_products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
-from riglstm.scan.triton_resident import resident_kernel
+from riglstm.scan.fused import plan as triton_plan
+from riglstm.scan.kernels.backward import backward_kernel
+from riglstm.scan.kernels.forward import forward_kernel
+from riglstm.scan.kernels.lines import lines_kernel, split_kernel
+from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
+from riglstm.scan.kernels.resident import resident_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
@@ -162,7 +162,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
     back: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from riglstm.scan import triton_plan
+    from riglstm.scan.fused import plan as triton_plan
 
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
     monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))

@@ -70,7 +70,7 @@ def problem(name: str) -> Problem:
 def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any]:
     """y, h, c, the gradient of every leaf, and what the kernels saved."""
     from riglstm.scan import triton
-    from riglstm.scan.triton_plan import Saved
+    from riglstm.scan.fused.plan import Saved
 
     torch.set_float32_matmul_precision(mode.matmul)
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
@@ -151,7 +151,9 @@ def test_outputs_and_gradients_equal_float64_with_the_same_masks(name: str, mode
 def test_a_part_of_a_gpu_computes_the_same(
     mode: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from riglstm.scan import triton_back, triton_plan, triton_run
+    from riglstm.scan.fused import back as triton_back
+    from riglstm.scan.fused import plan as triton_plan
+    from riglstm.scan.fused import run as triton_run
 
     # Nothing is kept.
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
@@ -283,8 +285,8 @@ def test_without_gradients_the_outputs_are_the_same(name: str, mode: str) -> Non
 @pytest.mark.parametrize("name", ["the paper's", "many sequences", "no soft update", "large cells"])
 def test_symbols_equal_float64_on_their_vectors_with_the_same_masks(name: str, mode: str) -> None:
     from riglstm.scan import triton
-    from riglstm.scan.triton_plan import empty_saved, sizes
-    from riglstm.scan.triton_symbols import Symbols
+    from riglstm.scan.fused.plan import empty_saved, sizes
+    from riglstm.scan.fused.symbols import Symbols
 
     p = problem(name)
     table = torch.randn(12, p.x.shape[2], generator=seeded(1)).cuda()
@@ -332,8 +334,8 @@ def test_an_input_at_an_odd_address_is_read_after_one_at_an_even_one() -> None:
 
 @pytest.mark.parametrize("halves", [False, True])
 def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
-    from riglstm.scan.triton_forward import forward_kernel
-    from riglstm.scan.triton_resident import resident_kernel
+    from riglstm.scan.kernels.forward import forward_kernel
+    from riglstm.scan.kernels.resident import resident_kernel
 
     kernel = resident_kernel if halves else forward_kernel
     layer = RigLSTM(8, 64, num_cells=4, backend="triton", device="cuda")

@@ -19,11 +19,11 @@ if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
-    "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
+    "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
-triton_gradients = pytest.importorskip("riglstm.scan.triton_gradients")
-triton_run = pytest.importorskip("riglstm.scan.triton_run")
-triton_back = pytest.importorskip("riglstm.scan.triton_back")
+triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
+triton_run = pytest.importorskip("riglstm.scan.fused.run")
+triton_back = pytest.importorskip("riglstm.scan.fused.back")
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "tf32", "wide")
 LIMIT = 2e-3

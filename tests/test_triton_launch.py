@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 triton_launch = pytest.importorskip(
-    "riglstm.scan.triton_launch", reason="the kernels are not in this copy"
+    "riglstm.scan.fused.launch", reason="the kernels are not in this copy"
 )
 
 

@@ -27,15 +27,15 @@ if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 triton = pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
-    "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
+    "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
-triton_launch = pytest.importorskip("riglstm.scan.triton_launch")
-triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
-triton_run = pytest.importorskip("riglstm.scan.triton_run")
-triton_back = pytest.importorskip("riglstm.scan.triton_back")
-triton_symbols = pytest.importorskip("riglstm.scan.triton_symbols")
-common = pytest.importorskip("riglstm.scan.triton_common")
-cell = pytest.importorskip("riglstm.scan.triton_cell").cell
+triton_launch = pytest.importorskip("riglstm.scan.fused.launch")
+triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
+triton_run = pytest.importorskip("riglstm.scan.fused.run")
+triton_back = pytest.importorskip("riglstm.scan.fused.back")
+triton_symbols = pytest.importorskip("riglstm.scan.fused.symbols")
+common = pytest.importorskip("riglstm.scan.kernels.common")
+cell = pytest.importorskip("riglstm.scan.kernels.cell").cell
 tl, best, comparable = triton.language, common.best, common.comparable
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")

@@ -20,9 +20,9 @@ from riglstm.selection import Selection
 
 pytest.importorskip("triton")
 triton_replay = pytest.importorskip(
-    "riglstm.scan.triton_replay", reason="the kernels are not in this copy"
+    "riglstm.scan.fused.replay", reason="the kernels are not in this copy"
 )
-triton_capture = pytest.importorskip("riglstm.scan.triton_capture")
+triton_capture = pytest.importorskip("riglstm.scan.fused.capture")
 
 T, B, D, N, d = 3, 2, 5, 4, 16
 SEL = Selection(N, N, 2, 2, 2)

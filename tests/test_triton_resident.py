@@ -20,10 +20,10 @@ if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
-    "riglstm.scan.triton_plan", reason="the kernels are not in this copy"
+    "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
-triton_prepare = pytest.importorskip("riglstm.scan.triton_prepare")
-triton_run = pytest.importorskip("riglstm.scan.triton_run")
+triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
+triton_run = pytest.importorskip("riglstm.scan.fused.run")
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
 FLOAT = TOL[torch.float32]
@@ -41,7 +41,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the kernels that were launched."""
-    from riglstm.scan.triton_launch import Launch
+    from riglstm.scan.fused.launch import Launch
 
     names: list[str] = []
     run = Launch.__call__

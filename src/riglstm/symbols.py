@@ -92,7 +92,7 @@ def _shorter(layer: RigLSTM, ids: Tensor, table: Tensor, hx: State | None) -> bo
         return False
     if resolve(layer.backend, W.device, layer.selection, d, W.dtype) != "triton":
         return False
-    from riglstm.scan.triton_symbols import fits
+    from riglstm.scan.fused.symbols import fits
 
     B = ids.shape[0 if layer.batch_first else 1]
     return fits(B, d, layer.selection, W, layer.soft_update)

@@ -196,7 +196,7 @@ def describe(device: str) -> dict[str, Any]:
 def _replays() -> bool:
     """Whether calls without gradients are replayed."""
     try:
-        from riglstm.scan.triton_replay import ON
+        from riglstm.scan.fused.replay import ON
     except ImportError:  # neither Triton nor, then, a call of its kernels
         return False
     return ON

@@ -9,11 +9,11 @@ from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
 from riglstm.scan.base import BackendError
 from riglstm.scan.batched import refuse_transforms
-from riglstm.scan.triton_common import interpreted
-from riglstm.scan.triton_learn import learn
-from riglstm.scan.triton_replay import again
-from riglstm.scan.triton_run import run
-from riglstm.scan.triton_symbols import Symbols
+from riglstm.scan.fused.learn import learn
+from riglstm.scan.fused.replay import again
+from riglstm.scan.fused.run import run
+from riglstm.scan.fused.symbols import Symbols
+from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Noise, Selection
 
 

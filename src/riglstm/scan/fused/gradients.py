@@ -1,6 +1,6 @@
 """What follows the loop of the backward pass: the gradients of views and of weights.
 
-Shapes as in `triton_plan.py`; R rows are pairs of step and sequence.
+Shapes as in `plan.py`; R rows are pairs of step and sequence.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_launch import Launch, Place
-from riglstm.scan.triton_plan import Saved, Sizes
-from riglstm.scan.triton_prepare import cast
+from riglstm.scan.fused.launch import Launch, Place
+from riglstm.scan.fused.plan import Saved, Sizes
+from riglstm.scan.fused.prepare import cast
 
 PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _SLOTS
+from riglstm.scan.kernels.common import _SLOTS
 
 PIECE = 32
 """Numbers of a vector that eight lanes take at a time, four each."""

@@ -10,10 +10,10 @@ from torch._C import _functorch
 
 from riglstm.cell import Weights
 from riglstm.scan.batched import asked, flat
-from riglstm.scan.triton_back import Wanted
-from riglstm.scan.triton_operators import by_operator, forward, pull
-from riglstm.scan.triton_plan import Saved, empty_saved, sizes
-from riglstm.scan.triton_run import run
+from riglstm.scan.fused.back import Wanted
+from riglstm.scan.fused.operators import by_operator, forward, pull
+from riglstm.scan.fused.plan import Saved, empty_saved, sizes
+from riglstm.scan.fused.run import run
 from riglstm.selection import Selection
 
 PLAIN = {Tensor, nn.Parameter, type(None)}

@@ -1,6 +1,6 @@
 """Launches of the `triton` backend's forward pass.
 
-Shapes as in `triton_plan.py`.
+Shapes as in `plan.py`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_common import interpreted
-from riglstm.scan.triton_plan import Saved, pack, rounds
-from riglstm.scan.triton_prepare import hold, plan_of, working, write_views
-from riglstm.scan.triton_symbols import Symbols, gates_of, views_of
+from riglstm.scan.fused.plan import Saved, pack, rounds
+from riglstm.scan.fused.prepare import hold, plan_of, working, write_views
+from riglstm.scan.fused.symbols import Symbols, gates_of, views_of
+from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Selection
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import unit_of
+from riglstm.scan.kernels.common import unit_of
 
 _AT_ONCE = tl.constexpr(1024)
 

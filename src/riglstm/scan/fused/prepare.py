@@ -1,6 +1,6 @@
 """What a call of the forward kernel needs: found out once for its sizes, and made for each call.
 
-Shapes as in `triton_plan.py`.
+Shapes as in `plan.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_forward import forward_kernel
-from riglstm.scan.triton_launch import Launch, Layout, Place, prepare
-from riglstm.scan.triton_plan import (
+from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
+from riglstm.scan.fused.plan import (
     PERSISTENT,
     Saved,
     Sizes,
@@ -27,8 +25,10 @@ from riglstm.scan.triton_plan import (
     resident_tiles,
     sizes,
 )
-from riglstm.scan.triton_products import hold_kernel
-from riglstm.scan.triton_resident import resident_kernel
+from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.forward import forward_kernel
+from riglstm.scan.kernels.products import hold_kernel
+from riglstm.scan.kernels.resident import resident_kernel
 from riglstm.selection import Selection
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _SLOTS
+from riglstm.scan.kernels.common import _SLOTS
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Launches of the `triton` backend's backward pass: the sequence in pieces, from the end.
 
-Shapes as in `triton_plan.py`.
+Shapes as in `plan.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_backward import backward_kernel
-from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_gradients import Lines, Piece, Total, input_map, rows_from, width
-from riglstm.scan.triton_launch import Launch, Layout, Place, prepare
-from riglstm.scan.triton_lines import lines_kernel, split_kernel
-from riglstm.scan.triton_plan import (
+from riglstm.scan.fused.gradients import Lines, Piece, Total, input_map, rows_from, width
+from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
+from riglstm.scan.fused.plan import (
     PERSISTENT,
     ROWS_AT_ONCE,
     Saved,
@@ -29,7 +26,10 @@ from riglstm.scan.triton_plan import (
     sizes_back,
     views_tiles,
 )
-from riglstm.scan.triton_products import inputs_kernel, views_kernel
+from riglstm.scan.kernels.backward import backward_kernel
+from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.lines import lines_kernel, split_kernel
+from riglstm.scan.kernels.products import inputs_kernel, views_kernel
 from riglstm.selection import Selection
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
-from riglstm.scan.triton_common import interpreted
+from riglstm.scan.kernels.common import interpreted
 
 
 class Place:

@@ -1,7 +1,7 @@
-"""The row-wise half of a step, as `triton_select.py` has it, for more than 64 sequences.
+"""The row-wise half of a step, as `select.py` has it, for more than 64 sequences.
 
 There a warp has a cell, and what it looks at lies side by side in the lanes. Here it has four cells
-of a sequence, a few lanes each (`triton_pieces.py`), which look at one vector after another: a view
+of a sequence, a few lanes each (`pieces.py`), which look at one vector after another: a view
 or a peer's state, that each reads for itself from the first-level cache.
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _FRESH, _MOST, _SLOTS, best, comparable
-from riglstm.scan.triton_pieces import read, score, tile_of, write
-from riglstm.scan.triton_select import finish
+from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable
+from riglstm.scan.kernels.pieces import read, score, tile_of, write
+from riglstm.scan.kernels.select import finish
 
 _BYTES = tl.constexpr(0x01010101)
 _THREADS = tl.constexpr(256)

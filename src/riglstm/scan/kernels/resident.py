@@ -1,9 +1,9 @@
 """Forward kernel of the `triton` backend for few sequences: weights stay in registers.
 
-As in `triton_forward.py` a step has two phases, `select` and `gates`. Here a program has at most
+As in `forward.py` a step has two phases, `select` and `gates`. Here a program has at most
 one tile of `gates`, all sequences by BN columns of one cell, and it keeps that tile for the whole
 sequence: its weights and its c never leave the registers. Each warp multiplies a slot of its own
-(`triton_slots.py`).
+(`slots.py`).
 
 What a cell takes in is known after `select`; the views themselves are known before. So a program
 that has selected says so, multiplies all views while others still select, and only then waits: what
@@ -18,10 +18,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_cell import cell
-from riglstm.scan.triton_common import _INTERPRETED, _SLOTS, arrive, wait
-from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
-from riglstm.scan.triton_slots import masked, product, slot_and_line, sum_slots, taken, weights_of
+from riglstm.scan.kernels.cell import cell
+from riglstm.scan.kernels.common import _INTERPRETED, _SLOTS, arrive, wait
+from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
+from riglstm.scan.kernels.slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 
 
 @triton.jit

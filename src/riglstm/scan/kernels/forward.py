@@ -14,11 +14,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_cell import cell
-from riglstm.scan.triton_common import _ROOM, column_unit, dealt, grid_barrier, quarters
-from riglstm.scan.triton_many import rows_many
-from riglstm.scan.triton_pieces import _PIECE
-from riglstm.scan.triton_select import ask_ahead, finish, rows_phase
+from riglstm.scan.kernels.cell import cell
+from riglstm.scan.kernels.common import _ROOM, column_unit, dealt, grid_barrier, quarters
+from riglstm.scan.kernels.many import rows_many
+from riglstm.scan.kernels.pieces import _PIECE
+from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
 
 
 @triton.jit

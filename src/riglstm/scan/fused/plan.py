@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_common import interpreted, power_of_two
-from riglstm.scan.triton_launch import Argument, Launch, Layout, Place, prepare
-from riglstm.scan.triton_products import pack_kernel
+from riglstm.scan.fused.launch import Argument, Launch, Layout, Place, prepare
+from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.products import pack_kernel
 from riglstm.selection import Selection
 
 FEW = 64

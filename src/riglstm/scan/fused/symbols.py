@@ -12,8 +12,8 @@ from torch import Tensor
 
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
-from riglstm.scan.triton_common import ROOM
-from riglstm.scan.triton_plan import Sizes, columns, forward_tiles, sizes
+from riglstm.scan.fused.plan import Sizes, columns, forward_tiles, sizes
+from riglstm.scan.kernels.common import ROOM
 from riglstm.selection import Selection
 
 

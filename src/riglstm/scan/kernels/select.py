@@ -1,7 +1,7 @@
 """The row-wise half of a step in the forward kernel: Eqs. (20)-(21) of the step before, (13)-(16).
 
 A state is finished in a tile (8, RB, PIECE): a line for each cell, RB sequences, a piece of a
-vector (`triton_pieces.py`). With up to 64 sequences a piece is a whole vector, and a line a warp.
+vector (`pieces.py`). With up to 64 sequences a piece is a whole vector, and a line a warp.
 
 Scores of all cells and all that they look at are taken at once there, in tiles (8, RB, 8, 16):
 what is looked at, RB sequences, cells, and 16 numbers of both. A warp is a cell, eight times four
@@ -21,9 +21,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_cell import sigmoid
-from riglstm.scan.triton_common import _FRESH, _MOST, _SLOTS, best, comparable, fetch
-from riglstm.scan.triton_pieces import read, score, store_each, tile_of, write
+from riglstm.scan.kernels.cell import sigmoid
+from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable, fetch
+from riglstm.scan.kernels.pieces import read, score, store_each, tile_of, write
 
 _PART = tl.constexpr(16)
 

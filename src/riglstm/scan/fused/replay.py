@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from riglstm.cell import Weights
-from riglstm.scan.triton_capture import UNENDED, CaptureError, Place, Replay, Results, Run
-from riglstm.scan.triton_common import interpreted
-from riglstm.scan.triton_launch import _watched
-from riglstm.scan.triton_plan import sizes
+from riglstm.scan.fused.capture import UNENDED, CaptureError, Place, Replay, Results, Run
+from riglstm.scan.fused.launch import _watched
+from riglstm.scan.fused.plan import sizes
+from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Selection
 
 # Without torch's cache of memory no capture can allocate any.

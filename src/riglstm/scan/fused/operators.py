@@ -13,9 +13,9 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.batched import asked
-from riglstm.scan.triton_back import Wanted, backward
-from riglstm.scan.triton_plan import Saved, empty_saved, sizes
-from riglstm.scan.triton_run import run, whole
+from riglstm.scan.fused.back import Wanted, backward
+from riglstm.scan.fused.plan import Saved, empty_saved, sizes
+from riglstm.scan.fused.run import run, whole
 from riglstm.selection import Selection
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import column_unit, quarter_of, unit_of
+from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])

@@ -15,9 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_cell import tanh
-from riglstm.scan.triton_common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, unit_of
-from riglstm.scan.triton_spread import spread
+from riglstm.scan.kernels.cell import tanh
+from riglstm.scan.kernels.common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, unit_of
+from riglstm.scan.kernels.spread import spread
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton_common import _INTERPRETED
+from riglstm.scan.kernels.common import _INTERPRETED
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 

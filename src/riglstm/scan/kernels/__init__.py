@@ -1,0 +1,1 @@
+"""The kernels of the `triton` backend, in Triton's language."""
