@@ -246,6 +246,10 @@ def test_what_it_does_not_support_it_refuses_by_name() -> None:
         assert words in message
         assert "use backend='batched' or 'auto'" in message
     assert "got torch.float64" in refused(random_problem(seeded(0), **SMALL))
+    p = random_problem(seeded(0), **{**SMALL, "B": 1, "N": 8, "K": 8, "d": 128}).to(low)
+    h, c = (s.expand(262144, -1, -1) for s in (p.h, p.c))
+    message = refused(replace(p, x=p.x.expand(-1, 262144, -1), h=h, c=c))
+    assert "at most 262143 sequences of 8 cells of size 128, got 262144; run them in" in message
     with torch.autocast("cpu", torch.float16):
         assert "float16" in refused(random_problem(seeded(0), **SMALL).to(low))
 

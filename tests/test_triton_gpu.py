@@ -146,6 +146,18 @@ def test_outputs_and_gradients_equal_float64_with_the_same_masks(name: str, mode
         assert relative(grads[n], expected) < MODES[mode].error, f"d{n}"
 
 
+def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() -> None:
+    p = problem("the paper's")
+    x = torch.randn(400, *p.x.shape[1:], generator=seeded(3)).cuda()
+    b = torch.zeros_like(p.h).repeat(1, 1, 4)[0]  # (N, 4d): f, i, o, g
+    b[:, : p.h.shape[2]], b[:, p.h.shape[2] : 2 * p.h.shape[2]] = 8, -8
+    p = replace(p, x=x, weights=p.weights._replace(b=b), live=None, reset=None)
+    out, _, saved = kernel(p, MODES["bf16"])
+    want, _ = forced(p, saved.bits)
+    for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
+        assert relative(got, expected) < MODES["bf16"].error, what
+
+
 @pytest.mark.parametrize("multiprocessors", [16, 64])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_part_of_a_gpu_computes_the_same(

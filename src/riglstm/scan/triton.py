@@ -64,6 +64,14 @@ def _refuse(x: Tensor, h: Tensor, c: Tensor, weights: Weights, sel: Selection) -
     why = refusal(sel, h.shape[2], h.dtype, h.device)
     if why is not None:
         raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
+    # The kernels count the numbers of a step in 32 bits: gates, what cells give each other, slots.
+    B, N, d = h.shape
+    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
+    if most < B:
+        raise BackendError(
+            f"backend='triton' needs at most {most} sequences of {N} cells of size {d}, got {B}; "
+            "run them in parts, or use backend='batched'"
+        )
     refuse_transforms("triton", x, h, c, *weights)
 
 

@@ -80,7 +80,7 @@ def forward(
         proposal.zero_()
     place = count = counter
     if tile.get("COMPACT", False):
-        place, count, counter = _lists(T, B, N, h, 2)
+        place, count, counter = _lists(T, B, N, h)
     # First of all: the GPU packs while the host goes on.
     into = (work.W, work.w_unit)
     W, w_unit = pack(weights, z, tile["BN"], plan.first, into, counter, plan.by_gate)
@@ -114,10 +114,10 @@ def forward(
     return y, y[-1], c, held.woke
 
 
-def _lists(T: int, B: int, N: int, like: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _lists(T: int, B: int, N: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For tiles of rows that are awake a list and its counts, and the counter of the barrier.
 
-    An entry is the number of a sequence, and with a size of two what its cell takes in.
+    An entry is the number of a sequence, and what its cell takes in.
     """
     zeros = like.new_zeros(T * N + 1, dtype=torch.int32)
-    return like.new_empty(size * N * B, dtype=torch.int32), zeros[1:], zeros[:1]
+    return like.new_empty(2 * N * B, dtype=torch.int32), zeros[1:], zeros[:1]

@@ -47,12 +47,14 @@ def _exp_at_most(x):
 def cell(f, i, o, g, c, COARSE: tl.constexpr, MANY: tl.constexpr):
     """Eqs. (1)-(6): f, i, o and g from their arguments, the new c, and o tanh c.
 
-    COARSE, to eleven bits, all but f: what f loses, c loses again at every step. MANY, where a
-    program has so many units that their exponentials and reciprocals bound it.
+    COARSE, to eleven bits, all but f and i: what these are off by, c adds up at every step, and a
+    closed gate would be off by all of it. MANY, where a program has so many units that their
+    exponentials and reciprocals bound it.
     """
     if COARSE and not _INTERPRETED:
-        f = sigmoid(f)
-        i = 0.5 + 0.5 * _at_once(0.5 * i, "tanh.approx.f32")
+        n_f, n_i = 1.0 + _exp_at_most(-f), 1.0 + _exp_at_most(-i)
+        share = _inverse(n_f * n_i)
+        f, i = n_i * share, n_f * share
         o = 0.5 + 0.5 * _at_once(0.5 * o, "tanh.approx.f32")
         g = _at_once(g, "tanh.approx.f32")
         c = f * c + i * g

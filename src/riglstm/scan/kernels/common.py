@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 SLOTS = 8
-"""Most cells, and most views: in the backward kernel, tiles of a row have this many lines, and in
-the resident kernel so many warps a slot each."""
+"""Most cells, and most views: tiles of a row have this many lines, and the resident kernel as many
+warps, a slot each."""
 FRESH = 16
 """The bit of a row's `act` that says: the state was reset before the step."""
 
