@@ -102,7 +102,7 @@ def test_where_there_is_nothing_of_the_kind_a_factor_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), "1", True])
-def test_a_factor_is_a_number_above_zero(factor: float) -> None:
+def test_a_factor_is_a_number_above_zero_and_a_decay_none_below(factor: float) -> None:
     with pytest.raises(ValueError, match="input_rate must be a number above 0, got"):
         Fit(input_rate=factor)
     with pytest.raises(ValueError, match="average must be a number above 0 and below 1, got"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import (
@@ -252,6 +253,18 @@ def test_what_it_does_not_support_it_refuses_by_name() -> None:
     assert "at most 262143 sequences of 8 cells of size 128, got 262144; run them in" in message
     with torch.autocast("cpu", torch.float16):
         assert "float16" in refused(random_problem(seeded(0), **SMALL).to(low))
+
+
+# Of torch's own, as it makes fake tensors.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_backward_pass_that_is_compiled_sees_operators() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    leaves = {n: v.detach().requires_grad_() for n, v in p.leaves().items()}
+    want = torch.autograd.grad(p.with_leaves(leaves).run("triton")[0].sum(), leaves["x"])
+    loss = p.with_leaves(leaves).run("triton")[0].sum()
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        loss.backward()
+    assert torch.equal(leaves["x"].grad, want[0])  # type: ignore[arg-type]
 
 
 def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None:

@@ -136,10 +136,13 @@ def test_gradients_of_any_size_have_the_same_bits() -> None:
             assert torch.equal(got[n], want[n] * 2.0**power), n
 
 
-def test_pieces_may_have_no_gradient_and_products_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [4, 16384])
+def test_pieces_may_have_no_gradient_and_products_one_row(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = clear_problem(**{**SMALL, "T": 3})
     right, ours = puller(p, "reference"), puller(p.to(torch.float32), "triton")
-    monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", rows)
     monkeypatch.setattr(triton_gradients, "PRODUCT_ROWS", 1)
     assert_within_the_limit(ours(1), right(1))
     first = torch.tensor([[1.0], [0.0], [0.0]])

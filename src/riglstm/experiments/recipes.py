@@ -78,10 +78,11 @@ def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
     # Their runs were made by an earlier recipe, and are not yet made again.
     before = _tuned_fit(7500, lr=5e-4, evaluate_every=1500)
     names = "updates", "decay", "average", "evaluate_every", "checkpoint_every"
-    for name in ("rim", "gridlstm"):
-        if name in rows:
-            fit = {n: getattr(before, n) for n in names}
-            rows[name] = replace(rows[name], task={"batch_size": 64}, fit=fit)
+    own = {n: getattr(before, n) for n in names}
+    for name in rows.keys() & {"rim", "gridlstm"}:
+        row = rows[name]
+        task, fit = {**row.task, "batch_size": 64}, {**row.fit, **own}
+        rows[name] = replace(row, task=task, fit=fit)
     return replace(
         _mnist(rows),
         task={

@@ -52,8 +52,9 @@ class Total:
     """The gradient of weights as the products give it, and that of biases where it is not in it."""
 
     def __init__(self, dW: Tensor, z: Sizes, inputs: Launch, one_piece: bool) -> None:
-        self.dW, self.z, self.inputs, self.one_piece = dW, z, inputs, one_piece
-        """dW (N, what H has, L), zero but for a single piece in units."""
+        self.z, self.inputs, self.one_piece = z, inputs, one_piece
+        self.dW = dW
+        """(N, what H has, L), zero but for a single piece in units."""
         self.top: Tensor | None = None
         """What one stands for in dW; None: one."""
         self.db: Tensor | None = None
@@ -114,7 +115,8 @@ def input_map(
         dx = cast(x.dtype, torch.mm(dV, cast(dV.dtype, W_in).t()).view(x.shape))
     rows = cast(dV.dtype, x.view(dV.shape[0], -1))
     dW_in = cast(W_in.dtype, torch.mm(rows.t(), dV))
-    return dx, dW_in, None if weights.b_in is None else dV.sum(0)
+    b_in = weights.b_in
+    return dx, dW_in, None if b_in is None else dV.sum(0, dtype=b_in.dtype)
 
 
 def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:

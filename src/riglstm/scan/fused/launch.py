@@ -81,9 +81,9 @@ class Launch:
         device = torch.cuda.current_device()
         kinds: list[Any] = [device]
         values: list[int | None] = []
-        every: Sequence[Any] = arguments
         here = True
-        for argument in every:
+        argument: Any  # of a type that is looked up, and not asked for by isinstance
+        for argument in arguments:
             what = type(argument)
             if what is Place:
                 kinds.append(argument.dtype)

@@ -13,7 +13,7 @@ from riglstm.scan.batched import asked, flat
 from riglstm.scan.fused.back import Wanted
 from riglstm.scan.fused.operators import by_operator, forward, pull
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
-from riglstm.scan.fused.run import run
+from riglstm.scan.fused.run import plain, run
 from riglstm.selection import Selection
 
 PLAIN = {Tensor, nn.Parameter, type(None)}
@@ -54,6 +54,11 @@ def _unseen(*tensors: Tensor | None) -> bool:
     ) and PLAIN.issuperset(map(type, tensors))
 
 
+def _batched(grads: list[Tensor]) -> bool:
+    """Whether they are those of is_grads_batched=True."""
+    return any(map(_functorch.is_legacy_batchedtensor, grads))
+
+
 class _Scan(torch.autograd.Function):
     """What the operators compute."""
 
@@ -74,8 +79,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
         given = [g for g in grads[:3] if g is not None]
-        batched = any(map(_functorch.is_legacy_batchedtensor, given))  # is_grads_batched=True
-        if torch.is_grad_enabled() or batched or not _unseen(*given, *kept):
+        if torch.is_grad_enabled() or not _unseen(*given, *kept) or _batched(given):
             # Its own derivative says why there is none.
             ctx.rules = flat(ctx.sel)
             return *by_operator(ctx, kept, *grads), *(None,) * 4
@@ -83,7 +87,7 @@ class _Scan(torch.autograd.Function):
         weights, saved = Weights(*rest[:6]), Saved(*rest[6:])
         need_x, need_h, need_c, *need = ctx.needs_input_grad[:9]
         for_input, for_gates = need_x or any(need[:2]), any(need[2:])
-        dy, dh, dc = (None if g is None else g.contiguous() for g in grads[:3])
+        dy, dh, dc = (None if g is None else plain(g) for g in grads[:3])
         dy = y.new_zeros(y.shape) if dy is None else dy
         wanted = Wanted(need_x, need_h or need_c, for_input, for_gates)
         dx, dh, dc, dW = pull(dy, dh, dc, x, h, y, saved, weights, ctx.sel, ctx.product, wanted)

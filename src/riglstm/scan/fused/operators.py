@@ -15,7 +15,7 @@ from riglstm.cell import Weights
 from riglstm.scan.batched import asked
 from riglstm.scan.fused.back import Wanted, backward
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
-from riglstm.scan.fused.run import run, whole
+from riglstm.scan.fused.run import plain, run, whole
 from riglstm.selection import Selection
 
 
@@ -135,7 +135,7 @@ def pull(
     if h.is_cuda and h.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(h):
             return pull(dy, dh, dc, x, h, y, saved, weights, sel, product, wanted)
-    x, h = x.contiguous(), h.contiguous()
+    x, h = plain(x), plain(h)
     return backward(dy, dh, dc, x, h, y, saved, whole(weights), sel, product, wanted)
 
 
@@ -161,13 +161,13 @@ def by_operator(
     x, h, y, *rest = kept
     weights, saved = rest[:6], rest[6:]
 
-    def whole(grad: Tensor | None, like: Tensor) -> Tensor:
+    def there(grad: Tensor | None, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape) if grad is None else grad.contiguous()
 
     need_x, _, _, *need = ctx.needs_input_grad[:9]
     for_input, for_gates = need_x or any(need[:2]), any(need[2:])
     dh, dc, *out = _backward(
-        *(whole(grads[0], y), whole(grads[1], h), whole(grads[2], h), x, h, y, saved),
+        *(there(grads[0], y), there(grads[1], h), there(grads[2], h), x, h, y, saved),
         *(*weights, *ctx.rules, ctx.product, for_input, for_gates),
     )
     given = iter(out)

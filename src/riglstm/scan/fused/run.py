@@ -35,17 +35,23 @@ def run(
     if h.is_cuda and h.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(h):
             return run(x, h, c, weights, sel, live, reset, product, save, saved)
-    x = x if isinstance(x, Symbols) else x.contiguous()
+    x = x if isinstance(x, Symbols) else plain(x)
     live, reset = (None if flags is None else flags.contiguous() for flags in (live, reset))
     y, h, c, woke = forward(
-        *(x, h.contiguous(), c, whole(weights), sel, live, reset, product, save, saved)
+        *(x, plain(h), c, whole(weights), sel, live, reset, product, save, saved)
     )
     return y, h.clone(), c, woke
 
 
+def plain(t: Tensor) -> Tensor:
+    """As it lies in memory: without gaps, and with no sign that torch keeps apart."""
+    t = t.contiguous()
+    return t.resolve_neg() if t.is_neg() else t
+
+
 def whole(weights: Weights) -> Weights:
     """Weights without gaps in memory."""
-    return Weights(*(None if w is None else w.contiguous() for w in weights))  # type: ignore[arg-type]
+    return Weights(*(None if w is None else plain(w) for w in weights))  # type: ignore[arg-type]
 
 
 def forward(
