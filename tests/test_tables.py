@@ -212,7 +212,7 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
             assert {tuple(own) for own in row.fit_in.values()} == {("updates",)}
             assert row.fit_in.keys() < tuned.settings.keys()
         elif (table, key) == ("copying", "lstm"):
-            # More than RigLSTM has there, which they did not help.
+            # More than RigLSTM has there, which loses more by them than it gains.
             assert (row.fit, row.fit_in) == ({}, {"M=8": {"updates": 60_000}})
         elif table == "mnist" and key in ("rim", "gridlstm"):
             # Of the recipe before, by which their runs were made; as many digits in all.

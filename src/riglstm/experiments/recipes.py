@@ -90,7 +90,7 @@ def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
             "validation_size": 4000,
         },
         # Ten epochs of small batches, and a long mean in place of a step size that falls: what
-        # learns the trained size soonest is worst at others.
+        # learns the trained size soonest is worst at 24x24.
         fit=replace(_tuned_fit(15_000, lr=5e-4, evaluate_every=3000), decay="none", average=0.9997),
     )
 
@@ -128,7 +128,7 @@ def _tuned_copying(rows: Mapping[str, Row]) -> Recipe:
         paper,
         rows={
             **rows,
-            # At M = 8 RigLSTM was given 60,000 as well, and did worse with them at P = 400.
+            # RigLSTM was given 60,000 as well, and lost more by them at P = 400 than it gained.
             "lstm": replace(rows["lstm"], fit_in={"M=8": {"updates": 60_000}}),
             "riglstm": _steady(rows["riglstm"]),
         },
