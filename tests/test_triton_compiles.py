@@ -81,12 +81,11 @@ for name, z, B, more in (
     ("tf32, symbols", tf32, 64, {"SAVE": False, "PRECISION": "ieee", **every}),
     ("bf16, few", bf16, 64, {"SAVE": False, "PRECISION": "ieee", **plain, **every, **views}),
     ("bf16, many", bf16, 65, {"SAVE": True, "PRECISION": "ieee", **plain, **views}),
-    ("bf16, many symbols", bf16, 65, {"SAVE": False, "PRECISION": "ieee", **plain, **every}),
     ("exact, symbols", exact, 64, {"SAVE": False, "PRECISION": "tf32x3", **plain, **every}),
     ("exact", exact, 64, {"SAVE": True, "PRECISION": "tf32x3", **plain, **every, **views}),
 ):
     # With a multiprocessor for each tile, few sequences in halves take the resident kernel.
-    if "many" in name if ARCH < 90 else "few" in name:
+    if name == "exact, symbols" or "many" in name if ARCH < 90 else "few" in name:
         continue
     done[name] = built(forward_kernel, z, triton_plan.forward_tiles(z, B, None), **more, **place)
 whole = {"W_UNIT": None, "D_UNIT": None}
@@ -141,6 +140,8 @@ for name, z, more in (
     ("resident, tf32", tf32, {"SAVE": True, **peers}),
     ("resident, bf16", bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
 ):
+    if ARCH < 90 and z is bf16:
+        continue
     tile = triton_plan.resident_tiles(z, 64, None)
     done[name] = built(resident_kernel, z, tile, PRECISION="ieee", **more, **views, **place)
 print(json.dumps(done))
@@ -177,7 +178,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 25), (90, 232_448, 132, 26)]
+CHIPS = [(80, 166_912, 4, 23), (90, 232_448, 132, 25)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)
