@@ -51,7 +51,7 @@ def built(kernel, z, tile, **constants):
             signature[name], values[(i,)] = "constexpr", given[name]
         elif name in ("B", "T", "R", "Z", "first", "t0", "t1"):
             signature[name] = "i32"
-            # `launch` takes it that no value of theirs asks for a kernel of its own.
+            # `Launch` takes it that no value of theirs asks for a kernel of its own.
             assert kernel.params[i].do_not_specialize, name
         else:
             signature[name] = kinds.get(name, "*i32" if name in INTEGERS else "*fp32")

@@ -72,8 +72,8 @@ def twice(kernel: Kernel) -> torch.Tensor:
     """A launch, and one with other numbers, whose tensor it returns."""
     x, other = torch.zeros(16), torch.ones(32)
     # Constants may come in any order, and options of the launch among them.
-    triton_launch.launch(kernel, (3,), (x, None, 5), TALL=2, WIDE=True, num_warps=8)
-    triton_launch.launch(kernel, (4, 2), (other, None, 7), TALL=2, WIDE=True, num_warps=8)
+    triton_launch.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((3,), (x, None, 5))
+    triton_launch.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((4, 2), (other, None, 7))
     assert kernel.compiled == [{"TALL": 2, "WIDE": True, "num_warps": 8}]
     return other
 
@@ -123,8 +123,8 @@ def test_buffers_lie_apart_in_one_allocation(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_part_of_an_allocation_is_as_good_as_a_tensor(kernel: Kernel) -> None:
     (place,) = triton_launch.Layout((torch.float32, (16,))).make(torch.zeros(1))
-    triton_launch.launch(kernel, (3,), (torch.zeros(16), None, 5), TALL=2, WIDE=True)
-    triton_launch.launch(kernel, (3,), (place, None, 5), TALL=2, WIDE=True)
+    triton_launch.prepare(kernel, TALL=2, WIDE=True)((3,), (torch.zeros(16), None, 5))
+    triton_launch.prepare(kernel, TALL=2, WIDE=True)((3,), (place, None, 5))
     assert (len(kernel.compiled), len(kernel.direct)) == (1, 1)
 
 
@@ -142,8 +142,8 @@ def test_a_part_of_an_allocation_is_as_good_as_a_tensor(kernel: Kernel) -> None:
 def test_whatever_a_kernel_is_compiled_for_compiles_anew(
     kernel: Kernel, arguments: tuple[Any, ...], constants: dict[str, Any]
 ) -> None:
-    triton_launch.launch(kernel, (1,), (torch.zeros(16), None, 5), WIDE=1, TALL=2)
-    triton_launch.launch(kernel, (1,), arguments, **constants)
+    triton_launch.prepare(kernel, WIDE=1, TALL=2)((1,), (torch.zeros(16), None, 5))
+    triton_launch.prepare(kernel, **constants)((1,), arguments)
     assert len(kernel.compiled) == 2
     assert not kernel.direct
 
@@ -151,5 +151,5 @@ def test_whatever_a_kernel_is_compiled_for_compiles_anew(
 def test_each_device_has_its_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     for device in (0, 1, 0):
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
-        triton_launch.launch(kernel, (1,), (torch.zeros(16), None, 5), WIDE=1, TALL=2)
+        triton_launch.prepare(kernel, WIDE=1, TALL=2)((1,), (torch.zeros(16), None, 5))
     assert (len(kernel.compiled), len(kernel.direct)) == (2, 1)

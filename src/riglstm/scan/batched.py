@@ -6,7 +6,7 @@ compiles at once and its data-dependent row counts stay out of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -194,6 +194,20 @@ def asked(
     return inputs + (gates if for_gates else [None] * 4)
 
 
+def needed(ctx: Any) -> tuple[bool, bool]:
+    """Whether a gradient is asked for of x, W_in or b_in, and of any other weight."""
+    x, _, _, W_in, b_in, *gates = ctx.needs_input_grad[:9]
+    return x or W_in or b_in, any(gates)
+
+
+def handed_out(
+    out: Iterable[Tensor], x: Tensor, weights: Sequence[Tensor | None], *wanted: bool
+) -> list[Tensor | None]:
+    """Gradients of x and each weight, from those alone that an operator gave."""
+    given = iter(out)
+    return [None if t is None else next(given) for t in asked(x, weights, *wanted)]
+
+
 @_backward.register_fake
 def _(
     dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
@@ -223,15 +237,12 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
 
     dy = whole(grads[0], ctx.shape)
     dh, dc = (whole(g, ctx.shape[1:]) for g in grads[1:3])
-    need_x, _, _, *need = ctx.needs_input_grad[:9]
-    for_input, for_gates = need_x or any(need[:2]), any(need[2:])
+    wanted = needed(ctx)
     dh, dc, *out = _backward(
         *(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle),
-        *(for_input, for_gates),
+        *wanted,
     )
-    given = iter(out)
-    wanted = asked(x, weights, for_input, for_gates)
-    dx, *dw = (None if t is None else next(given) for t in wanted)
+    dx, *dw = handed_out(out, x, weights, *wanted)
     nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
     return dx, dh, dc, *dw, *nothing
 

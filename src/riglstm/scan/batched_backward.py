@@ -279,12 +279,12 @@ def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows,
 
 
 def input_map(
-    dV: Tensor, x: Tensor, weights: Weights, product: torch.dtype
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    dV: Tensor, x: Tensor, weights: Weights, product: torch.dtype, for_x: bool = True
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Back through the input transformation: dx, dW_in, db_in from dV (T·B, K·d)."""
-    if weights.W_in is None:
+    low, W_in, b_in = dV.to(product), weights.W_in, weights.b_in
+    if W_in is None:
         return dV.view_as(x).to(x.dtype), None, None
-    low = dV.to(product)
-    dx = (low @ weights.W_in.t().to(product)).view_as(x).to(x.dtype)
-    dW_in = (x.reshape(dV.shape[0], -1).t().to(product) @ low).to(weights.W_in.dtype)
-    return dx, dW_in, None if weights.b_in is None else dV.sum(0)
+    dx = (low @ W_in.t().to(product)).view_as(x).to(x.dtype) if for_x else None
+    dW_in = (x.reshape(dV.shape[0], -1).t().to(product) @ low).to(W_in.dtype)
+    return dx, dW_in, None if b_in is None else dV.sum(0, dtype=b_in.dtype)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.gradients import Lines, Piece, Total, input_map, rows_from, width
+from riglstm.scan.batched_backward import input_map
+from riglstm.scan.fused.gradients import Lines, Piece, Total, rows_from, width
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.plan import (
     PERSISTENT,
@@ -196,7 +197,7 @@ def backward(
         run(8, B, 0, 0, 1)
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None
     if dV is not None:
-        dx, dW_in, db_in = input_map(dV.view(T * B, z.K * d), x, weights, wanted.x)
+        dx, dW_in, db_in = input_map(dV.view(T * B, z.K * d), x, weights, product, wanted.x)
     if total is not None:
         dW, db, dW_q = total.split(weights, plan.split, plan.lines_at_once[1])
         d_bias = None if weights.update_bias is None else dz.sum((0, 1))

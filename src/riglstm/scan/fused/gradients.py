@@ -13,7 +13,6 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Launch, Place
 from riglstm.scan.fused.plan import Saved, Sizes
-from riglstm.scan.fused.prepare import cast
 
 PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
@@ -102,21 +101,6 @@ class Total:
         if W_q is not None and dW_q is not None and W_q.dim() == 2:
             dW_q = dW_q.sum(0)
         return dW, db, dW_q
-
-
-def input_map(
-    dV: Tensor, x: Tensor, weights: Weights, for_x: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Back through the input transformation: dx if asked for, dW_in, db_in from dV (T·B, K·d)."""
-    W_in, dx = weights.W_in, None
-    if W_in is None:
-        return cast(x.dtype, dV.view(x.shape)), None, None
-    if for_x:
-        dx = cast(x.dtype, torch.mm(dV, cast(dV.dtype, W_in).t()).view(x.shape))
-    rows = cast(dV.dtype, x.view(dV.shape[0], -1))
-    dW_in = cast(W_in.dtype, torch.mm(rows.t(), dV))
-    b_in = weights.b_in
-    return dx, dW_in, None if b_in is None else dV.sum(0, dtype=b_in.dtype)
 
 
 def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:

@@ -138,10 +138,3 @@ def prepare(kernel: Any, **constants: Any) -> Launch:
     if key not in _LAUNCHES:
         _LAUNCHES[key] = Launch(kernel, constants)
     return _LAUNCHES[key]
-
-
-def launch(
-    kernel: Any, grid: tuple[int, ...], arguments: Sequence[Argument], **constants: Any
-) -> None:
-    """`kernel[grid](*arguments, **constants)`; see `Launch`."""
-    prepare(kernel, **constants)(grid, arguments)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from riglstm.cell import Weights
-from riglstm.scan.batched import asked, flat
+from riglstm.scan.batched import asked, flat, needed
 from riglstm.scan.fused.back import Wanted
 from riglstm.scan.fused.operators import by_operator, forward, pull
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
@@ -85,8 +85,8 @@ class _Scan(torch.autograd.Function):
             return *by_operator(ctx, kept, *grads), *(None,) * 4
         x, h, y, *rest = kept
         weights, saved = Weights(*rest[:6]), Saved(*rest[6:])
-        need_x, need_h, need_c, *need = ctx.needs_input_grad[:9]
-        for_input, for_gates = need_x or any(need[:2]), any(need[2:])
+        need_x, need_h, need_c = ctx.needs_input_grad[:3]
+        for_input, for_gates = needed(ctx)
         dy, dh, dc = (None if g is None else plain(g) for g in grads[:3])
         dy = y.new_zeros(y.shape) if dy is None else dy
         wanted = Wanted(need_x, need_h or need_c, for_input, for_gates)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.batched import asked
+from riglstm.scan.batched import asked, handed_out, needed
 from riglstm.scan.fused.back import Wanted, backward
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
 from riglstm.scan.fused.run import plain, run, whole
@@ -164,15 +164,12 @@ def by_operator(
     def there(grad: Tensor | None, like: Tensor) -> Tensor:
         return like.new_zeros(like.shape) if grad is None else grad.contiguous()
 
-    need_x, _, _, *need = ctx.needs_input_grad[:9]
-    for_input, for_gates = need_x or any(need[:2]), any(need[2:])
+    wanted = needed(ctx)
     dh, dc, *out = _backward(
         *(there(grads[0], y), there(grads[1], h), there(grads[2], h), x, h, y, saved),
-        *(*weights, *ctx.rules, ctx.product, for_input, for_gates),
+        *(*weights, *ctx.rules, ctx.product, *wanted),
     )
-    given = iter(out)
-    wanted = asked(x, weights, for_input, for_gates)
-    dx, *dw = (None if t is None else next(given) for t in wanted)
+    dx, *dw = handed_out(out, x, weights, *wanted)
     return dx, dh, dc, *dw
 
 

@@ -110,7 +110,6 @@ def precision(product: torch.dtype) -> str:
 
 def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
     """Unwritten buffers."""
-
     N, int32, float32, new = z.N, torch.int32, torch.float32, like.new_empty
     kept = T if save else 0
     return Saved(

@@ -148,7 +148,7 @@ def write_views(
     T, B, D = x.shape
     z, XH, views = plan.z, held.XH, x
     if weights.W_in is not None:
-        x, W = cast(z.dtype, x.view(T * B, D)), cast(z.dtype, weights.W_in)
+        x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)
         where = None
         if plan.direct:
             assert isinstance(XH, Tensor)
@@ -156,7 +156,7 @@ def write_views(
         if weights.b_in is None:
             views = torch.mm(x, W, out=where)
         else:
-            views = torch.addmm(cast(z.dtype, weights.b_in), x, W, out=where)
+            views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
         if where is not None:
             assert isinstance(XH, Tensor)
             return XH
@@ -164,7 +164,7 @@ def write_views(
     return views
 
 
-def cast(dtype: torch.dtype, t: Tensor) -> Tensor:
+def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
     """t in a dtype; torch takes its time to find that it is of it already."""
     return t if t.dtype == dtype else t.to(dtype)
 

@@ -193,7 +193,7 @@ def best(keys, k: tl.constexpr, n: tl.constexpr):
     for j in tl.static_range(1, n):
         for i in tl.static_range(j):
             # Of two, one more is ahead of the one or of the other. The sign of a difference tells
-            # which: a comparison would take three times as long until it can be used.
+            # which: a comparison is thought to take longer until it can be used.
             sign = _sign(keys[i] - keys[j])
             ranks += (sign & ((1 << (4 * i)) - (1 << (4 * j)))) + (1 << (4 * j))
     # The highest of the four bits is set where k or more are ahead.

@@ -65,9 +65,15 @@ def store_each(at, value, mask, LANES: tl.constexpr):
 
 
 @triton.jit
-def score(h, v):
-    """The sum over d of the products of two vectors, (8, RB)."""
+def products(h, v):
+    """The products of states with what they look at, added up piece by piece."""
     s = h[0] * v[0].to(tl.float32)
     for i in tl.static_range(1, len(h)):
         s += h[i] * v[i].to(tl.float32)
-    return tl.sum(s, 2)
+    return s
+
+
+@triton.jit
+def score(h, v):
+    """The sum over d of the products of two vectors, (8, RB)."""
+    return tl.sum(products(h, v), 2)

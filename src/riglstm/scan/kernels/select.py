@@ -23,7 +23,7 @@ import triton.language as tl
 
 from riglstm.scan.kernels.cell import sigmoid
 from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable, fetch
-from riglstm.scan.kernels.pieces import read, score, store_each, tile_of, write
+from riglstm.scan.kernels.pieces import products, read, score, store_each, tile_of, write
 
 _PART = tl.constexpr(16)
 
@@ -117,15 +117,6 @@ def views_of_rows(
 
 
 @triton.jit
-def looked_at(own, x):
-    """The products of the cells' states with what they look at, added up part by part."""
-    s = own[0] * x[0].to(tl.float32)
-    for i in tl.static_range(1, len(x)):
-        s += own[i] * x[i].to(tl.float32)
-    return s
-
-
-@triton.jit
 def select(
     t, b, B, h, x, unit, live, fresh, c, XH, ACT, WOKE, BITS,
     N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
@@ -169,7 +160,7 @@ def select(
     for_peers = ()
     if VIEWS and PEERS:
         # One sum of both, so that the compiler lays peers as it does views.
-        both = tl.sum(tl.join(looked_at(own, x), looked_at(own, peers)), 3)
+        both = tl.sum(tl.join(products(own, x), products(own, peers)), 3)
         of_views, of_peers = tl.split(both)
         keys = tl.join(comparable(of_views), tl.where(other, comparable(of_peers), -_MOST))
         keys = apart(keys.permute(1, 2, 3, 0).reshape(RB, _SLOTS, 2, 2, 2, 2), 3)
@@ -178,11 +169,11 @@ def select(
             for_views += (view,)
             for_peers += (peer,)
     elif VIEWS:
-        of_views = tl.sum(looked_at(own, x), 3)
+        of_views = tl.sum(products(own, x), 3)
         keys = comparable(of_views).permute(1, 2, 0)
         for_views = apart(keys.reshape(RB, _SLOTS, 2, 2, 2), 3)
     elif PEERS:
-        keys = tl.where(other, comparable(tl.sum(looked_at(own, peers), 3)), -_MOST)
+        keys = tl.where(other, comparable(tl.sum(products(own, peers), 3)), -_MOST)
         for_peers = apart(keys.permute(1, 2, 0).reshape(RB, _SLOTS, 2, 2, 2), 3)
 
     awake = tl.where(there if live is None else live, (1 << N) - 1, 0)
