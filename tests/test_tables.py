@@ -212,13 +212,9 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
             assert {tuple(own) for own in row.fit_in.values()} == {("updates",)}
             assert row.fit_in.keys() < tuned.settings.keys()
         elif (table, key) == ("copying", "lstm"):
-            # More than RigLSTM has there, which loses more by them than it gains.
-            assert (row.fit, row.fit_in) == ({}, {"M=8": {"updates": 60_000}})
-        elif table == "mnist" and key in ("rim", "gridlstm"):
-            # Of the recipe before, by which their runs were made; as many digits in all.
-            assert row.task == {"batch_size": 64}
-            assert row.fit["updates"] * 64 == tuned.fit.updates * 32
-            assert (row.fit["decay"], row.fit["average"], row.fit_in) == ("cosine", 0.999, {})
+            # At M = 8 more than RigLSTM has, which loses more by them than it gains.
+            assert not row.fit
+            assert row.fit_in == {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
         else:
             assert not row.fit
             assert not row.fit_in
