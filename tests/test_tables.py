@@ -222,6 +222,11 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
             # At least as many as RigLSTM.
             assert not row.fit
             assert row.fit_in == {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
+        elif (table, key) == ("mnist", "rim"):
+            # As many digits in all.
+            assert row.task == {"batch_size": 64}
+            assert row.fit["updates"] * 64 == tuned.fit.updates * 32
+            assert (row.fit["decay"], row.fit["average"], row.fit_in) == ("cosine", 0.999, {})
         else:
             assert not row.fit
             assert not row.fit_in
