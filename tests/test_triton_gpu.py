@@ -14,7 +14,7 @@ from helpers import Problem, random_problem, seeded
 from riglstm import RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
 from riglstm.parameters import initialise
-from riglstm.scan import resolve
+from riglstm.scan import reference, resolve
 from riglstm.symbols import run_symbols
 
 pytestmark = [
@@ -235,6 +235,30 @@ def test_a_zero_state_wakes_the_lowest_cells() -> None:
     _, _, saved = kernel(p, MODES["tf32"])
     assert (saved.act[0] == 0b1111).all()
     assert (saved.bits[0, :, :4] & 0b111111 == 0b1111).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("B", [33, 64, 150])
+def test_ties_nan_and_infinities_choose_as_the_reference_does(B: int, mode: str) -> None:
+    # Small whole numbers: scores are exact in every precision, and many are equal.
+    sizes = {**PAPER, "B": B, "T": 1, "D": 600, "input_views": "split", "update_bias": True}
+    p = whole_numbers(random_problem(seeded(1), **sizes).to(torch.float32), "cuda")
+    _, _, saved = kernel(p, MODES[mode])
+    _, _, seen = reference.trace(*(p.x, p.h, p.c, p.weights, p.sel))
+    slots = torch.cat((seen.views, seen.peers), dim=3) & seen.active.unsqueeze(3)
+    taken = (slots.int() << torch.arange(12, device="cuda")).sum(3)
+    assert torch.equal(saved.bits.long(), taken)
+    assert torch.equal(saved.woke, seen.active)
+
+
+def whole_numbers(p: Problem, device: str) -> Problem:
+    """Rows 0 and 1 have equal states and views; from 2 on one number each is none, or infinite."""
+    numbers = {n: v.sign() * (v.abs() > 0.7) for n, v in p.leaves().items()}
+    h, x = numbers["h"], numbers["x"]
+    h[0], x[:, 1] = h[0, :1], x[:, 1, :100].repeat(1, 6)
+    h[2, 1, 99], h[3, 5, 0], h[4, 0, 7], h[5, 2, 50] = *[float("nan")] * 2, *[float("inf")] * 2
+    x[:, 6, 3], x[:, 7, 599], x[:, 8, 250] = float("nan"), float("inf"), -float("inf")
+    return p.with_leaves({n: v.to(device) for n, v in numbers.items()})
 
 
 @pytest.mark.parametrize("mode", MODES)
