@@ -16,6 +16,7 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Argument, Launch, Layout, Place, prepare
 from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.input_map import LINES
 from riglstm.scan.kernels.products import pack_kernel
 from riglstm.selection import Selection
 
@@ -112,15 +113,16 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
     """Unwritten buffers."""
     N, int32, float32, new = z.N, torch.int32, torch.float32, like.new_empty
     kept = T if save else 0
+    # Of sizes in a tuple torch takes half as long again.
     return Saved(
-        XH=new((T, B, z.S, z.P), dtype=z.held),
-        woke=new((T, B, N), dtype=torch.bool),
-        act=new((T, B), dtype=int32),
-        bits=new((T, B, N), dtype=int32),
-        gates=new((kept, B, N, z.G * z.d), dtype=z.dtype),
-        c=new((kept, B, N, z.d), dtype=float32),
-        a=new((kept if z.G == 5 else 0, B, N), dtype=float32),
-        unit=new((T if z.held == torch.float16 else 0, B), dtype=float32),
+        XH=new(T, B, z.S, z.P, dtype=z.held),
+        woke=new(T, B, N, dtype=torch.bool),
+        act=new(T, B, dtype=int32),
+        bits=new(T, B, N, dtype=int32),
+        gates=new(kept, B, N, z.G * z.d, dtype=z.dtype),
+        c=new(kept, B, N, z.d, dtype=float32),
+        a=new(kept if z.G == 5 else 0, B, N, dtype=float32),
+        unit=new(T if z.held == torch.float16 else 0, B, dtype=float32),
     )
 
 
@@ -143,27 +145,33 @@ def pack(
     into: Sequence[Tensor | Place] | None = None,
     counter: Argument = None,
     by_gate: bool = False,
+    lines: Argument = None,
 ) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
     As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
     `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
-    of `pack_kernel`. A counter is set to zero on the way, which saves a launch.
+    of `pack_kernel`. On the way, which saves launches, `lines` (D, K·P) takes W_in, for
+    `map_kernel`, and a counter is set to zero.
     """
-    W, W_q = weights.W, weights.W_q
+    W, W_q, W_in = weights.W, weights.W_q, None if lines is None else weights.W_in
     out, unit = into or Layout(*packed(z, BN, first)).make(W)
     kept = unit if z.held == torch.float16 else None
-    run = _pack(z, BN, first, W_q is not None and W_q.dim() == 3, by_gate)
-    run((z.N * columns(z, BN),), (W, W if W_q is None else W_q, out, kept, counter))
+    per_cell = W_q is not None and W_q.dim() == 3
+    run, grid = _pack(z, BN, first, per_cell, by_gate, 0 if W_in is None else W_in.shape[0])
+    run(grid, (W, W if W_q is None else W_q, W_in, out, kept, lines, counter))
     return out, kept
 
 
 @functools.lru_cache(64)
-def _pack(z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool) -> Launch:
-    return prepare(
-        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, BN=BN, BP=power_of_two(z.P),
-        PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
+def _pack(
+    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, D: int
+) -> tuple[Launch, tuple[int]]:
+    run = prepare(
+        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, BN=BN, BP=power_of_two(z.P),
+        BW=power_of_two(z.K * z.P), PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
     )  # fmt: skip
+    return run, (z.N * columns(z, BN) + -(-D // LINES),)
 
 
 @functools.cache
@@ -191,6 +199,12 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     BM, BP, BK = 128, power_of_two(z.d), 64 if z.back.itemsize == 4 else 128
     tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
     return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
+
+
+def map_tiles(device: torch.device) -> dict[str, Any]:
+    """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
+    tile = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8}
+    return tile | {"STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 
 def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:

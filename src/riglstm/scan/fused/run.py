@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.scan.fused.launch import Place
 from riglstm.scan.fused.plan import Saved, pack, rounds
 from riglstm.scan.fused.prepare import hold, plan_of, working, write_views
 from riglstm.scan.fused.symbols import Symbols, gates_of, views_of
@@ -36,10 +37,9 @@ def run(
         with torch.cuda.device_of(h):
             return run(x, h, c, weights, sel, live, reset, product, save, saved)
     x = x if isinstance(x, Symbols) else plain(x)
-    live, reset = (None if flags is None else flags.contiguous() for flags in (live, reset))
-    y, h, c, woke = forward(
-        *(x, plain(h), c, whole(weights), sel, live, reset, product, save, saved)
-    )
+    live = None if live is None else live.contiguous()
+    reset = None if reset is None else reset.contiguous()
+    y, h, c, woke = forward(x, plain(h), c, whole(weights), sel, live, reset, product, save, saved)
     return y, h.clone(), c, woke
 
 
@@ -51,7 +51,10 @@ def plain(t: Tensor) -> Tensor:
 
 def whole(weights: Weights) -> Weights:
     """Weights without gaps in memory."""
-    return Weights(*(None if w is None else plain(w) for w in weights))  # type: ignore[arg-type]
+    for w in weights:
+        if w is not None and (not w.is_contiguous() or w.is_neg()):
+            return Weights(*(None if w is None else plain(w) for w in weights))  # type: ignore[arg-type]
+    return weights
 
 
 def forward(
@@ -71,12 +74,10 @@ def forward(
     `saved` is written to where it is given; SAVE is for all of it, else some of it is empty.
     """
     T, (B, N, d) = (x.ids if isinstance(x, Symbols) else x).shape[0], h.shape
+    D = None if weights.W_in is None else weights.W_in.shape[0]
     plan = plan_of(
         *(sel, B, d, h.device, product, rounds(product)),
-        soft_update=weights.W_q is not None,
-        linear=weights.W_in is not None,
-        symbols=isinstance(x, Symbols),
-        save=save,
+        *(weights.W_q is not None, D, isinstance(x, Symbols), save),
     )
     z, tile = plan.z, plan.tile
     work = working(T, B, plan, h, saved)
@@ -89,15 +90,17 @@ def forward(
         place, count, counter = _lists(T, B, N, h)
     # First of all: the GPU packs while the host goes on.
     into = (work.W, work.w_unit)
-    W, w_unit = pack(weights, z, tile["BN"], plan.first, into, counter, plan.by_gate)
+    lines = None if plan.map is None else work.lines
+    W, w_unit = pack(weights, z, tile["BN"], plan.first, into, counter, plan.by_gate, lines)
     ids = table = None
+    X: Tensor | Place
     if isinstance(x, Symbols):
         ids, X = x.ids, views_of(x.table, weights, z)
         table = gates_of(X, weights, z, tile["BN"])
         if z.held == torch.float16:
             hold(None, h, plan, held, T)
     else:
-        X = write_views(x, h, weights, plan, held)
+        X = write_views(x, h, weights, plan, work)
     bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
     x_unit = None if w_unit is None else held.unit
