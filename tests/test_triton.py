@@ -112,12 +112,14 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 
 
 def test_packing_sets_the_counter_to_zero_and_nothing_beside_it() -> None:
-    from riglstm.scan.fused.plan import pack, sizes
+    from riglstm.scan.fused.launch import Layout
+    from riglstm.scan.fused.pack import Into, pack, packed
+    from riglstm.scan.fused.plan import sizes
 
     p = random_problem(seeded(0), **SMALL).to(torch.float32)
     counters = torch.full((3,), 7, dtype=torch.int32)
     z = sizes(p.h.shape[2], p.sel, p.weights.W_q is not None, torch.float32)
-    pack(p.weights, z, 32, counter=counters[1:2])
+    pack(p.weights, z, 32, into=Into(*Layout(*packed(z, 32)).make(p.h), counters[1:2]))
     assert counters.tolist() == [7, 0, 7]
 
 

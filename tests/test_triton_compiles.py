@@ -52,7 +52,7 @@ def built(kernel, z, tile, **constants):
     for i, name in enumerate(kernel.arg_names):
         if name in given:
             signature[name], values[(i,)] = "constexpr", given[name]
-        elif name in ("B", "T", "R", "Z", "first", "t0", "t1"):
+        elif name in ("B", "T", "R", "Z", "first", "t0", "t1", "numbers"):
             signature[name] = "i32"
             # `Launch` takes it that no value of theirs asks for a kernel of its own.
             assert kernel.params[i].do_not_specialize, name
@@ -133,11 +133,12 @@ done |= {
         *(pack_kernel, tf32, of_pack), **no_lines, PER_CELL=True, FIRST=0, BY_GATE=True
     ),
     "pack, states": built(
-        *(pack_kernel, tf32, of_pack), **no_lines, PER_CELL=True, FIRST=2, BY_GATE=False
+        *(pack_kernel, tf32, of_pack), **no_lines, C0=None, PER_CELL=True, FIRST=2, BY_GATE=False
     ),
     "pack, plain": built(
         *(pack_kernel, bf16, of_pack),
-        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False, "COUNTER": None},
+        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False},
+        **{"COUNTER": None, "H": None},
     ),
 }
 triton_plan.chip = lambda device: (132, ROOM)

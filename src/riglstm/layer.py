@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, overload
 
 import torch
@@ -36,7 +36,7 @@ from riglstm.selection import (
     settle_update,
     two_thirds,
 )
-from riglstm.sequence import Sequences, State, join, reverse_reset, split, unfold
+from riglstm.sequence import Sequences, State, States, join, reverse_reset, split, unfold
 
 
 class Trace(NamedTuple):
@@ -288,22 +288,21 @@ class RigLSTM(nn.Module):
         hx: State | None,
         reset: Tensor | None,
         mask: Tensor | None,
-    ) -> tuple[Sequences, Sequence[Tensor], Sequence[Tensor]]:
+    ) -> tuple[Sequences, States, States]:
         """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
         like = parameter_of(self, "weight_gates_l0")
         sequences = unfold(input, self.batch_first, reset, mask)
         x = sequences.x
         checks.check_input(x, self.input_size, like, sequences.given)
-        rows, cells = self.num_layers * (1 + self.bidirectional), (self.num_cells, self.cell_size)
+        rows = self.num_layers * (1 + self.bidirectional)
         if hx is None:
-            zero = (like.new_zeros(x.shape[1], *cells),) * rows
-            return sequences, zero, zero
+            return sequences, (None,) * rows, (None,) * rows
         given = sequences.state_in(hx, rows, self.hidden_size, like)
-        h, c = (split(state, *cells) for state in given)
+        h, c = (split(state, self.num_cells, self.cell_size) for state in given)
         return sequences, h, c
 
     def _run(
-        self, sequences: Sequences, h: Sequence[Tensor], c: Sequence[Tensor], record: bool
+        self, sequences: Sequences, h: States, c: States, record: bool
     ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
         """All layers and directions: output (T, B, H), h_n and c_n, and traces if asked for."""
         x = sequences.x
@@ -328,8 +327,8 @@ class RigLSTM(nn.Module):
     def _run_direction(
         self,
         x: Tensor,
-        h: Tensor,
-        c: Tensor,
+        h: Tensor | None,
+        c: Tensor | None,
         sequences: Sequences,
         layer: int,
         reverse: bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn.utils.rnn import PackedSequence
 from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
 
 State: TypeAlias = tuple[Tensor, Tensor]
+States: TypeAlias = Sequence[Tensor | None]
+"""(B, N, d) for each layer and direction; None: zero."""
 
 
 class Sequences(NamedTuple):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import BackendError
+from riglstm.scan.base import BackendError, zero_state
 from riglstm.scan.batched import refuse_transforms
 from riglstm.scan.fused.learn import learn
 from riglstm.scan.fused.replay import again
@@ -44,8 +43,8 @@ def _refusal(
 
 def scan(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     *,
@@ -54,13 +53,18 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
-    kind = "cuda" if h.is_cuda else h.device.type
-    product, compiling = product_on(kind, h.dtype), torch.compiler.is_compiling()
-    _refuse(x, h, c, weights, sel, product, kind, _most if compiling else _most_known)
+    like = weights.W if h is None else h
+    kind = "cuda" if like.is_cuda else like.device.type
+    product, compiling = product_on(kind, like.dtype), torch.compiler.is_compiling()
+    limit, d = _most if compiling else _most_known, weights.W.shape[2] // 4
+    _refuse_many(x.shape[1], limit(sel, d, like.dtype, product, kind), sel.N, d)
+    refuse_transforms("triton", x, h, c, *weights)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
     if learns or compiling:
+        if h is None or c is None:
+            h = c = zero_state(x, weights, sel)
         y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, learns)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
@@ -82,25 +86,13 @@ _most_known = functools.lru_cache(256)(_most)
 """The same, found out once; torch.compile would warn of what is kept."""
 
 
-def _refuse(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Weights,
-    sel: Selection,
-    product: torch.dtype,
-    kind: str,
-    limit: Callable[..., int] = _most,
-) -> None:
-    """Raise for what the kernels do not support."""
-    B, N, d = h.shape
-    most = limit(sel, d, h.dtype, product, kind)
+def _refuse_many(B: int, most: int, N: int, d: int) -> None:
+    """Raise for more sequences than the kernels take."""
     if most < B:
         raise BackendError(
             f"backend='triton' needs at most {most} sequences of {N} cells of size {d}, got {B}; "
             "run them in parts, or use backend='batched'"
         )
-    refuse_transforms("triton", x, h, c, *weights)
 
 
 def scan_symbols(
@@ -117,7 +109,9 @@ def scan_symbols(
     """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
     kind = table.device.type
     product = product_on(kind, h.dtype)
-    _refuse(table, h, c, weights, sel, product, kind)
+    B, N, d = h.shape
+    _refuse_many(B, _most(sel, d, h.dtype, product, kind), N, d)
+    refuse_transforms("triton", table, h, c, *weights)
     with torch.no_grad(), torch.autocast(kind, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)
         y, h, c, _ = run(x, h, c, weights, sel, live, reset, product, save=False)

@@ -7,17 +7,13 @@ G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 byte
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights
-from riglstm.scan.fused.launch import Argument, Launch, Layout, Place, prepare
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.input_map import LINES
-from riglstm.scan.kernels.products import pack_kernel
 from riglstm.selection import Selection
 
 FEW = 64
@@ -129,49 +125,6 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
 def columns(z: Sizes, BN: int) -> int:
     """Tiles of BN columns for a cell: of the four gates, and of W_q Q."""
     return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
-
-
-def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """What `pack` writes in tiles: the weights from slot `first` on, and the columns' units."""
-    shape = (z.N, columns(z, BN), BN)
-    return [(z.held, (*shape, (z.S - first) * z.P)), (torch.float32, shape)]
-
-
-def pack(
-    weights: Weights,
-    z: Sizes,
-    BN: int,
-    first: int = 0,
-    into: Sequence[Tensor | Place] | None = None,
-    counter: Argument = None,
-    by_gate: bool = False,
-    lines: Argument = None,
-) -> tuple[Tensor | Place, Tensor | Place | None]:
-    """All weights of the gates, and what one stands for in their columns where that is not one.
-
-    As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
-    `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
-    of `pack_kernel`. On the way, which saves launches, `lines` (D, K·P) takes W_in, for
-    `map_kernel`, and a counter is set to zero.
-    """
-    W, W_q, W_in = weights.W, weights.W_q, None if lines is None else weights.W_in
-    out, unit = into or Layout(*packed(z, BN, first)).make(W)
-    kept = unit if z.held == torch.float16 else None
-    per_cell = W_q is not None and W_q.dim() == 3
-    run, grid = _pack(z, BN, first, per_cell, by_gate, 0 if W_in is None else W_in.shape[0])
-    run(grid, (W, W if W_q is None else W_q, W_in, out, kept, lines, counter))
-    return out, kept
-
-
-@functools.lru_cache(64)
-def _pack(
-    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, D: int
-) -> tuple[Launch, tuple[int]]:
-    run = prepare(
-        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, BN=BN, BP=power_of_two(z.P),
-        BW=power_of_two(z.K * z.P), PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
-    )  # fmt: skip
-    return run, (z.N * columns(z, BN) + -(-D // LINES),)
 
 
 @functools.cache

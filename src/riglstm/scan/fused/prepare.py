@@ -13,6 +13,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
+from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import (
     PERSISTENT,
     Saved,
@@ -20,7 +21,6 @@ from riglstm.scan.fused.plan import (
     columns,
     forward_tiles,
     map_tiles,
-    packed,
     precision,
     programs_on,
     resident_tiles,
@@ -142,16 +142,20 @@ class Working(NamedTuple):
     counter: Tensor | Place
     lines: Tensor | Place
     """W_in as our own map takes it."""
+    zero: Tensor | Place
+    """A state to begin from, where none is given."""
     held: Saved | Passing
 
 
-def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None) -> Working:
-    """Buffers of one call; what is to be saved is given."""
+def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun: bool) -> Working:
+    """Buffers of one call; what is to be saved is given, and so may be the state."""
     D = 0 if plan.map is None else plan.map.D
-    layout = _layout(T, B, plan.z, plan.tile["BN"], plan.first, plan.direct, D, saved is None)
-    W, w_unit, proposal, counter, lines, *rest = layout.make(like)
+    layout = _layout(
+        *(T, B, plan.z, plan.tile["BN"], plan.first, plan.direct, D, saved is None, begun)
+    )
+    W, w_unit, proposal, counter, lines, zero, *rest = layout.make(like)
     if saved is not None:
-        return Working(W, w_unit, proposal, counter, lines, saved)
+        return Working(W, w_unit, proposal, counter, lines, zero, saved)
     act, bits, unit, XH = rest
     z = plan.z
     if plan.direct:
@@ -159,16 +163,24 @@ def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None) -> Wo
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
     # Gates, c and a are neither written nor read then: any address will do.
     held = Passing(XH, woke, act, bits, XH, XH, XH, unit)
-    return Working(W, w_unit, proposal, counter, lines, held)
+    return Working(W, w_unit, proposal, counter, lines, zero, held)
 
 
 @functools.lru_cache(256)
 def _layout(
-    T: int, B: int, z: Sizes, BN: int, first: int, direct: bool, D: int, passing: bool
+    T: int,
+    B: int,
+    z: Sizes,
+    BN: int,
+    first: int,
+    direct: bool,
+    D: int,
+    passing: bool,
+    begun: bool,
 ) -> Layout:
     int32, float32 = torch.int32, torch.float32
     wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), (int32, (1,))]
-    wanted += [(z.held, (D, z.K * z.P))]
+    wanted += [(z.held, (D, z.K * z.P)), (float32, (0 if begun else B, z.N, z.d))]
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]
         wanted += [(z.held, (0 if direct else T, B, z.S - first, z.P))]
@@ -176,7 +188,7 @@ def _layout(
 
 
 def write_views(
-    x: Tensor, h: Tensor, weights: Weights, plan: Plan, work: Working
+    x: Tensor, h: Tensor | Place, weights: Weights, plan: Plan, work: Working
 ) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views."""
     T, B, D = x.shape
@@ -199,7 +211,7 @@ def write_views(
             views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
         if where is not None:
             return XH
-    hold(views, h, plan, held, T)
+    hold(views, h, plan, held, T * B, B)
     return views
 
 
@@ -208,7 +220,14 @@ def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
 
 
-def hold(views: Tensor | None, h: Tensor, plan: Plan, held: Saved | Passing, T: int) -> None:
+def hold(
+    views: Tensor | None,
+    h: Tensor | Place,
+    plan: Plan,
+    held: Saved | Passing,
+    rows: int,
+    B: int,
+) -> None:
     """Write views to XH, and the unit of each row; without views, the unit alone."""
-    B, unit = h.shape[0], held.unit if plan.z.held == torch.float16 else None
-    plan.hold((T * B,), (views, h, held.XH, unit, B))
+    unit = held.unit if plan.z.held == torch.float16 else None
+    plan.hold((rows,), (views, h, held.XH, unit, B))

@@ -191,8 +191,23 @@ def _pack_tile(
 
 
 @triton.jit
+def _begin(C0, C, H, numbers):
+    """The state before the first step: c is C0 or zero, and h, if it is to be written, zero."""
+    BLOCK: tl.constexpr = 1024
+    step = tl.num_programs(0) * BLOCK
+    for start in tl.range(tl.program_id(0) * BLOCK, numbers, step, num_stages=1):
+        at = start + tl.arange(0, BLOCK)
+        c = tl.zeros((BLOCK,), tl.float32)
+        if C0 is not None:
+            c = tl.load(C0 + at, mask=at < numbers)
+        tl.store(C + at, c, mask=at < numbers)
+        if H is not None:
+            tl.store(H + at, 0.0, mask=at < numbers)
+
+
+@triton.jit(do_not_specialize=["numbers"])
 def pack_kernel(
-    W, W_Q, W_IN, OUT, W_UNIT, OUT_IN, COUNTER,
+    W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, COUNTER, C, H, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
     PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
@@ -204,12 +219,15 @@ def pack_kernel(
     W_UNIT where there are any.
 
     OUT_IN, if there is one, takes W_IN: see `pack_lines`. COUNTER, if there is one, is that of the
-    next kernel's barrier, and is set to zero.
+    next kernel's barrier, and is set to zero. So is H, if there is one, and C, unless C0 is given;
+    each has so many numbers.
     """
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     tile = tl.program_id(0)
     if COUNTER is not None:
         tl.store(COUNTER, 0, mask=tile == 0)
+    if C is not None:
+        _begin(C0, C, H, numbers)
     if tile < N * TILES:
         _pack_tile(
             W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
