@@ -78,7 +78,7 @@ def forward(
     else some of it is empty.
     """
     like = weights.W if h is None else h
-    T, B = (x.ids if isinstance(x, Symbols) else x).shape[:2]
+    T, B, *_ = (x.ids if isinstance(x, Symbols) else x).shape
     N, d = sel.N, weights.W.shape[2] // 4
     D = None if weights.W_in is None else weights.W_in.shape[0]
     plan = plan_of(
