@@ -211,15 +211,15 @@ def _room(device: int) -> int:
 def _bytes(
     given: Sequence[Tensor | None], weights: Weights, sel: Selection, product: torch.dtype
 ) -> int:
-    """About what a graph would hold: input, XH, y, weights, and views where they are not in XH."""
+    """About the most a graph would hold: input, given and multiplied, views, XH, y, weights."""
     x, h = given[:2]
     assert x is not None
     assert h is not None
     T, B, D = x.shape
     z = sizes(h.shape[2], sel, weights.W_q is not None, product)
     row = D * x.dtype.itemsize + z.S * z.P * z.held.itemsize + z.N * z.d * h.dtype.itemsize
-    if weights.W_in is not None and product != torch.bfloat16:
-        row += z.K * z.d * product.itemsize
+    if weights.W_in is not None:
+        row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
     return T * B * row + z.N * z.S * z.P * z.L * z.held.itemsize
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from riglstm.scan.kernels.common import to_nearest
+
 LINES = 8
 """Lines of W_in that a program packs."""
 _LINES = tl.constexpr(LINES)
@@ -26,7 +28,7 @@ def pack_lines(
     view, e = col // P, col % P
     inside = (line < D) & (view < K)
     w = tl.load(W_IN + line * (K * d) + view * d + e, mask=inside & (e < d), other=0.0)
-    tl.store(OUT + line * (K * P) + col, w.to(OUT.dtype.element_ty), mask=inside)
+    tl.store(OUT + line * (K * P) + col, to_nearest(w, OUT.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -51,12 +53,13 @@ def map_kernel(
         w = tl.load(
             W + (k * WIDTH)[:, None] + col[None, :], mask=(k < D)[:, None] & inside, other=0.0
         )
-        x = x.to(kind)
+        x = to_nearest(x, kind)
         if WIDE:
             x, w = x.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     if BIAS is not None:
         view, e = col // P, col % P
         bias = tl.load(BIAS + view * d + e, mask=(view < K) & (e < d), other=0.0)
-        acc += bias.to(kind).to(tl.float32)[None, :]
-    tl.store(XH + (row * (S * P))[:, None] + col[None, :], acc.to(kind), mask=there & inside)
+        acc += to_nearest(bias, kind).to(tl.float32)[None, :]
+    out = XH + (row * (S * P))[:, None] + col[None, :]
+    tl.store(out, to_nearest(acc, kind), mask=there & inside)
