@@ -168,6 +168,16 @@ def unit_of(largest):
 
 
 @triton.jit
+def to_nearest(x, kind: tl.constexpr):
+    """Numbers in another dtype, the nearest there is."""
+    if _INTERPRETED and kind == tl.bfloat16 and x.dtype == tl.float32:
+        # The interpreter would cut off what a compiled kernel rounds.
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(kind)
+
+
+@triton.jit
 def comparable(s):
     """Scores for `best`: NaN comes first (P13), -0 is 0, and all that is near overflow ties."""
     return tl.where(s != s, _MOST, tl.minimum(tl.maximum(s, -_LESS), _LESS) + 0.0)
