@@ -156,7 +156,7 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
 
 def map_tiles(device: torch.device) -> dict[str, Any]:
     """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
-    tile = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8}
+    tile = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 4}
     return tile | {"STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 

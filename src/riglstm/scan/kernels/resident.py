@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
-from riglstm.scan.kernels.common import _INTERPRETED, _SLOTS, arrive, wait
+from riglstm.scan.kernels.common import _INTERPRETED, _SLOTS, arrive, wait_each
 from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
 from riglstm.scan.kernels.slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 
@@ -116,7 +116,7 @@ def resident_kernel(
             if X_UNIT is not None:
                 x_unit = tl.load(X_UNIT + step + b, mask=there, other=1.0)
         if PHASE & 4:
-            wait(COUNTER, target)
+            wait_each(COUNTER, target)
         if PHASE & 2:
             take = taken(BITS + step * N + j, rows, N, K, BM, WIDE)
             on = tl.load(BITS + (step + b) * N + j, mask=there, other=0) != 0
@@ -162,7 +162,7 @@ def resident_kernel(
             target += programs
             arrive(COUNTER)
             ask_ahead(t + 1, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
-            wait(COUNTER, target)
+            wait_each(COUNTER, target)
     if PHASE & 2:
         tl.store(c + at, c_now, mask=inside)
     if PHASE & 8:
