@@ -31,7 +31,7 @@ from helpers import (
     seeded,
 )
 from riglstm import BackendError, RigLSTM
-from riglstm.scan import resolve
+from riglstm.scan import resolve, scan
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
@@ -112,13 +112,50 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 
 
 def test_packing_sets_the_counter_to_zero_and_nothing_beside_it() -> None:
-    from riglstm.scan.fused.plan import pack, sizes
+    from riglstm.scan.fused.launch import Layout
+    from riglstm.scan.fused.pack import Into, pack, packed
+    from riglstm.scan.fused.plan import sizes
 
     p = random_problem(seeded(0), **SMALL).to(torch.float32)
     counters = torch.full((3,), 7, dtype=torch.int32)
     z = sizes(p.h.shape[2], p.sel, p.weights.W_q is not None, torch.float32)
-    pack(p.weights, z, 32, counter=counters[1:2])
+    pack(p.weights, z, 32, into=Into(*Layout(*packed(z, 32)).make(p.h), counters[1:2]))
     assert counters.tolist() == [7, 0, 7]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
+    from riglstm.scan.fused.launch import Layout
+    from riglstm.scan.fused.pack import Into, pack, packed
+    from riglstm.scan.fused.plan import sizes
+    from riglstm.scan.fused.prepare import map_of
+
+    # Neither rows nor features nor columns fill their tiles, and views have gaps.
+    low, R, D, gen = torch.bfloat16, 130, 35, seeded(0)
+    p = random_problem(gen, **{**SMALL, "D": D}).to(torch.float32)
+    z, x = sizes(18, p.sel, True, low), torch.randn(R, D, generator=gen)
+    assert (z.d, z.P) == (18, 24)
+    W, unit, lines = Layout(*packed(z, 32), (low, (D, z.K * z.P))).make(p.h)
+    pack(p.weights, z, 32, into=Into(W, unit, lines=lines))
+    b_in, XH = p.weights.b_in if bias else None, torch.full((R, z.S, z.P), 7.0, dtype=low)
+    to_views = map_of(z, D, CPU)
+    to_views.run((-(-R // to_views.rows) * to_views.columns,), (x, lines, b_in, XH, R))
+    want = (x @ p.weights.W_in).view(R, z.K, z.d)
+    want = want if b_in is None else want + b_in.view(z.K, z.d)
+    # Two operands and the result are rounded, in the interpreter downwards: to eight bits.
+    assert relative(XH[:, : z.K, : z.d], want.double()) < 3 * 2**-8
+    assert XH[:, : z.K, z.d :].eq(0).all()
+    assert XH[:, z.K :].eq(7).all()
+
+
+@pytest.mark.usefixtures("tf32")
+def test_a_state_that_is_not_given_is_zero() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    zero = torch.zeros_like(p.h)
+    y, (h, c), woke = scan(p.x, zero, zero, p.weights, p.sel, backend="triton")
+    y_0, (h_0, c_0), woke_0 = scan(p.x, None, None, p.weights, p.sel, backend="triton")
+    for got, want in ((y_0, y), (h_0, h), (c_0, c), (woke_0, woke)):
+        assert torch.equal(got, want)
 
 
 @pytest.mark.usefixtures("tf32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, overload
 
 import torch
@@ -12,7 +12,16 @@ from torch.nn.utils.rnn import PackedSequence
 
 from riglstm import checks
 from riglstm.cell import Weights
-from riglstm.parameters import NAMES, from_paper, initialise, shapes, to_paper
+from riglstm.parameters import (
+    NAMES,
+    from_paper,
+    initialise,
+    parameter_of,
+    shapes,
+    suffix,
+    to_paper,
+    weights_of,
+)
 from riglstm.scan import Backend, BackendError, reference, resolve, scan
 from riglstm.selection import (
     CELL_RULES,
@@ -27,7 +36,7 @@ from riglstm.selection import (
     settle_update,
     two_thirds,
 )
-from riglstm.sequence import Sequences, State, join, reverse_reset, unfold
+from riglstm.sequence import Sequences, State, States, join, reverse_reset, split, unfold
 
 
 class Trace(NamedTuple):
@@ -198,9 +207,8 @@ class RigLSTM(nn.Module):
             )
             for name, shape in zip(NAMES, all_shapes, strict=True):
                 empty = None if shape is None else torch.empty(shape, device=device, dtype=dtype)
-                self.register_parameter(
-                    name + _suffix(layer, reverse), None if empty is None else nn.Parameter(empty)
-                )
+                parameter = None if empty is None else nn.Parameter(empty)
+                self.register_parameter(name + suffix(layer, reverse), parameter)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -215,8 +223,7 @@ class RigLSTM(nn.Module):
     def weights(self, layer: int = 0, reverse: bool = False) -> Weights:
         """The parameters of one layer in one direction, as the scans take them."""
         self._check_direction(layer, reverse)
-        suffix = _suffix(layer, reverse)
-        return Weights(*(getattr(self, name + suffix) for name in NAMES))
+        return weights_of(self, suffix(layer, reverse))
 
     def paper_parameters(self, layer: int = 0, reverse: bool = False) -> dict[str, Tensor]:
         """Copies of the weights in the paper's notation, for column vectors, gates f, i, o, g.
@@ -281,24 +288,21 @@ class RigLSTM(nn.Module):
         hx: State | None,
         reset: Tensor | None,
         mask: Tensor | None,
-    ) -> tuple[Sequences, Sequence[Tensor], Sequence[Tensor]]:
+    ) -> tuple[Sequences, States, States]:
         """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
-        like = self.weight_gates_l0
-        assert isinstance(like, Tensor)
+        like = parameter_of(self, "weight_gates_l0")
         sequences = unfold(input, self.batch_first, reset, mask)
         x = sequences.x
         checks.check_input(x, self.input_size, like, sequences.given)
         rows = self.num_layers * (1 + self.bidirectional)
-        cells = (self.num_cells, self.cell_size)
         if hx is None:
-            zero = (like.new_zeros(x.shape[1], *cells),) * rows
-            return sequences, zero, zero
+            return sequences, (None,) * rows, (None,) * rows
         given = sequences.state_in(hx, rows, self.hidden_size, like)
-        h, c = (state.reshape(rows, -1, *cells).unbind() for state in given)
+        h, c = (split(state, self.num_cells, self.cell_size) for state in given)
         return sequences, h, c
 
     def _run(
-        self, sequences: Sequences, h: Sequence[Tensor], c: Sequence[Tensor], record: bool
+        self, sequences: Sequences, h: States, c: States, record: bool
     ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
         """All layers and directions: output (T, B, H), h_n and c_n, and traces if asked for."""
         x = sequences.x
@@ -323,8 +327,8 @@ class RigLSTM(nn.Module):
     def _run_direction(
         self,
         x: Tensor,
-        h: Tensor,
-        c: Tensor,
+        h: Tensor | None,
+        c: Tensor | None,
         sequences: Sequences,
         layer: int,
         reverse: bool,
@@ -337,8 +341,8 @@ class RigLSTM(nn.Module):
             x = x.flip(0)
             live = None if live is None else live.flip(0)
             reset = reverse_reset(reset, live)
-        weights, sel = self.weights(layer, reverse), self.selection
-        noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
+        weights, sel = weights_of(self, suffix(layer, reverse)), self.selection
+        noise = draw_noise(sel, x.shape[0], x.shape[1], x.device) if sel.draws else None
         if not record:
             y, final, _ = scan(
                 x, h, c, weights, sel, noise=noise, live=live, reset=reset, backend=self.backend
@@ -386,15 +390,10 @@ class RigLSTM(nn.Module):
         ):
             if value != default:
                 parts.append(f"{name}={value!r}")
-        like = self.weight_gates_l0
-        assert isinstance(like, Tensor)
+        like = parameter_of(self, "weight_gates_l0")
         try:
             runs = resolve(self.backend, like.device, sel, self.cell_size, like.dtype)
             chosen = "" if runs == self.backend else f" -> {runs!r}"
         except BackendError:
             chosen = " (cannot run here)"
         return ", ".join([*parts, f"backend={self.backend!r}{chosen}"])
-
-
-def _suffix(layer: int, reverse: bool) -> str:
-    return f"_l{layer}" + ("_reverse" if reverse else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,25 @@ from riglstm.checks import check_tensor
 
 NAMES = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_bias")
 """Parameter names, in the order of `Weights`."""
+
+
+def suffix(layer: int, reverse: bool) -> str:
+    """What the names of a layer's parameters in one direction end in."""
+    return f"_l{layer}" + ("_reverse" if reverse else "")
+
+
+def parameter_of(module: nn.Module, name: str) -> Any:
+    """A parameter, or what took its place under its name: a parametrization, say.
+
+    nn.Module finds a parameter by microseconds of Python, and each call of a layer needs seven.
+    """
+    own = module._parameters
+    return own[name] if name in own else getattr(module, name)
+
+
+def weights_of(module: nn.Module, ending: str) -> Weights:
+    """The parameters whose names end so, as the scans take them."""
+    return Weights(*[parameter_of(module, name + ending) for name in NAMES])
 
 
 def shapes(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from torch.nn.utils.rnn import PackedSequence
 from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
 
 State: TypeAlias = tuple[Tensor, Tensor]
+States: TypeAlias = Sequence[Tensor | None]
+"""(B, N, d) for each layer and direction; None: zero."""
 
 
-@dataclass(frozen=True)
-class Sequences:
+class Sequences(NamedTuple):
     """A batch in time-first form, and how it came."""
 
     x: Tensor
@@ -68,7 +69,9 @@ class Sequences:
             meaning, shape = "num_layers * directions, hidden_size", (rows, hidden)
         for name, state in zip(("h_0", "c_0"), hx, strict=True):
             check_state(name, state, shape, meaning, like)
-        h, c = (state.to(like.dtype) for state in hx)  # under autocast a state may come rounded
+        h, c = hx
+        if h.dtype != like.dtype or c.dtype != like.dtype:  # under autocast it may come rounded
+            h, c = h.to(like.dtype), c.to(like.dtype)
         if not self.batched:
             return h.unsqueeze(1), c.unsqueeze(1)
         order = None if self.packed is None else self.packed.sorted_indices
@@ -89,25 +92,22 @@ def unfold(
         return _unpack(x, batch_first, reset, mask)
     check_tensor("the input", x, "a Tensor or a PackedSequence")
     check_rank(x, batch_first)
-    for name, flags in (("reset", reset), ("mask", mask)):
-        if flags is not None:
-            check_flags(name, flags, tuple(x.shape[:-1]), x.device)
+    if reset is not None or mask is not None:
+        for name, flags in (("reset", reset), ("mask", mask)):
+            if flags is not None:
+                check_flags(name, flags, tuple(x.shape[:-1]), x.device)
     batched = x.dim() == 3
-
-    def time_first(v: Tensor | None) -> Tensor | None:
-        if v is None:
-            return None
-        if not batched:
-            return v.unsqueeze(1)
-        return v.transpose(0, 1) if batch_first else v
-
-    steps, live = time_first(x), time_first(mask)
+    steps: Tensor | None = x
+    if batch_first or not batched:
+        steps, mask, reset = (
+            None if v is None else v.transpose(0, 1) if batched else v.unsqueeze(1)
+            for v in (x, mask, reset)
+        )
     assert steps is not None
-    if live is not None:
+    if mask is not None:
         # What stands in a step that is left out, NaN as well, must not reach a gradient either.
-        steps = steps.masked_fill(~live.unsqueeze(-1), 0)
-    starts = settle(time_first(reset), live)
-    return Sequences(steps, live, starts, batch_first, batched, packed=None, filled=None)
+        steps = steps.masked_fill(~mask.unsqueeze(-1), 0)
+    return Sequences(steps, mask, settle(reset, mask), batch_first, batched, None, None)
 
 
 def settle(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
@@ -131,11 +131,17 @@ def reverse_reset(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
     return settle(after, live)
 
 
+def split(state: Tensor, N: int, d: int) -> tuple[Tensor, ...]:
+    """A state (rows, B, N·d) of all layers and directions as one (B, N, d) for each."""
+    rows = state.shape[0]
+    return (state.reshape(-1, N, d),) if rows == 1 else state.reshape(rows, -1, N, d).unbind()
+
+
 def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
     """Final states (B, N, d) of all layers and directions as (rows, B, hidden_size)."""
     shape = (len(states), -1, hidden_size)
     # A single one is a tensor of its own already: nothing is copied.
-    return (states[0] if len(states) == 1 else torch.stack(states)).reshape(shape)
+    return (states[0] if len(states) == 1 else torch.stack(states)).reshape(*shape)
 
 
 def _unpack(

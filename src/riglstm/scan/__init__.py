@@ -12,7 +12,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan import batched, compiled, reference
-from riglstm.scan.base import BackendError, Scan, State
+from riglstm.scan.base import BackendError, Scan, State, zero_state
 from riglstm.selection import Noise, Selection
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
@@ -82,8 +82,8 @@ def _no_triton(device: torch.device) -> str | None:
 
 def scan(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     *,
@@ -92,12 +92,18 @@ def scan(
     reset: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, State, Tensor]:
-    """Run RigLSTM over a sequence: x (T, B, D), h and c (B, N, d).
+    """Run RigLSTM over a sequence: x (T, B, D), h and c (B, N, d), zero where they are None.
 
     `live` (T, B) bool: where False the step does not happen for that sample. `reset` (T, B) bool:
     where True the sample's state is zero before the step, live or not. `noise` is what `random`
     rules rank. Returns y (T, B, N, d), the final (h, c), and active (T, B, N); no two of them,
     and none of them and an argument, share memory.
     """
-    run = BACKENDS[resolve(backend, x.device, sel, h.shape[2], h.dtype)]
-    return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
+    W = weights.W
+    name = resolve(backend, x.device, sel, W.shape[2] // 4, W.dtype if h is None else h.dtype)
+    if name == "triton":
+        # It begins from zero without a tensor that says so.
+        return _triton(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
+    if h is None or c is None:
+        h = c = zero_state(x, weights, sel)
+    return BACKENDS[name](x, h, c, weights, sel, noise=noise, live=live, reset=reset)

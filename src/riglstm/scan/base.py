@@ -19,6 +19,11 @@ class BackendError(RuntimeError):
     """A backend asked for by name cannot run here."""
 
 
+def zero_state(x: Tensor, weights: Weights, sel: Selection) -> Tensor:
+    """What h and c are before x (T, B, D) if nothing else is said, (B, N, d)."""
+    return weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
+
+
 class Scan(Protocol):
     """A backend: see `riglstm.scan.scan` for the arguments."""
 

@@ -59,15 +59,15 @@ def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
     """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
     if torch.compiler.is_compiling():
         return
-    given = [t for t in tensors if t is not None]
     dual = getattr(forward_ad, "_current_level", -1) >= 0
-    if any(map(is_gradtrackingtensor, given)) or (
-        dual and any(forward_ad.unpack_dual(t).tangent is not None for t in given)
-    ):
-        raise NotImplementedError(
-            f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
-            "torch.func's grad, jvp and jac*; use backend='reference'"
-        )
+    for t in tensors:
+        if t is not None and (
+            is_gradtrackingtensor(t) or (dual and forward_ad.unpack_dual(t).tangent is not None)
+        ):
+            raise NotImplementedError(
+                f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
+                "torch.func's grad, jvp and jac*; use backend='reference'"
+            )
 
 
 def flat(sel: Selection) -> Rules:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Seen, Weights, step
-from riglstm.scan.base import State, loop
+from riglstm.scan.base import State, loop, zero_state
 from riglstm.selection import Noise, Selection
 
 
 def trace(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     *,
@@ -22,6 +22,8 @@ def trace(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, State, Seen]:
     """The whole sequence, and every decision of every step, stacked over time."""
+    if h is None or c is None:
+        h = c = zero_state(x, weights, sel)
     y, state, seen = loop(step, x, h, c, weights, sel, noise, live, reset)
     return y, state, Seen(*map(torch.stack, zip(*seen, strict=True)))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from riglstm.autocast import product_dtype
+from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import BackendError
+from riglstm.scan.base import BackendError, zero_state
 from riglstm.scan.batched import refuse_transforms
 from riglstm.scan.fused.learn import learn
 from riglstm.scan.fused.replay import again
@@ -19,9 +21,14 @@ from riglstm.selection import Noise, Selection
 
 def refusal(sel: Selection, d: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    product = product_dtype(device, dtype)
-    if device.type != "cuda" and not interpreted():
-        return f"a CUDA device, got {device.type!r}"
+    return _refusal(sel, d, dtype, product_dtype(device, dtype), device.type)
+
+
+def _refusal(
+    sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str
+) -> str | None:
+    if kind != "cuda" and not interpreted():
+        return f"a CUDA device, got {kind!r}"
     if sel.cells == "random" or {sel.views, sel.peers} & {"random", "soft"}:
         got = f"cells={sel.cells!r}, views={sel.views!r}, peers={sel.peers!r}"
         return f"cells, views and peers that are 'top' or 'all', got {got}"
@@ -36,8 +43,8 @@ def refusal(sel: Selection, d: int, dtype: torch.dtype, device: torch.device) ->
 
 def scan(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     *,
@@ -46,12 +53,18 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
-    product = product_dtype(x.device, h.dtype)
-    _refuse(x, h, c, weights, sel)
+    like = weights.W if h is None else h
+    kind = "cuda" if like.is_cuda else like.device.type
+    product, compiling = product_on(kind, like.dtype), torch.compiler.is_compiling()
+    limit, d = _most if compiling else _most_known, weights.W.shape[2] // 4
+    _refuse_many(x.shape[1], limit(sel, d, like.dtype, product, kind), sel.N, d)
+    refuse_transforms("triton", x, h, c, *weights)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
-    if learns or torch.compiler.is_compiling():
+    if learns or compiling:
+        if h is None or c is None:
+            h = c = zero_state(x, weights, sel)
         y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, learns)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
@@ -59,20 +72,27 @@ def scan(
     return y, (h, c), woke
 
 
-def _refuse(x: Tensor, h: Tensor, c: Tensor, weights: Weights, sel: Selection) -> None:
-    """Raise for what the kernels do not support."""
-    why = refusal(sel, h.shape[2], h.dtype, h.device)
+def _most(sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str) -> int:
+    """How many sequences the kernels take; raises for what they do not support at all."""
+    why = _refusal(sel, d, dtype, product, kind)
     if why is not None:
         raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
     # The kernels count the numbers of a step in 32 bits: gates, what cells give each other, slots.
-    B, N, d = h.shape
-    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
+    N = sel.N
+    return (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
+
+
+_most_known = functools.lru_cache(256)(_most)
+"""The same, found out once; torch.compile would warn of what is kept."""
+
+
+def _refuse_many(B: int, most: int, N: int, d: int) -> None:
+    """Raise for more sequences than the kernels take."""
     if most < B:
         raise BackendError(
             f"backend='triton' needs at most {most} sequences of {N} cells of size {d}, got {B}; "
             "run them in parts, or use backend='batched'"
         )
-    refuse_transforms("triton", x, h, c, *weights)
 
 
 def scan_symbols(
@@ -87,9 +107,12 @@ def scan_symbols(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
-    product = product_dtype(table.device, h.dtype)
-    _refuse(table, h, c, weights, sel)
-    with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
+    kind = table.device.type
+    product = product_on(kind, h.dtype)
+    B, N, d = h.shape
+    _refuse_many(B, _most(sel, d, h.dtype, product, kind), N, d)
+    refuse_transforms("triton", table, h, c, *weights)
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)
         y, h, c, _ = run(x, h, c, weights, sel, live, reset, product, save=False)
     return y, (h, c)

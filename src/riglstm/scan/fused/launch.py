@@ -47,11 +47,13 @@ class Layout:
 
     def make(self, like: Tensor) -> list[Tensor] | list[Place]:
         """All of them, unwritten, where `like` is."""
-        return self.cut(like.new_empty(self.size, dtype=torch.uint8))
+        # Of its dtype, whatever that is: torch takes twice as long where it is told another.
+        return self.cut(like.new_empty(self.size // like.itemsize))
 
     def cut(self, memory: Tensor) -> list[Tensor] | list[Place]:
         """All of them, in memory of `size` bytes."""
         if interpreted():
+            memory = memory.view(torch.uint8)
             return [
                 memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
                 for (dtype, start), (_, shape) in zip(self.starts, self.wanted, strict=True)

@@ -7,16 +7,13 @@ G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 byte
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights
-from riglstm.scan.fused.launch import Argument, Launch, Layout, Place, prepare
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.products import pack_kernel
 from riglstm.selection import Selection
 
 FEW = 64
@@ -112,58 +109,22 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
     """Unwritten buffers."""
     N, int32, float32, new = z.N, torch.int32, torch.float32, like.new_empty
     kept = T if save else 0
+    # Of sizes in a tuple torch takes half as long again.
     return Saved(
-        XH=new((T, B, z.S, z.P), dtype=z.held),
-        woke=new((T, B, N), dtype=torch.bool),
-        act=new((T, B), dtype=int32),
-        bits=new((T, B, N), dtype=int32),
-        gates=new((kept, B, N, z.G * z.d), dtype=z.dtype),
-        c=new((kept, B, N, z.d), dtype=float32),
-        a=new((kept if z.G == 5 else 0, B, N), dtype=float32),
-        unit=new((T if z.held == torch.float16 else 0, B), dtype=float32),
+        XH=new(T, B, z.S, z.P, dtype=z.held),
+        woke=new(T, B, N, dtype=torch.bool),
+        act=new(T, B, dtype=int32),
+        bits=new(T, B, N, dtype=int32),
+        gates=new(kept, B, N, z.G * z.d, dtype=z.dtype),
+        c=new(kept, B, N, z.d, dtype=float32),
+        a=new(kept if z.G == 5 else 0, B, N, dtype=float32),
+        unit=new(T if z.held == torch.float16 else 0, B, dtype=float32),
     )
 
 
 def columns(z: Sizes, BN: int) -> int:
     """Tiles of BN columns for a cell: of the four gates, and of W_q Q."""
     return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
-
-
-def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """What `pack` writes in tiles: the weights from slot `first` on, and the columns' units."""
-    shape = (z.N, columns(z, BN), BN)
-    return [(z.held, (*shape, (z.S - first) * z.P)), (torch.float32, shape)]
-
-
-def pack(
-    weights: Weights,
-    z: Sizes,
-    BN: int,
-    first: int = 0,
-    into: Sequence[Tensor | Place] | None = None,
-    counter: Argument = None,
-    by_gate: bool = False,
-) -> tuple[Tensor | Place, Tensor | Place | None]:
-    """All weights of the gates, and what one stands for in their columns where that is not one.
-
-    As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
-    `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
-    of `pack_kernel`. A counter is set to zero on the way, which saves a launch.
-    """
-    W, W_q = weights.W, weights.W_q
-    out, unit = into or Layout(*packed(z, BN, first)).make(W)
-    kept = unit if z.held == torch.float16 else None
-    run = _pack(z, BN, first, W_q is not None and W_q.dim() == 3, by_gate)
-    run((z.N * columns(z, BN),), (W, W if W_q is None else W_q, out, kept, counter))
-    return out, kept
-
-
-@functools.lru_cache(64)
-def _pack(z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool) -> Launch:
-    return prepare(
-        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, BN=BN, BP=power_of_two(z.P),
-        PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
-    )  # fmt: skip
 
 
 @functools.cache
@@ -191,6 +152,12 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     BM, BP, BK = 128, power_of_two(z.d), 64 if z.back.itemsize == 4 else 128
     tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
     return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
+
+
+def map_tiles(device: torch.device) -> dict[str, Any]:
+    """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
+    tile = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8}
+    return tile | {"STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 
 def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:

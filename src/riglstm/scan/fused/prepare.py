@@ -13,13 +13,14 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
+from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import (
     PERSISTENT,
     Saved,
     Sizes,
     columns,
     forward_tiles,
-    packed,
+    map_tiles,
     precision,
     programs_on,
     resident_tiles,
@@ -27,9 +28,21 @@ from riglstm.scan.fused.plan import (
 )
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
+from riglstm.scan.kernels.input_map import map_kernel
 from riglstm.scan.kernels.products import hold_kernel
 from riglstm.scan.kernels.resident import resident_kernel
 from riglstm.selection import Selection
+
+
+class Map(NamedTuple):
+    """The map from input to views by a kernel of ours, which writes them to XH."""
+
+    run: Launch
+    D: int
+    rows: int
+    """Of a tile."""
+    columns: int
+    """Tiles beside each other."""
 
 
 class Plan(NamedTuple):
@@ -42,7 +55,9 @@ class Plan(NamedTuple):
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
-    """Whether the product that gives the views writes them to XH: they have no gaps there."""
+    """Whether torch's product that gives the views writes them to XH: they have no gaps there."""
+    map: Map | None
+    """For products in bfloat16; otherwise the map to views is torch's."""
     hold: Launch
     phases: dict[int, Launch]
     """The forward kernel, by PHASE."""
@@ -58,21 +73,26 @@ def plan_of(
     device: torch.device,
     product: torch.dtype,
     rounded: bool,
-    *,
     soft_update: bool,
-    linear: bool,
+    D: int | None,
     symbols: bool,
     save: bool,
 ) -> Plan:
-    """Kept by all that it depends on; `rounded` is what `rounds(product)` says."""
+    """Kept by all that it depends on; `rounded` is what `rounds(product)` says.
+
+    D are the features that are mapped to views, None: the input is cut into views.
+    """
     z = sizes(d, sel, soft_update, product)
     kept = None if symbols else resident_tiles(z, B, device)
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
-    direct = linear and not symbols and z.dtype == z.held and z.d == z.P
+    own = z.dtype == z.held and not symbols
+    to_views = map_of(z, D, device) if own and D and product == torch.bfloat16 else None
+    direct = own and D is not None and to_views is None and z.d == z.P
+    placed = direct or to_views is not None
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
-        X_ROW=z.S * z.P if direct else z.K * d, X_SLOT=z.P if direct else d,
+        X_ROW=z.S * z.P if placed else z.K * d, X_SLOT=z.P if placed else d,
         K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
         K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
         WIDE=interpreted(), **tile,
@@ -89,7 +109,15 @@ def plan_of(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
         BH=power_of_two(N * d),
     )  # fmt: skip
-    return Plan(z, tile, kept is not None, z.K if symbols else 0, direct, held, phases, programs)
+    first = z.K if symbols else 0
+    return Plan(z, tile, kept is not None, first, direct, to_views, held, phases, programs)
+
+
+def map_of(z: Sizes, D: int, device: torch.device) -> Map:
+    """The map of D features to views."""
+    tile = map_tiles(device)
+    run = prepare(map_kernel, D=D, K=z.K, S=z.S, d=z.d, P=z.P, WIDE=interpreted(), **tile)
+    return Map(run, D, tile["BM"], -(-z.K * z.P // tile["BN"]))
 
 
 class Passing(NamedTuple):
@@ -112,29 +140,47 @@ class Working(NamedTuple):
     w_unit: Tensor | Place
     proposal: Tensor | Place
     counter: Tensor | Place
+    lines: Tensor | Place
+    """W_in as our own map takes it."""
+    zero: Tensor | Place
+    """A state to begin from, where none is given."""
     held: Saved | Passing
 
 
-def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None) -> Working:
-    """Buffers of one call; what is to be saved is given."""
-    made = _layout(T, B, plan.z, plan.tile["BN"], plan.first, plan.direct, saved is None).make(like)
-    W, w_unit, proposal, counter, *rest = made
+def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun: bool) -> Working:
+    """Buffers of one call; what is to be saved is given, and so may be the state."""
+    D = 0 if plan.map is None else plan.map.D
+    layout = _layout(
+        *(T, B, plan.z, plan.tile["BN"], plan.first, plan.direct, D, saved is None, begun)
+    )
+    W, w_unit, proposal, counter, lines, zero, *rest = layout.make(like)
     if saved is not None:
-        return Working(W, w_unit, proposal, counter, saved)
+        return Working(W, w_unit, proposal, counter, lines, zero, saved)
     act, bits, unit, XH = rest
     z = plan.z
     if plan.direct:
-        XH = like.new_empty((T, B, z.S, z.P), dtype=z.held)
-    woke = like.new_empty((T, B, z.N), dtype=torch.bool)
+        XH = like.new_empty(T, B, z.S, z.P, dtype=z.held)
+    woke = like.new_empty(T, B, z.N, dtype=torch.bool)
     # Gates, c and a are neither written nor read then: any address will do.
     held = Passing(XH, woke, act, bits, XH, XH, XH, unit)
-    return Working(W, w_unit, proposal, counter, held)
+    return Working(W, w_unit, proposal, counter, lines, zero, held)
 
 
 @functools.lru_cache(256)
-def _layout(T: int, B: int, z: Sizes, BN: int, first: int, direct: bool, passing: bool) -> Layout:
+def _layout(
+    T: int,
+    B: int,
+    z: Sizes,
+    BN: int,
+    first: int,
+    direct: bool,
+    D: int,
+    passing: bool,
+    begun: bool,
+) -> Layout:
     int32, float32 = torch.int32, torch.float32
     wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), (int32, (1,))]
+    wanted += [(z.held, (D, z.K * z.P)), (float32, (0 if begun else B, z.N, z.d))]
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]
         wanted += [(z.held, (0 if direct else T, B, z.S - first, z.P))]
@@ -142,11 +188,17 @@ def _layout(T: int, B: int, z: Sizes, BN: int, first: int, direct: bool, passing
 
 
 def write_views(
-    x: Tensor, h: Tensor, weights: Weights, plan: Plan, held: Saved | Passing
-) -> Tensor:
+    x: Tensor, h: Tensor | Place, weights: Weights, plan: Plan, work: Working
+) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views."""
     T, B, D = x.shape
-    z, XH, views = plan.z, held.XH, x
+    z, held = plan.z, work.held
+    XH = held.XH
+    if plan.map is not None:
+        run, _, rows, columns = plan.map
+        run((columns * -(-T * B // rows),), (x, work.lines, weights.b_in, XH, T * B))
+        return XH
+    views = x
     if weights.W_in is not None:
         x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)
         where = None
@@ -158,9 +210,8 @@ def write_views(
         else:
             views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
         if where is not None:
-            assert isinstance(XH, Tensor)
             return XH
-    hold(views, h, plan, held, T)
+    hold(views, h, plan, held, T * B, B)
     return views
 
 
@@ -169,7 +220,14 @@ def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
 
 
-def hold(views: Tensor | None, h: Tensor, plan: Plan, held: Saved | Passing, T: int) -> None:
+def hold(
+    views: Tensor | None,
+    h: Tensor | Place,
+    plan: Plan,
+    held: Saved | Passing,
+    rows: int,
+    B: int,
+) -> None:
     """Write views to XH, and the unit of each row; without views, the unit alone."""
-    B, unit = h.shape[0], held.unit if plan.z.held == torch.float16 else None
-    plan.hold((T * B,), (views, h, held.XH, unit, B))
+    unit = held.unit if plan.z.held == torch.float16 else None
+    plan.hold((rows,), (views, h, held.XH, unit, B))

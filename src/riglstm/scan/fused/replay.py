@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from riglstm.cell import Weights
+from riglstm.scan.base import zero_state
 from riglstm.scan.fused.capture import UNENDED, CaptureError, Place, Replay, Results, Run
 from riglstm.scan.fused.launch import _watched
 from riglstm.scan.fused.plan import sizes
@@ -67,8 +68,8 @@ _DEAD: list[tuple[Any, ...]] = []
 def again(
     run: Run,
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     live: Tensor | None,
@@ -79,8 +80,10 @@ def again(
 
     Results are to the last bit those of `run`, and belong to the caller.
     """
+    place = _place(weights.W)
+    if place is not None and (h is None or c is None):
+        h = c = zero_state(x, weights, sel)
     given = (x, h, c, live, reset)
-    place = _place(h)
     key = None if place is None else _key(place, given, weights, sel, product)
     if place is not None and key is not None and _LOCK.acquire(blocking=False):
         try:
@@ -114,7 +117,7 @@ def _leave(process: int) -> None:
 atexit.register(_leave, os.getpid())
 
 
-def _place(h: Tensor) -> Place | None:
+def _place(W: Tensor) -> Place | None:
     """Device and stream of a call; None where nothing may be captured or replayed.
 
     Modes want to see each operation, hooks each launch, and a capture of the caller's has to hold
@@ -122,7 +125,7 @@ def _place(h: Tensor) -> Place | None:
     """
     if not ON or interpreted():
         return None
-    device = h.get_device()
+    device = W.get_device()
     if (
         device != torch.cuda.current_device()
         or torch._C._len_torch_dispatch_stack()
@@ -208,15 +211,15 @@ def _room(device: int) -> int:
 def _bytes(
     given: Sequence[Tensor | None], weights: Weights, sel: Selection, product: torch.dtype
 ) -> int:
-    """About what a graph would hold: input, as given and as multiplied, views, XH, y, weights."""
+    """About what a graph would hold: input, XH, y, weights, and views where they are not in XH."""
     x, h = given[:2]
     assert x is not None
     assert h is not None
     T, B, D = x.shape
     z = sizes(h.shape[2], sel, weights.W_q is not None, product)
     row = D * x.dtype.itemsize + z.S * z.P * z.held.itemsize + z.N * z.d * h.dtype.itemsize
-    if weights.W_in is not None:
-        row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
+    if weights.W_in is not None and product != torch.bfloat16:
+        row += z.K * z.d * product.itemsize
     return T * B * row + z.N * z.S * z.P * z.L * z.held.itemsize
 
 

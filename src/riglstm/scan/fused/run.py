@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.plan import Saved, pack, rounds
+from riglstm.scan.fused.launch import Place
+from riglstm.scan.fused.pack import Into, pack
+from riglstm.scan.fused.plan import Saved, rounds
 from riglstm.scan.fused.prepare import hold, plan_of, working, write_views
 from riglstm.scan.fused.symbols import Symbols, gates_of, views_of
 from riglstm.scan.kernels.common import interpreted
@@ -18,8 +20,8 @@ from riglstm.selection import Selection
 
 def run(
     x: Tensor | Symbols,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     live: Tensor | None,
@@ -32,14 +34,15 @@ def run(
 
     The final h is a tensor of its own. Nothing here may be recorded for gradients.
     """
-    if h.is_cuda and h.get_device() != torch.cuda.current_device():
-        with torch.cuda.device_of(h):
+    W = weights.W
+    if W.is_cuda and W.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(W):
             return run(x, h, c, weights, sel, live, reset, product, save, saved)
     x = x if isinstance(x, Symbols) else plain(x)
-    live, reset = (None if flags is None else flags.contiguous() for flags in (live, reset))
-    y, h, c, woke = forward(
-        *(x, plain(h), c, whole(weights), sel, live, reset, product, save, saved)
-    )
+    h, c = None if h is None else plain(h), None if c is None else plain(c)
+    live = None if live is None else live.contiguous()
+    reset = None if reset is None else reset.contiguous()
+    y, h, c, woke = forward(x, h, c, whole(weights), sel, live, reset, product, save, saved)
     return y, h.clone(), c, woke
 
 
@@ -51,13 +54,16 @@ def plain(t: Tensor) -> Tensor:
 
 def whole(weights: Weights) -> Weights:
     """Weights without gaps in memory."""
-    return Weights(*(None if w is None else plain(w) for w in weights))  # type: ignore[arg-type]
+    for w in weights:
+        if w is not None and (not w.is_contiguous() or w.is_neg()):
+            return Weights(*(None if w is None else plain(w) for w in weights))  # type: ignore[arg-type]
+    return weights
 
 
 def forward(
     x: Tensor | Symbols,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     live: Tensor | None,
@@ -68,45 +74,51 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y (T, B, N, d), final h, a part of y, and c, and who woke; for symbols there is no backward.
 
-    `saved` is written to where it is given; SAVE is for all of it, else some of it is empty.
+    Without h and c they are zero. `saved` is written to where it is given; SAVE is for all of it,
+    else some of it is empty.
     """
-    T, (B, N, d) = (x.ids if isinstance(x, Symbols) else x).shape[0], h.shape
+    like = weights.W if h is None else h
+    T, B = (x.ids if isinstance(x, Symbols) else x).shape[:2]
+    N, d = sel.N, weights.W.shape[2] // 4
+    D = None if weights.W_in is None else weights.W_in.shape[0]
     plan = plan_of(
-        *(sel, B, d, h.device, product, rounds(product)),
-        soft_update=weights.W_q is not None,
-        linear=weights.W_in is not None,
-        symbols=isinstance(x, Symbols),
-        save=save,
+        *(sel, B, d, like.device, product, rounds(product)),
+        *(weights.W_q is not None, D, isinstance(x, Symbols), save),
     )
     z, tile = plan.z, plan.tile
-    work = working(T, B, plan, h, saved)
+    work = working(T, B, plan, like, saved, h is not None)
     proposal, counter, held = work.proposal, work.counter, work.held
     if isinstance(proposal, Tensor):
         # In the interpreter, which warns of what a compiled kernel loads and throws away.
         proposal.zero_()
     place = count = counter
     if tile.get("COMPACT", False):
-        place, count, counter = _lists(T, B, N, h)
+        place, count, counter = _lists(T, B, N, like)
     # First of all: the GPU packs while the host goes on.
-    into = (work.W, work.w_unit)
-    W, w_unit = pack(weights, z, tile["BN"], plan.first, into, counter, plan.by_gate)
+    c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
+    into = Into(
+        *(work.W, work.w_unit, counter, None if plan.map is None else work.lines, c_n),
+        h=work.zero if h is None else None,
+    )
+    W, w_unit = pack(weights, z, tile["BN"], plan.first, into, plan.by_gate, c, B)
     ids = table = None
+    X: Tensor | Place
     if isinstance(x, Symbols):
         ids, X = x.ids, views_of(x.table, weights, z)
         table = gates_of(X, weights, z, tile["BN"])
         if z.held == torch.float16:
-            hold(None, h, plan, held, T)
+            hold(None, h0, plan, held, T * B, B)
     else:
-        X = write_views(x, h, weights, plan, held)
-    bias = h.new_zeros(N, 4 * d) if weights.b is None else weights.b
-    y, c = h.new_empty(T, B, N, d), c.clone(memory_format=torch.contiguous_format)
+        X = write_views(x, h0, weights, plan, work)
+    bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
+    y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit
 
     def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (
-            h, c, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, ids, table, live, reset,
-            y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a, place, count,
-            counter, B, t0, t1,
+            h0, c_n, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, ids, table, live,
+            reset, y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a, place,
+            count, counter, B, t0, t1,
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
 
@@ -117,7 +129,7 @@ def forward(
         run(8, B, T, T)
     else:
         run(15, plan.programs, 0, T)
-    return y, y[-1], c, held.woke
+    return y, y[-1], c_n, held.woke
 
 
 def _lists(T: int, B: int, N: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

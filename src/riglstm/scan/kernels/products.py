@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
+from riglstm.scan.kernels.input_map import pack_lines
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])
@@ -163,26 +164,15 @@ def _column(
 
 
 @triton.jit
-def pack_kernel(
-    W, W_Q, OUT, W_UNIT, COUNTER,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    BN: tl.constexpr, BP: tl.constexpr, PER_CELL: tl.constexpr, FIRST: tl.constexpr,
+def _pack_tile(
+    W, W_Q, OUT, W_UNIT, tile,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+    BP: tl.constexpr, TILES: tl.constexpr, PER_CELL: tl.constexpr, FIRST: tl.constexpr,
     BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
-
-    To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
-    order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
-    W_UNIT where there are any.
-
-    COUNTER, if there is one, is that of the next kernel's barrier, and is set to zero.
-    """
+    """BN columns, see `pack_kernel`."""
     S: tl.constexpr = K + N
     HELD: tl.constexpr = S - FIRST
-    TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
-    tile = tl.program_id(0)
-    if COUNTER is not None:
-        tl.store(COUNTER, 0, mask=tile == 0)
     j, u = tile // TILES, tile % TILES
     k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
     size = tl.full((BN, 1), 1.0, tl.float32)
@@ -198,3 +188,49 @@ def pack_kernel(
         w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
         w = (w / size).to(OUT.dtype.element_ty)
         tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)
+
+
+@triton.jit
+def _begin(C0, C, H, numbers):
+    """The state before the first step: c is C0 or zero, and h, if it is to be written, zero."""
+    BLOCK: tl.constexpr = 1024
+    step = tl.num_programs(0) * BLOCK
+    for start in tl.range(tl.program_id(0) * BLOCK, numbers, step, num_stages=1):
+        at = start + tl.arange(0, BLOCK)
+        c = tl.zeros((BLOCK,), tl.float32)
+        if C0 is not None:
+            c = tl.load(C0 + at, mask=at < numbers)
+        tl.store(C + at, c, mask=at < numbers)
+        if H is not None:
+            tl.store(H + at, 0.0, mask=at < numbers)
+
+
+@triton.jit(do_not_specialize=["numbers"])
+def pack_kernel(
+    W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, COUNTER, C, H, numbers,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
+    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
+):  # fmt: skip
+    """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
+
+    To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
+    order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
+    W_UNIT where there are any.
+
+    OUT_IN, if there is one, takes W_IN: see `pack_lines`. COUNTER, if there is one, is that of the
+    next kernel's barrier, and is set to zero. So is H, if there is one, and C, unless C0 is given;
+    each has so many numbers.
+    """
+    TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
+    tile = tl.program_id(0)
+    if COUNTER is not None:
+        tl.store(COUNTER, 0, mask=tile == 0)
+    if C is not None:
+        _begin(C0, C, H, numbers)
+    if tile < N * TILES:
+        _pack_tile(
+            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
+        )  # fmt: skip
+    elif OUT_IN is not None:
+        pack_lines(W_IN, OUT_IN, tile - N * TILES, D, K, d, P, BW)

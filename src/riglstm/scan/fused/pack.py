@@ -1,0 +1,86 @@
+"""What is made of weights and state before the forward kernel: one launch, the first of a call.
+
+Shapes as in `plan.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.fused.launch import Argument, Launch, Layout, Place, prepare
+from riglstm.scan.fused.plan import Sizes, columns
+from riglstm.scan.kernels.common import power_of_two
+from riglstm.scan.kernels.input_map import LINES
+from riglstm.scan.kernels.products import pack_kernel
+
+
+class Into(NamedTuple):
+    """Where `pack` writes to."""
+
+    W: Tensor | Place
+    """The weights of the gates, in tiles."""
+    unit: Tensor | Place
+    """What one stands for in their columns; unwritten where it is one."""
+    counter: Argument = None
+    """To be zero."""
+    lines: Argument = None
+    """(D, K·P): W_in, for `map_kernel`."""
+    c: Argument = None
+    """(B, N, d): the state that the kernel works on; a copy of what is given, or zero."""
+    h: Argument = None
+    """(B, N, d), to be zero."""
+
+
+def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """What `pack` writes in tiles: the weights from slot `first` on, and the columns' units."""
+    shape = (z.N, columns(z, BN), BN)
+    return [(z.held, (*shape, (z.S - first) * z.P)), (torch.float32, shape)]
+
+
+def pack(
+    weights: Weights,
+    z: Sizes,
+    BN: int,
+    first: int = 0,
+    into: Into | None = None,
+    by_gate: bool = False,
+    c: Tensor | None = None,
+    B: int = 0,
+) -> tuple[Tensor | Place, Tensor | Place | None]:
+    """All weights of the gates, and what one stands for in their columns where that is not one.
+
+    As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
+    `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
+    of `pack_kernel`. What else there is to write is written on the way, which saves launches; c is
+    the state that is given.
+    """
+    W, W_q = weights.W, weights.W_q
+    into = into or Into(*Layout(*packed(z, BN, first)).make(W))
+    W_in = None if into.lines is None else weights.W_in
+    unit = into.unit if z.held == torch.float16 else None
+    per_cell = W_q is not None and W_q.dim() == 3
+    run, grid = _pack(z, BN, first, per_cell, by_gate, 0 if W_in is None else W_in.shape[0])
+    run(
+        grid,
+        (
+            *(W, W if W_q is None else W_q, W_in, c, into.W, unit, into.lines, into.counter),
+            *(into.c, into.h, B * z.N * z.d),
+        ),
+    )
+    return into.W, unit
+
+
+@functools.lru_cache(64)
+def _pack(
+    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, D: int
+) -> tuple[Launch, tuple[int]]:
+    run = prepare(
+        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, BN=BN, BP=power_of_two(z.P),
+        BW=power_of_two(z.K * z.P), PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
+    )  # fmt: skip
+    return run, (z.N * columns(z, BN) + -(-D // LINES),)
