@@ -180,7 +180,7 @@ def chip(device: torch.device) -> tuple[int, int]:
 
 
 def programs_on(device: torch.device, most: int) -> int:
-    """Programs of a persistent grid: one for each multiprocessor at most."""
+    """Programs of a persistent grid, or of a group: one for each multiprocessor at most."""
     return min(most, chip(device)[0])
 
 

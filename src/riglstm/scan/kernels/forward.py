@@ -23,9 +23,9 @@ from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
 
 @triton.jit
 def _rows(t, j, place, size, B, LIST, BITS, N: tl.constexpr, COMPACT: tl.constexpr):
-    """Sequences at these places below `size`, and a bit for each slot that cell j takes in for them.
+    """Sequences at these places, and a bit for each slot that cell j takes in for them.
 
-    With a list they are those listed; beyond its end, it holds anything.
+    With a list, of up to `size`, they are those listed; beyond its end, it holds anything.
     """
     if COMPACT:
         pairs = LIST.to(tl.pointer_type(tl.int64))

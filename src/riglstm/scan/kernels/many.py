@@ -28,9 +28,9 @@ _LINE = tl.constexpr(LINE)
 def group_of(p, programs, B, RB: tl.constexpr, GROUPS: tl.constexpr):
     """Of program p its group, its number there, of how many, and the group's chunks: from, to.
 
-    A chunk is RB sequences. The hardware is thought to deal programs to multiprocessors in rounds, a
-    group in each. Where a phase has fewer chunks or tiles than programs, the first of a group take
-    them: so groups begin to count at different multiprocessors.
+    A chunk is RB sequences. Programs are thought to be dealt to multiprocessors in rounds, a group
+    in each. Where a phase has fewer chunks or tiles than programs, the first of a group take them:
+    so groups begin to count at different multiprocessors.
     """
     chunks = tl.cdiv(B, RB)
     if GROUPS == 1:
