@@ -59,7 +59,7 @@ def built(kernel, z, tile, **constants):
         else:
             signature[name] = kinds.get(name, "*i32" if name in INTEGERS else "*fp32")
             attrs[(i,)] = [["tt.divisibility", 16]]
-    options = {"num_warps": tile.get("num_warps", 4)}
+    options = {"num_warps": tile.get("num_warps", 4), "maxnreg": tile.get("maxnreg")}
     source = ASTSource(kernel, signature, values, attrs)
     return compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).metadata.shared
 
@@ -78,7 +78,7 @@ done = {}
 for name, z, B, more in (
     ("tf32, few", tf32, 64, {"SAVE": True, "PRECISION": "ieee", **peers, **views}),
     (
-        *("tf32, many", tf32, 65),
+        *("tf32, groups", tf32, 256),
         {"SAVE": False, "PRECISION": "ieee", "UPDATE_BIAS": None} | peers | every | views,
     ),
     ("tf32, symbols", tf32, 64, {"SAVE": False, "PRECISION": "ieee", **every}),
@@ -88,9 +88,12 @@ for name, z, B, more in (
     ("exact", exact, 64, {"SAVE": True, "PRECISION": "tf32x3", **plain, **every, **views}),
 ):
     # With a multiprocessor for each tile, few sequences in halves take the resident kernel.
-    if name == "exact, symbols" or "many" in name if ARCH < 90 else "few" in name:
+    if name == "exact, symbols" or B > 64 if ARCH < 90 else "few" in name:
         continue
-    done[name] = built(forward_kernel, z, triton_plan.forward_tiles(z, B, None), **more, **place)
+    tile = triton_plan.forward_tiles(z, B, None)
+    assert (tile["GROUPS"] > 1) == ("groups" in name)
+    # A multiprocessor has a program of each group.
+    done[name] = tile["GROUPS"] * built(forward_kernel, z, tile, **more, **place)
 whole = {"W_UNIT": None, "D_UNIT": None}
 for name, z, B, phase, how, more in (
     ("back, tf32, few", tf32, 64, 7, "tf32", {}),
@@ -181,6 +184,29 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
     ):
         assert (tiles["BN"], tiles["RB"]) == expected
     assert triton_plan.forward_tiles(z, 65, cuda)["BN"] == 128
+
+
+@pytest.mark.parametrize(
+    ("B", "held", "shared", "groups"),
+    [
+        (256, torch.float16, 232_448, 2),
+        (255, torch.float16, 232_448, 1),
+        (256, torch.float32, 232_448, 1),
+        (256, torch.float16, 101_376, 1),  # a consumer's GPU
+    ],
+)
+def test_groups_are_for_many_sequences_and_where_two_programs_fit(
+    B: int, held: torch.dtype, shared: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from riglstm.scan.fused import plan as triton_plan
+
+    monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_plan, "chip", lambda device: (132, shared))
+    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held, held)
+    tile = triton_plan.forward_tiles(z, B, torch.device("cuda"))
+    assert tile["GROUPS"] == groups
+    # Each has its registers: 65,536 on a multiprocessor, up to 255 a thread.
+    assert groups * 32 * tile["num_warps"] * tile.get("maxnreg", 256) <= 65_536
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.

@@ -43,6 +43,7 @@ PAPER: dict[str, Any] = {"N": 6, "K": 6, "d": 100, "D": 60, "K_a": 4, "K_x": 4, 
 SIZES: dict[str, dict[str, Any]] = {
     "the paper's": {"B": 64, "T": 24},
     "many sequences": {"B": 150, "T": 12, "reset": True, "live": True},
+    "in groups": {"B": 301, "T": 8, "reset": True, "live": True, "update_bias": True},
     "one sequence": {"B": 1, "T": 20, "update_bias": True, "update_scale": 0.1},
     "no soft update": {"B": 10, "T": 20, "soft_update": False, "live": True},
     "balls": {"B": 33, "T": 20, "N": 5, "K": 5, "d": 50, "K_a": 3, "K_x": 3, "K_h": 3},

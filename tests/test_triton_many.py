@@ -88,16 +88,47 @@ def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPat
     assert float((got[0] - want[0]).norm() / want[0].norm()) > 1e-5  # halves, indeed
 
 
-def bits(p: Problem) -> tuple[Tensor, Tensor]:
-    """Who woke and what each cell took in, as the kernels write it."""
+def everything(p: Problem) -> tuple[Tensor, ...]:
+    """All that the kernels write: y, h, c, who woke, and what the backward pass needs."""
     T, (B, _, d) = p.x.shape[0], p.h.shape
     z = triton_plan.sizes(d, p.sel, p.weights.W_q is not None, torch.float32)
     saved = triton_plan.empty_saved(T, B, z, p.h, save=True)
     flags = (p.live, p.reset)
-    triton_run.forward(
+    made = triton_run.forward(
         p.x, p.h, p.c, p.weights, p.sel, *flags, torch.float32, save=True, saved=saved
     )
-    return saved.act, saved.bits
+    return *made, *saved
+
+
+def bits(p: Problem) -> tuple[Tensor, Tensor]:
+    """Who woke and what each cell took in, as the kernels write it."""
+    made = triton_plan.Saved(*everything(p)[4:])
+    return made.act, made.bits
+
+
+@pytest.mark.usefixtures("tf32")
+def test_groups_of_sequences_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {**SMALL, "B": 9, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True}
+    p = random_problem(seeded(0), **sizes).to(torch.float32)
+    want = everything(p)
+    monkeypatch.setattr(triton_plan, "MANY", 3)
+    grids: list[int] = []
+    launch = triton_launch.Launch.__call__
+
+    def seen(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
+        if self.constants.get("GROUPS") == 2:
+            grids.extend(grid)
+        launch(self, grid, arguments)
+
+    monkeypatch.setattr(triton_launch.Launch, "__call__", seen)
+    for fill in (False, True):
+        # The last group has one sequence; lists of the first are of several tiles.
+        few = {"GROUPS": 2, "BM": 4, "RB": 4, "FILL": fill}
+        monkeypatch.setattr(triton_plan, "GROUPED", triton_plan.GROUPED | few)
+        for one, other in zip(everything(p), want, strict=True):
+            # What nobody wrote is NaN in both.
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert min(grids) >= 4
 
 
 def test_equal_vectors_tie_and_the_lower_index_wins() -> None:

@@ -18,6 +18,12 @@ from riglstm.selection import Selection
 
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
+MANY = 256
+"""From so many sequences on, they are in groups of which none waits for another."""
+GROUPED: dict[str, Any] = {
+    **{"GROUPS": 2, "WARPS": 4, "RB": 2, "BM": 64, "BN": 128, "STAGES": 4, "FILL": True},
+}
+"""Their number, a program of each on every multiprocessor, and what such a program takes."""
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -135,7 +141,7 @@ def chip(device: torch.device) -> tuple[int, int]:
 
 
 def programs_on(device: torch.device, most: int) -> int:
-    """Programs of a persistent grid: one for each multiprocessor at most."""
+    """Programs of a persistent grid, or of a group: one for each multiprocessor at most."""
     return min(most, chip(device)[0])
 
 
@@ -184,9 +190,15 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     if B <= FEW:
         BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), _rows(device)
     BK = BP if short and B <= FEW else min(BP, 64)
-    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP}
-    tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
-    return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "COMPACT": B > FEW}
+    tile |= {"STAGES": stages(device, 4 if short else 7, BM + BN, BK, z.held), "GROUPS": 1}
+    tile |= {"FLAT": B > FEW or not short, "WARPS": 8, "FILL": False}
+    if B >= MANY and short:
+        # All programs of a multiprocessor share its memory.
+        rows, most = GROUPED["GROUPS"] * (GROUPED["BM"] + GROUPED["BN"]), GROUPED["STAGES"]
+        if interpreted() or stages(device, most, rows, BK, z.held) == most:
+            tile |= GROUPED
+    return tile | {"num_warps": tile["WARPS"]}
 
 
 def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:

@@ -63,6 +63,8 @@ class Plan(NamedTuple):
     """The forward kernel, by PHASE."""
     programs: int
     """Of a launch; in the interpreter, of `gates` alone."""
+    chunks: int
+    """Programs of the row-wise phases in the interpreter."""
 
 
 @functools.lru_cache(256)
@@ -103,14 +105,17 @@ def plan_of(
     phases = {
         phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
     }
-    tiles = N * columns(z, tile["BN"]) * -(-B // tile["BM"])
-    programs = tiles if interpreted() else programs_on(device, max(tiles, B))
+    groups = tile.get("GROUPS", 1)
+    chunks = -(-B // (groups * tile["RB"]))
+    tiles = N * columns(z, tile["BN"]) * -(-chunks * tile["RB"] // tile["BM"])
+    programs = groups * (tiles if interpreted() else programs_on(device, max(tiles, B)))
     held = prepare(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
         BH=power_of_two(N * d),
     )  # fmt: skip
     first = z.K if symbols else 0
-    return Plan(z, tile, kept is not None, first, direct, to_views, held, phases, programs)
+    of_kernel = (held, phases, programs, groups * chunks)
+    return Plan(z, tile, kept is not None, first, direct, to_views, *of_kernel)
 
 
 def map_of(z: Sizes, D: int, device: torch.device) -> Map:

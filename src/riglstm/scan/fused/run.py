@@ -15,6 +15,7 @@ from riglstm.scan.fused.plan import Saved, rounds
 from riglstm.scan.fused.prepare import hold, plan_of, working, write_views
 from riglstm.scan.fused.symbols import Symbols, gates_of, views_of
 from riglstm.scan.kernels.common import interpreted
+from riglstm.scan.kernels.many import LINE
 from riglstm.selection import Selection
 
 
@@ -93,7 +94,7 @@ def forward(
         proposal.zero_()
     place = count = counter
     if tile.get("COMPACT", False):
-        place, count, counter = _lists(T, B, N, like)
+        place, count, counter = _lists(T, B, N, tile["GROUPS"], like)
     # First of all: the GPU packs while the host goes on.
     c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
     into = Into(
@@ -124,18 +125,19 @@ def forward(
 
     if interpreted():
         for t in range(T):
-            run(1, -(-B // tile["RB"]), t, t + 1)
+            run(1, plan.chunks, t, t + 1)
             run(2, plan.programs, t, t + 1)
-        run(8, B, T, T)
+        run(8, plan.chunks, T, T)
     else:
         run(15, plan.programs, 0, T)
     return y, y[-1], c_n, held.woke
 
 
-def _lists(T: int, B: int, N: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For tiles of rows that are awake a list and its counts, and the counter of the barrier.
+def _lists(T: int, B: int, N: int, groups: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For tiles of rows that are awake a list and its counts, and the counters of the barriers.
 
-    An entry is the number of a sequence, and what its cell takes in.
+    An entry is the number of a sequence, and what its cell takes in. Counts are (T, groups, N).
     """
-    zeros = like.new_zeros(T * N + 1, dtype=torch.int32)
-    return like.new_empty(2 * N * B, dtype=torch.int32), zeros[1:], zeros[:1]
+    zeros = like.new_zeros(groups * (LINE + T * N), dtype=torch.int32)
+    counters, counts = zeros.split((groups * LINE, groups * T * N))
+    return like.new_empty(2 * N * B, dtype=torch.int32), counts, counters

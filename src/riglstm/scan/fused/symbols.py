@@ -30,7 +30,7 @@ def fits(B: int, d: int, sel: Selection, W: Tensor, soft_update: bool) -> bool:
     """Whether all that symbols bring to a tile has room beside its product; else it is spilled."""
     z = sizes(d, sel, soft_update, product_dtype(W.device, W.dtype))
     tile = forward_tiles(z, B, W.device)
-    return bool(sel.K * tile["BM"] * tile["BN"] <= ROOM)
+    return bool(sel.K * tile["BM"] * tile["BN"] * tile["GROUPS"] <= ROOM)
 
 
 def views_of(table: Tensor, weights: Weights, z: Sizes) -> Tensor:

@@ -16,24 +16,24 @@ import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
 from riglstm.scan.kernels.common import _ROOM, column_unit, dealt, grid_barrier, quarters
-from riglstm.scan.kernels.many import rows_many
+from riglstm.scan.kernels.many import _LINE, group_of, rows_many
 from riglstm.scan.kernels.pieces import _PIECE
 from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
 
 
 @triton.jit
-def _rows(t, j, place, B, LIST, BITS, N: tl.constexpr, COMPACT: tl.constexpr):
+def _rows(t, j, place, size, B, LIST, BITS, N: tl.constexpr, COMPACT: tl.constexpr):
     """Sequences at these places, and a bit for each slot that cell j takes in for them.
 
-    With a list they are those listed; beyond its end, it holds anything.
+    With a list, of up to `size`, they are those listed; beyond its end, it holds anything.
     """
     if COMPACT:
         pairs = LIST.to(tl.pointer_type(tl.int64))
-        entry = tl.load(pairs + j * B + place, mask=place < B, other=0)
+        entry = tl.load(pairs + j * B + place, mask=place < size, other=0)
         return entry.to(tl.int32), (entry >> 32).to(tl.int32)
     else:
         at = (tl.cast(t, tl.int64) * B + place) * N + j
-        return place, tl.load(BITS + at, mask=place < B, other=0)
+        return place, tl.load(BITS + at, mask=place < size, other=0)
 
 
 @triton.jit
@@ -181,23 +181,35 @@ def forward_kernel(
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr,
-    WIDE: tl.constexpr, PHASE: tl.constexpr,
+    WIDE: tl.constexpr, GROUPS: tl.constexpr, FILL: tl.constexpr, WARPS: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
-    """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
+    """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
+
+    Programs and sequences are in GROUPS, of which none waits for another. FILL: the first tiles of
+    a list are full and the last ones empty; else all have equally many.
+    """
+    tl.static_assert(COMPACT or GROUPS == 1, "groups have lists")
     p, programs = tl.program_id(0), tl.num_programs(0)
+    group, p, programs, begin, end = group_of(p, programs, B, RB, GROUPS)
+    first = begin * RB
+    size = tl.minimum(end * RB, B) - first
+    LIST += 2 * first
+    COUNT += group * N
+    COUNTER += group * _LINE
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     SOFT: tl.constexpr = G == 5
     PIECE: tl.constexpr = min(_PIECE, BP) if COMPACT else BP
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and SYMBOLS is None:
-            ask_ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+            ask_ahead(t, t1, p, programs, X, XH, first, size, B, N, K, P, K_a, K_x, X_ROW)
         if PHASE & 1:
             if COMPACT:
                 rows_many(
-                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
-                    PROP, ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h,
-                    SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
+                    t, begin + p, end, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE,
+                    RESET, Y, PROP, ACT, WOKE, BITS, A, LIST, COUNT + t * (GROUPS * N), B, N, K, d,
+                    P, PIECE, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB, WARPS,
                 )  # fmt: skip
             else:
                 rows_phase(
@@ -209,14 +221,14 @@ def forward_kernel(
             target += programs
             grid_barrier(COUNTER, target)
         if PHASE & 2:
-            for tile in tl.range(p, N * TILES * tl.cdiv(B, BM), programs, num_stages=1):
+            for tile in tl.range(p, N * TILES * tl.cdiv(size, BM), programs, num_stages=1):
                 j, r_u = tile % N, tile // N
                 r, u = r_u // TILES, r_u % TILES
-                place = dealt(r, B, BM)
-                count = B
+                place = r * BM + tl.arange(0, BM) if FILL else dealt(r, size, BM)
+                count = size
                 if COMPACT:
-                    count = tl.load(COUNT + t * N + j)
-                b, bits = _rows(t, j, place, B, LIST, BITS, N, COMPACT)
+                    count = tl.load(COUNT + t * (GROUPS * N) + j)
+                b, bits = _rows(t, j, place, size, B, LIST, BITS, N, COMPACT)
                 # No load passes a barrier: what does not depend on these is asked for after them.
                 tl.debug_barrier()
                 biases = _biases(BIAS, j, u, d, BN)
@@ -224,7 +236,7 @@ def forward_kernel(
                 if W_UNIT is not None:
                     w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + tl.arange(0, BN))
                     w_unit = w_unit[None, :]
-                if r < count:
+                if (r * BM if FILL else r) < count:
                     _gates(
                         t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W,
                         SYMBOLS, TABLE, PROP, GATES, C, N, K, d, P, G, BM, BN, BK,
@@ -234,6 +246,6 @@ def forward_kernel(
             target += programs
             grid_barrier(COUNTER, target)
     if PHASE & 8:
-        for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+        for r in tl.range(begin + p, end, programs, num_stages=1):
             b = r * RB + tl.arange(0, RB)
             finish(t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE)

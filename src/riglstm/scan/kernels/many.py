@@ -17,8 +17,30 @@ from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable
 from riglstm.scan.kernels.pieces import read, score, tile_of, write
 from riglstm.scan.kernels.select import finish
 
+LINE = 32
+"""Counters of groups lie so far apart: a line of memory each, which nobody else waits for."""
+
 _BYTES = tl.constexpr(0x01010101)
-_THREADS = tl.constexpr(256)
+_LINE = tl.constexpr(LINE)
+
+
+@triton.jit
+def group_of(p, programs, B, RB: tl.constexpr, GROUPS: tl.constexpr):
+    """Of program p its group, its number there, of how many, and the group's chunks: from, to.
+
+    A chunk is RB sequences. Programs are thought to be dealt to multiprocessors in rounds, a group
+    in each. Where a phase has fewer chunks or tiles than programs, the first of a group take them:
+    so groups begin to count at different multiprocessors.
+    """
+    chunks = tl.cdiv(B, RB)
+    if GROUPS == 1:
+        return 0, p, programs, 0, chunks
+    else:
+        programs = programs // GROUPS
+        group = p // programs
+        p = (p + group * (programs // GROUPS)) % programs
+        share = tl.cdiv(B, GROUPS * RB)
+        return group, p, programs, group * share, tl.minimum((group + 1) * share, chunks)
 
 
 @triton.jit
@@ -43,7 +65,7 @@ def select_many(
     t, b0, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
     PIECE: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
-    RB: tl.constexpr,
+    RB: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16): as `select`. Each sequence is added to the lists of the cells that wake."""
     tl.static_assert(RB * _SLOTS <= 32, "who woke is a bit of one whole number")
@@ -97,7 +119,7 @@ def select_many(
     # waits for a place in a list: one atomic a cell for all sequences of the program, whose places
     # are sums of bits.
     cell, seq = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, RB)[None, :, None]
-    warp = tl.arange(0, _THREADS // (RB * _SLOTS))[None, None, :]
+    warp = tl.arange(0, 32 * WARPS // (RB * _SLOTS))[None, None, :]
     woke = ((who >> cell) & _BYTES) + 0 * seq + 0 * warp
     first = (warp == 0) & (seq == 0) & (cell < N) & (woke != 0)
     place = tl.atomic_add(COUNT + cell + 0 * woke, (woke * _BYTES) >> 24, mask=first, sem="relaxed")
@@ -154,16 +176,16 @@ def views_of_rows(
 
 @triton.jit
 def rows_many(
-    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
-    BITS, A, LIST, COUNT, B,
+    t, begin, end, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT,
+    WOKE, BITS, A, LIST, COUNT, B,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    RB: tl.constexpr,
+    RB: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """As `rows_phase`: states of this program's sequences are finished, and their cells choose."""
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
-    for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+    for r in tl.range(begin, end, programs, num_stages=1):
         b = r * RB + tl.arange(0, RB)
         x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
         states = finish(
@@ -171,5 +193,5 @@ def rows_many(
         )  # fmt: skip
         select_many(
             t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-            COUNT + t * N, N, K, FIRST, d, P, PIECE, K_a, K_x, K_h, RB,
+            COUNT, N, K, FIRST, d, P, PIECE, K_a, K_x, K_h, RB, WARPS,
         )  # fmt: skip

@@ -96,7 +96,7 @@ def resident_kernel(
         for_views = weights_of(W, has_view & blocks, D, P, BN)
         c_now = tl.load(c + at, mask=inside, other=0.0)
     if PHASE & 4:
-        ask_ahead(t0, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+        ask_ahead(t0, t1, p, programs, X, XH, 0, B, B, N, K, P, K_a, K_x, X_ROW)
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
         step = tl.cast(t, tl.int64) * B
@@ -161,7 +161,7 @@ def resident_kernel(
         if PHASE & 4:
             target += programs
             arrive(COUNTER)
-            ask_ahead(t + 1, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+            ask_ahead(t + 1, t1, p, programs, X, XH, 0, B, B, N, K, P, K_a, K_x, X_ROW)
             wait(COUNTER, target)
     if PHASE & 2:
         tl.store(c + at, c_now, mask=inside)

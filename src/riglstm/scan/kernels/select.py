@@ -205,15 +205,15 @@ def select(
 
 @triton.jit
 def ask_ahead(
-    t, t1, p, programs, X, XH, B,
+    t, t1, p, programs, X, XH, first, size, B,
     N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
     X_ROW: tl.constexpr,
 ):  # fmt: skip
-    """Ask for the views of the step after t."""
-    after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
-    fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
+    """Ask for the views of the step after t, of `size` sequences from `first` on."""
+    after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B + first
+    fetch(XH + after * ((K + N) * P), size * ((K + N) * P), p, programs)
     if X_ROW != (K + N) * P and (K_a < N or K_x < K):
-        fetch(X + after * X_ROW, B * X_ROW, p, programs)
+        fetch(X + after * X_ROW, size * X_ROW, p, programs)
 
 
 @triton.jit
