@@ -209,17 +209,10 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
         )
         if "steady_start" in row.options:
             assert {"lr", "input_rate", "decay"} < row.fit.keys()
+            assert {tuple(own) for own in row.fit_in.values()} == {("updates",)}
             assert row.fit_in.keys() < tuned.settings.keys()
-            assert all("updates" in own for own in row.fit_in.values())
-            # M = 8 starts with more memory, and means its weights for longer.
-            assert (row.arguments("M=8"), row.arguments("M=4")) == (
-                {**row.options, "forget_bias": 9.0},
-                row.options,
-            )
-            assert tuned.fit.average < row.training("M=8")["average"] < 1
-            assert [row.training(M)["decay"] for M in ("M=4", "M=8")] == ["late", "none"]
         elif (table, key) == ("copying", "lstm"):
-            # At least as many as RigLSTM.
+            # At M = 8 more than RigLSTM has, which loses more by them than it gains.
             assert not row.fit
             assert row.fit_in == {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
         elif (table, key) == ("mnist", "rim"):
@@ -659,7 +652,5 @@ def test_the_note_on_the_recipe_says_what_a_row_trains_otherwise(tmp_path: Path)
     (note,) = (n for n in sheet("copying", planned, "tuned").notes if n.startswith("Recipe"))
     assert "20,000 updates, lr=0.001, a warm-up of 300, a cosine decay" in note
     assert "; RigLSTM: lr=0.002, input_rate=0.02, decay=late, " in note
-    assert "; RigLSTM in M=4: updates=30000; " in note
-    expected = "updates=50000, decay=none, average=0.9998, forget_bias=9.0"
-    assert note.endswith(f"; RigLSTM in M=8: {expected}.")
+    assert note.endswith("; RigLSTM in M=8: updates=30000.")
     assert "; LSTM in M=8: updates=60000; " in note
