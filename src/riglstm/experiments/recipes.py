@@ -76,7 +76,7 @@ def _mnist(rows: Mapping[str, Row]) -> Recipe:
 def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
     rows = tuned(rows)
     if "rim" in rows:
-        # In small batches, without a fall of the step size, it hardly learns.
+        # In small batches, without a fall of the step size, it does not settle.
         own = {
             **{"updates": 7500, "decay": "cosine", "average": 0.999},
             **{"evaluate_every": 1500, "checkpoint_every": 1500},

@@ -35,7 +35,7 @@ def spin(counter, target):
 
     One thread of a program does so, and the others go on at once: were all warps to ask for the
     same address over and over, those who come would wait in line behind them. It is one piece of
-    assembly, as a loop of Triton's, which the compiler takes apart, takes registers.
+    assembly, as a loop of Triton's is one of all threads.
 
     After many seconds it ends the kernel in an error that the next call of CUDA reports. That is a
     trap, no assertion: a call out of the kernel makes ptxas run matrix products one after another.
@@ -106,7 +106,7 @@ def wait(counter, target):
 
 @triton.jit
 def wait_each(counter, target):
-    """As `wait`, but every thread reads: it takes fewer registers where there are none to spare."""
+    """As `wait`, but every thread reads: quicker where a kernel has no registers to spare."""
     spins = 0
     while _peek(counter) < target:
         spins += 1
