@@ -158,6 +158,54 @@ def test_a_state_that_is_not_given_is_zero() -> None:
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "batched", "triton"])
+def test_of_half_a_state_the_other_half_is_zero(backend: str, learns: bool) -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    zero, x = torch.zeros_like(p.h), p.x.clone().requires_grad_(learns)
+    for given, whole in (((p.h, None), (p.h, zero)), ((None, p.c), (zero, p.c))):
+        got, want = (scan(x, *s, p.weights, p.sel, backend=backend)[0] for s in (given, whole))
+        assert torch.equal(got, want)
+
+
+def test_a_state_of_another_batch_is_refused_and_nothing_behind_it_read() -> None:
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    words = r"h must be \(B, N, d\) = \(2, 2, 18\), got \(1, 2, 18\)"
+    with pytest.raises(ValueError, match=words):
+        scan(p.x, p.h[:1], p.c, p.weights, p.sel, backend="triton")
+    with pytest.raises(ValueError, match="c must be"):
+        scan(p.x, None, p.c[:, :, :17], p.weights, p.sel, backend="triton")
+
+
+def test_packing_makes_a_state_of_many_numbers() -> None:
+    from riglstm.scan.fused.launch import Layout
+    from riglstm.scan.fused.pack import Into, pack, packed
+    from riglstm.scan.fused.plan import sizes
+
+    p = random_problem(seeded(0), **{**SMALL, "B": 300, "T": 1}).to(torch.float32)
+    z = sizes(18, p.sel, True, torch.float32)
+    c, h = (torch.full_like(p.c, 7.0) for _ in range(2))
+    made = Layout(*packed(z, 32)).make(p.h)
+    pack(p.weights, z, 32, into=Into(*made, c=c, h=h, c_0=p.c, numbers=c.numel()))
+    assert torch.equal(c, p.c)
+    assert not h.any()
+
+
+def test_bf16_takes_its_own_map_as_far_as_32_bits_count() -> None:
+    from riglstm.scan.fused.prepare import plan_of
+
+    sel = random_problem(seeded(0), **SMALL).sel
+    for product, D, own in (
+        (torch.bfloat16, 5, True),
+        (torch.float32, 5, False),
+        (torch.bfloat16, None, False),
+        (torch.bfloat16, 2**31 // (2 * 24), True),
+        (torch.bfloat16, 2**31 // (2 * 24) + 1, False),
+    ):
+        plan = plan_of.__wrapped__(sel, 2, 18, CPU, product, False, True, D, False, False)
+        assert (plan.map is not None) == own, (product, D)
+
+
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("size", [1e-8, 1e8])
 def test_halves_hold_inputs_of_sizes_far_from_that_of_states(size: float) -> None:
@@ -288,8 +336,10 @@ def test_what_it_does_not_support_it_refuses_by_name() -> None:
     h, c = (s.expand(262144, -1, -1) for s in (p.h, p.c))
     message = refused(replace(p, x=p.x.expand(-1, 262144, -1), h=h, c=c))
     assert "at most 262143 sequences of 8 cells of size 128, got 262144; run them in" in message
+    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(low)
+    p.run("triton")  # what is kept of it does not count under autocast
     with torch.autocast("cpu", torch.float16):
-        assert "float16" in refused(random_problem(seeded(0), **SMALL).to(low))
+        assert "float16" in refused(p)
 
 
 # Of torch's own, as it makes fake tensors.

@@ -341,8 +341,8 @@ class RigLSTM(nn.Module):
             x = x.flip(0)
             live = None if live is None else live.flip(0)
             reset = reverse_reset(reset, live)
-        weights, sel = weights_of(self, suffix(layer, reverse)), self.selection
-        noise = draw_noise(sel, x.shape[0], x.shape[1], x.device) if sel.draws else None
+        weights, sel = self.weights(layer, reverse), self.selection
+        noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
         if not record:
             y, final, _ = scan(
                 x, h, c, weights, sel, noise=noise, live=live, reset=reset, backend=self.backend

@@ -21,7 +21,7 @@ def suffix(layer: int, reverse: bool) -> str:
 
 
 def parameter_of(module: nn.Module, name: str) -> Any:
-    """A parameter, or what took its place under its name: a parametrization, say.
+    """A parameter, or where there is none what took its place: a parametrization, say.
 
     nn.Module finds a parameter by microseconds of Python, and each call of a layer needs seven.
     """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan import batched, compiled, reference
-from riglstm.scan.base import BackendError, Scan, State, zero_state
+from riglstm.scan.base import BackendError, Scan, State
 from riglstm.selection import Noise, Selection
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
@@ -100,10 +100,6 @@ def scan(
     and none of them and an argument, share memory.
     """
     W = weights.W
-    name = resolve(backend, x.device, sel, W.shape[2] // 4, W.dtype if h is None else h.dtype)
-    if name == "triton":
-        # It begins from zero without a tensor that says so.
-        return _triton(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
-    if h is None or c is None:
-        h = c = zero_state(x, weights, sel)
-    return BACKENDS[name](x, h, c, weights, sel, noise=noise, live=live, reset=reset)
+    dtype = W.dtype if h is None else h.dtype
+    run = BACKENDS[resolve(backend, x.device, sel, W.shape[2] // 4, dtype)]
+    return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

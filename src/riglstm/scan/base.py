@@ -19,9 +19,12 @@ class BackendError(RuntimeError):
     """A backend asked for by name cannot run here."""
 
 
-def zero_state(x: Tensor, weights: Weights, sel: Selection) -> Tensor:
-    """What h and c are before x (T, B, D) if nothing else is said, (B, N, d)."""
-    return weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
+def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection) -> State:
+    """The state before x (T, B, D), each (B, N, d): what is given of it, and else zero."""
+    if h is None or c is None:
+        zero = weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
+        h, c = zero if h is None else h, zero if c is None else c
+    return h, c
 
 
 class Scan(Protocol):
@@ -30,8 +33,8 @@ class Scan(Protocol):
     def __call__(
         self,
         x: Tensor,
-        h: Tensor,
-        c: Tensor,
+        h: Tensor | None,
+        c: Tensor | None,
         weights: Weights,
         sel: Selection,
         *,

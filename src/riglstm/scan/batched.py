@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
 from riglstm.scan import dense
+from riglstm.scan.base import begin
 from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
 from riglstm.scan.rows import some_idle
@@ -34,8 +35,8 @@ Rules = tuple[int, int, int, int, int, str, str, str, float]
 
 def scan(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     *,
@@ -44,6 +45,7 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
+    h, c = begin(x, h, c, weights, sel)
     refuse_transforms("batched", x, h, c, *weights)
     product = product_dtype(x.device, h.dtype)
     learns = torch.is_grad_enabled() and any(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights, step
-from riglstm.scan.base import BackendError, State, loop
+from riglstm.scan.base import BackendError, State, begin, loop
 from riglstm.selection import Noise, Selection
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -53,8 +53,8 @@ def _step(sel: Selection, kind: Hashable) -> Step:
 
 def scan(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     *,
@@ -63,6 +63,7 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, State, Tensor]:
     """See `riglstm.scan.scan`."""
+    h, c = begin(x, h, c, weights, sel)
     tensors = (x, h, c, *weights, *(noise or Noise()), live, reset)
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     kind = (

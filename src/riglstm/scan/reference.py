@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Seen, Weights, step
-from riglstm.scan.base import State, loop, zero_state
+from riglstm.scan.base import State, begin, loop
 from riglstm.selection import Noise, Selection
 
 
@@ -22,16 +22,15 @@ def trace(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, State, Seen]:
     """The whole sequence, and every decision of every step, stacked over time."""
-    if h is None or c is None:
-        h = c = zero_state(x, weights, sel)
+    h, c = begin(x, h, c, weights, sel)
     y, state, seen = loop(step, x, h, c, weights, sel, noise, live, reset)
     return y, state, Seen(*map(torch.stack, zip(*seen, strict=True)))
 
 
 def scan(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     sel: Selection,
     *,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import BackendError, zero_state
+from riglstm.scan.base import BackendError, begin
 from riglstm.scan.batched import refuse_transforms
 from riglstm.scan.fused.learn import learn
 from riglstm.scan.fused.replay import again
@@ -21,7 +21,9 @@ from riglstm.selection import Noise, Selection
 
 def refusal(sel: Selection, d: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    return _refusal(sel, d, dtype, product_dtype(device, dtype), device.type)
+    # torch.compile would warn of what is kept.
+    asked = _refusal if torch.compiler.is_compiling() else _known
+    return asked(sel, d, dtype, product_dtype(device, dtype), device.type)
 
 
 def _refusal(
@@ -41,6 +43,10 @@ def _refusal(
     return None
 
 
+_known = functools.lru_cache(256)(_refusal)
+"""The same, found out once."""
+
+
 def scan(
     x: Tensor,
     h: Tensor | None,
@@ -53,18 +59,13 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
-    like = weights.W if h is None else h
-    kind = "cuda" if like.is_cuda else like.device.type
-    product, compiling = product_on(kind, like.dtype), torch.compiler.is_compiling()
-    limit, d = _most if compiling else _most_known, weights.W.shape[2] // 4
-    _refuse_many(x.shape[1], limit(sel, d, like.dtype, product, kind), sel.N, d)
+    product = _checked(x.shape[1], h, c, weights, sel)
     refuse_transforms("triton", x, h, c, *weights)
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
-    if learns or compiling:
-        if h is None or c is None:
-            h = c = zero_state(x, weights, sel)
+    if learns or torch.compiler.is_compiling():
+        h, c = begin(x, h, c, weights, sel)
         y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, learns)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
@@ -72,27 +73,30 @@ def scan(
     return y, (h, c), woke
 
 
-def _most(sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str) -> int:
-    """How many sequences the kernels take; raises for what they do not support at all."""
-    why = _refusal(sel, d, dtype, product, kind)
+def _checked(
+    B: int, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection
+) -> torch.dtype:
+    """The dtype of products; raises for what the kernels do not support."""
+    like, N, d = weights.W if h is None else h, sel.N, weights.W.shape[2] // 4
+    kind = "cuda" if like.is_cuda else like.device.type
+    product = product_on(kind, like.dtype)
+    asked = _refusal if torch.compiler.is_compiling() else _known
+    why = asked(sel, d, like.dtype, product, kind)
     if why is not None:
         raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
     # The kernels count the numbers of a step in 32 bits: gates, what cells give each other, slots.
-    N = sel.N
-    return (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
-
-
-_most_known = functools.lru_cache(256)(_most)
-"""The same, found out once; torch.compile would warn of what is kept."""
-
-
-def _refuse_many(B: int, most: int, N: int, d: int) -> None:
-    """Raise for more sequences than the kernels take."""
+    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
     if most < B:
         raise BackendError(
             f"backend='triton' needs at most {most} sequences of {N} cells of size {d}, got {B}; "
             "run them in parts, or use backend='batched'"
         )
+    for name, state in (("h", h), ("c", c)):
+        # Kernels would read what lies behind it.
+        if state is not None and state.shape != (B, N, d):
+            got = tuple(state.shape)
+            raise ValueError(f"{name} must be (B, N, d) = {(B, N, d)}, got {got}; give all of it")
+    return product
 
 
 def scan_symbols(
@@ -107,12 +111,9 @@ def scan_symbols(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
-    kind = table.device.type
-    product = product_on(kind, h.dtype)
-    B, N, d = h.shape
-    _refuse_many(B, _most(sel, d, h.dtype, product, kind), N, d)
+    product = _checked(ids.shape[1], h, c, weights, sel)
     refuse_transforms("triton", table, h, c, *weights)
-    with torch.no_grad(), torch.autocast(kind, enabled=False):
+    with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)
         y, h, c, _ = run(x, h, c, weights, sel, live, reset, product, save=False)
     return y, (h, c)

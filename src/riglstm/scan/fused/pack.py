@@ -31,9 +31,13 @@ class Into(NamedTuple):
     lines: Argument = None
     """(D, K·P): W_in, for `map_kernel`."""
     c: Argument = None
-    """(B, N, d): the state that the kernel works on; a copy of what is given, or zero."""
+    """(B, N, d): the state that the kernel works on; a copy of c_0, or zero."""
     h: Argument = None
     """(B, N, d), to be zero."""
+    c_0: Argument = None
+    """(B, N, d): the state that is given."""
+    numbers: int = 0
+    """Of c, and of h."""
 
 
 def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -49,15 +53,12 @@ def pack(
     first: int = 0,
     into: Into | None = None,
     by_gate: bool = False,
-    c: Tensor | None = None,
-    B: int = 0,
 ) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
     As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
     `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
-    of `pack_kernel`. What else there is to write is written on the way, which saves launches; c is
-    the state that is given.
+    of `pack_kernel`. What else there is to write is written on the way, which saves launches.
     """
     W, W_q = weights.W, weights.W_q
     into = into or Into(*Layout(*packed(z, BN, first)).make(W))
@@ -68,8 +69,8 @@ def pack(
     run(
         grid,
         (
-            *(W, W if W_q is None else W_q, W_in, c, into.W, unit, into.lines, into.counter),
-            *(into.c, into.h, B * z.N * z.d),
+            *(W, W if W_q is None else W_q, W_in, into.c_0, into.W, unit, into.lines),
+            *(into.counter, into.c, into.h, into.numbers),
         ),
     )
     return into.W, unit

@@ -157,6 +157,7 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
 def map_tiles(device: torch.device) -> dict[str, Any]:
     """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
     tile = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 4}
+    # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
     return tile | {"STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 

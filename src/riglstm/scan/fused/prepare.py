@@ -87,7 +87,9 @@ def plan_of(
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
     own = z.dtype == z.held and not symbols
-    to_views = map_of(z, D, device) if own and D and product == torch.bfloat16 else None
+    # It counts the numbers of W_in in 32 bits.
+    mapped = own and product == torch.bfloat16 and D is not None and 0 < D * z.K * z.P < 2**31
+    to_views = map_of(z, D, device) if mapped and D is not None else None
     direct = own and D is not None and to_views is None and z.d == z.P
     placed = direct or to_views is not None
     constants = dict(
@@ -195,8 +197,8 @@ def write_views(
     z, held = plan.z, work.held
     XH = held.XH
     if plan.map is not None:
-        run, _, rows, columns = plan.map
-        run((columns * -(-T * B // rows),), (x, work.lines, weights.b_in, XH, T * B))
+        tiles = plan.map.columns * -(-T * B // plan.map.rows)
+        plan.map.run((tiles,), (x, work.lines, weights.b_in, XH, T * B))
         return XH
     views = x
     if weights.W_in is not None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from riglstm.cell import Weights
-from riglstm.scan.base import zero_state
+from riglstm.scan.base import begin
 from riglstm.scan.fused.capture import UNENDED, CaptureError, Place, Replay, Results, Run
 from riglstm.scan.fused.launch import _watched
 from riglstm.scan.fused.plan import sizes
@@ -81,8 +81,8 @@ def again(
     Results are to the last bit those of `run`, and belong to the caller.
     """
     place = _place(weights.W)
-    if place is not None and (h is None or c is None):
-        h = c = zero_state(x, weights, sel)
+    if place is not None:
+        h, c = begin(x, h, c, weights, sel)
     given = (x, h, c, live, reset)
     key = None if place is None else _key(place, given, weights, sel, product)
     if place is not None and key is not None and _LOCK.acquire(blocking=False):

@@ -22,7 +22,7 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _ROOM = tl.constexpr(ROOM)
 _SLOTS = tl.constexpr(SLOTS)
 _FRESH = tl.constexpr(FRESH)
-# Half a minute.
+# Half a minute; `spin` has the number, too.
 _SPINS = tl.constexpr(1 << 26)
 # Their differences are finite.
 _MOST = tl.constexpr(1.7e38)
