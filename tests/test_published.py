@@ -275,7 +275,8 @@ def test_a_recipe_is_named_with_what_it_changes_in_the_models_that_are_shown() -
     text = block([sheet])
     assert (
         "\n- Recipe `tuned` ([what it changes](docs/experiments.md)); in brackets, what the recipe "
-        f"`paper` has. Precision: tf32. **Multi-digit copying.** {shared}"
+        "`paper` has. It was found on validation data of all conditions, shifted ones too "
+        f"([how](docs/recipes.md)). Precision: tf32. **Multi-digit copying.** {shared}"
     ) in text
     (note,) = (note for note in sheet.notes if note.startswith("Recipe"))
     assert note.startswith("Recipe `tuned` ([what it changes](../docs/experiments.md)); in")

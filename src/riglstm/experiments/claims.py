@@ -23,6 +23,8 @@ ABLATION = "ablation"
 """The table whose rows are variants of one model."""
 DOCS = "docs/experiments.md"
 """What describes the recipes."""
+FOUND = {"tuned": "docs/recipes.md"}
+"""Recipes that were looked for, and what tells how."""
 UNSAID = (*FREE, "precision", "checkpoint_every", "log_every")
 """Settings that leave the outcome as it is, and precision, which every run has in its own rows."""
 
@@ -40,7 +42,11 @@ def named(table: Table, budget: str) -> tuple[Budget, Recipe] | None:
 def link(budget: str, changed: str, folder: str = "") -> str:
     """A recipe by its name, and where it is described, `folder`: the root, from the page."""
     said = "; in brackets, what the recipe `paper` has" if changed else ""
-    return f"Recipe `{budget}` ([what it {'changes' if changed else 'is'}]({folder}{DOCS})){said}."
+    what = f"Recipe `{budget}` ([what it {'changes' if changed else 'is'}]({folder}{DOCS})){said}."
+    if budget in FOUND:
+        log = f"[how]({folder}{FOUND[budget]})"
+        what += f" It was found on validation data of all conditions, shifted ones too ({log})."
+    return what
 
 
 def changes(sheet: Sheet, budget: str) -> str:
@@ -63,8 +69,11 @@ def changes(sheet: Sheet, budget: str) -> str:
         row = recipe.rows.get(line.row)
         if row is not None and line.made.get("budget") == budget:
             was = paper.rows.get(line.row)
+            task = {} if was is None else was.task
+            other = {name: now for name, now in row.task.items() if now != task.get(name)}
             own = [
                 *_others(_built(row), {} if was is None else _built(was)),
+                *_own(other, recipe.task, "others "),
                 *_own(row.fit, fit, "others "),
             ]
             if own:
@@ -89,7 +98,7 @@ def as_planned(sheet: Sheet) -> bool:
 
 
 def _own(fit: Mapping[str, Any], usual: Mapping[str, Any], whose: str) -> list[str]:
-    """Training of one model, or of it in one setting, with what is usual in brackets."""
+    """Task or training of one model, or of it in one setting, with what is usual in brackets."""
     return _others(fit, {name: usual[name] for name in fit}, whose)
 
 
@@ -97,7 +106,7 @@ def _built(row: Row) -> dict[str, Any]:
     """Its options, less a soft update that is as printed: what is not, is said in numbers."""
     options = plain_options(row.model, row.hidden_size, row.options)
     said = {k: v for k, v in options.items() if k not in PRINTED or v != PRINTED[k]}
-    return {"hidden_size": row.hidden_size, **said, **row.task}
+    return {"hidden_size": row.hidden_size, **said}
 
 
 def _others(new: Mapping[str, Any], old: Mapping[str, Any], whose: str = "") -> list[str]:

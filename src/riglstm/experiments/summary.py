@@ -154,8 +154,8 @@ def _notes(
         "data of the training condition; columns “chosen on it”: on validation data of the test "
         "condition, the rule of earlier papers.",
         f"{len(runs)} runs of {extent(updates)} updates; "
-        f"{duration(sum(row.seconds for row in runs))} in all, up to {shared} at a time by one "
-        f"command, on {words(row.device for row in runs)}, "
+        f"{duration(sum(row.seconds for row in runs))} in all, each by its own clock, up to "
+        f"{shared} at a time by one command, on {words(row.device for row in runs)}, "
         f"in {words(row.precision for row in runs)}; "
         f"commit {words(row.commit or 'unknown' for row in runs)}.",
         f"Budget {how[0]}, in {how[1]}, as the last run of the table{other if mixed else ''}.",
