@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from riglstm import RigLSTM
-from riglstm.benchmark import per_cell_loop
+from riglstm.benchmark import cuda, per_cell_loop
 from riglstm.benchmark.contestants import LOOP, WORK, contestants, onednn
 from riglstm.benchmark.cuda import symbol_sections
 from riglstm.benchmark.tables import Section, growth, rows
@@ -152,11 +152,15 @@ def test_a_job_that_differs_from_the_reference_is_not_timed() -> None:
     assert bad.difference == pytest.approx(0.1, rel=1e-3)
 
 
-def test_symbols_are_timed_beside_the_layer_on_their_vectors_and_compared_with_it() -> None:
+def test_symbols_are_timed_beside_the_layer_on_their_vectors_and_compared_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("riglstm.scan.triton", reason="the kernels are not in this copy")
     if torch.cuda.is_available():
         pytest.skip("with a GPU the kernels do not run in the interpreter")
     torch.manual_seed(0)
+    # As few as make two symbols few.
+    monkeypatch.setattr(cuda, "QUICK_SIZES", (cuda.Size(2, 16, 4, 2),))
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         tf32, bf16 = symbol_sections(quick=True, rounds=1, device="cpu")
