@@ -654,3 +654,4 @@ def test_the_note_on_the_recipe_says_what_a_row_trains_otherwise(tmp_path: Path)
     assert "; RigLSTM: lr=0.002, input_rate=0.02, decay=late, " in note
     assert note.endswith("; RigLSTM in M=8: updates=30000.")
     assert "; LSTM in M=8: updates=60000; " in note
+    assert "LSTM:" not in note.replace("RigLSTM", "")

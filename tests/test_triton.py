@@ -186,7 +186,7 @@ def test_packing_makes_a_state_of_many_numbers() -> None:
     z = sizes(18, p.sel, True, torch.float32)
     c, h = (torch.full_like(p.c, 7.0) for _ in range(2))
     made = Layout(*packed(z, 32)).make(p.h)
-    pack(p.weights, z, 32, into=Into(*made, c=c, h=h, c_0=p.c, numbers=c.numel()))
+    pack(p.weights, z, 32, Into(*made, c=c, h=h, c_0=p.c))
     assert torch.equal(c, p.c)
     assert not h.any()
 

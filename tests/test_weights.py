@@ -36,5 +36,5 @@ def test_the_copying_weights_copy(condition: str, recorded: float) -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
 def test_the_mnist_weights_read_digits_at_another_size() -> None:
-    # 87.0 % of ten thousand, at a size that was not trained on; three standard deviations of 128.
-    assert abs(right("mnist-riglstm.safetensors", "16x16", 128) - 0.870) < 0.089
+    # 87.0 % of ten thousand, at a size not trained on; under three standard deviations of 128.
+    assert abs(right("mnist-riglstm.safetensors", "16x16", 128) - 0.870) < 0.086

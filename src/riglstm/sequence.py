@@ -92,22 +92,25 @@ def unfold(
         return _unpack(x, batch_first, reset, mask)
     check_tensor("the input", x, "a Tensor or a PackedSequence")
     check_rank(x, batch_first)
-    if reset is not None or mask is not None:
-        for name, flags in (("reset", reset), ("mask", mask)):
-            if flags is not None:
-                check_flags(name, flags, tuple(x.shape[:-1]), x.device)
+    for name, flags in (("reset", reset), ("mask", mask)):
+        if flags is not None:
+            check_flags(name, flags, tuple(x.shape[:-1]), x.device)
     batched = x.dim() == 3
-    steps: Tensor | None = x
-    if batch_first or not batched:
-        steps, mask, reset = (
-            None if v is None else v.transpose(0, 1) if batched else v.unsqueeze(1)
-            for v in (x, mask, reset)
-        )
+
+    def time_first(v: Tensor | None) -> Tensor | None:
+        if v is None:
+            return None
+        if not batched:
+            return v.unsqueeze(1)
+        return v.transpose(0, 1) if batch_first else v
+
+    steps, live = time_first(x), time_first(mask)
     assert steps is not None
-    if mask is not None:
+    if live is not None:
         # What stands in a step that is left out, NaN as well, must not reach a gradient either.
-        steps = steps.masked_fill(~mask.unsqueeze(-1), 0)
-    return Sequences(steps, mask, settle(reset, mask), batch_first, batched, None, None)
+        steps = steps.masked_fill(~live.unsqueeze(-1), 0)
+    starts = settle(time_first(reset), live)
+    return Sequences(steps, live, starts, batch_first, batched, packed=None, filled=None)
 
 
 def settle(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
@@ -134,6 +137,7 @@ def reverse_reset(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
 def split(state: Tensor, N: int, d: int) -> tuple[Tensor, ...]:
     """A state (rows, B, N·d) of all layers and directions as one (B, N, d) for each."""
     rows = state.shape[0]
+    # A single one need not be taken apart, which is another call of torch.
     return (state.reshape(-1, N, d),) if rows == 1 else state.reshape(rows, -1, N, d).unbind()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,15 @@ from riglstm.selection import Noise, Selection
 
 def refusal(sel: Selection, d: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    # torch.compile would warn of what is kept.
-    asked = _refusal if torch.compiler.is_compiling() else _known
-    return asked(sel, d, dtype, product_dtype(device, dtype), device.type)
+    return _refusal(sel, d, dtype, product_dtype(device, dtype), device.type)
 
 
-def _refusal(
+def _refusal(*problem: Any) -> str | None:
+    """Found out once for a problem; torch.compile would warn of what is kept."""
+    return (_refused if torch.compiler.is_compiling() else _known)(*problem)
+
+
+def _refused(
     sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str
 ) -> str | None:
     if kind != "cuda" and not interpreted():
@@ -43,8 +47,7 @@ def _refusal(
     return None
 
 
-_known = functools.lru_cache(256)(_refusal)
-"""The same, found out once."""
+_known = functools.lru_cache(256)(_refused)
 
 
 def scan(
@@ -80,8 +83,7 @@ def _checked(
     like, N, d = weights.W if h is None else h, sel.N, weights.W.shape[2] // 4
     kind = "cuda" if like.is_cuda else like.device.type
     product = product_on(kind, like.dtype)
-    asked = _refusal if torch.compiler.is_compiling() else _known
-    why = asked(sel, d, like.dtype, product, kind)
+    why = _refusal(sel, d, like.dtype, product, kind)
     if why is not None:
         raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
     # The kernels count the numbers of a step in 32 bits: gates, what cells give each other, slots.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.launch import Argument, Launch, Layout, Place, prepare
+from riglstm.scan.fused.launch import Argument, Launch, Place, prepare
 from riglstm.scan.fused.plan import Sizes, columns
 from riglstm.scan.kernels.common import power_of_two
 from riglstm.scan.kernels.input_map import LINES
@@ -30,14 +30,12 @@ class Into(NamedTuple):
     """To be zero."""
     lines: Argument = None
     """(D, K·P): W_in, for `map_kernel`."""
-    c: Argument = None
+    c: Tensor | None = None
     """(B, N, d): the state that the kernel works on; a copy of c_0, or zero."""
     h: Argument = None
     """(B, N, d), to be zero."""
     c_0: Argument = None
     """(B, N, d): the state that is given."""
-    numbers: int = 0
-    """Of c, and of h."""
 
 
 def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -50,8 +48,8 @@ def pack(
     weights: Weights,
     z: Sizes,
     BN: int,
+    into: Into,
     first: int = 0,
-    into: Into | None = None,
     by_gate: bool = False,
 ) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
@@ -61,7 +59,6 @@ def pack(
     of `pack_kernel`. What else there is to write is written on the way, which saves launches.
     """
     W, W_q = weights.W, weights.W_q
-    into = into or Into(*Layout(*packed(z, BN, first)).make(W))
     W_in = None if into.lines is None else weights.W_in
     unit = into.unit if z.held == torch.float16 else None
     per_cell = W_q is not None and W_q.dim() == 3
@@ -70,7 +67,7 @@ def pack(
         grid,
         (
             *(W, W if W_q is None else W_q, W_in, into.c_0, into.W, unit, into.lines),
-            *(into.counter, into.c, into.h, into.numbers),
+            *(into.counter, into.c, into.h, 0 if into.c is None else into.c.numel()),
         ),
     )
     return into.W, unit

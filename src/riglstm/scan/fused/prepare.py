@@ -87,9 +87,10 @@ def plan_of(
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
     own = z.dtype == z.held and not symbols
+    to_views = None
     # It counts the numbers of W_in in 32 bits.
-    mapped = own and product == torch.bfloat16 and D is not None and 0 < D * z.K * z.P < 2**31
-    to_views = map_of(z, D, device) if mapped and D is not None else None
+    if own and product == torch.bfloat16 and D is not None and 0 < D * z.K * z.P < 2**31:
+        to_views = map_of(z, D, device)
     direct = own and D is not None and to_views is None and z.d == z.P
     placed = direct or to_views is not None
     constants = dict(

@@ -100,9 +100,8 @@ def forward(
         *(work.W, work.w_unit, counter, None if plan.map is None else work.lines, c_n),
         h=work.zero if h is None else None,
         c_0=c,
-        numbers=B * N * d,
     )
-    W, w_unit = pack(weights, z, tile["BN"], plan.first, into, plan.by_gate)
+    W, w_unit = pack(weights, z, tile["BN"], into, plan.first, plan.by_gate)
     ids = table = None
     X: Tensor | Place
     if isinstance(x, Symbols):

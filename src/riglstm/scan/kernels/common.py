@@ -71,16 +71,10 @@ def spin(counter, target):
 
 
 @triton.jit
-def _peek(counter):
-    """The counter, and everything that was written before it had that value."""
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.s32 $0, [$1];",
-        "=r,l",
-        [counter.to(tl.int64, bitcast=True)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+def _at_address(how: tl.constexpr, at):
+    """What this piece of assembly makes of addresses, each time that it is come to."""
+    at = at.to(tl.int64, bitcast=True)
+    return tl.inline_asm_elementwise(how, "=r,l", [at], tl.int32, False, 1)
 
 
 @triton.jit
@@ -108,7 +102,7 @@ def wait(counter, target):
 def wait_each(counter, target):
     """As `wait`, but every thread reads: quicker where a kernel has no registers to spare."""
     spins = 0
-    while _peek(counter) < target:
+    while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) < target:
         spins += 1
         if spins > _SPINS:
             tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [spins], tl.int32, False, 1)
@@ -129,14 +123,7 @@ def fetch(start, many, p, programs):
     PER: tl.constexpr = 1024 // start.dtype.element_ty.primitive_bitwidth  # in a line of memory
     for first in tl.range(p * LANES, tl.cdiv(many, PER), programs * LANES, num_stages=1):
         at = start + tl.minimum((first + tl.arange(0, LANES)) * PER, many - 1)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [at.to(tl.int64, bitcast=True)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        _at_address("prefetch.global.L2 [$1]; mov.u32 $0, 0;", at)
 
 
 @triton.jit
