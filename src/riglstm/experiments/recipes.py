@@ -103,7 +103,7 @@ def _steady(row: Row) -> Row:
         # It keeps more than the others at the start; and a batch with a large gradient, which would
         # undo the work of many, counts as much as another.
         options={**row.options, "steady_start": True, "forget_bias": 7.0},
-        fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.03, **often},
+        fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
         # More digits to remember take longer to learn.
         fit_in={
             "M=1": {"updates": 10_000},
