@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.models.base import Core
-from riglstm.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, generator
+from riglstm.tasks.base import Batch, Metric, Split, Totals, check_split
 from riglstm.tasks.download import obtain
 from riglstm.tasks.files import Images
 from riglstm.tasks.pictures import positions, read_size, split_up
@@ -50,9 +50,6 @@ class SequentialImages:
     """Sequences an update."""
     dropout: float = 0.0
     """On the embedded pixels and on the core's output."""
-    skip: float = 0.0
-    """Share of a training picture's pixels that are left out, other ones each time it is seen: its
-    sequence is so much shorter, and a model cannot count on the length of a row."""
     train_size: int | None = None
     """Training pictures; None: all but the fifth that is held out."""
     validation_size: int | None = None
@@ -69,8 +66,6 @@ class SequentialImages:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
         check_dropout(self.dropout)
-        if not 0 <= self.skip < 1:
-            raise ValueError(f"skip must be at least 0 and below 1, got {self.skip!r}")
         if self.input_size % self.channels:
             raise ValueError(
                 f"input_size must be a multiple of the {self.channels} channels, "
@@ -196,21 +191,7 @@ class ImageTask:
         """
         chosen = self._shuffled.batch(seed, step)[rows]
         pixels = self._train.index_select(0, chosen)  # (B, T, C)
-        if self.config.skip:
-            kept = self._kept(seed, step)[rows, :, None].expand(-1, -1, pixels.shape[-1])
-            pixels = pixels.gather(1, kept)
         return Batch(pixels.transpose(0, 1), self._labels["training"].index_select(0, chosen))
-
-    def _kept(self, seed: int, step: int) -> Tensor:
-        """(B, T'): the pixels of a batch's pictures that are shown, in their order."""
-        T = self.config.size**2
-        drawn = torch.rand(
-            (self.config.batch_size, T),
-            generator=generator(self.device, SPLITS.index("training"), seed, step),
-            device=self.device,
-        )
-        left = T - round(self.config.skip * T)
-        return drawn.topk(left, dim=1, sorted=False).indices.sort(1).values
 
     def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross entropy, and the share of pictures whose class is right."""
