@@ -20,12 +20,18 @@ class Row:
     hidden_size: int
     options: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the model."""
+    options_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What changes of them in some of the table's settings alone."""
     task: Mapping[str, Any] = field(default_factory=dict)
     """What it changes in the recipe's task."""
     fit: Mapping[str, Any] = field(default_factory=dict)
     """What it changes in the recipe's training."""
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
+
+    def arguments(self, setting: str) -> dict[str, Any]:
+        """All other arguments of the model in a setting."""
+        return {**self.options, **self.options_in.get(setting, {})}
 
     def training(self, setting: str) -> dict[str, Any]:
         """All that it changes in the recipe's training in a setting."""

@@ -64,7 +64,7 @@ def plan(
                     },
                     model=row.model,
                     hidden_size=row.hidden_size,
-                    model_options=dict(row.options),
+                    model_options=row.arguments(setting),
                     fit=replace(fit, **row.training(setting), device=device),
                     seed=seed,
                 )
