@@ -99,13 +99,11 @@ def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
 def _steady(row: Row) -> Row:
     """RigLSTM with a larger step, which it stands where the choice of cells is and stays steady."""
     often = {"evaluate_every": 2500, "checkpoint_every": 2500}
-    # M = 2 and M = 4 have the recipe before, by which they are at their aims: they were not run
-    # again.
+    # M = 2 and 4 are at their aims by the recipe before, and were not run again.
     before = {"clip_norm": 1.0}
     return replace(
         row,
-        # It keeps more than the others at the start; and a batch with a large gradient, which would
-        # undo the work of many, counts as much as another.
+        # It keeps more at the start, and no batch with a large gradient undoes the work of many.
         options={**row.options, "steady_start": True, "forget_bias": 7.0},
         options_in=dict.fromkeys(("M=2", "M=4"), REMEMBERS),
         fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
@@ -136,7 +134,6 @@ def _tuned_copying(rows: Mapping[str, Row]) -> Recipe:
         paper,
         rows={
             **rows,
-            # As many as RigLSTM or more.
             "lstm": replace(
                 rows["lstm"], fit_in={"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
             ),
