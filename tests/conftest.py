@@ -16,6 +16,14 @@ if not torch.cuda.is_available():
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("house")
 
+# Tests that take long alone, whole files of them so that no module's fixtures are made twice.
+FIRST = ("test_triton_compiles", "test_wheel")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first: at the end, one worker would run them and the others wait."""
+    items.sort(key=lambda item: item.path.stem not in FIRST)
+
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
