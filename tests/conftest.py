@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
+from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,40 @@ if not torch.cuda.is_available():
 
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("house")
+
+# Tests that take long alone, whole files of them so that no module's fixtures are made twice.
+FIRST = ("test_triton_compiles", "test_wheel")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest come first: at the end, one worker would run them and the others wait."""
+    items.sort(key=lambda item: item.path.stem not in FIRST)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _language_replaced_once() -> Iterator[None]:
+    """Triton's interpreter looks for what to replace in its language once for each launch.
+
+    Left alone it looks again at each call inside a kernel, finds nothing left to replace, and
+    takes a fifth of the time of all that it runs.
+    """
+    if "TRITON_INTERPRET" not in os.environ or find_spec("triton") is None:
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    replace = getattr(interpreter, "_patch_lang", None)
+
+    def where_it_is_not(kernel: FunctionType) -> Any:
+        seen = (v for v in kernel.__globals__.values() if v is tl or v is tl.core)
+        return replace(kernel) if any(tl.core.is_builtin(v.load) for v in seen) else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Another Triton may do this elsewhere; then it is only slower.
+        if replace is not None:
+            patch.setattr(interpreter, "_patch_lang", where_it_is_not)
+        yield
 
 
 @pytest.fixture(autouse=True)

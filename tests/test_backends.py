@@ -484,7 +484,7 @@ def tied_problem(dtype: torch.dtype) -> Problem:
     sizes = {"T": 3, "B": 4, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 3, "K_h": 4}
     p = random_problem(seeded(42), **sizes, input_views="split", dtype=dtype)
     return replace(
-        p, x=p.x[:, :, :33].repeat(1, 1, 8), h=p.h[:, :1].expand_as(p.h), c=torch.zeros_like(p.c)
+        p, x=p.x[:, :, :33].repeat(1, 1, 8), h=p.h[:, :1].repeat(1, 8, 1), c=torch.zeros_like(p.c)
     )
 
 

@@ -252,21 +252,27 @@ def test_backward_computes_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatc
 def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each kind of call has a budget of its own; a step that is not compiled would raise."""
+    """Each kind of call has a budget of its own; a step that is not compiled would raise.
+
+    A batch size, any other and one, each at the first step and later: six versions serve them
+    all. Six are a kind's whole budget here, so two kinds that shared one would exceed it, even
+    those that are called with two sizes only. What a step is compiled to does not matter.
+    """
     from riglstm.scan import compiled
 
     compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda run: compile_(run, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda run: compile_(run, backend="eager"))
     compiled._step.cache_clear()
     torch._dynamo.reset()
     twin, layer = build(backend="reference"), build(backend="compiled")
-    for B in (4, 5, 1):
-        x = numbers(3, B, 4)
-        flags = torch.rand(3, B, generator=torch.Generator().manual_seed(1)) < 0.5
-        close(layer(x)[0], twin(x)[0])
-        with torch.no_grad():
-            for options in ({}, {"mask": flags}, {"reset": flags}):
-                close(layer(x, **options)[0], twin(x, **options)[0])
+    with torch._dynamo.config.patch(recompile_limit=6):
+        for B in (4, 5, 1):
+            x = numbers(2, B, 4)
+            flags = torch.rand(2, B, generator=torch.Generator().manual_seed(1)) < 0.5
+            close(layer(x)[0], twin(x)[0])
+            with torch.no_grad():
+                for options in ({}, {"mask": flags}, {"reset": flags})[: 3 if B > 1 else 1]:
+                    close(layer(x, **options)[0], twin(x, **options)[0])
     compiled._step.cache_clear()
 
 
