@@ -17,10 +17,10 @@ import torch
 from riglstm import models as registry
 from riglstm.cli.main import main
 from riglstm.experiments import complexity, rows
-from riglstm.experiments.entries import SMALL, Row
+from riglstm.experiments.entries import SMALL, Recipe, Row, Setting
 from riglstm.experiments.finished import KEY, evaluate, finished, load
 from riglstm.experiments.plan import FAILED, Planned, plan
-from riglstm.experiments.recipes import RECIPES, Recipe, Setting
+from riglstm.experiments.recipes import RECIPES
 from riglstm.experiments.reproduce import reproduce as make
 from riglstm.experiments.run import build, run
 from riglstm.experiments.spec import RunSpec

@@ -19,11 +19,10 @@ from typing import Any
 import pytest
 
 from riglstm.experiments import pool, worker
-from riglstm.experiments.entries import Row
+from riglstm.experiments.entries import Recipe, Row, Setting
 from riglstm.experiments.errors import FEWER_RUNS, in_words
 from riglstm.experiments.plan import Planned, plan
 from riglstm.experiments.pool import Ended, together
-from riglstm.experiments.recipes import Recipe, Setting
 from riglstm.experiments.reproduce import reproduce
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import TABLES

@@ -15,9 +15,9 @@ import torch
 from riglstm.cli.main import main
 from riglstm.experiments import rows, summary
 from riglstm.experiments.claims import changes
+from riglstm.experiments.entries import Recipe
 from riglstm.experiments.finished import export, finished
 from riglstm.experiments.plan import plan
-from riglstm.experiments.recipes import Recipe
 from riglstm.experiments.render import markdown
 from riglstm.experiments.rows import ResultRow
 from riglstm.experiments.sheet import Line, grid

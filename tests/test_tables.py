@@ -15,10 +15,11 @@ import pytest
 
 from riglstm import VARIANTS, models
 from riglstm.experiments import rows
+from riglstm.experiments.entries import Budget
 from riglstm.experiments.fill import result_rows, sheet, sizes
 from riglstm.experiments.paper import PAPER, figure, value
 from riglstm.experiments.plan import FAILED, Planned, plan, state
-from riglstm.experiments.recipes import MEASURED_ROWS, RECIPES, Budget
+from riglstm.experiments.recipes import MEASURED_ROWS, RECIPES
 from riglstm.experiments.render import latex, render
 from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.experiments.spec import RunSpec

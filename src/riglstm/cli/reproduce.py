@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.cli import UsageError, flags, launch, results, values
+from riglstm.experiments.entries import Budget
 from riglstm.experiments.plan import Planned, State, plan
-from riglstm.experiments.recipes import MEASURED_ROWS, Budget
+from riglstm.experiments.recipes import MEASURED_ROWS
 from riglstm.experiments.reproduce import reproduce
 from riglstm.experiments.tables import MEASURED, NAMES, recipe
 from riglstm.train.config import Precision

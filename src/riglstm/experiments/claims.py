@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from riglstm.experiments.entries import Row
+from riglstm.experiments.entries import Budget, Recipe, Row
 from riglstm.experiments.paper import value
-from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.render import number
 from riglstm.experiments.sheet import Line, Sheet
 from riglstm.experiments.spec import plain_options

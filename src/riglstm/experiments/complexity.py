@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from riglstm import models
 from riglstm.benchmark.contestants import onednn
 from riglstm.benchmark.timing import METERS, Job, measure, spread
-from riglstm.experiments.entries import FULL, Row
+from riglstm.experiments.entries import FULL, Budget, Row
 from riglstm.experiments.paper import figure
-from riglstm.experiments.recipes import MEASURED_ROWS, Budget
+from riglstm.experiments.recipes import MEASURED_ROWS
 from riglstm.experiments.render import Grid, Rendered, number, render
 from riglstm.experiments.run import core_options
 from riglstm.experiments.tables import stem

@@ -1,14 +1,17 @@
-"""The models of the tables, at a size: what each row of a table builds."""
+"""What a recipe is made of, and the models of the tables, at a size: what each row builds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from riglstm.models.brim import PRESETS
 from riglstm.models.rig import changes_of
+from riglstm.train.config import Fit
 from riglstm.variants import VARIANTS
+
+Budget: TypeAlias = Literal["quick", "paper", "tuned"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,32 @@ class Row:
             return "–"
         layers = [(N, K_a)] if isinstance(N, int) else list(zip(N, K_a, strict=True))
         return ", ".join(f"({n}, {k})" for n, k in layers)
+
+
+class Setting(NamedTuple):
+    """Data that the models of a table are trained on."""
+
+    trained_on: str
+    """The task's name of it, among its conditions."""
+    task: Mapping[str, Any]
+    """What it changes in the recipe's task."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All runs of a table in one budget."""
+
+    rows: Mapping[str, Row]
+    settings: Mapping[str, Setting]
+    conditions: tuple[str, ...]
+    """Where models are tested, beside what they are trained on."""
+    task: Mapping[str, Any]
+    """Options of the task."""
+    fit: Fit
+    models: tuple[str, ...]
+    """Rows that are run where none are named."""
+    seeds: int = 3
+    """Runs of each row where no other number is asked for."""
 
 
 class Widths(NamedTuple):
@@ -107,35 +136,15 @@ def ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
     }
 
 
-REMEMBERS = {"forget_bias": 3.0}
-"""Of every LSTM cell: one that starts by keeping what it holds learns to copy many times sooner."""
-SOFT = {"update_scale": 0.01, "update_bias": 4.0}
-"""Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~. In
-numbers, as they are part of the names of runs: the layer's own defaults at d = 100."""
-
-
 def printed(rows: Mapping[str, Row]) -> dict[str, Row]:
     """RigLSTM with the soft update that the paper prints, where it has one."""
     return {
-        name: replace(row, options={**row.options, "soft_update": "printed"}) if _soft(row) else row
+        name: replace(row, options={**row.options, "soft_update": "printed"}) if soft(row) else row
         for name, row in rows.items()
     }
 
 
-def tuned(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """The same start for every model that has LSTM cells, and the soft update that learns."""
-    changed = {}
-    for name, row in rows.items():
-        options = {**row.options}
-        if row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
-            options |= REMEMBERS
-        if _soft(row):
-            options |= SOFT
-        changed[name] = replace(row, options=options)
-    return changed
-
-
-def _soft(row: Row) -> bool:
+def soft(row: Row) -> bool:
     """Whether it has a soft update; one that a variant takes away cannot be asked for."""
     return row.model == "riglstm" and "soft_update" not in changes_of(row.options)
 

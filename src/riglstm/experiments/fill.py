@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from riglstm.experiments.entries import Budget, Recipe
 from riglstm.experiments.paper import figure
 from riglstm.experiments.plan import Planned
-from riglstm.experiments.recipes import Budget, Recipe
 from riglstm.experiments.render import number
 from riglstm.experiments.result import CHOSEN, read_cost, read_reason
 from riglstm.experiments.rows import FAILED, ResultRow

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from riglstm.experiments.recipes import Budget, Recipe
+from riglstm.experiments.entries import Budget, Recipe
 from riglstm.experiments.result import FAILED as FAILED
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import chosen, chosen_settings, recipe, table

@@ -9,52 +9,23 @@ decided in `docs/paper_notes.md` (P8, P9, P23 to P25) and in `docs/experiments.m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
 
 from riglstm.experiments.entries import (
     FULL,
-    REMEMBERS,
     SMALL,
+    Budget,
+    Recipe,
     Row,
+    Setting,
     ablation_rows,
     ball_rows,
     image_rows,
     only,
     printed,
-    tuned,
 )
+from riglstm.experiments.tuned import tuned_copying, tuned_mnist
 from riglstm.train.config import Fit
 from riglstm.variants import VARIANTS
-
-Budget: TypeAlias = Literal["quick", "paper", "tuned"]
-
-
-class Setting(NamedTuple):
-    """Data that the models of a table are trained on."""
-
-    trained_on: str
-    """The task's name of it, among its conditions."""
-    task: Mapping[str, Any]
-    """What it changes in the recipe's task."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All runs of a table in one budget."""
-
-    rows: Mapping[str, Row]
-    settings: Mapping[str, Setting]
-    conditions: tuple[str, ...]
-    """Where models are tested, beside what they are trained on."""
-    task: Mapping[str, Any]
-    """Options of the task."""
-    fit: Fit
-    models: tuple[str, ...]
-    """Rows that are run where none are named."""
-    seeds: int = 3
-    """Runs of each row where no other number is asked for."""
-
 
 _CIFAR_ROWS = ("lstm", "rim", "rmc", "transformer", "gridlstm", "brim", "riglstm")
 _COPYING_ROWS = ("lstm", "gridlstm", "rim", "riglstm")
@@ -74,49 +45,6 @@ def _mnist(rows: Mapping[str, Row]) -> Recipe:
     )
 
 
-def _tuned_mnist(rows: Mapping[str, Row]) -> Recipe:
-    rows = tuned(rows)
-    if "rim" in rows:
-        # In small batches, without a fall of the step size, it does not settle.
-        own = {
-            **{"updates": 7500, "decay": "cosine", "average": 0.999},
-            **{"evaluate_every": 1500, "checkpoint_every": 1500},
-        }
-        rim = rows["rim"]
-        rows["rim"] = replace(rim, task={**rim.task, "batch_size": 64}, fit={**rim.fit, **own})
-    return replace(
-        _mnist(rows),
-        task={
-            **{"input_size": FULL.hidden, "batch_size": 32, "dropout": 0.2},
-            "validation_size": 4000,
-        },
-        # Ten epochs of small batches, and a long mean in place of a step size that falls: what
-        # learns the trained size soonest is worst at 24x24.
-        fit=replace(_tuned_fit(15_000, lr=5e-4, evaluate_every=3000), decay="none", average=0.9997),
-    )
-
-
-def _steady(row: Row) -> Row:
-    """RigLSTM with a larger step, which it stands where the choice of cells is and stays steady."""
-    often = {"evaluate_every": 2500, "checkpoint_every": 2500}
-    # M = 2 and 4 are at their aims by the recipe before, and were not run again.
-    before = {"clip_norm": 1.0}
-    return replace(
-        row,
-        # It keeps more at the start, and no batch with a large gradient undoes the work of many.
-        options={**row.options, "steady_start": True, "forget_bias": 7.0},
-        options_in=dict.fromkeys(("M=2", "M=4"), REMEMBERS),
-        fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
-        # More digits to remember take longer to learn.
-        fit_in={
-            "M=1": {"updates": 10_000},
-            "M=2": before,
-            "M=4": {"updates": 30_000, **before},
-            "M=8": {"updates": 50_000},
-        },
-    )
-
-
 def _copying(rows: Mapping[str, Row]) -> Recipe:
     return Recipe(
         rows,
@@ -125,36 +53,6 @@ def _copying(rows: Mapping[str, Row]) -> Recipe:
         task={"L": 10, "P": 50, "digits": 10, "input_size": FULL.hidden, "batch_size": 64},
         fit=Fit(updates=40_000, lr=1e-4),
         models=_COPYING_ROWS,
-    )
-
-
-def _tuned_copying(rows: Mapping[str, Row]) -> Recipe:
-    rows, paper = tuned(rows), _copying(rows)
-    return replace(
-        paper,
-        rows={
-            **rows,
-            "lstm": replace(
-                rows["lstm"], fit_in={"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
-            ),
-            "riglstm": _steady(rows["riglstm"]),
-        },
-        # The blanks before the answer are known from the clock alone.
-        task={**paper.task, "loss_on": "answer"},
-        fit=_tuned_fit(20_000, lr=1e-3, evaluate_every=2000),
-    )
-
-
-def _tuned_fit(updates: int, lr: float, evaluate_every: int) -> Fit:
-    return Fit(
-        updates=updates,
-        lr=lr,
-        warmup=300,
-        decay="cosine",
-        average=0.999,
-        precision="tf32",
-        evaluate_every=evaluate_every,
-        checkpoint_every=evaluate_every,
     )
 
 
@@ -188,7 +86,7 @@ MEASURED_ROWS = only(printed(image_rows(FULL, 4, "mnist")), *_SOME)
 RECIPES: dict[str, dict[Budget, Recipe]] = {
     "mnist": {
         "paper": _mnist(printed(image_rows(FULL, 5, "mnist"))),
-        "tuned": _tuned_mnist(image_rows(FULL, 5, "mnist")),
+        "tuned": tuned_mnist(_mnist(image_rows(FULL, 5, "mnist"))),
         "quick": _quick_mnist(image_rows(SMALL, 5, "mnist"), _SOME, 250),
     },
     "cifar": {
@@ -213,7 +111,7 @@ RECIPES: dict[str, dict[Budget, Recipe]] = {
     },
     "ablation": {
         "paper": _mnist(printed(ablation_rows(FULL))),
-        "tuned": _tuned_mnist(ablation_rows(FULL)),
+        "tuned": tuned_mnist(_mnist(ablation_rows(FULL))),
         "quick": _quick_mnist(ablation_rows(SMALL), ("riglstm", *VARIANTS), 100),
     },
     "balls": {
@@ -242,7 +140,7 @@ RECIPES: dict[str, dict[Budget, Recipe]] = {
     },
     "copying": {
         "paper": _copying(only(printed(image_rows(FULL, 4, "mnist")), *_COPYING_ROWS)),
-        "tuned": _tuned_copying(only(image_rows(FULL, 4, "mnist"), *_COPYING_ROWS)),
+        "tuned": tuned_copying(_copying(only(image_rows(FULL, 4, "mnist"), *_COPYING_ROWS))),
         "quick": Recipe(
             only(image_rows(SMALL, 4, "mnist"), *_COPYING_ROWS),
             settings={f"M={M}": Setting("P=6", {"M": M}) for M in (1, 2)},

@@ -13,9 +13,9 @@ import torch
 
 from riglstm.experiments import complexity, pool, rows
 from riglstm.experiments.attempt import attempt, fresh
+from riglstm.experiments.entries import Budget
 from riglstm.experiments.fill import result_rows, sheet
 from riglstm.experiments.plan import Planned, plan, seeds_of
-from riglstm.experiments.recipes import Budget
 from riglstm.experiments.render import Rendered, render
 from riglstm.experiments.run import say
 from riglstm.experiments.sheet import RECORD, grid, records

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from riglstm.experiments.recipes import Budget
+from riglstm.experiments.entries import Budget
 from riglstm.experiments.render import Grid, number
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.tables import stem

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from riglstm.experiments import rows
 from riglstm.experiments.claims import changes, link, named, not_run
+from riglstm.experiments.entries import Recipe
 from riglstm.experiments.fill import duration, extent, words
 from riglstm.experiments.paper import figure
-from riglstm.experiments.recipes import Recipe
 from riglstm.experiments.render import number
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.rows import ResultRow

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from riglstm.experiments.recipes import RECIPES, Budget, Recipe
+from riglstm.experiments.entries import Budget, Recipe
+from riglstm.experiments.recipes import RECIPES
 from riglstm.train.config import Precision
 
 MEASURED = "complexity"

@@ -13,9 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from riglstm.experiments.entries import Budget
 from riglstm.experiments.fill import sheet
 from riglstm.experiments.plan import Planned, plan
-from riglstm.experiments.recipes import Budget
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.sheet import Cell, Line, Sheet
 from riglstm.experiments.tables import TABLES, recipe
