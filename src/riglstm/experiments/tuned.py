@@ -1,6 +1,6 @@
 """The recipe called `tuned`: what `docs/recipes.md` found, as data.
 
-Each of these takes the paper's recipe, with its rows, and changes how models start and learn.
+Each of these takes a recipe of the paper's sizes, and changes how models start and learn.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _steady(row: Row) -> Row:
     before = {"clip_norm": 1.0}
     return replace(
         row,
-        # It keeps more at the start, and no batch with a large gradient undoes the work of many.
+        # It keeps more at the start, and no large gradient counts for more than the others.
         options={**row.options, "steady_start": True, "forget_bias": 7.0},
         options_in=dict.fromkeys(("M=2", "M=4"), REMEMBERS),
         fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
