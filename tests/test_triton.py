@@ -111,16 +111,18 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
     assert not torch.equal(p.run("triton")[0], outputs[0])
 
 
-def test_packing_sets_the_counter_to_zero_and_nothing_beside_it() -> None:
+@pytest.mark.parametrize("zeros", [1, 9000])  # more than all programs set to zero at once
+def test_packing_sets_counters_to_zero_and_nothing_beside_them(zeros: int) -> None:
     from riglstm.scan.fused.launch import Layout
     from riglstm.scan.fused.pack import Into, pack, packed
     from riglstm.scan.fused.plan import sizes
 
     p = random_problem(seeded(0), **SMALL).to(torch.float32)
-    counters = torch.full((3,), 7, dtype=torch.int32)
+    counters = torch.full((zeros + 2,), 7, dtype=torch.int32)
     z = sizes(p.h.shape[2], p.sel, p.weights.W_q is not None, torch.float32)
-    pack(p.weights, z, 32, into=Into(*Layout(*packed(z, 32)).make(p.h), counters[1:2]))
-    assert counters.tolist() == [7, 0, 7]
+    made = Layout(*packed(z, 32)).make(p.h)
+    pack(p.weights, z, 32, into=Into(*made, counters[1:-1], zeros))
+    assert counters.tolist() == [7, *[0] * zeros, 7]
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -52,7 +52,7 @@ def built(kernel, z, tile, **constants):
     for i, name in enumerate(kernel.arg_names):
         if name in given:
             signature[name], values[(i,)] = "constexpr", given[name]
-        elif name in ("B", "T", "R", "Z", "first", "t0", "t1", "numbers"):
+        elif name in ("B", "T", "R", "Z", "first", "t0", "t1", "zeros", "numbers"):
             signature[name] = "i32"
             # `Launch` takes it that no value of theirs asks for a kernel of its own.
             assert kernel.params[i].do_not_specialize, name

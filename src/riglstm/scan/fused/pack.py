@@ -27,7 +27,9 @@ class Into(NamedTuple):
     unit: Tensor | Place
     """What one stands for in their columns; unwritten where it is one."""
     counter: Argument = None
-    """To be zero."""
+    """To be zero, and what lies behind it."""
+    zeros: int = 1
+    """Whole numbers that are to be zero there."""
     lines: Argument = None
     """(D, K·P): W_in, for `map_kernel`."""
     c: Tensor | None = None
@@ -67,7 +69,8 @@ def pack(
         grid,
         (
             *(W, W if W_q is None else W_q, W_in, into.c_0, into.W, unit, into.lines),
-            *(into.counter, into.c, into.h, 0 if into.c is None else into.c.numel()),
+            *(into.counter, into.c, into.h, into.zeros),
+            0 if into.c is None else into.c.numel(),
         ),
     )
     return into.W, unit

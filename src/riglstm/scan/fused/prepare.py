@@ -143,6 +143,13 @@ class Working(NamedTuple):
     w_unit: Tensor | Place
     proposal: Tensor | Place
     counter: Tensor | Place
+    """Of the kernel's barrier."""
+    counts: Tensor | Place
+    """(T, N): how many a list of the step has; empty where there are no lists."""
+    zeros: int
+    """Whole numbers from the counter on that must be zero: the counts lie behind it."""
+    listed: Tensor | Place
+    """(N, B, 2): for tiles of rows that are awake a sequence, and what its cell takes in."""
     lines: Tensor | Place
     """W_in as our own map takes it."""
     zero: Tensor | Place
@@ -153,12 +160,14 @@ class Working(NamedTuple):
 def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun: bool) -> Working:
     """Buffers of one call; what is to be saved is given, and so may be the state."""
     D = 0 if plan.map is None else plan.map.D
-    layout = _layout(
-        *(T, B, plan.z, plan.tile["BN"], plan.first, plan.direct, D, saved is None, begun)
+    compact = plan.tile.get("COMPACT", False)
+    layout, zeros = _layout(
+        *(T, B, plan.z, plan.tile["BN"], compact, plan.first, plan.direct, D, saved is None, begun)
     )
-    W, w_unit, proposal, counter, lines, zero, *rest = layout.make(like)
+    W, w_unit, proposal, counter, counts, listed, lines, zero, *rest = layout.make(like)
+    made = W, w_unit, proposal, counter, counts, zeros, listed, lines, zero
     if saved is not None:
-        return Working(W, w_unit, proposal, counter, lines, zero, saved)
+        return Working(*made, saved)
     act, bits, unit, XH = rest
     z = plan.z
     if plan.direct:
@@ -166,7 +175,7 @@ def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
     # Gates, c and a are neither written nor read then: any address will do.
     held = Passing(XH, woke, act, bits, XH, XH, XH, unit)
-    return Working(W, w_unit, proposal, counter, lines, zero, held)
+    return Working(*made, held)
 
 
 @functools.lru_cache(256)
@@ -175,19 +184,23 @@ def _layout(
     B: int,
     z: Sizes,
     BN: int,
+    compact: bool,
     first: int,
     direct: bool,
     D: int,
     passing: bool,
     begun: bool,
-) -> Layout:
+) -> tuple[Layout, int]:
+    """Buffers of one call, and how many numbers of four bytes from its counter on must be zero."""
     int32, float32 = torch.int32, torch.float32
-    wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), (int32, (1,))]
+    zero = [(int32, (1,)), (int32, (T if compact else 0, z.N))]
+    wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), *zero]
+    wanted += [(int32, (z.N, B if compact else 0, 2))]
     wanted += [(z.held, (D, z.K * z.P)), (float32, (0 if begun else B, z.N, z.d))]
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]
         wanted += [(z.held, (0 if direct else T, B, z.S - first, z.P))]
-    return Layout(*wanted)
+    return Layout(*wanted), Layout(*zero).size // 4
 
 
 def write_views(
