@@ -85,6 +85,8 @@ def assert_within_the_limit(got: dict[str, Tensor], want: dict[str, Tensor]) -> 
 def test_it_is_rounded_and_within_the_limit(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # torch's map rounds nothing on a CPU: the limit is that of all the rest.
+    monkeypatch.setattr(triton_plan, "HALVE_INPUTS", False)
     p = clear_problem(**{**SMALL, **options})
     (right, pull_right), (ours, pull) = run(p, "reference"), run(p.to(torch.float32), "triton")
     assert torch.equal(ours[3], right[3])

@@ -32,6 +32,8 @@ class Into(NamedTuple):
     """Whole numbers that are to be zero there."""
     lines: Argument = None
     """(D, K·P): W_in, for `map_kernel`."""
+    sizes: Argument = None
+    """(D,): those of its lines, for `halve_kernel`."""
     c: Tensor | None = None
     """(B, N, d): the state that the kernel works on; a copy of c_0, or zero."""
     h: Argument = None
@@ -69,7 +71,7 @@ def pack(
         grid,
         (
             *(W, W if W_q is None else W_q, W_in, into.c_0, into.W, unit, into.lines),
-            *(into.counter, into.c, into.h, into.zeros),
+            *(into.sizes, into.counter, into.c, into.h, into.zeros),
             0 if into.c is None else into.c.numel(),
         ),
     )

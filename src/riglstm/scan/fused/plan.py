@@ -21,6 +21,11 @@ FEW = 64
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
+HALVE_INPUTS = True
+"""Whether the map to views is ours with TF32 in halves, too, and not torch's in TF32."""
+HELD = 8192
+"""Numbers of the input that a program makes halves of: some rows, or one, and no longer ones."""
+
 
 class Saved(NamedTuple):
     """What the backward pass needs; without it, empty."""
@@ -154,9 +159,20 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
 
 
-def map_tiles(device: torch.device) -> dict[str, Any]:
+def has_map(z: Sizes, D: int) -> bool:
+    """Whether the map of D features to views is ours; else it is torch's."""
+    # It counts the numbers of W_in in 32 bits.
+    if not 0 < D * z.K * z.P < 2**31:
+        return False
+    return z.held == torch.bfloat16 or (z.held == torch.float16 and HALVE_INPUTS and D <= HELD)
+
+
+def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
-    tile = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 4}
+    tile = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4}
+    if held == torch.float16:
+        return tile | {"STAGES": stages(device, 3, 128 + 128, 64, held)}
+    tile["BK"] = 32
     # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
     return tile | {"STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 

@@ -219,6 +219,7 @@ def _bytes(
     z = sizes(h.shape[2], sel, weights.W_q is not None, product)
     row = D * x.dtype.itemsize + z.S * z.P * z.held.itemsize + z.N * z.d * h.dtype.itemsize
     if weights.W_in is not None:
+        row += (z.held != product) * D * z.held.itemsize
         row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
     return T * B * row + z.N * z.S * z.P * z.L * z.held.itemsize
 

@@ -95,7 +95,9 @@ def forward(
     c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
     into = Into(
         *(work.W, work.w_unit, work.counter, work.zeros),
-        *(None if plan.map is None else work.lines, c_n),
+        lines=None if plan.map is None else work.map.lines,
+        sizes=None if plan.map is None or plan.map.halve is None else work.map.sizes,
+        c=c_n,
         h=work.zero if h is None else None,
         c_0=c,
     )
@@ -108,7 +110,7 @@ def forward(
         if z.held == torch.float16:
             hold(None, h0, plan, held, T * B, B)
     else:
-        X = write_views(x, h0, weights, plan, work)
+        X = write_views(x, h, weights, plan, work)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit

@@ -217,7 +217,7 @@ def _clear(COUNTER, zeros):
 
 @triton.jit(do_not_specialize=["zeros", "numbers"])
 def pack_kernel(
-    W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, COUNTER, C, H, zeros, numbers,
+    W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, SIZES, COUNTER, C, H, zeros, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
     PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
@@ -228,9 +228,9 @@ def pack_kernel(
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
     W_UNIT where there are any.
 
-    OUT_IN, if there is one, takes W_IN: see `pack_lines`. COUNTER, if there is one, is that of the
-    next kernel's barrier, and what it counts with behind it: so many zeros. So is H, if there is
-    one, and C, unless C0 is given; each has so many numbers.
+    OUT_IN, if there is one, takes W_IN, and SIZES those of its lines: see `pack_lines`. COUNTER, if
+    there is one, is that of the next kernel's barrier, and what it counts with behind it: so many
+    zeros. So is H, if there is one, and C, unless C0 is given; each has so many numbers.
     """
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     tile = tl.program_id(0)
@@ -243,4 +243,4 @@ def pack_kernel(
             W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
         )  # fmt: skip
     elif OUT_IN is not None:
-        pack_lines(W_IN, OUT_IN, tile - N * TILES, D, K, d, P, BW)
+        pack_lines(W_IN, OUT_IN, SIZES, tile - N * TILES, D, K, d, P, BW)
