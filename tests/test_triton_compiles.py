@@ -132,7 +132,7 @@ done |= {
     "map": built(map_kernel, tf32, triton_plan.map_tiles(f16, None), D=20, X_ROW=24),
     "map, bf16": built(
         *(map_kernel, bf16, triton_plan.map_tiles(b16, None)),
-        **{"D": 20, "X_ROW": 20, "SCALE": None, "X_UNIT": None, "VIEWS": None},
+        **{"D": 20, "X_ROW": 20, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
     ),
     "halves": built(
         *(halve_kernel, tf32, {"BR": 2, "BD": 32, "BW": 64, "BH": 64}),

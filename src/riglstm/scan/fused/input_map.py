@@ -43,7 +43,7 @@ class Mapped(NamedTuple):
     """(D,): the power of two at or below the largest number of a line."""
     x: Tensor | Place
     """(R, width): the input in halves."""
-    scale: Tensor | Place
+    x_size: Tensor | Place
     """(R,): what a row of it is to be multiplied by."""
     views: Tensor | Place
     """(R, K, P) float32, which scores read."""
@@ -96,7 +96,7 @@ def to_views(
     if of.halve is None:
         of.run(grid, (x, None, made.lines, bias, XH, None, None, R))
         return XH
-    rows = (x, made.sizes, bias, h, made.x, made.scale, unit, B, R)
+    rows = (x, made.sizes, bias, h, made.x, made.x_size, unit, B, R)
     of.halve((-(-R // of.halve_rows),), rows)
-    of.run(grid, (made.x, made.scale, made.lines, bias, XH, unit, made.views, R))
+    of.run(grid, (made.x, made.x_size, made.lines, bias, XH, unit, made.views, R))
     return made.views

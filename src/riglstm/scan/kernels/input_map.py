@@ -50,11 +50,11 @@ def pack_lines(
 
 @triton.jit(do_not_specialize=["B", "R"])
 def halve_kernel(
-    X, SIZES, BIAS, h0, OUT, SCALE, X_UNIT, B, R,
+    X, SIZES, BIAS, h0, OUT, X_SIZE, X_UNIT, B, R,
     D: tl.constexpr, X_ROW: tl.constexpr, BIASES: tl.constexpr, STATES: tl.constexpr,
     BR: tl.constexpr, BD: tl.constexpr, BW: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """BR rows of x (R, D) in halves, as (R, X_ROW), and the SCALE by which they are divided.
+    """BR rows of x (R, D) in halves, as (R, X_ROW), and the X_SIZE by which they are divided.
 
     The unit of a row of XH is known here, before its views are: no view is larger than the sum of
     what each feature can add to any. It holds the state that was given, if any, and one, which no
@@ -69,7 +69,7 @@ def halve_kernel(
     scale, per = power_below(tl.max(each, 1))
     x = (x * per[:, None] * _HIGH).to(OUT.dtype.element_ty)
     tl.store(OUT + row[:, None] * X_ROW + k, x, mask=there[:, None] & (k < X_ROW))
-    tl.store(SCALE + row, scale, mask=there)
+    tl.store(X_SIZE + row, scale, mask=there)
     # A weight is less than twice its line's size.
     most = 2.0 * tl.sum(each, 1)
     if BIAS is not None:
@@ -85,14 +85,14 @@ def halve_kernel(
 
 @triton.jit(do_not_specialize=["R"])
 def map_kernel(
-    X, SCALE, W, BIAS, XH, X_UNIT, VIEWS, R,
+    X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, R,
     D: tl.constexpr, X_ROW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, d: tl.constexpr,
     P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """BM rows of x (R, D) times BN columns of W (D, K·P), plus the bias (K·d), to XH (R, S, P).
 
-    With SCALE they are those of `halve_kernel`, X_ROW numbers each, and the views go to VIEWS
+    With X_SIZE they are those of `halve_kernel`, X_ROW numbers each, and the views go to VIEWS
     (R, K, P) in float32, and to XH in units of X_UNIT.
     """
     WIDTH: tl.constexpr = K * P
@@ -115,12 +115,12 @@ def map_kernel(
         if WIDE:
             x, w = x.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(x, w, acc, input_precision="ieee")
-    if SCALE is not None:
-        acc = acc * _BOTH * tl.load(SCALE + row, mask=row < R, other=0.0)[:, None]
+    if X_SIZE is not None:
+        acc = acc * _BOTH * tl.load(X_SIZE + row, mask=row < R, other=0.0)[:, None]
     if BIAS is not None:
         view, e = col // P, col % P
         bias = tl.load(BIAS + view * d + e, mask=(view < K) & (e < d), other=0.0)
-        if SCALE is None:
+        if X_SIZE is None:
             bias = to_nearest(bias, kind).to(tl.float32)
         acc += bias[None, :]
     if VIEWS is not None:
