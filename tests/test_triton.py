@@ -125,72 +125,6 @@ def test_packing_sets_counters_to_zero_and_nothing_beside_them(zeros: int) -> No
     assert counters.tolist() == [7, *[0] * zeros, 7]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
-    gen = seeded(0)
-    p = random_problem(gen, **{**SMALL, "D": 35}).to(torch.float32)
-    p = p if bias else replace(p, weights=p.weights._replace(b_in=None))
-    views, XH, _, want = mapped(p, torch.randn(10, 13, 35, generator=gen), torch.bfloat16)
-    assert views is XH
-    # Two operands and the result are rounded, to eight bits.
-    assert relative(XH[:, :2, :18], want) < 2**-8
-    assert XH[:, :2, 18:].eq(0).all()
-    assert XH[:, 2:].eq(7).all()
-
-
-def mapped(p: Problem, x: Tensor, product: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Views by our own map, XH and its units, and the views in float64.
-
-    Neither rows nor features nor columns fill their tiles, and views have gaps.
-    """
-    from riglstm.scan.fused import input_map
-    from riglstm.scan.fused.launch import Layout
-    from riglstm.scan.fused.pack import Into, pack, packed
-    from riglstm.scan.fused.plan import sizes
-
-    (T, B, D), w, z = x.shape, p.weights, sizes(18, p.sel, True, product)
-    R, of = T * B, input_map.map_of(z, D, CPU)
-    W, w_unit, *rest = Layout(*packed(z, 32), *input_map.mapped(z, R, of)).make(p.h)
-    made = input_map.Mapped(*rest)
-    pack(w, z, 32, Into(W, w_unit, lines=made.lines, sizes=made.sizes if of.halve else None))
-    XH, unit = torch.full((R, z.S, 24), 7.0, dtype=z.held), torch.full((R,), 7.0)
-    views = input_map.to_views(of, made, x, p.h, w, XH, unit)
-    want = x.view(R, D).double() @ w.W_in.double()
-    want = want if w.b_in is None else want + w.b_in.double()
-    return views, XH, unit, want.view(R, z.K, z.d)
-
-
-@pytest.mark.usefixtures("tf32")
-@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
-def test_the_map_in_halves_holds_rows_and_features_of_any_size() -> None:
-    gen = seeded(0)
-    p = random_problem(gen, **{**SMALL, "D": 35, "B": 13}).to(torch.float32)
-    sizes = 10.0 ** torch.arange(-9, 9).repeat(2)[:35]
-    W_in = p.weights.W_in * sizes[:, None]
-    W_in[:, 18:], W_in[7] = W_in[:, :18], 0
-    p = replace(p, weights=p.weights._replace(W_in=W_in, b_in=None), h=p.h * 1e4)
-    x = torch.randn(10, 13, 35, generator=gen) / sizes
-    x *= 10.0 ** torch.arange(-26, 26, 0.4).view(10, 13, 1)
-    x[0, 0], x[1, 1, 3], x[2, 2, 4], x[3, 3] = 0, float("nan"), float("inf"), x[3, 4]
-    views, XH, unit, want = mapped(p, x, torch.float32)
-    lost = torch.tensor([14, 28])
-    rest = torch.ones(130, dtype=torch.bool).scatter(0, lost, False)
-    assert not views[lost, :, :18].isfinite().any()
-    # Two operands are rounded, to eleven bits; then, for XH, the result, or to its least number.
-    reach = (x.view(130, 35).double().abs() @ W_in.double().abs()).view(130, 2, 18)
-    assert ((views[:, :, :18] - want).abs() <= 2**-10 * reach)[rest].all()
-    inside = rest & (reach.amax((1, 2)) < 1e21)
-    off = XH[:, :2, :18].double() * unit[:, None, None] - want
-    assert (off.abs() <= 2**-9 * reach + 2**-25 * unit[:, None, None])[inside].all()
-    # The unit leaves room for the state that is given, and not much more than views need.
-    assert ((p.h.abs().amax((1, 2)).repeat(10) / unit) < 2**15).all()
-    assert (XH[:, :2].abs().amax((1, 2)) > 2**10)[inside & (reach.amax((1, 2)) > 1e8)].all()
-    assert torch.equal(views[rest, 0], views[rest, 1])
-    assert torch.equal(views[42], views[43])
-    assert views[:, :, 18:][rest].eq(0).all()
-    assert XH[:, 2:].eq(7).all()
-
-
 @pytest.mark.usefixtures("tf32")
 def test_a_state_that_is_not_given_is_zero() -> None:
     p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
@@ -232,27 +166,6 @@ def test_packing_makes_a_state_of_many_numbers() -> None:
     pack(p.weights, z, 32, Into(*made, c=c, h=h, c_0=p.c))
     assert torch.equal(c, p.c)
     assert not h.any()
-
-
-@pytest.mark.usefixtures("precision_as_before")
-def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> None:
-    from riglstm.scan.fused.prepare import plan_of
-
-    sel = random_problem(seeded(0), **SMALL).sel
-    for product, precision, D, own in (
-        (torch.bfloat16, "highest", 5, True),
-        (torch.float32, "highest", 5, False),
-        (torch.float32, "high", 5, True),
-        (torch.float32, "high", 8192, True),
-        (torch.float32, "high", 8193, False),
-        (torch.float32, "high", None, False),
-        (torch.bfloat16, "highest", None, False),
-        (torch.bfloat16, "highest", 2**31 // (2 * 24), True),
-        (torch.bfloat16, "highest", 2**31 // (2 * 24) + 1, False),
-    ):
-        torch.set_float32_matmul_precision(precision)
-        plan = plan_of.__wrapped__(sel, 2, 18, CPU, product, False, True, D, False, False)
-        assert (plan.map is not None) == own, (product, precision, D)
 
 
 @pytest.mark.usefixtures("tf32")

@@ -106,6 +106,8 @@ for name, z, B, phase, how, more in (
     done[name] = built(backward_kernel, z, tile, PHASE=phase, PRECISION=how, **more)
 place_of, of_pack = {"BS": 4, "BP": 32}, {"BN": 32, "BP": 32, "BW": 64, "D": 20}
 no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
+of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
+of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
     "views": built(views_kernel, tf32, triton_plan.views_tiles(tf32, None), PRECISION="tf32"),
     "views, bf16": built(
@@ -134,10 +136,8 @@ done |= {
         *(map_kernel, bf16, triton_plan.map_tiles(b16, None)),
         **{"D": 20, "X_ROW": 20, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
     ),
-    "halves": built(
-        *(halve_kernel, tf32, {"BR": 2, "BD": 32, "BW": 64, "BH": 64}),
-        **{"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40},
-    ),
+    "halves": built(halve_kernel, tf32, of_halves),
+    "halves, no bias, no state": built(halve_kernel, tf32, of_halves, BIAS=None, h0=None),
     "pack": built(
         *(pack_kernel, tf32, of_pack), PER_CELL=True, FIRST=0, BY_GATE=True
     ),
@@ -193,7 +193,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 26), (90, 232_448, 132, 28)]
+CHIPS = [(80, 166_912, 4, 27), (90, 232_448, 132, 29)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Argument, Launch, Place, prepare
-from riglstm.scan.fused.plan import HELD, Sizes, _whole, map_tiles
+from riglstm.scan.fused.plan import MOST_FEATURES, Sizes, aligned, map_tiles
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
+
+
+class Halving(NamedTuple):
+    """What makes halves of the input, before the map."""
+
+    run: Launch
+    rows: int
+    """That a program takes."""
+    width: int
+    """Numbers of a row of halves in memory."""
 
 
 class Map(NamedTuple):
@@ -26,12 +36,8 @@ class Map(NamedTuple):
     """Of a tile."""
     columns: int
     """Tiles beside each other."""
-    halve: Launch | None
-    """With TF32 in halves: what makes halves of the input first."""
-    width: int
-    """Numbers of a row of them in memory."""
-    halve_rows: int
-    """Rows that a program of it takes."""
+    halving: Halving | None
+    """With TF32 in halves."""
 
 
 class Mapped(NamedTuple):
@@ -51,30 +57,44 @@ class Mapped(NamedTuple):
 
 def map_of(z: Sizes, D: int, device: torch.device) -> Map:
     """The map of D features to views."""
-    tile, halves = map_tiles(z.held, device), z.held == torch.float16
-    width = _whole(D, z.held) if halves else D
+    tile = map_tiles(z.held, device)
+    halving = _halving(z, D) if z.held == torch.float16 else None
     run = prepare(
-        map_kernel, D=D, X_ROW=width, K=z.K, S=z.S, d=z.d, P=z.P, WIDE=interpreted(), **tile
-    )
+        map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
+    return Map(run, D, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
+
+
+def _halving(z: Sizes, D: int) -> Halving:
+    width = aligned(D, z.held)
     BD, BH, BW = (power_of_two(n) for n in (width, z.N * z.d, z.K * z.d))
-    rows = max(1, HELD // max(BD, BH))
-    halve = prepare(
+    # Of short rows a program holds several.
+    rows = MOST_FEATURES // max(BD, BH)
+    run = prepare(
         halve_kernel, D=D, X_ROW=width, BIASES=z.K * z.d, STATES=z.N * z.d, BR=rows, BD=BD, BW=BW,
         BH=BH,
     )  # fmt: skip
-    columns = -(-z.K * z.P // tile["BN"])
-    return Map(run, D, tile["BM"], columns, halve if halves else None, width, rows)
+    return Halving(run, rows, width)
 
 
 def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """The buffers of `Mapped`."""
     D = 0 if of is None else of.D
-    halved, width = (0, 0) if of is None or of.halve is None else (R, of.width)
+    halving = None if of is None else of.halving
+    halved, width = (0, 0) if halving is None else (R, halving.width)
     float32 = torch.float32
     return [
         *((z.held, (D, z.K * z.P)), (float32, (D if halved else 0,))),
         *((z.held, (halved, width)), (float32, (halved,)), (float32, (halved, z.K, z.P))),
     ]
+
+
+def to_pack(of: Map | None, made: Mapped) -> tuple[Argument, Argument]:
+    """What packing writes for the map: `Into`'s lines, and their sizes."""
+    if of is None:
+        return None, None
+    return made.lines, None if of.halving is None else made.sizes
 
 
 def to_views(
@@ -93,10 +113,10 @@ def to_views(
     T, B, _ = x.shape
     R, bias = T * B, weights.b_in
     grid = (of.columns * -(-R // of.rows),)
-    if of.halve is None:
+    if of.halving is None:
         of.run(grid, (x, None, made.lines, bias, XH, None, None, R))
         return XH
     rows = (x, made.sizes, bias, h, made.x, made.x_size, unit, B, R)
-    of.halve((-(-R // of.halve_rows),), rows)
+    of.halving.run((-(-R // of.halving.rows),), rows)
     of.run(grid, (made.x, made.x_size, made.lines, bias, XH, unit, made.views, R))
     return made.views

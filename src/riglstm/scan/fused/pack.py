@@ -27,13 +27,13 @@ class Into(NamedTuple):
     unit: Tensor | Place
     """What one stands for in their columns; unwritten where it is one."""
     counter: Argument = None
-    """To be zero, and what lies behind it."""
+    """The barrier's; it is set to zero."""
     zeros: int = 1
-    """Whole numbers that are to be zero there."""
+    """How many int32 from the counter on are set to zero."""
     lines: Argument = None
     """(D, K·P): W_in, for `map_kernel`."""
     sizes: Argument = None
-    """(D,): those of its lines, for `halve_kernel`."""
+    """(D,): what each line was divided by, for `halve_kernel`; None: by nothing."""
     c: Tensor | None = None
     """(B, N, d): the state that the kernel works on; a copy of c_0, or zero."""
     h: Argument = None

@@ -78,8 +78,13 @@ def plan_of(
     own = z.dtype == z.held and not symbols
     ours = None if symbols or D is None or not has_map(z, D) else map_of(z, D, device)
     direct = own and D is not None and ours is None and z.d == z.P
-    # Slots that scores find views in, one row after another: those of XH, or of views alone.
-    slots, P = (z.S, z.P) if direct or (own and ours is not None) else (z.K, z.P if ours else d)
+    # Where scores find views: a row has so many slots of P numbers.
+    if direct or (own and ours is not None):
+        slots, P = z.S, z.P  # in XH
+    elif ours is not None:
+        slots, P = z.K, z.P  # apart, with the gaps of XH
+    else:
+        slots, P = z.K, d
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
         X_ROW=slots * P, X_SLOT=P,

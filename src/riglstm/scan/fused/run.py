@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.scan.fused.input_map import to_pack
 from riglstm.scan.fused.launch import Place
 from riglstm.scan.fused.pack import Into, pack
 from riglstm.scan.fused.plan import Saved, rounds
@@ -94,9 +95,7 @@ def forward(
     # First of all: the GPU packs while the host goes on.
     c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
     into = Into(
-        *(work.W, work.w_unit, work.counter, work.zeros),
-        lines=None if plan.map is None else work.map.lines,
-        sizes=None if plan.map is None or plan.map.halve is None else work.map.sizes,
+        *(work.W, work.w_unit, work.counter, work.zeros, *to_pack(plan.map, work.map)),
         c=c_n,
         h=work.zero if h is None else None,
         c_0=c,

@@ -5,7 +5,9 @@ place. Its weights come rounded and with the views' gaps from `pack_kernel`.
 
 With TF32 in halves another kernel makes halves of the input first. float16 has not TF32's range: so
 each line of W_in is divided by a power of two, by which its feature is multiplied, and then each
-row of the input by another one. What is small beside the rest is so where it adds little.
+row of the input by another one. What is cut off of a feature is small beside what another one can
+add to some view of the row. So a view some 2^28 below another of its row loses bits, as it does in
+XH.
 
 Shapes: R = T · B rows of D features, K views of size d, S slots of P ≥ d numbers in memory.
 """
@@ -38,6 +40,7 @@ def pack_lines(
     view, e = col // P, col % P
     inside = (line < D) & (view < K)
     w = tl.load(W_IN + line * (K * d) + view * d + e, mask=inside & (e < d), other=0.0)
+    w = w.to(tl.float32)
     if SIZES is not None:
         size = tl.abs(w)
         # A weight that is infinite takes no bits from the others.
@@ -74,7 +77,8 @@ def halve_kernel(
     most = 2.0 * tl.sum(each, 1)
     if BIAS is not None:
         j = tl.arange(0, BW)
-        most += tl.max(tl.abs(tl.load(BIAS + j, mask=j < BIASES, other=0.0)), 0)
+        bias = tl.load(BIAS + j, mask=j < BIASES, other=0.0).to(tl.float32)
+        most += tl.max(tl.abs(bias), 0)
     unit = tl.maximum(unit_of(most), unit_of(1.0 + 0.0 * scale))
     if h0 is not None:
         n = tl.arange(0, BH)[None, :]
@@ -119,7 +123,7 @@ def map_kernel(
         acc = acc * _BOTH * tl.load(X_SIZE + row, mask=row < R, other=0.0)[:, None]
     if BIAS is not None:
         view, e = col // P, col % P
-        bias = tl.load(BIAS + view * d + e, mask=(view < K) & (e < d), other=0.0)
+        bias = tl.load(BIAS + view * d + e, mask=(view < K) & (e < d), other=0.0).to(tl.float32)
         if X_SIZE is None:
             bias = to_nearest(bias, kind).to(tl.float32)
         acc += bias[None, :]

@@ -228,9 +228,10 @@ def pack_kernel(
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
     W_UNIT where there are any.
 
-    OUT_IN, if there is one, takes W_IN, and SIZES those of its lines: see `pack_lines`. COUNTER, if
-    there is one, is that of the next kernel's barrier, and what it counts with behind it: so many
-    zeros. So is H, if there is one, and C, unless C0 is given; each has so many numbers.
+    What else is given is written on the way. OUT_IN gets W_IN, and SIZES what its lines are divided
+    by: see `pack_lines`. `zeros` integers from COUNTER on become zero: that of the next kernel's
+    barrier, and the counts behind it. Of C and H, `numbers` each, H becomes zero, and C a copy of
+    C0, or zero without it.
     """
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     tile = tl.program_id(0)
