@@ -26,7 +26,7 @@ from triton.compiler import ASTSource, compile
 from riglstm.scan.fused import plan as triton_plan
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
-from riglstm.scan.kernels.input_map import map_kernel
+from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
 from riglstm.scan.kernels.resident import resident_kernel
@@ -46,13 +46,14 @@ def built(kernel, z, tile, **constants):
              "D5": back, "GATES": product, "X": product, "W": held if kernel in STEPS else back}
     if kernel in (lines_kernel, pack_kernel):
         kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back, "OUT_IN": held}
-    if kernel is map_kernel:
-        kinds |= {"X": "*fp32", "W": held}
+    if kernel in (map_kernel, halve_kernel):
+        halved = kernel is map_kernel and z is tf32
+        kinds |= {"X": held if halved else "*fp32", "W": held, "OUT": held}
     signature, values, attrs = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in given:
             signature[name], values[(i,)] = "constexpr", given[name]
-        elif name in ("B", "T", "R", "Z", "first", "t0", "t1", "numbers"):
+        elif name in ("B", "T", "R", "Z", "first", "t0", "t1", "zeros", "numbers"):
             signature[name] = "i32"
             # `Launch` takes it that no value of theirs asks for a kernel of its own.
             assert kernel.params[i].do_not_specialize, name
@@ -104,7 +105,9 @@ for name, z, B, phase, how, more in (
     tile = triton_plan.backward_tiles(z, B, None)
     done[name] = built(backward_kernel, z, tile, PHASE=phase, PRECISION=how, **more)
 place_of, of_pack = {"BS": 4, "BP": 32}, {"BN": 32, "BP": 32, "BW": 64, "D": 20}
-no_lines = {"W_IN": None, "OUT_IN": None}
+no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
+of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
+of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
     "views": built(views_kernel, tf32, triton_plan.views_tiles(tf32, None), PRECISION="tf32"),
     "views, bf16": built(
@@ -128,9 +131,15 @@ done |= {
     "hold": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}),
     "hold, units": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}, X=None),
     "hold, plain": built(hold_kernel, bf16, {"BK": 2, "BP": 32, "BH": 64}, X_UNIT=None),
-    "map": built(map_kernel, bf16, triton_plan.map_tiles(None), D=20),
+    "map": built(map_kernel, tf32, triton_plan.map_tiles(f16, None), D=20, X_ROW=24),
+    "map, bf16": built(
+        *(map_kernel, bf16, triton_plan.map_tiles(b16, None)),
+        **{"D": 20, "X_ROW": 20, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
+    ),
+    "halves": built(halve_kernel, tf32, of_halves),
+    "halves, no bias, no state": built(halve_kernel, tf32, of_halves, BIAS=None, h0=None),
     "pack": built(
-        *(pack_kernel, tf32, of_pack), **no_lines, PER_CELL=True, FIRST=0, BY_GATE=True
+        *(pack_kernel, tf32, of_pack), PER_CELL=True, FIRST=0, BY_GATE=True
     ),
     "pack, states": built(
         *(pack_kernel, tf32, of_pack), **no_lines, C0=None, PER_CELL=True, FIRST=2, BY_GATE=False
@@ -138,7 +147,7 @@ done |= {
     "pack, plain": built(
         *(pack_kernel, bf16, of_pack),
         **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False},
-        **{"COUNTER": None, "H": None},
+        **{"COUNTER": None, "H": None, "SIZES": None},
     ),
 }
 triton_plan.chip = lambda device: (132, ROOM)
@@ -184,7 +193,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 24), (90, 232_448, 132, 26)]
+CHIPS = [(80, 166_912, 4, 27), (90, 232_448, 132, 29)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

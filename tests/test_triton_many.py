@@ -138,9 +138,9 @@ def test_symbols_are_chosen_from_as_their_vectors() -> None:
 
 
 def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[Tensor, ...]] = []
-    lists, launch = triton_run._lists, triton_launch.Launch.__call__
-    monkeypatch.setattr(triton_run, "_lists", lambda *a: made.append(lists(*a)) or made[-1])
+    made: list[Any] = []
+    working, launch = triton_run.working, triton_launch.Launch.__call__
+    monkeypatch.setattr(triton_run, "working", lambda *a: made.append(working(*a)) or made[-1])
 
     def in_one(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
         """One program takes all sequences, one tile after another."""
@@ -151,12 +151,11 @@ def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.Mon
     p = clear_problem(**{**SMALL, "T": 1, "B": 9, "N": 3, "K_a": 2, "K_h": 1})
     act, slots = bits(p.to(torch.float32))
     active = p.run("reference")[3][0]  # (B, N)
-    place, count, _ = made[0]
     for n in range(3):
         woke = active[:, n].nonzero().flatten().tolist()
         assert ((act[0] >> n) & 1).nonzero().flatten().tolist() == woke
-        assert count[n] == len(woke)
-        who, what = place.view(3, 9, 2)[n, : len(woke)].unbind(1)
+        assert made[0].counts[0, n] == len(woke)
+        who, what = made[0].listed[n, : len(woke)].unbind(1)
         assert sorted(who.tolist()) == woke
         assert torch.equal(what, slots[0, who, n])
 

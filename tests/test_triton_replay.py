@@ -401,19 +401,44 @@ def test_what_takes_much_memory_is_not_captured(
     assert machine.direct == 7
 
 
-@pytest.mark.parametrize("product", [torch.float32, torch.bfloat16])
-def test_the_papers_layer_at_361_steps_has_room_on_a_large_gpu_and_at_576_not(
-    product: torch.dtype, tf32: None
+# In bfloat16 there are neither halves of the input nor views apart from XH.
+@pytest.mark.parametrize(
+    ("product", "fits", "too_long"), [(torch.float32, 361, 576), (torch.bfloat16, 576, 784)]
+)
+def test_the_papers_layer_has_room_on_a_large_gpu_up_to_some_length(
+    product: torch.dtype, fits: int, too_long: int, tf32: None
 ) -> None:
     shapes = [(600, 600), (600,), (6, 1200, 400), (6, 400), (1100, 100), (6,)]
     weights = Weights(*(torch.empty(shape, device="meta") for shape in shapes))
     h = torch.empty(64, 6, 100, device="meta")
     room = []
-    for steps in (361, 576):
+    for steps in (fits, too_long):
         x = torch.empty(steps, 64, 600, device="meta")
         size = triton_replay._bytes((x, h), weights, Selection(6, 6, 4, 4, 4), product)
         room.append(size <= (139 << 30) // triton_replay.SHARE)
     assert room == [True, False]
+
+
+@pytest.mark.usefixtures("precision_as_before")
+def test_of_a_graphs_memory_only_what_is_made_is_counted() -> None:
+    # Of a row of d = 18: XH and y, and then the rest by what the map makes.
+    low, exact, half = 8 * 24 * 2 + 4 * 18 * 4, 8 * 20 * 4 + 4 * 18 * 4, torch.bfloat16
+    for product, precision, features, kind, row in (
+        (half, "highest", 5, torch.float32, low + 5 * 4),
+        (torch.float32, "high", 5, half, low + 5 * 2 + 8 * 2 + 4 * 24 * 4),
+        (torch.float32, "high", 8193, torch.float32, low + 8193 * 4 + 4 * 18 * 4),
+        (torch.float32, "highest", 5, half, exact + 5 * 2 + 5 * 4 + 4 * 18 * 4),
+    ):
+        torch.set_float32_matmul_precision(precision)
+        W_in, W, h = (torch.empty(s) for s in ((features, 72), (4, 144, 72), (1, 4, 18)))
+        weights = Weights(W_in, None, W, None, None, None)
+        two, one = (
+            triton_replay._bytes(
+                (torch.empty(steps, 1, features, dtype=kind), h), weights, SEL, product
+            )
+            for steps in (2, 1)
+        )
+        assert two - one == row, (product, precision, features)
 
 
 def test_with_the_weights_their_graphs_go(machine: Machine) -> None:

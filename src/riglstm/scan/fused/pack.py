@@ -27,9 +27,13 @@ class Into(NamedTuple):
     unit: Tensor | Place
     """What one stands for in their columns; unwritten where it is one."""
     counter: Argument = None
-    """To be zero."""
+    """The barrier's; it is set to zero."""
+    zeros: int = 1
+    """How many int32 from the counter on are set to zero."""
     lines: Argument = None
     """(D, K·P): W_in, for `map_kernel`."""
+    sizes: Argument = None
+    """(D,): what each line was divided by, for `halve_kernel`; None: by nothing."""
     c: Tensor | None = None
     """(B, N, d): the state that the kernel works on; a copy of c_0, or zero."""
     h: Argument = None
@@ -67,7 +71,8 @@ def pack(
         grid,
         (
             *(W, W if W_q is None else W_q, W_in, into.c_0, into.W, unit, into.lines),
-            *(into.counter, into.c, into.h, 0 if into.c is None else into.c.numel()),
+            *(into.sizes, into.counter, into.c, into.h, into.zeros),
+            0 if into.c is None else into.c.numel(),
         ),
     )
     return into.W, unit

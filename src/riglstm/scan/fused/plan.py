@@ -21,6 +21,9 @@ FEW = 64
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
+MOST_FEATURES = 8192
+"""With TF32 in halves the map to views is ours up to so many: one program holds a row of them."""
+
 
 class Saved(NamedTuple):
     """What the backward pass needs; without it, empty."""
@@ -69,14 +72,14 @@ def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Si
     G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
     held = torch.float16 if halves else product
     back = product if _coarse() else held
-    return Sizes(sel.N, sel.K, d, _whole(d, held), _whole(G * d, back), G, product, held, back)
+    return Sizes(sel.N, sel.K, d, aligned(d, held), aligned(G * d, back), G, product, held, back)
 
 
 def sizes_back(z: Sizes, saved: Saved) -> Sizes:
     """The sizes of a backward pass, whose forward pass may have been of another precision."""
     held = saved.XH.dtype
     back = z.back if held == z.held else z.dtype
-    return z._replace(P=saved.XH.shape[3], L=_whole(z.G * z.d, back), held=held, back=back)
+    return z._replace(P=saved.XH.shape[3], L=aligned(z.G * z.d, back), held=held, back=back)
 
 
 def _coarse() -> bool:
@@ -84,7 +87,7 @@ def _coarse() -> bool:
     return torch._C._get_cublas_allow_fp16_accumulation()
 
 
-def _whole(n: int, dtype: torch.dtype) -> int:
+def aligned(n: int, dtype: torch.dtype) -> int:
     """n rounded up to 16 bytes."""
     many = 16 // dtype.itemsize
     return -(-n // many) * many
@@ -154,11 +157,21 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
 
 
-def map_tiles(device: torch.device) -> dict[str, Any]:
+def has_map(z: Sizes, D: int) -> bool:
+    """Whether the map of D features to views is ours; else it is torch's."""
+    # It counts the numbers of W_in in 32 bits.
+    if not 0 < D * z.K * z.P < 2**31:
+        return False
+    return z.held == torch.bfloat16 or (z.held == torch.float16 and D <= MOST_FEATURES)
+
+
+def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
-    tile = {"BM": 128, "BN": 128, "BK": 32, "num_warps": 4}
+    tile = {"BM": 128, "BN": 128, "num_warps": 4}
+    if held == torch.float16:
+        return tile | {"BK": 64, "STAGES": stages(device, 3, 128 + 128, 64, held)}
     # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
-    return tile | {"STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
+    return tile | {"BK": 32, "STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 
 def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.scan.fused.input_map import Map, Mapped, map_of, mapped, to_views
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import (
@@ -20,7 +21,7 @@ from riglstm.scan.fused.plan import (
     Sizes,
     columns,
     forward_tiles,
-    map_tiles,
+    has_map,
     precision,
     programs_on,
     resident_tiles,
@@ -28,21 +29,9 @@ from riglstm.scan.fused.plan import (
 )
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
-from riglstm.scan.kernels.input_map import map_kernel
 from riglstm.scan.kernels.products import hold_kernel
 from riglstm.scan.kernels.resident import resident_kernel
 from riglstm.selection import Selection
-
-
-class Map(NamedTuple):
-    """The map from input to views by a kernel of ours, which writes them to XH."""
-
-    run: Launch
-    D: int
-    rows: int
-    """Of a tile."""
-    columns: int
-    """Tiles beside each other."""
 
 
 class Plan(NamedTuple):
@@ -57,7 +46,7 @@ class Plan(NamedTuple):
     direct: bool
     """Whether torch's product that gives the views writes them to XH: they have no gaps there."""
     map: Map | None
-    """For products in bfloat16; otherwise the map to views is torch's."""
+    """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
     hold: Launch
     phases: dict[int, Launch]
     """The forward kernel, by PHASE."""
@@ -87,15 +76,18 @@ def plan_of(
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
     own = z.dtype == z.held and not symbols
-    to_views = None
-    # It counts the numbers of W_in in 32 bits.
-    if own and product == torch.bfloat16 and D is not None and 0 < D * z.K * z.P < 2**31:
-        to_views = map_of(z, D, device)
-    direct = own and D is not None and to_views is None and z.d == z.P
-    placed = direct or to_views is not None
+    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, D, device)
+    direct = own and D is not None and ours is None and z.d == z.P
+    # Where scores find views: a row has so many slots of P numbers.
+    if direct or (own and ours is not None):
+        slots, P = z.S, z.P  # in XH
+    elif ours is not None:
+        slots, P = z.K, z.P  # apart, with the gaps of XH
+    else:
+        slots, P = z.K, d
     constants = dict(
         N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
-        X_ROW=z.S * z.P if placed else z.K * d, X_SLOT=z.P if placed else d,
+        X_ROW=slots * P, X_SLOT=P,
         K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
         K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
         WIDE=interpreted(), **tile,
@@ -113,14 +105,7 @@ def plan_of(
         BH=power_of_two(N * d),
     )  # fmt: skip
     first = z.K if symbols else 0
-    return Plan(z, tile, kept is not None, first, direct, to_views, held, phases, programs)
-
-
-def map_of(z: Sizes, D: int, device: torch.device) -> Map:
-    """The map of D features to views."""
-    tile = map_tiles(device)
-    run = prepare(map_kernel, D=D, K=z.K, S=z.S, d=z.d, P=z.P, WIDE=interpreted(), **tile)
-    return Map(run, D, tile["BM"], -(-z.K * z.P // tile["BN"]))
+    return Plan(z, tile, kept is not None, first, direct, ours, held, phases, programs)
 
 
 class Passing(NamedTuple):
@@ -143,8 +128,15 @@ class Working(NamedTuple):
     w_unit: Tensor | Place
     proposal: Tensor | Place
     counter: Tensor | Place
-    lines: Tensor | Place
-    """W_in as our own map takes it."""
+    """Of the kernel's barrier."""
+    counts: Tensor | Place
+    """(T, N): how many a list of the step has; empty where there are no lists."""
+    zeros: int
+    """Whole numbers from the counter on that must be zero: the counts lie behind it."""
+    listed: Tensor | Place
+    """(N, B, 2): for tiles of rows that are awake a sequence, and what its cell takes in."""
+    map: Mapped
+    """For our own map."""
     zero: Tensor | Place
     """A state to begin from, where none is given."""
     held: Saved | Passing
@@ -152,21 +144,24 @@ class Working(NamedTuple):
 
 def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun: bool) -> Working:
     """Buffers of one call; what is to be saved is given, and so may be the state."""
-    D = 0 if plan.map is None else plan.map.D
-    layout = _layout(
-        *(T, B, plan.z, plan.tile["BN"], plan.first, plan.direct, D, saved is None, begun)
+    compact = plan.tile.get("COMPACT", False)
+    layout, zeros = _layout(
+        *(T, B, plan.z, plan.tile["BN"], compact, plan.first, plan.direct, plan.map),
+        *(saved is None, begun),
     )
-    W, w_unit, proposal, counter, lines, zero, *rest = layout.make(like)
+    W, w_unit, proposal, counter, counts, listed, zero, *rest = layout.make(like)
+    count = len(Mapped._fields)
+    made = W, w_unit, proposal, counter, counts, zeros, listed, Mapped(*rest[:count]), zero
     if saved is not None:
-        return Working(W, w_unit, proposal, counter, lines, zero, saved)
-    act, bits, unit, XH = rest
+        return Working(*made, saved)
+    act, bits, unit, XH = rest[count:]
     z = plan.z
     if plan.direct:
         XH = like.new_empty(T, B, z.S, z.P, dtype=z.held)
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
     # Gates, c and a are neither written nor read then: any address will do.
     held = Passing(XH, woke, act, bits, XH, XH, XH, unit)
-    return Working(W, w_unit, proposal, counter, lines, zero, held)
+    return Working(*made, held)
 
 
 @functools.lru_cache(256)
@@ -175,32 +170,37 @@ def _layout(
     B: int,
     z: Sizes,
     BN: int,
+    compact: bool,
     first: int,
     direct: bool,
-    D: int,
+    ours: Map | None,
     passing: bool,
     begun: bool,
-) -> Layout:
+) -> tuple[Layout, int]:
+    """Buffers of one call, and how many numbers of four bytes from its counter on must be zero."""
     int32, float32 = torch.int32, torch.float32
-    wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), (int32, (1,))]
-    wanted += [(z.held, (D, z.K * z.P)), (float32, (0 if begun else B, z.N, z.d))]
+    zero = [(int32, (1,)), (int32, (T if compact else 0, z.N))]
+    wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), *zero]
+    wanted += [(int32, (z.N, B if compact else 0, 2))]
+    wanted += [(float32, (0 if begun else B, z.N, z.d)), *mapped(z, T * B, ours)]
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]
         wanted += [(z.held, (0 if direct else T, B, z.S - first, z.P))]
-    return Layout(*wanted)
+    return Layout(*wanted), Layout(*zero).size // 4
 
 
 def write_views(
-    x: Tensor, h: Tensor | Place, weights: Weights, plan: Plan, work: Working
+    x: Tensor, h: Tensor | None, weights: Weights, plan: Plan, work: Working
 ) -> Tensor | Place:
-    """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views."""
+    """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views.
+
+    h is the state that is given, if any.
+    """
     T, B, D = x.shape
     z, held = plan.z, work.held
     XH = held.XH
     if plan.map is not None:
-        tiles = plan.map.columns * -(-T * B // plan.map.rows)
-        plan.map.run((tiles,), (x, work.lines, weights.b_in, XH, T * B))
-        return XH
+        return to_views(plan.map, work.map, x, h, weights, XH, held.unit)
     views = x
     if weights.W_in is not None:
         x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)
@@ -214,7 +214,7 @@ def write_views(
             views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
         if where is not None:
             return XH
-    hold(views, h, plan, held, T * B, B)
+    hold(views, work.zero if h is None else h, plan, held, T * B, B)
     return views
 
 

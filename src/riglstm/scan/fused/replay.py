@@ -23,7 +23,7 @@ from riglstm.cell import Weights
 from riglstm.scan.base import begin
 from riglstm.scan.fused.capture import UNENDED, CaptureError, Place, Replay, Results, Run
 from riglstm.scan.fused.launch import _watched
-from riglstm.scan.fused.plan import sizes
+from riglstm.scan.fused.plan import aligned, has_map, sizes
 from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Selection
 
@@ -38,7 +38,8 @@ MOST = 8
 """Graphs that are kept: layers and directions of a model, in one or two sizes of batch."""
 SHARE = 512
 """Of a GPU's memory a graph may hold one part in so many. On an H200 that is the paper's layer at
-B = 64, T = 361. The copies of a call would pay at twice that, but the memory is others' too."""
+B = 64, T = 361 with TF32 and 576 in bf16. The copies of a call would pay at twice that, but the
+memory is others' too."""
 KINDS = 256
 """Kinds of calls that are counted at a time."""
 
@@ -219,7 +220,10 @@ def _bytes(
     z = sizes(h.shape[2], sel, weights.W_q is not None, product)
     row = D * x.dtype.itemsize + z.S * z.P * z.held.itemsize + z.N * z.d * h.dtype.itemsize
     if weights.W_in is not None:
-        row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
+        if not has_map(z, D):
+            row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
+        elif z.held == torch.float16:
+            row += aligned(D, z.held) * z.held.itemsize + z.K * z.P * torch.float32.itemsize
     return T * B * row + z.N * z.S * z.P * z.L * z.held.itemsize
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.scan.fused.input_map import to_pack
 from riglstm.scan.fused.launch import Place
 from riglstm.scan.fused.pack import Into, pack
 from riglstm.scan.fused.plan import Saved, rounds
@@ -87,17 +88,15 @@ def forward(
     )
     z, tile = plan.z, plan.tile
     work = working(T, B, plan, like, saved, h is not None)
-    proposal, counter, held = work.proposal, work.counter, work.held
+    proposal, held = work.proposal, work.held
     if isinstance(proposal, Tensor):
         # In the interpreter, which warns of what a compiled kernel loads and throws away.
         proposal.zero_()
-    place = count = counter
-    if tile.get("COMPACT", False):
-        place, count, counter = _lists(T, B, N, like)
     # First of all: the GPU packs while the host goes on.
     c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
     into = Into(
-        *(work.W, work.w_unit, counter, None if plan.map is None else work.lines, c_n),
+        *(work.W, work.w_unit, work.counter, work.zeros, *to_pack(plan.map, work.map)),
+        c=c_n,
         h=work.zero if h is None else None,
         c_0=c,
     )
@@ -110,7 +109,7 @@ def forward(
         if z.held == torch.float16:
             hold(None, h0, plan, held, T * B, B)
     else:
-        X = write_views(x, h0, weights, plan, work)
+        X = write_views(x, h, weights, plan, work)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit
@@ -118,8 +117,8 @@ def forward(
     def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (
             h0, c_n, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, ids, table, live,
-            reset, y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a, place,
-            count, counter, B, t0, t1,
+            reset, y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a,
+            work.listed, work.counts, work.counter, B, t0, t1,
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
 
@@ -131,12 +130,3 @@ def forward(
     else:
         run(15, plan.programs, 0, T)
     return y, y[-1], c_n, held.woke
-
-
-def _lists(T: int, B: int, N: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For tiles of rows that are awake a list and its counts, and the counter of the barrier.
-
-    An entry is the number of a sequence, and what its cell takes in.
-    """
-    zeros = like.new_zeros(T * N + 1, dtype=torch.int32)
-    return like.new_empty(2 * N * B, dtype=torch.int32), zeros[1:], zeros[:1]

@@ -181,6 +181,16 @@ def unit_of(largest):
 
 
 @triton.jit
+def power_below(largest):
+    """The power of two at or below a number, and one over it: both normal, and so never zero."""
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, 1 << 23), 253 << 23)
+    return exponent.to(tl.float32, bitcast=True), ((254 << 23) - exponent).to(
+        tl.float32, bitcast=True
+    )
+
+
+@triton.jit
 def to_nearest(x, kind: tl.constexpr):
     """Numbers in another dtype, the nearest there is."""
     if _INTERPRETED and kind == tl.bfloat16 and x.dtype == tl.float32:

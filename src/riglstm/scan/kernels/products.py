@@ -205,9 +205,19 @@ def _begin(C0, C, H, numbers):
             tl.store(H + at, 0.0, mask=at < numbers)
 
 
-@triton.jit(do_not_specialize=["numbers"])
+@triton.jit
+def _clear(COUNTER, zeros):
+    """So many whole numbers from COUNTER on are zero."""
+    BLOCK: tl.constexpr = 1024
+    step = tl.num_programs(0) * BLOCK
+    for start in tl.range(tl.program_id(0) * BLOCK, zeros, step, num_stages=1):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(COUNTER + at, 0, mask=at < zeros)
+
+
+@triton.jit(do_not_specialize=["zeros", "numbers"])
 def pack_kernel(
-    W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, COUNTER, C, H, numbers,
+    W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, SIZES, COUNTER, C, H, zeros, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
     PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
@@ -218,14 +228,15 @@ def pack_kernel(
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
     W_UNIT where there are any.
 
-    OUT_IN, if there is one, takes W_IN: see `pack_lines`. COUNTER, if there is one, is that of the
-    next kernel's barrier, and is set to zero. So is H, if there is one, and C, unless C0 is given;
-    each has so many numbers.
+    What else is given is written on the way. OUT_IN gets W_IN, and SIZES what its lines are divided
+    by: see `pack_lines`. `zeros` integers from COUNTER on become zero: that of the next kernel's
+    barrier, and the counts behind it. Of C and H, `numbers` each, H becomes zero, and C a copy of
+    C0, or zero without it.
     """
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     tile = tl.program_id(0)
     if COUNTER is not None:
-        tl.store(COUNTER, 0, mask=tile == 0)
+        _clear(COUNTER, zeros)
     if C is not None:
         _begin(C0, C, H, numbers)
     if tile < N * TILES:
@@ -233,4 +244,4 @@ def pack_kernel(
             W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
         )  # fmt: skip
     elif OUT_IN is not None:
-        pack_lines(W_IN, OUT_IN, tile - N * TILES, D, K, d, P, BW)
+        pack_lines(W_IN, OUT_IN, SIZES, tile - N * TILES, D, K, d, P, BW)

@@ -1,0 +1,192 @@
+"""The `triton` backend's own map to views, in the interpreter: what it keeps, and where it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import Problem, random_problem, seeded
+
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
+pytest.importorskip("triton")
+input_map = pytest.importorskip(
+    "riglstm.scan.fused.input_map", reason="the kernels are not in this copy"
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("nan_filled_empty", "tf32"),
+    # The interpreter's own; a compiled kernel says nothing.
+    pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"),
+]
+CPU = torch.device("cpu")
+B, N, K, d, P, D = 13, 2, 2, 18, 24, 35
+ULP = 2**-10
+"""What two operands lose that are rounded to eleven bits."""
+
+
+def problem(W_in: Tensor | None = None, b_in: Tensor | None = None, h: float = 0.0) -> Problem:
+    """Its own W_in, unless one is given; no bias, unless one is given; a state of this size."""
+    p = random_problem(seeded(0), T=1, B=B, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
+    W_in = p.weights.W_in if W_in is None else W_in
+    return replace(p, weights=p.weights._replace(W_in=W_in, b_in=b_in), h=p.h * h)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=seeded(1))
+
+
+def mapped(
+    p: Problem, x: Tensor, product: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Views by our own map (R, K, P), XH and its units, and the views in float64.
+
+    Neither rows nor features nor columns fill their tiles, and views have gaps.
+    """
+    from riglstm.scan.fused.launch import Layout
+    from riglstm.scan.fused.pack import Into, pack, packed
+    from riglstm.scan.fused.plan import sizes
+
+    w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
+    of = input_map.map_of(z, D, CPU)
+    # Packing has no slots of the gates to pack, as that takes longer than all the rest.
+    W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, R, of)).make(p.h)
+    made = input_map.Mapped(*rest)
+    pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
+    XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
+    views = input_map.to_views(of, made, x, p.h, w, XH, unit)
+    want = x.view(R, D).double() @ w.W_in.double()
+    want = want if w.b_in is None else want + w.b_in.double()
+    return views, XH, unit, want.view(R, K, d)
+
+
+def in_XH(XH: Tensor, unit: Tensor) -> Tensor:
+    """Views that XH holds, in float64."""
+    return XH[:, :K, :d].double() * unit[:, None, None]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
+    p = problem(b_in=normal(K * d) if bias else None)
+    views, XH, _, want = mapped(p, normal(10, B, D), torch.bfloat16)
+    assert views is XH
+    # Two operands and the result are rounded, to eight bits.
+    assert (XH[:, :K, :d] - want).norm() < 2**-8 * want.norm()
+    assert XH[:, :K, d:].eq(0).all()
+    assert XH[:, K:].eq(7).all()
+
+
+def test_halves_hold_rows_and_features_of_any_size() -> None:
+    sizes = 10.0 ** torch.arange(-9, 9).repeat(2)[:D]
+    W_in = normal(D, K * d) * sizes[:, None]
+    W_in[:, d:], W_in[7] = W_in[:, :d], 0
+    p = problem(W_in, h=1e4)
+    x = normal(10, B, D) / sizes
+    x *= 10.0 ** torch.arange(-26, 26, 0.4).view(10, B, 1)
+    x[0, 0], x[1, 1, 3], x[2, 2, 4], x[3, 3] = 0, float("nan"), float("inf"), x[3, 4]
+    views, XH, unit, want = mapped(p, x)
+    lost = torch.tensor([14, 28])
+    rest = torch.ones(130, dtype=torch.bool).scatter(0, lost, False)
+    assert not views[lost, :, :d].isfinite().any()
+    reach = (x.view(130, D).double().abs() @ W_in.double().abs()).view(130, K, d)
+    assert ((views[:, :, :d] - want).abs() <= ULP * reach)[rest].all()
+    # For XH the result is rounded, too, or to its least number.
+    inside = rest & (reach.amax((1, 2)) < 1e21)
+    off = (in_XH(XH, unit) - want).abs()
+    assert (off <= 2 * ULP * reach + 2**-25 * unit[:, None, None])[inside].all()
+    # The unit leaves room for the state that is given, and not much more than views need.
+    assert ((p.h.abs().amax((1, 2)).repeat(10) / unit) < 2**15).all()
+    assert (XH[:, :K].abs().amax((1, 2)) > 2**10)[inside & (reach.amax((1, 2)) > 1e8)].all()
+    assert torch.equal(views[rest, 0], views[rest, 1])
+    assert torch.equal(views[42], views[43])
+    assert views[:, :, d:][rest].eq(0).all()
+    assert XH[:, K:].eq(7).all()
+
+
+def test_the_unit_of_a_row_holds_a_bias_that_no_half_does() -> None:
+    views, XH, unit, want = mapped(problem(b_in=normal(K * d) * 1e6), normal(1, B, D) * 1e-6)
+    assert want.abs().amax() > 65504
+    assert ((views[:, :, :d] - want).abs() <= 1e-6 * want.abs()).all()
+    off = (in_XH(XH, unit) - want).abs()
+    assert (off <= ULP * want.abs() + 2**-24 * unit[:, None, None]).all()
+
+
+def test_the_unit_of_a_row_holds_states_of_one_beside_views_of_almost_nothing() -> None:
+    unit = mapped(problem(), normal(1, B, D) * 1e-6)[2]
+    assert (1 / unit < 2**15).all()
+
+
+def test_no_view_is_beyond_what_its_row_leaves_room_for() -> None:
+    # Weights are almost twice their lines' size. One feature just below a power of two, which
+    # halves round up to it; in the next row all features add to the same views.
+    x = torch.zeros(1, B, D)
+    x[:, :, 0] = 1024 * (1 - 2**-13)
+    x[:, 1] = 1024
+    _, XH, unit, want = mapped(problem(torch.full((D, K * d), 2 - 2**-20)), x)
+    assert ((in_XH(XH, unit) - want).abs() <= 2 * ULP * want).all()
+
+
+def test_an_infinite_weight_takes_no_bits_from_the_others() -> None:
+    W_in, x = normal(D, K * d), normal(1, B, D)
+    W_in[3, 5] = float("inf")
+    views, _, _, want = mapped(problem(W_in), x)
+    got, reach = views[:, :, :d], x[0].double().abs() @ W_in.double().abs()
+    assert torch.equal(got[:, 0, 5].double(), want[:, 0, 5])
+    others = want.isfinite()
+    assert others.sum() == B * (K * d - 1)
+    assert ((got - want).abs() <= ULP * reach.view(B, K, d))[others].all()
+
+
+def test_numbers_near_the_ends_of_float32_are_as_good_as_others_and_infinity_has_a_sign() -> None:
+    W_in, x = torch.linspace(1, 1.2, D * K * d).view(D, K * d), torch.zeros(1, B, D)
+    W_in[3] *= 2.0**-130
+    x[:, :, 2], x[:, 4, 2:4] = 1.5 * 2.0**127, torch.tensor([0, 2.0**100])
+    x[:, 1, 2] = float("inf")
+    views, _, _, want = mapped(problem(W_in), x)
+    assert want[1].eq(float("inf")).all()
+    assert torch.equal(views[1, :, :d].double(), want[1])
+    assert ((views[:, :, :d] - want).abs() <= ULP * want)[2:].all()
+
+
+def test_a_view_far_below_another_has_all_bits_of_a_half() -> None:
+    # Each view has a feature of its own: x, or else the weights, have to hold them far apart.
+    x, W_in, far = 1 + torch.rand(1, B, D, generator=seeded(1)), torch.zeros(D, K * d), 2**-25
+    W_in[0, :d], W_in[1, d:] = 1 + torch.rand(2, d, generator=seeded(2))
+    W_in[2, :d], W_in[2, d:] = W_in[0, :d], W_in[1, d:] * far
+    x[:, :, 3:], x[:, :6, 1], x[:, :6, 2] = 0, x[:, :6, 1] * far, 0
+    x[:, 6:, :2] = 0
+    views, XH, unit, want = mapped(problem(W_in), x * 1024)
+    assert ((views[:, :, :d] - want).abs() <= ULP * want).all()
+    assert ((in_XH(XH, unit) - want).abs() <= 2 * ULP * want).all()
+
+
+@pytest.mark.parametrize("product", [torch.float32, torch.bfloat16])
+def test_weights_may_be_of_another_dtype(product: torch.dtype) -> None:
+    b_in, x = normal(K * d), normal(1, B, D)
+    p = problem(b_in=b_in)
+    wide = problem(p.weights.W_in.double(), b_in.double())
+    assert torch.equal(mapped(wide, x, product)[0], mapped(p, x, product)[0])
+
+
+@pytest.mark.usefixtures("precision_as_before")
+def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> None:
+    from riglstm.scan.fused.prepare import plan_of
+
+    sel = problem().sel
+    for product, precision, features, own in (
+        (torch.bfloat16, "highest", 5, True),
+        (torch.float32, "highest", 5, False),
+        (torch.float32, "high", 5, True),
+        (torch.float32, "high", 8192, True),
+        (torch.float32, "high", 8193, False),
+        (torch.float32, "high", None, False),
+        (torch.bfloat16, "highest", None, False),
+        (torch.bfloat16, "highest", 2**31 // (K * P), True),
+        (torch.bfloat16, "highest", 2**31 // (K * P) + 1, False),
+    ):
+        torch.set_float32_matmul_precision(precision)
+        plan = plan_of.__wrapped__(sel, B, d, CPU, product, False, True, features, False, False)
+        assert (plan.map is not None) == own, (product, precision, features)
