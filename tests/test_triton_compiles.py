@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
 
 CODE = """
-import json, sys
+import json, re, sys
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -32,7 +32,7 @@ from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kerne
 from riglstm.scan.kernels.resident import resident_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
-triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
+triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM, ARCH)
 STEPS = (forward_kernel, resident_kernel)
 INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS", "ZERO"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
@@ -61,7 +61,12 @@ def built(kernel, z, tile, **constants):
             attrs[(i,)] = [["tt.divisibility", 16]]
     options = {"num_warps": tile.get("num_warps", 4)}
     source = ASTSource(kernel, signature, values, attrs)
-    return compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).metadata.shared
+    made = compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
+    if tile.get("AHEAD"):
+        # Braces are around registers: the second operand, which are the rows, is in them.
+        products = re.findall("wgmma.mma_async.*", made.asm["ptx"])
+        assert products and all("}, {" in line for line in products), products
+    return made.metadata.shared
 
 
 def sizes(product, held, G):
@@ -130,18 +135,21 @@ done |= {
     "hold, plain": built(hold_kernel, bf16, {"BK": 2, "BP": 32, "BH": 64}, X_UNIT=None),
     "map": built(map_kernel, bf16, triton_plan.map_tiles(None), D=20),
     "pack": built(
-        *(pack_kernel, tf32, of_pack), **no_lines, PER_CELL=True, FIRST=0, BY_GATE=True
+        *(pack_kernel, tf32, of_pack),
+        **{"PER_CELL": True, "FIRST": 0, "BY_GATE": True, "GROUPED": False} | no_lines,
     ),
     "pack, states": built(
-        *(pack_kernel, tf32, of_pack), **no_lines, C0=None, PER_CELL=True, FIRST=2, BY_GATE=False
+        *(pack_kernel, tf32, of_pack),
+        **{"PER_CELL": True, "FIRST": 2, "BY_GATE": False, "GROUPED": True} | no_lines,
+        C0=None,
     ),
     "pack, plain": built(
         *(pack_kernel, bf16, of_pack),
-        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False},
+        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False, "GROUPED": True},
         **{"COUNTER": None, "H": None},
     ),
 }
-triton_plan.chip = lambda device: (132, ROOM)
+triton_plan.chip = lambda device: (132, ROOM, ARCH)
 for name, z, more in (
     ("resident, tf32", tf32, {"SAVE": True, **peers}),
     ("resident, bf16", bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
@@ -172,7 +180,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
     from riglstm.scan.fused import plan as triton_plan
 
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
+    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448, 90))
     half, cuda = torch.bfloat16, torch.device("cuda")
     z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, half, half, half)
     for tiles, expected in (

@@ -18,6 +18,9 @@ from riglstm.selection import Selection
 
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
+AHEAD = 1
+"""Pieces of rows that are under way to registers in tiles of many sequences in halves, on sm_90; 0:
+rows go through shared memory there, too."""
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -128,10 +131,11 @@ def columns(z: Sizes, BN: int) -> int:
 
 
 @functools.cache
-def chip(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that a program can have."""
+def chip(device: torch.device) -> tuple[int, int, int]:
+    """Multiprocessors of a GPU, bytes of shared memory that a program can have, and what sm."""
     of = torch.cuda.get_device_properties(device)
-    return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    room = int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return of.multi_processor_count, room, of.major * 10 + of.minor
 
 
 def programs_on(device: torch.device, most: int) -> int:
@@ -187,7 +191,10 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
-    return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
+    tile |= {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "AHEAD": 0, "num_warps": 8}
+    if AHEAD and B > FEW and short and (interpreted() or chip(device)[2] == 90):
+        tile |= {"AHEAD": AHEAD, "BK": 64, "STAGES": stages(device, 8, AHEAD * BN, 64, z.held)}
+    return tile
 
 
 def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:

@@ -52,6 +52,8 @@ class Plan(NamedTuple):
     tile: dict[str, Any]
     by_gate: bool
     """The order of a tile's columns: that of the resident kernel."""
+    grouped: bool
+    """The order of what is summed up: that of rows that are read to registers."""
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
@@ -113,7 +115,8 @@ def plan_of(
         BH=power_of_two(N * d),
     )  # fmt: skip
     first = z.K if symbols else 0
-    return Plan(z, tile, kept is not None, first, direct, to_views, held, phases, programs)
+    grouped = bool(tile.get("AHEAD", 0))
+    return Plan(z, tile, kept is not None, grouped, first, direct, to_views, held, phases, programs)
 
 
 def map_of(z: Sizes, D: int, device: torch.device) -> Map:
@@ -154,7 +157,8 @@ def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun
     """Buffers of one call; what is to be saved is given, and so may be the state."""
     D = 0 if plan.map is None else plan.map.D
     layout = _layout(
-        *(T, B, plan.z, plan.tile["BN"], plan.first, plan.direct, D, saved is None, begun)
+        *(T, B, plan.z, plan.tile["BN"], plan.first, plan.grouped, plan.direct, D),
+        *(saved is None, begun),
     )
     W, w_unit, proposal, counter, lines, zero, *rest = layout.make(like)
     if saved is not None:
@@ -176,13 +180,14 @@ def _layout(
     z: Sizes,
     BN: int,
     first: int,
+    grouped: bool,
     direct: bool,
     D: int,
     passing: bool,
     begun: bool,
 ) -> Layout:
     int32, float32 = torch.int32, torch.float32
-    wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), (int32, (1,))]
+    wanted = [*packed(z, BN, first, grouped), (float32, (z.G - 3, B, z.N, z.d)), (int32, (1,))]
     wanted += [(z.held, (D, z.K * z.P)), (float32, (0 if begun else B, z.N, z.d))]
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]

@@ -198,7 +198,7 @@ def backward_kernel(
             for tile in tl.range(p, N * TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j, r_u = tile % N, tile // N
                 r, u = r_u // TILES, r_u % TILES
-                place = dealt(r, B, BM)
+                place = dealt(r, tl.arange(0, BM), B, BM)
                 count, listed = B, place
                 if COMPACT:
                     # Beyond the count there is anything in the list: so neither waits.

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
 from riglstm.scan.kernels.input_map import pack_lines
+from riglstm.scan.kernels.rows import _GROUP, place_of
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])
@@ -168,11 +169,12 @@ def _pack_tile(
     W, W_Q, OUT, W_UNIT, tile,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
     BP: tl.constexpr, TILES: tl.constexpr, PER_CELL: tl.constexpr, FIRST: tl.constexpr,
-    BY_GATE: tl.constexpr,
+    BY_GATE: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """BN columns, see `pack_kernel`."""
     S: tl.constexpr = K + N
-    HELD: tl.constexpr = S - FIRST
+    D: tl.constexpr = (S - FIRST) * P
+    WIDTH: tl.constexpr = (D + _GROUP - 1) // _GROUP * _GROUP if GROUPED else D
     j, u = tile // TILES, tile % TILES
     k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
     size = tl.full((BN, 1), 1.0, tl.float32)
@@ -187,7 +189,15 @@ def _pack_tile(
     for s in tl.range(FIRST, S):
         w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
         w = (w / size).to(OUT.dtype.element_ty)
-        tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)
+        at = (s - FIRST) * P + k
+        if GROUPED:
+            at = place_of(at)
+        tl.store(OUT + (tile * BN + col) * WIDTH + at, w, mask=k < P)
+    if WIDTH > D:
+        rest = D + tl.arange(0, _GROUP)[None, :]
+        nothing = tl.zeros((BN, _GROUP), OUT.dtype.element_ty)
+        at = (tile * BN + col) * WIDTH + place_of(rest)
+        tl.store(OUT + at, nothing, mask=rest < WIDTH)
 
 
 @triton.jit
@@ -210,13 +220,14 @@ def pack_kernel(
     W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, COUNTER, C, H, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
-    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
+    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
     To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
-    W_UNIT where there are any.
+    W_UNIT where there are any. GROUPED, what is summed up is in the order of `place_of`, and zeros
+    fill its last group.
 
     OUT_IN, if there is one, takes W_IN: see `pack_lines`. COUNTER, if there is one, is that of the
     next kernel's barrier, and is set to zero. So is H, if there is one, and C, unless C0 is given;
@@ -230,7 +241,8 @@ def pack_kernel(
         _begin(C0, C, H, numbers)
     if tile < N * TILES:
         _pack_tile(
-            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
+            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE,
+            GROUPED,
         )  # fmt: skip
     elif OUT_IN is not None:
         pack_lines(W_IN, OUT_IN, tile - N * TILES, D, K, d, P, BW)
