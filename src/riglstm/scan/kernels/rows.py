@@ -28,7 +28,7 @@ _GROUP = tl.constexpr(GROUP)
 
 @triton.jit
 def place_of(k):
-    """Where in a sum the column comes that lies at k in memory."""
+    """Where in a sum the column comes that lies at k in memory; and the other way round."""
     return (k & -_GROUP) | ((k & 6) << 2) | ((k >> 2) & 6) | (k & 1)
 
 
