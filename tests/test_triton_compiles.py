@@ -71,7 +71,8 @@ def built(kernel, z, tile, **constants):
 
 def sizes(product, held, G):
     whole = 16 // held.itemsize
-    return triton_plan.Sizes(2, 2, 20, -(-20 // whole) * whole, 20 * G + 4, G, product, held, held)
+    P, L = -(-20 // whole) * whole, triton_plan._line(20 * G, held)
+    return triton_plan.Sizes(2, 2, 20, P, L, G, product, held, held)
 
 
 f16, b16, f32 = torch.float16, torch.bfloat16, torch.float32
@@ -119,9 +120,10 @@ done |= {
     "inputs, bf16": built(
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
-    "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 32}, PER_CELL=True),
+    "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True, GROUPED=True),
     "lines, no query": built(
-        lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 4}, PER_CELL=False, W_UNIT=None
+        *(lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 16}),
+        **{"PER_CELL": False, "W_UNIT": None, "GROUPED": False},
     ),
     "split": built(
         split_kernel, tf32, {"BL": 4, "BG": 128}, WIDTH=96, ONE=20

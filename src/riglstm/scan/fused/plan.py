@@ -1,7 +1,8 @@
 """Sizes, tiles and buffers of the `triton` backend, and the layouts that its kernels read.
 
 Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
-G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 bytes.
+G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 bytes, L of halves to
+what rows are read by (`rows.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.rows import GROUP
 from riglstm.selection import Selection
 
 FEW = 64
@@ -72,14 +74,14 @@ def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Si
     G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
     held = torch.float16 if halves else product
     back = product if _coarse() else held
-    return Sizes(sel.N, sel.K, d, _whole(d, held), _whole(G * d, back), G, product, held, back)
+    return Sizes(sel.N, sel.K, d, _whole(d, held), _line(G * d, back), G, product, held, back)
 
 
 def sizes_back(z: Sizes, saved: Saved) -> Sizes:
     """The sizes of a backward pass, whose forward pass may have been of another precision."""
     held = saved.XH.dtype
     back = z.back if held == z.held else z.dtype
-    return z._replace(P=saved.XH.shape[3], L=_whole(z.G * z.d, back), held=held, back=back)
+    return z._replace(P=saved.XH.shape[3], L=_line(z.G * z.d, back), held=held, back=back)
 
 
 def _coarse() -> bool:
@@ -91,6 +93,11 @@ def _whole(n: int, dtype: torch.dtype) -> int:
     """n rounded up to 16 bytes."""
     many = 16 // dtype.itemsize
     return -(-n // many) * many
+
+
+def _line(n: int, dtype: torch.dtype) -> int:
+    """n rounded up for D5."""
+    return -(-n // GROUP) * GROUP if dtype.itemsize == 2 else _whole(n, dtype)
 
 
 def rounds(product: torch.dtype) -> bool:
@@ -182,6 +189,14 @@ def _rows(device: torch.device) -> int:
     return 1 if interpreted() or chip(device)[0] >= FEW else 2
 
 
+def _to_registers(kind: torch.dtype, B: int, BN: int, device: torch.device) -> dict[str, Any]:
+    """What is different where rows go to registers: sm_90's tensor cores take them from there."""
+    few, whole = B <= FEW, kind.itemsize > 2
+    if few or whole or not (interpreted() or chip(device)[2] == 90) or not AHEAD:
+        return {}
+    return {"AHEAD": AHEAD, "BK": 64, "STAGES": stages(device, 8, AHEAD * BN, 64, kind)}
+
+
 def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the forward kernel, by the number of sequences and the width of a number."""
     BP, short = power_of_two(z.P), z.held.itemsize == 2
@@ -192,9 +207,7 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
     tile |= {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "AHEAD": 0, "num_warps": 8}
-    if AHEAD and B > FEW and short and (interpreted() or chip(device)[2] == 90):
-        tile |= {"AHEAD": AHEAD, "BK": 64, "STAGES": stages(device, 8, AHEAD * BN, 64, z.held)}
-    return tile
+    return tile | _to_registers(z.held, B, BN, device)
 
 
 def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
@@ -213,7 +226,8 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
         BM, BK, RB = 64, 128, _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
-    return tile | {"COMPACT": B > FEW, "num_warps": 8}
+    tile |= {"COMPACT": B > FEW, "AHEAD": 0, "num_warps": 8}
+    return tile | _to_registers(z.back, B, BN, device)
 
 
 PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}

@@ -115,7 +115,7 @@ def _gates(
         place_read, b_read, bits_read = read
         taken = tl.where(place_read < count, bits_read, 0) >> FIRST
         acc = product(
-            XH, W, b_read, taken, filled, acc, D, P, BM, BN, BK, STAGES, AHEAD, WIDE
+            XH + b_read * D, taken, W + col * WIDTH, filled, acc, D, P, BM, BK, STAGES, AHEAD, WIDE
         )  # fmt: skip
     else:
         PIECES: tl.constexpr = (P + BK - 1) // BK

@@ -1,4 +1,4 @@
-"""The product of the gates with rows that go from memory to registers, for sm_90 and halves.
+"""Products of many sequences, whose rows go from memory to registers, for sm_90 and halves.
 
 There the tensor cores read one operand from shared memory or from registers, the other always from
 shared memory. A tile of 128 x 128 that keeps both there is bound by it: of a piece of 64 columns,
@@ -85,22 +85,20 @@ def _operand(piece, kind: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def product(
-    XH, W, b, taken, filled, acc,
-    D: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    STAGES: tl.constexpr, AHEAD: tl.constexpr, WIDE: tl.constexpr,
+    rows, taken, columns, filled, acc,
+    D: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    AHEAD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """acc, and rows of XH times the columns of W that are filled.
+    """acc, and rows times the columns that are filled, by where in memory they begin.
 
-    Sequences b and what they take in, a bit for each slot, are in the order of `lines_read`. A turn
+    Rows (BM) and what they take in, a bit for each slot, are in the order of `lines_read`. A turn
     of the loop multiplies AHEAD pieces while as many are under way.
     """
     WIDTH: tl.constexpr = (D + _GROUP - 1) // _GROUP * _GROUP
     GROUPS: tl.constexpr = BK // _GROUP
     TURNS: tl.constexpr = (D + AHEAD * BK - 1) // (AHEAD * BK)
-    kind: tl.constexpr = W.dtype.element_ty
-    col = tl.arange(0, BN)
-    words = XH.to(tl.pointer_type(tl.int32))
-    at = words + (b * (D // 2))[:, None] + tl.arange(0, _GROUP // 2)[None, :]
+    kind: tl.constexpr = columns.dtype.element_ty
+    at = rows.to(tl.pointer_type(tl.int32))[:, None] + tl.arange(0, _GROUP // 2)[None, :]
     ahead = ()
     for i in tl.static_range(AHEAD):
         ahead += _ask(at, taken, i, P, BK)
@@ -112,7 +110,7 @@ def product(
         for i in tl.static_range(AHEAD):
             k = (turn * AHEAD + i) * BK + tl.arange(0, BK)
             mask = filled[:, None] & (k < WIDTH)[None, :]
-            w = tl.load(W + col[:, None] * WIDTH + k[None, :], mask=mask, other=0.0)
+            w = tl.load(columns[:, None] + k[None, :], mask=mask, other=0.0)
             a = _operand(ahead[i * GROUPS : (i + 1) * GROUPS], kind, BM, BK)
             if WIDE:
                 a, w = a.to(tl.float32), w.to(tl.float32)
