@@ -170,12 +170,12 @@ def test_a_part_of_a_gpu_computes_the_same(
     # Nothing is kept.
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    room = triton_plan.chip(torch.device("cuda"))[1]
+    _, *rest = triton_plan.chip(torch.device("cuda"))
     p = problem("the paper's")
     torch.set_float32_matmul_precision(MODES[mode].matmul)
     z = triton_plan.sizes(100, p.sel, True, torch.float32)
     usual = triton_plan.forward_tiles(z, 64, torch.device("cuda"))
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, room))
+    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, *rest))
     assert triton_plan.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
     out, grads, saved = kernel(p, MODES[mode])
     want, want_grads = forced(p, saved.bits)

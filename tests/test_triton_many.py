@@ -77,10 +77,10 @@ def test_many_sequences_equal_the_reference(name: str) -> None:
 def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in ((triton_prepare, "forward_tiles"), (triton_back, "backward_tiles")):
         tiles = getattr(place, name)
-        monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
-    p = clear_problem(**{**SMALL, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
+        monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 16})
+    p = clear_problem(**{**SMALL, "B": 25, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
     want, want_grads = outputs_and_gradients(p, "reference")
-    assert want[3].sum(1).max() > 2
+    assert want[3].sum(1).max() > 16
     got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
     assert torch.equal(got[3], want[3])
     pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in grads)]

@@ -130,6 +130,6 @@ def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
     held: torch.dtype, B: int, multiprocessors: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
+    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448, 90))
     z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held, held)
     assert (triton_plan.resident_tiles(z, B, torch.device("cuda")) is not None) == kept

@@ -90,6 +90,7 @@ def plan_back(
     lines = prepare(
         lines_kernel, **common, G=G, BL=BL, BG=power_of_two(4 * d),
         BQ=power_of_two(max(1, L - 4 * d)), PER_CELL=per_cell,
+        GROUPED=bool(tile["AHEAD"]),
     )  # fmt: skip
     views = prepare(views_kernel, **common, **products, **views_tile)
     inputs = prepare(

@@ -17,6 +17,7 @@ from riglstm.scan.fused.plan import Sizes, columns
 from riglstm.scan.kernels.common import power_of_two
 from riglstm.scan.kernels.input_map import LINES
 from riglstm.scan.kernels.products import pack_kernel
+from riglstm.scan.kernels.rows import GROUP
 
 
 class Into(NamedTuple):
@@ -42,10 +43,14 @@ class Into(NamedTuple):
     """(B, N, d): the state that is given."""
 
 
-def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+def packed(
+    z: Sizes, BN: int, first: int = 0, grouped: bool = False
+) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """What `pack` writes in tiles: the weights from slot `first` on, and the columns' units."""
-    shape = (z.N, columns(z, BN), BN)
-    return [(z.held, (*shape, (z.S - first) * z.P)), (torch.float32, shape)]
+    shape, width = (z.N, columns(z, BN), BN), (z.S - first) * z.P
+    if grouped:
+        width = -(-width // GROUP) * GROUP
+    return [(z.held, (*shape, width)), (torch.float32, shape)]
 
 
 def pack(
@@ -55,18 +60,21 @@ def pack(
     into: Into,
     first: int = 0,
     by_gate: bool = False,
+    grouped: bool = False,
 ) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
     As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
     `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
-    of `pack_kernel`. What else there is to write is written on the way, which saves launches.
+    of `pack_kernel`; what is summed up may be `grouped`, as rows are read to registers. What else
+    there is to write is written on the way, which saves launches.
     """
     W, W_q = weights.W, weights.W_q
     W_in = None if into.lines is None else weights.W_in
     unit = into.unit if z.held == torch.float16 else None
     per_cell = W_q is not None and W_q.dim() == 3
-    run, grid = _pack(z, BN, first, per_cell, by_gate, 0 if W_in is None else W_in.shape[0])
+    D = 0 if W_in is None else W_in.shape[0]
+    run, grid = _pack(z, BN, first, per_cell, by_gate, grouped, D)
     run(
         grid,
         (
@@ -80,10 +88,11 @@ def pack(
 
 @functools.lru_cache(64)
 def _pack(
-    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, D: int
+    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, grouped: bool, D: int
 ) -> tuple[Launch, tuple[int]]:
     run = prepare(
         pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, BN=BN, BP=power_of_two(z.P),
         BW=power_of_two(z.K * z.P), PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
+        GROUPED=grouped,
     )  # fmt: skip
     return run, (z.N * columns(z, BN) + -(-D // LINES),)

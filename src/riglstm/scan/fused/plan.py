@@ -1,7 +1,8 @@
 """Sizes, tiles and buffers of the `triton` backend, and the layouts that its kernels read.
 
 Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
-G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 bytes.
+G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 bytes, L of halves to
+what rows are read by (`rows.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import torch
 from torch import Tensor
 
 from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.rows import GROUP
 from riglstm.selection import Selection
 
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
+AHEAD = 1
+"""Pieces of rows that are under way to registers in tiles of many sequences in halves, on sm_90; 0:
+rows go through shared memory there, too."""
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -74,14 +79,14 @@ def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Si
     G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
     held = torch.float16 if halves else product
     back = product if _coarse() else held
-    return Sizes(sel.N, sel.K, d, _whole(d, held), _whole(G * d, back), G, product, held, back)
+    return Sizes(sel.N, sel.K, d, _whole(d, held), _line(G * d, back), G, product, held, back)
 
 
 def sizes_back(z: Sizes, saved: Saved) -> Sizes:
     """The sizes of a backward pass, whose forward pass may have been of another precision."""
     held = saved.XH.dtype
     back = z.back if held == z.held else z.dtype
-    return z._replace(P=saved.XH.shape[3], L=_whole(z.G * z.d, back), held=held, back=back)
+    return z._replace(P=saved.XH.shape[3], L=_line(z.G * z.d, back), held=held, back=back)
 
 
 def _coarse() -> bool:
@@ -93,6 +98,11 @@ def _whole(n: int, dtype: torch.dtype) -> int:
     """n rounded up to 16 bytes."""
     many = 16 // dtype.itemsize
     return -(-n // many) * many
+
+
+def _line(n: int, dtype: torch.dtype) -> int:
+    """n rounded up for D5."""
+    return -(-n // GROUP) * GROUP if dtype.itemsize == 2 else _whole(n, dtype)
 
 
 def rounds(product: torch.dtype) -> bool:
@@ -133,10 +143,11 @@ def columns(z: Sizes, BN: int) -> int:
 
 
 @functools.cache
-def chip(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that a program can have."""
+def chip(device: torch.device) -> tuple[int, int, int]:
+    """Multiprocessors of a GPU, bytes of shared memory that a program can have, and what sm."""
     of = torch.cuda.get_device_properties(device)
-    return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    room = int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return of.multi_processor_count, room, of.major * 10 + of.minor
 
 
 def programs_on(device: torch.device, most: int) -> int:
@@ -194,6 +205,14 @@ def _rows(device: torch.device) -> int:
     return 1 if interpreted() or chip(device)[0] >= FEW else 2
 
 
+def _to_registers(kind: torch.dtype, B: int, BN: int, device: torch.device) -> dict[str, Any]:
+    """What is different where rows go to registers: sm_90's tensor cores take them from there."""
+    few, whole = B <= FEW, kind.itemsize > 2
+    if few or whole or not (interpreted() or chip(device)[2] == 90) or not AHEAD:
+        return {}
+    return {"AHEAD": AHEAD, "BK": 64, "STAGES": stages(device, 8, AHEAD * BN, 64, kind)}
+
+
 def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the forward kernel, by the number of sequences and the width of a number."""
     BP, short = power_of_two(z.P), z.held.itemsize == 2
@@ -203,7 +222,8 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
-    return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
+    tile |= {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "AHEAD": 0, "num_warps": 8}
+    return tile | _to_registers(z.held, B, BN, device)
 
 
 def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
@@ -222,7 +242,8 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
         BM, BK, RB = 64, 128, _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
-    return tile | {"COMPACT": B > FEW, "num_warps": 8}
+    tile |= {"COMPACT": B > FEW, "AHEAD": 0, "num_warps": 8}
+    return tile | _to_registers(z.back, B, BN, device)
 
 
 PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}

@@ -41,6 +41,8 @@ class Plan(NamedTuple):
     tile: dict[str, Any]
     by_gate: bool
     """The order of a tile's columns: that of the resident kernel."""
+    grouped: bool
+    """The order of what is summed up: that of rows that are read to registers."""
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
@@ -100,7 +102,8 @@ def plan_of(
         BH=power_of_two(N * d),
     )  # fmt: skip
     first = z.K if symbols else 0
-    return Plan(z, tile, kept is not None, first, direct, ours, held, phases, programs)
+    grouped = bool(tile.get("AHEAD", 0))
+    return Plan(z, tile, kept is not None, grouped, first, direct, ours, held, phases, programs)
 
 
 class Passing(NamedTuple):
@@ -141,7 +144,7 @@ def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun
     """Buffers of one call; what is to be saved is given, and so may be the state."""
     compact = plan.tile.get("COMPACT", False)
     layout, zeros = _layout(
-        *(T, B, plan.z, plan.tile["BN"], compact, plan.first, plan.direct, plan.map),
+        *(T, B, plan.z, plan.tile["BN"], compact, plan.first, plan.grouped, plan.direct, plan.map),
         *(saved is None, begun),
     )
     W, w_unit, proposal, counter, counts, listed, zero, *rest = layout.make(like)
@@ -167,6 +170,7 @@ def _layout(
     BN: int,
     compact: bool,
     first: int,
+    grouped: bool,
     direct: bool,
     ours: Map | None,
     passing: bool,
@@ -175,7 +179,7 @@ def _layout(
     """Buffers of one call, and how many numbers of four bytes from its counter on must be zero."""
     int32, float32 = torch.int32, torch.float32
     zero = [(int32, (1,)), (int32, (T if compact else 0, z.N))]
-    wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), *zero]
+    wanted = [*packed(z, BN, first, grouped), (float32, (z.G - 3, B, z.N, z.d)), *zero]
     wanted += [(int32, (z.N, B if compact else 0, 2))]
     wanted += [(float32, (0 if begun else B, z.N, z.d)), *mapped(z, T * B, ours)]
     if passing:

@@ -101,7 +101,7 @@ def forward(
         h=work.zero if h is None else None,
         c_0=c,
     )
-    W, w_unit = pack(weights, z, tile["BN"], into, plan.first, plan.by_gate)
+    W, w_unit = pack(weights, z, tile["BN"], into, plan.first, plan.by_gate, plan.grouped)
     ids = table = None
     X: Tensor | Place
     if isinstance(x, Symbols):

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from riglstm.scan.kernels.cell import tanh
 from riglstm.scan.kernels.common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, unit_of
+from riglstm.scan.kernels.rows import lines_read
 from riglstm.scan.kernels.spread import spread
 
 
@@ -154,7 +155,7 @@ def backward_kernel(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
-    COMPACT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+    COMPACT: tl.constexpr, AHEAD: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t1 - 1 down to t0. PHASE is a sum: 1 grads, 2 spread, 4 barriers, 8 the start's."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -198,16 +199,21 @@ def backward_kernel(
             for tile in tl.range(p, N * TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j, r_u = tile % N, tile // N
                 r, u = r_u // TILES, r_u % TILES
-                place = dealt(r, B, BM)
+                place = dealt(r, tl.arange(0, BM), B, BM)
                 count, listed = B, place
                 if COMPACT:
                     # Beyond the count there is anything in the list: so neither waits.
                     listed = tl.load(LIST + j * B + place, mask=place < B, other=0)
                     count = tl.load(COUNT + t * N + j)
+                read = None
+                if AHEAD:
+                    place_read = dealt(r, lines_read(BM), B, BM)
+                    b_read = tl.load(LIST + j * B + place_read, mask=place_read < B, other=0)
+                    read = (place_read, b_read)
                 if r < count:
                     spread(
-                        t, j, u, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS,
-                        N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, WIDE,
+                        t, j, u, place, listed, read, count, B, first, W, W_UNIT, D5, D_UNIT, PART,
+                        BITS, N, K, d, L, BM, BN, BK, STAGES, PRECISION, COMPACT, AHEAD, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

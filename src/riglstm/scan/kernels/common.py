@@ -127,13 +127,13 @@ def fetch(start, many, p, programs):
 
 
 @triton.jit
-def dealt(r, B, BM: tl.constexpr):
-    """Places (BM) of tile r in a list of at most B: dealt like cards, so that tiles share equally.
+def dealt(r, line, B, BM: tl.constexpr):
+    """Places of lines of tile r in a list of at most B: dealt like cards, so that tiles share it.
 
     The first tiles would else be full and the last one empty, where lists are short, and a step
     takes as long as its fullest tile.
     """
-    return r + tl.cdiv(B, BM) * tl.arange(0, BM)
+    return r + tl.cdiv(B, BM) * line
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from riglstm.scan.kernels.cell import cell
 from riglstm.scan.kernels.common import _ROOM, column_unit, dealt, grid_barrier, quarters
 from riglstm.scan.kernels.many import rows_many
 from riglstm.scan.kernels.pieces import _PIECE
+from riglstm.scan.kernels.rows import _GROUP, lines_read, product
 from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
 
 
@@ -61,16 +62,17 @@ def _biases(BIAS, j, u, d: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _gates(
-    t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W, SYMBOLS, TABLE, PROP,
-    GATES, C,
+    t, j, u, place, count, b, bits, read, biases, w_unit, B, c, XH, X_UNIT, W, SYMBOLS, TABLE,
+    PROP, GATES, C,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
-    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, AHEAD: tl.constexpr,
+    SAVE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q.
 
-    The sequences and their bits are those of `_rows`, where their place is below `count`.
+    The sequences and their bits are those of `_rows`, where their place is below `count`; `read`
+    are places, sequences and bits in the order in which rows are read, if it is another (AHEAD).
     """
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
@@ -82,7 +84,8 @@ def _gates(
     bits = tl.where(there, bits, 0)
     step = tl.cast(t, tl.int64) * B
     XH += step * D
-    W += (j * TILES + u) * (BN * D)
+    WIDTH: tl.constexpr = (D + _GROUP - 1) // _GROUP * _GROUP if AHEAD else D
+    W += (j * TILES + u) * (BN * WIDTH)
     col = tl.arange(0, BN)
     # What the end of the tile needs is asked for now; where it is W_q Q, no unit is inside.
     unit, inside = _units(u, d, BN)
@@ -108,31 +111,39 @@ def _gates(
                 brought += (tl.load(entry + view * (TILES * BN), mask=seen, other=0.0),)
     filled = column_unit(u, col, d, BN) < d
     acc = tl.zeros((BM, BN), tl.float32)
-    PIECES: tl.constexpr = (P + BK - 1) // BK
-    SLOTS: tl.constexpr = K + N - FIRST
-    for m in tl.range(0, (D + BK - 1) // BK if FLAT else SLOTS * PIECES, num_stages=STAGES):
-        if FLAT:
-            # Bound by the product: no gap between slots.
-            k = m * BK + tl.arange(0, BK)
-            real = k < D
-            take = ((mine[:, None] >> (k // P)[None, :]) & 1) != 0
-        else:
-            # Bound by latency: a piece lies within a slot, so what is taken in is known by row.
-            e = (m % PIECES) * BK + tl.arange(0, BK)
-            real = e < P
-            k = (m // PIECES) * P + e
-            take = (((mine >> (m // PIECES)) & 1) != 0)[:, None]
-        a = tl.load(
-            XH + (b * D)[:, None] + k[None, :],
-            mask=take & real[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        mask = filled[:, None] & real[None, :]
-        w = tl.load(W + col[:, None] * D + k[None, :], mask=mask, other=0.0)
-        if WIDE:
-            a, w = a.to(tl.float32), w.to(tl.float32)
-        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if AHEAD:
+        place_read, b_read, bits_read = read
+        taken = tl.where(place_read < count, bits_read, 0) >> FIRST
+        acc = product(
+            XH + b_read * D, taken, W + col * WIDTH, filled, acc, D, P, BM, BK, STAGES, AHEAD, WIDE
+        )  # fmt: skip
+    else:
+        PIECES: tl.constexpr = (P + BK - 1) // BK
+        SLOTS: tl.constexpr = K + N - FIRST
+        LOOPS: tl.constexpr = (D + BK - 1) // BK if FLAT else SLOTS * PIECES
+        for m in tl.range(0, LOOPS, num_stages=STAGES):
+            if FLAT:
+                # Bound by the product: no gap between slots.
+                k = m * BK + tl.arange(0, BK)
+                real = k < D
+                take = ((mine[:, None] >> (k // P)[None, :]) & 1) != 0
+            else:
+                # Bound by latency: a piece lies within a slot, so what is taken in is known by row.
+                e = (m % PIECES) * BK + tl.arange(0, BK)
+                real = e < P
+                k = (m // PIECES) * P + e
+                take = (((mine >> (m // PIECES)) & 1) != 0)[:, None]
+            a = tl.load(
+                XH + (b * D)[:, None] + k[None, :],
+                mask=take & real[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            mask = filled[:, None] & real[None, :]
+            w = tl.load(W + col[:, None] * D + k[None, :], mask=mask, other=0.0)
+            if WIDE:
+                a, w = a.to(tl.float32), w.to(tl.float32)
+            acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
     if X_UNIT is not None:
         acc = acc * x_unit * w_unit
     if SYMBOLS is not None:
@@ -181,7 +192,7 @@ def forward_kernel(
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr,
-    WIDE: tl.constexpr, PHASE: tl.constexpr,
+    AHEAD: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -212,11 +223,16 @@ def forward_kernel(
             for tile in tl.range(p, N * TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j, r_u = tile % N, tile // N
                 r, u = r_u // TILES, r_u % TILES
-                place = dealt(r, B, BM)
+                place = dealt(r, tl.arange(0, BM), B, BM)
                 count = B
                 if COMPACT:
                     count = tl.load(COUNT + t * N + j)
                 b, bits = _rows(t, j, place, B, LIST, BITS, N, COMPACT)
+                read = None
+                if AHEAD:
+                    place_read = dealt(r, lines_read(BM), B, BM)
+                    b_read, bits_read = _rows(t, j, place_read, B, LIST, BITS, N, COMPACT)
+                    read = (place_read, b_read, bits_read)
                 # No load passes a barrier: what does not depend on these is asked for after them.
                 tl.debug_barrier()
                 biases = _biases(BIAS, j, u, d, BN)
@@ -226,9 +242,9 @@ def forward_kernel(
                     w_unit = w_unit[None, :]
                 if r < count:
                     _gates(
-                        t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W,
-                        SYMBOLS, TABLE, PROP, GATES, C, N, K, d, P, G, BM, BN, BK,
-                        STAGES, PRECISION, COMPACT, FLAT, SAVE, WIDE,
+                        t, j, u, place, count, b, bits, read, biases, w_unit, B, c, XH, X_UNIT,
+                        W, SYMBOLS, TABLE, PROP, GATES, C, N, K, d, P, G, BM, BN, BK,
+                        STAGES, PRECISION, COMPACT, FLAT, AHEAD, SAVE, WIDE,
                     )  # fmt: skip
         if PHASE & 4:
             target += programs

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.common import unit_of
+from riglstm.scan.kernels.rows import place_of
 
 _AT_ONCE = tl.constexpr(1024)
 
@@ -38,11 +39,13 @@ def lines_kernel(
     W, W_Q, OUT, W_UNIT, D5, ZERO, R, Z,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, G: tl.constexpr,
     BL: tl.constexpr, BG: tl.constexpr, BQ: tl.constexpr, PER_CELL: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):  # fmt: skip
     """What each of BL numbers of H gives to the gates of each cell, to OUT (N, S·d, L).
 
     W_q is the fifth gate. In the backward pass sums run over gates, and for views over cells, so
-    that with W_UNIT (S·d) the lines of all cells have one unit.
+    that with W_UNIT (S·d) the lines of all cells have one unit. GROUPED, those for states are in
+    the order of `place_of`.
 
     On the way, what the next kernels want to be zero is set to zero: Z numbers from ZERO on, and
     what R rows of D5 are rounded up by.
@@ -79,10 +82,13 @@ def lines_kernel(
     for j in tl.static_range(N):
         out = OUT + (j * (S * d) + line) * L
         mask = there & (m < (4 * d if G == 5 else L))
-        tl.store(out + m, (gates[j] / unit).to(kind), mask=mask)
+        at, at_q = m, 4 * d + q
+        if GROUPED:
+            at, at_q = tl.where(s < K, at, place_of(at)), tl.where(s < K, at_q, place_of(at_q))
+        tl.store(out + at, (gates[j] / unit).to(kind), mask=mask)
         if G == 5:
             end = (queries[j] / unit).to(kind)
-            tl.store(out + 4 * d + q, end, mask=there & (q < L - 4 * d))
+            tl.store(out + at_q, end, mask=there & (q < L - 4 * d))
 
 
 @triton.jit

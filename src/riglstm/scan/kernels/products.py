@@ -13,6 +13,7 @@ import triton.language as tl
 
 from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
 from riglstm.scan.kernels.input_map import pack_lines
+from riglstm.scan.kernels.rows import _GROUP, place_of
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])
@@ -136,15 +137,18 @@ def hold_kernel(
 
 
 @triton.jit
-def _column(
-    W, W_Q, j, u, s, col,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
-    PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
+def _columns(
+    W, W_Q, j, u, at, col,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
-    """Slot s of columns `col` (BN, 1) of tile u of cell j, (BN, BP)."""
+    """Numbers `at` (1, BP) of columns `col` (BN, 1) of tile u of cell j, (BN, BP)."""
     S: tl.constexpr = K + N
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
-    k = tl.arange(0, BP)[None, :]
+    if GROUPED:
+        at = place_of(at)
+    s, k = FIRST + at // P, at % P
+    inside = (s < S) & (k < d)
     if BY_GATE:
         gate = col // (BN // 4)
         unit = u * (BN // 4) + col % (BN // 4)
@@ -155,11 +159,11 @@ def _column(
         unit = column_unit(u, col, d, BN)
     if u >= UNITS:
         slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
-        mask = (k < d) & (unit < d) & (s + 0 * k != K + j)
+        mask = inside & (unit < d) & (s != K + j)
         w = tl.load(W_Q + (slot * d + k) * d + unit, mask=mask, other=0.0)
     else:
-        at = ((j * S + s) * d + k) * (4 * d) + gate * d + unit
-        w = tl.load(W + at, mask=(k < d) & (unit < d), other=0.0)
+        line = ((j * S + s) * d + k) * (4 * d)
+        w = tl.load(W + line + gate * d + unit, mask=inside & (unit < d), other=0.0)
     return w
 
 
@@ -168,26 +172,30 @@ def _pack_tile(
     W, W_Q, OUT, W_UNIT, tile,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
     BP: tl.constexpr, TILES: tl.constexpr, PER_CELL: tl.constexpr, FIRST: tl.constexpr,
-    BY_GATE: tl.constexpr,
+    BY_GATE: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """BN columns, see `pack_kernel`."""
-    S: tl.constexpr = K + N
-    HELD: tl.constexpr = S - FIRST
+    D: tl.constexpr = (K + N - FIRST) * P
+    WIDTH: tl.constexpr = (D + _GROUP - 1) // _GROUP * _GROUP if GROUPED else D
     j, u = tile // TILES, tile % TILES
     k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
     size = tl.full((BN, 1), 1.0, tl.float32)
     if W_UNIT is not None:
         largest = tl.zeros((BN, BP), tl.float32)
-        for s in tl.range(FIRST, S):
-            w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
+        for first in tl.range(0, WIDTH, BP):
+            w = _columns(
+                W, W_Q, j, u, first + k, col, N, K, d, P, BN, PER_CELL, FIRST, BY_GATE, GROUPED
+            )  # fmt: skip
             largest = tl.maximum(largest, tl.abs(w))
         size = unit_of(tl.max(largest, 1)[:, None])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
-    for s in tl.range(FIRST, S):
-        w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
+    for first in tl.range(0, WIDTH, BP):
+        w = _columns(
+            W, W_Q, j, u, first + k, col, N, K, d, P, BN, PER_CELL, FIRST, BY_GATE, GROUPED
+        )  # fmt: skip
         w = (w / size).to(OUT.dtype.element_ty)
-        tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)
+        tl.store(OUT + (tile * BN + col) * WIDTH + first + k, w, mask=first + k < WIDTH)
 
 
 @triton.jit
@@ -220,13 +228,14 @@ def pack_kernel(
     W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, SIZES, COUNTER, C, H, zeros, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
-    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
+    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
     To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
-    W_UNIT where there are any.
+    W_UNIT where there are any. GROUPED, what is summed up is in the order of `place_of`, and zeros
+    fill the last group.
 
     OUT_IN, if there is one, takes W_IN, and SIZES those of its lines: see `pack_lines`. COUNTER, if
     there is one, is that of the next kernel's barrier, and what it counts with behind it: so many
@@ -240,7 +249,8 @@ def pack_kernel(
         _begin(C0, C, H, numbers)
     if tile < N * TILES:
         _pack_tile(
-            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
+            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE,
+            GROUPED,
         )  # fmt: skip
     elif OUT_IN is not None:
         pack_lines(W_IN, OUT_IN, SIZES, tile - N * TILES, D, K, d, P, BW)

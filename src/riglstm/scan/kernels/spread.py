@@ -10,16 +10,20 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.common import quarter_of, quarters
+from riglstm.scan.kernels.rows import product
 
 
 @triton.jit
 def spread(
-    t, j, u, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS,
+    t, j, u, place, listed, read, count, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    COMPACT: tl.constexpr, WIDE: tl.constexpr,
+    COMPACT: tl.constexpr, AHEAD: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """What cell j's gates ask of BN units of the state; which of them it heard, `grads` minds."""
+    """What cell j's gates ask of BN units of the state; which of them it heard, `grads` minds.
+
+    `read` are places and sequences in the order in which rows are read, if it is another (AHEAD).
+    """
     b, on = listed, place < count
     unit = u * BN + tl.arange(0, BN)
     # A list is read once more for the rows that a thread writes: of a quarter of the columns, these
@@ -37,23 +41,30 @@ def spread(
     if D_UNIT is not None:
         d_unit = tl.load(D_UNIT + start, mask=on, other=0.0)
         w_unit = tl.load(W_UNIT + K * d + unit, mask=inside, other=0.0)
-    start = start * (N * L) + j * L
     weight = (j * (K + N) * d + K * d + unit) * L
     acc = tl.zeros((BM, BN), tl.float32)
-    CHUNKS: tl.constexpr = (L + BK - 1) // BK
-    for m in tl.range(0, CHUNKS, num_stages=STAGES):
-        k = ((m + u) % CHUNKS) * BK + tl.arange(0, BK)
-        a = tl.load(
-            D5 + start[:, None] + k[None, :],
-            mask=on[:, None] & (k < L)[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        mask = inside[:, None] & (k < L)[None, :]
-        w = tl.load(W + weight[:, None] + k[None, :], mask=mask, other=0.0)
-        if WIDE:
-            a, w = a.to(tl.float32), w.to(tl.float32)
-        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    D5 += j * L
+    if AHEAD:
+        place_read, b_read = read
+        rows = D5 + (tl.cast(t - first, tl.int64) * B + b_read) * (N * L)
+        taken = (place_read < count).to(tl.int32)
+        acc = product(rows, taken, W + weight, inside, acc, L, L, BM, BK, STAGES, AHEAD, WIDE)
+    else:
+        start *= N * L
+        CHUNKS: tl.constexpr = (L + BK - 1) // BK
+        for m in tl.range(0, CHUNKS, num_stages=STAGES):
+            k = ((m + u) % CHUNKS) * BK + tl.arange(0, BK)
+            a = tl.load(
+                D5 + start[:, None] + k[None, :],
+                mask=on[:, None] & (k < L)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            mask = inside[:, None] & (k < L)[None, :]
+            w = tl.load(W + weight[:, None] + k[None, :], mask=mask, other=0.0)
+            if WIDE:
+                a, w = a.to(tl.float32), w.to(tl.float32)
+            acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
     if D_UNIT is not None:
         acc = acc * d_unit[:, None] * w_unit[None, :]
     four = (acc,)
