@@ -20,7 +20,7 @@ from riglstm.selection import Selection
 
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
-AHEAD = 1
+AHEAD = 0
 """Pieces of rows that are under way to registers in tiles of many sequences in halves, on sm_90; 0:
 rows go through shared memory there, too."""
 ROWS_AT_ONCE = 16384
