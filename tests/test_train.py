@@ -27,6 +27,7 @@ from riglstm.train.config import Fit, rate
 from riglstm.train.devices import pick
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
+from riglstm.train.meter import Meter
 from riglstm.train.progress import Progress
 from riglstm.train.supervised import Diverged, fit
 from riglstm.train.weights import load_weights
@@ -42,8 +43,10 @@ def logged(path: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def by_hand(net: nn.Module, task: Halves, config: Fit, seed: int) -> Iterator[tuple[int, float]]:
-    """The training that `fit` must amount to; gives the step and its loss."""
+def by_hand(
+    net: nn.Module, task: Halves, config: Fit, seed: int
+) -> Iterator[tuple[int, tuple[float, float]]]:
+    """The training that `fit` must amount to; gives the step, its loss and its gradient's norm."""
     adam = torch.optim.Adam(net.parameters(), config.lr, fused=True)
     for step in range(config.updates):
         for group in adam.param_groups:
@@ -51,10 +54,12 @@ def by_hand(net: nn.Module, task: Halves, config: Fit, seed: int) -> Iterator[tu
         loss, _ = task.loss(net, task.batch(seed, step))
         adam.zero_grad()
         loss.backward()
+        flat = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+        norm = flat.double().norm().item()
         if config.clip_norm is not None:
             nn.utils.clip_grad_norm_(net.parameters(), config.clip_norm)
         adam.step()
-        yield step + 1, loss.item()
+        yield step + 1, (loss.item(), norm)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
@@ -66,15 +71,32 @@ def test_an_update_is_clipped_adam_at_the_scheduled_step_size(
     net, other = (network(task) for _ in range(2))
     net.dropout = other.dropout = nn.Identity()
     fit(net, task, config, 3, RunFolder(tmp_path), progress=False)
-    losses = dict(by_hand(other, task, config, 3))
+    updates = dict(by_hand(other, task, config, 3))
+    # Or else the norm could be that of what is clipped, and nobody would know.
+    assert max(norm for _, norm in updates.values()) > 0.1
     for got, want in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(got, want)
     found = logged(tmp_path)
     assert found["train/loss"].keys() == {*range(7, 60, 7), 60}
     for step, loss in found["train/loss"].items():
         since = range(57 if step == 60 else step - 6, step + 1)
-        assert loss == pytest.approx(sum(losses[s] for s in since) / len(since), rel=1e-12)
+        losses, norms = zip(*(updates[s] for s in since), strict=True)
+        assert loss == pytest.approx(sum(losses) / len(since), rel=1e-12)
+        assert found["gradient_norm"][step] == pytest.approx(sum(norms) / len(since), rel=1e-5)
+        assert found["gradient_norm_max"][step] == pytest.approx(max(norms), rel=1e-5)
         assert found["lr"][step] == rate(config, step - 1)
+
+
+def test_a_checkpoint_before_there_were_norms_is_gone_on_with() -> None:
+    meter = Meter()
+    meter.replace(torch.tensor([[2.0, 0.5], [4.0, 0.7]]))
+    meter.add(torch.tensor(6.0), torch.tensor(0.9), torch.tensor(0.25))
+    assert len(meter) == 3
+    figures = meter.take()
+    assert (figures.loss, figures.metric) == pytest.approx((4.0, 0.7))
+    assert math.isnan(figures.norm)
+    assert math.isnan(figures.largest)
+    assert len(meter) == 0
 
 
 def test_the_step_size_rises_then_falls() -> None:

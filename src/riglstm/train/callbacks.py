@@ -81,11 +81,11 @@ class Steward(pl.Callback):
         self.began = self.resting = time.monotonic()
         self.worked, self.logged = 0.0, self.step
 
-    def count(self, loss: Tensor, metric: Tensor) -> None:
+    def count(self, loss: Tensor, metric: Tensor, norm: Tensor) -> None:
         """An update is done."""
         self.step += 1
         self.average.add(self.step)
-        self.meter.add(loss, metric)
+        self.meter.add(loss, metric, norm)
         self.progress.tick(self.step)
 
     def due(self, shared: bool) -> bool:
@@ -160,20 +160,22 @@ class Steward(pl.Callback):
         raise Diverged(in_words(what, saved, self.config), self.step, seconds)
 
     def _log(self) -> None:
-        step, (loss, metric) = self.step, self.meter.take()
+        step, figures = self.step, self.meter.take()
         self.speed = (step - self.logged) / max(self.worked, 1e-9)
         self.worked, self.logged = 0.0, step
         assert self.record is not None
         self.record.add(
             step,
             {
-                "train/loss": loss,
-                f"train/{self.task.metric.name}": metric,
+                "train/loss": figures.loss,
+                f"train/{self.task.metric.name}": figures.metric,
+                "gradient_norm": figures.norm,
+                "gradient_norm_max": figures.largest,
                 "lr": rate(self.config, step - 1),
                 "updates_per_second": self.speed,
             },
         )
-        self.progress.training(step, loss, metric)
+        self.progress.training(step, figures.loss, figures.metric)
 
     def _evaluate(self, trainer: pl.Trainer) -> None:
         step = self.step

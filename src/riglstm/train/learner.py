@@ -103,12 +103,14 @@ class Learner(pl.LightningModule):
                 self.manual_backward(loss)
             else:
                 loss.backward()
-            if config.clip_norm is not None:
-                nn.utils.clip_grad_norm_(weights, config.clip_norm)
+            if config.clip_norm is None:
+                norm = nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
+            else:
+                norm = nn.utils.clip_grad_norm_(weights, config.clip_norm)
             for group in adam.param_groups:
                 group["lr"] = rate(config, steward.step) * group.get(FACTOR, 1.0)
             adam.step()
-            steward.count(loss, metric)
+            steward.count(loss, metric, norm)
 
 
 class Ticks:
