@@ -252,7 +252,7 @@ def test_backward_computes_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatc
 def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each kind of call has a budget of its own; a step that is not compiled would raise.
+    """Each kind of call has a budget of its own; one version more than it holds would raise.
 
     A batch size, any other and one, each at the first step and later: six versions serve them
     all. Six are a kind's whole budget here, so two kinds that shared one would exceed it, even

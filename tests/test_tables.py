@@ -663,6 +663,7 @@ def test_the_note_on_the_recipe_says_what_a_row_trains_otherwise(tmp_path: Path)
     assert "20,000 updates, lr=0.001, a warm-up of 300, a cosine decay" in note
     assert "; RigLSTM: lr=0.002, input_rate=0.02, decay=late, " in note
     assert "clip_norm=0.1" in note
+    assert "forget_bias=7.0; RigLSTM in M=4: " in note
     before = "updates=30000, clip_norm=1.0, forget_bias=3.0"
     assert f"; RigLSTM in M=4: {before}; " in note
     assert note.endswith("; RigLSTM in M=8: updates=50000.")

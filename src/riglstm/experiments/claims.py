@@ -99,7 +99,7 @@ def as_planned(sheet: Sheet) -> bool:
 
 def _own(fit: Mapping[str, Any], usual: Mapping[str, Any], whose: str) -> list[str]:
     """Task or training of one model, or of it in one setting, with what is usual in brackets."""
-    return _others(fit, {name: usual[name] for name in fit}, whose)
+    return _others(fit, {name: usual.get(name) for name in fit}, whose)
 
 
 def _built(row: Row) -> dict[str, Any]:

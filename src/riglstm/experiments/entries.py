@@ -36,6 +36,12 @@ class Row:
         """All other arguments of the model in a setting."""
         return {**self.options, **self.options_in.get(setting, {})}
 
+    @property
+    def usual(self) -> dict[str, Any]:
+        """Those arguments that some settings change, as they are in the others."""
+        changed = {name for own in self.options_in.values() for name in own}
+        return {name: value for name, value in self.options.items() if name in changed}
+
     def training(self, setting: str) -> dict[str, Any]:
         """All that it changes in the recipe's training in a setting."""
         return {**self.fit, **self.fit_in.get(setting, {})}

@@ -135,7 +135,7 @@ def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
     for p in planned:
         row = how.rows[p.row]
         here = {**row.fit_in.get(p.setting, {}), **row.options_in.get(p.setting, {})}
-        for where, changed in (("", row.fit), (f" in {p.setting}", here)):
+        for where, changed in (("", {**row.fit, **row.usual}), (f" in {p.setting}", here)):
             if changed:
                 figures = ", ".join(f"{name}={value}" for name, value in changed.items())
                 own[f"; {row.label}{where}: {figures}"] = None

@@ -64,7 +64,7 @@ def _steady(row: Row) -> Row:
     before = {"clip_norm": 1.0}
     return replace(
         row,
-        # It keeps more at the start, and no large gradient counts for more than the others.
+        # It keeps more at the start; and with a lower limit of the gradient it learned sooner.
         options={**row.options, "steady_start": True, "forget_bias": 7.0},
         options_in=dict.fromkeys(("M=2", "M=4"), REMEMBERS),
         fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
