@@ -30,12 +30,12 @@ def test_readme_drop_in_example_has_six_lines_at_most() -> None:
     assert len([line for line in readme_example().splitlines() if line]) <= 6
 
 
-def needs(wheel: Path | str, report: Path) -> dict[str, str]:
-    """Every package that pip would install with a wheel where there is nothing, and its version."""
+def needs(package: Path | str, report: Path) -> dict[str, str]:
+    """All that pip would install with a package where there is nothing, and their versions."""
     nothing = ("--dry-run", "--ignore-installed", "--quiet", "--report", report)
-    run(sys.executable, "-m", "pip", "install", *nothing, "-c", ROOT / "constraints.txt", wheel)
+    run(sys.executable, "-m", "pip", "install", *nothing, "-c", ROOT / "constraints.txt", package)
     found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
-    return {package["name"].lower(): package["version"] for package in found}
+    return {one["name"].lower(): one["version"] for one in found}
 
 
 def environment(folder: Path, wheel: Path, packages: set[str]) -> Path:

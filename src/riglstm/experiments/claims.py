@@ -77,8 +77,7 @@ def changes(sheet: Sheet, budget: str) -> str:
             ]
             if own:
                 alike.setdefault(", ".join(own), {})[line.label] = None
-            here = _own(row.fit_in.get(line.setting, {}), {**fit, **row.fit}, "usually ")
-            here += _own(row.options_in.get(line.setting, {}), row.options, "usually ")
+            here = _own(row.own_in(line.setting), {**fit, **row.fit, **row.options}, "usually ")
             if here:
                 alike.setdefault(", ".join(here), {})[f"{line.label} in {line.setting}"] = None
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))

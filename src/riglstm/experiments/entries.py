@@ -46,6 +46,10 @@ class Row:
         """All that it changes in the recipe's training in a setting."""
         return {**self.fit, **self.fit_in.get(setting, {})}
 
+    def own_in(self, setting: str) -> dict[str, Any]:
+        """What it changes in a setting alone, of training and of arguments."""
+        return {**self.fit_in.get(setting, {}), **self.options_in.get(setting, {})}
+
     @property
     def cells(self) -> str:
         """(N, K_a), of each layer; a dash where there is nothing to choose from."""

@@ -134,8 +134,8 @@ def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
     own: dict[str, None] = {}
     for p in planned:
         row = how.rows[p.row]
-        here = {**row.fit_in.get(p.setting, {}), **row.options_in.get(p.setting, {})}
-        for where, changed in (("", {**row.fit, **row.usual}), (f" in {p.setting}", here)):
+        usual, here = {**row.fit, **row.usual}, row.own_in(p.setting)
+        for where, changed in (("", usual), (f" in {p.setting}", here)):
             if changed:
                 figures = ", ".join(f"{name}={value}" for name, value in changed.items())
                 own[f"; {row.label}{where}: {figures}"] = None

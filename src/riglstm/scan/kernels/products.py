@@ -191,28 +191,16 @@ def _pack_tile(
 
 
 @triton.jit
-def _begin(C0, C, H, numbers):
-    """The state before the first step: c is C0 or zero, and h, if it is to be written, zero."""
+def _fill(OUT, FROM, many):
+    """So many numbers of FROM, or without it zeros, to OUT, by all programs together."""
     BLOCK: tl.constexpr = 1024
     step = tl.num_programs(0) * BLOCK
-    for start in tl.range(tl.program_id(0) * BLOCK, numbers, step, num_stages=1):
+    for start in tl.range(tl.program_id(0) * BLOCK, many, step, num_stages=1):
         at = start + tl.arange(0, BLOCK)
-        c = tl.zeros((BLOCK,), tl.float32)
-        if C0 is not None:
-            c = tl.load(C0 + at, mask=at < numbers)
-        tl.store(C + at, c, mask=at < numbers)
-        if H is not None:
-            tl.store(H + at, 0.0, mask=at < numbers)
-
-
-@triton.jit
-def _clear(COUNTER, zeros):
-    """So many whole numbers from COUNTER on are zero."""
-    BLOCK: tl.constexpr = 1024
-    step = tl.num_programs(0) * BLOCK
-    for start in tl.range(tl.program_id(0) * BLOCK, zeros, step, num_stages=1):
-        at = start + tl.arange(0, BLOCK)
-        tl.store(COUNTER + at, 0, mask=at < zeros)
+        value = tl.zeros((BLOCK,), OUT.dtype.element_ty)
+        if FROM is not None:
+            value = tl.load(FROM + at, mask=at < many)
+        tl.store(OUT + at, value, mask=at < many)
 
 
 @triton.jit(do_not_specialize=["zeros", "numbers"])
@@ -236,9 +224,11 @@ def pack_kernel(
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     tile = tl.program_id(0)
     if COUNTER is not None:
-        _clear(COUNTER, zeros)
+        _fill(COUNTER, None, zeros)
     if C is not None:
-        _begin(C0, C, H, numbers)
+        _fill(C, C0, numbers)
+    if H is not None:
+        _fill(H, None, numbers)
     if tile < N * TILES:
         _pack_tile(
             W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
