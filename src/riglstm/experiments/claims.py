@@ -77,7 +77,8 @@ def changes(sheet: Sheet, budget: str) -> str:
             ]
             if own:
                 alike.setdefault(", ".join(own), {})[line.label] = None
-            here = _own(row.own_in(line.setting), {**fit, **row.fit, **row.options}, "usually ")
+            usual = {**recipe.task, **fit, **row.task, **row.fit}
+            here = _own(row.own_in(line.setting), usual, "usually ")
             if here:
                 alike.setdefault(", ".join(here), {})[f"{line.label} in {line.setting}"] = None
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))

@@ -23,32 +23,26 @@ class Row:
     hidden_size: int
     options: Mapping[str, Any] = field(default_factory=dict)
     """Other arguments of the model."""
-    options_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What changes of them in some of the table's settings alone."""
     task: Mapping[str, Any] = field(default_factory=dict)
     """What it changes in the recipe's task."""
+    task_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same, in some of the table's settings alone."""
     fit: Mapping[str, Any] = field(default_factory=dict)
     """What it changes in the recipe's training."""
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
 
-    def arguments(self, setting: str) -> dict[str, Any]:
-        """All other arguments of the model in a setting."""
-        return {**self.options, **self.options_in.get(setting, {})}
-
-    @property
-    def usual(self) -> dict[str, Any]:
-        """Those arguments that some settings change, as they are in the others."""
-        changed = {name for own in self.options_in.values() for name in own}
-        return {name: value for name, value in self.options.items() if name in changed}
+    def shown(self, setting: str) -> dict[str, Any]:
+        """All that it changes in the recipe's task in a setting."""
+        return {**self.task, **self.task_in.get(setting, {})}
 
     def training(self, setting: str) -> dict[str, Any]:
         """All that it changes in the recipe's training in a setting."""
         return {**self.fit, **self.fit_in.get(setting, {})}
 
     def own_in(self, setting: str) -> dict[str, Any]:
-        """What it changes in a setting alone, of training and of arguments."""
-        return {**self.fit_in.get(setting, {}), **self.options_in.get(setting, {})}
+        """What it changes in a setting alone, of task and of training."""
+        return {**self.task_in.get(setting, {}), **self.fit_in.get(setting, {})}
 
     @property
     def cells(self) -> str:

@@ -134,8 +134,7 @@ def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
     own: dict[str, None] = {}
     for p in planned:
         row = how.rows[p.row]
-        usual, here = {**row.fit, **row.usual}, row.own_in(p.setting)
-        for where, changed in (("", usual), (f" in {p.setting}", here)):
+        for where, changed in (("", row.fit), (f" in {p.setting}", row.own_in(p.setting))):
             if changed:
                 figures = ", ".join(f"{name}={value}" for name, value in changed.items())
                 own[f"; {row.label}{where}: {figures}"] = None

@@ -60,11 +60,11 @@ def plan(
                         "conditions": how.conditions,
                         **how.task,
                         **trained.task,
-                        **row.task,
+                        **row.shown(setting),
                     },
                     model=row.model,
                     hidden_size=row.hidden_size,
-                    model_options=row.arguments(setting),
+                    model_options=dict(row.options),
                     fit=replace(fit, **row.training(setting), device=device),
                     seed=seed,
                 )
