@@ -200,27 +200,33 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
         # The same care for all: whatever has LSTM cells starts by remembering, RigLSTM more where
         # it is to copy.
         remembers = fresh.pop("forget_bias", 0.0)
-        usual = 7.0 if "steady_start" in row.options else 3.0
+        ours = (table, key) == ("copying", "riglstm")
+        usual = 7.0 if ours else 3.0
         assert remembers == (usual if "forget_bias" in models.options_of(row.model) else 0.0)
         if row.model == "riglstm" and row.options.get("variant") != "no_soft_state_updating":
             assert (fresh.pop("update_scale"), fresh.pop("update_bias")) == (0.01, 4.0)
         if row.model == "riglstm":
-            assert fresh.pop("steady_start", False) == (table == "copying")
+            # Variants without maps to views, or without a choice of cells by their scores.
+            none = row.options.get("variant") in ("no_input_trans", "all_cells", "rand_cells")
+            assert fresh.pop("steady_start", False) != none
         assert (row.model, row.hidden_size, fresh) == (
             *(before.model, before.hidden_size),
             old,
         )
-        if "steady_start" in row.options:
-            assert {"lr", "input_rate", "decay"} < row.fit.keys()
-            assert row.fit_in.keys() == tuned.settings.keys()
-            # In two settings a limit and a start that were before, with the runs of then.
+        assert not row.task_in or ours
+        if ours:
+            assert {"lr", "input_rate", "decay", "clip_norm"} < row.fit.keys()
+            assert row.fit_in.keys() < tuned.settings.keys()
+            # No more updates than the LSTM has, which may have fewer sequences.
+            rival = tuned.rows["lstm"]
             for setting in tuned.settings:
-                was = setting in ("M=2", "M=4")
-                assert row.training(setting)["clip_norm"] == (1.0 if was else 0.1)
-                assert row.arguments(setting) == {
-                    **row.options,
-                    "forget_bias": 3.0 if was else 7.0,
-                }
+                mine, its = (
+                    {"updates": tuned.fit.updates, **r.training(setting)}["updates"]
+                    for r in (row, rival)
+                )
+                assert mine <= its
+            assert row.shown("M=8") == {**row.task, "batch_size": 128}
+            assert row.shown("M=4") == row.task
         elif (table, key) == ("copying", "lstm"):
             # As many as RigLSTM has, or more.
             assert not row.fit
@@ -229,7 +235,11 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
             # As many digits in all.
             assert row.task == {"batch_size": 64}
             assert row.fit["updates"] * 64 == tuned.fit.updates * 32
+            assert row.fit["lr"] == 5e-4
             assert (row.fit["decay"], row.fit["average"], row.fit_in) == ("cosine", 0.999, {})
+        elif (table, key) == ("mnist", "gridlstm"):
+            # With its runs of then.
+            assert (row.fit, row.fit_in) == ({"lr": 5e-4}, {})
         else:
             assert not row.fit
             assert not row.fit_in
@@ -663,9 +673,7 @@ def test_the_note_on_the_recipe_says_what_a_row_trains_otherwise(tmp_path: Path)
     assert "20,000 updates, lr=0.001, a warm-up of 300, a cosine decay" in note
     assert "; RigLSTM: lr=0.002, input_rate=0.02, decay=late, " in note
     assert "clip_norm=0.1" in note
-    assert "forget_bias=7.0; RigLSTM in M=4: " in note
-    before = "updates=30000, clip_norm=1.0, forget_bias=3.0"
-    assert f"; RigLSTM in M=4: {before}; " in note
-    assert note.endswith("; RigLSTM in M=8: updates=50000.")
+    assert "; RigLSTM in M=4: updates=30000; " in note
+    assert note.endswith("; RigLSTM in M=8: batch_size=128, updates=40000, lr=0.003.")
     assert "; LSTM in M=8: updates=60000; " in note
     assert "LSTM:" not in note.replace("RigLSTM", "")
