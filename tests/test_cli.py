@@ -28,7 +28,7 @@ from riglstm.cli import (
 )
 from riglstm.experiments import reproduce as reproducing
 from riglstm.experiments.errors import LESS_MEMORY
-from riglstm.experiments.plan import Planned
+from riglstm.experiments.plan import Planned, plan
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import NAMES
 from riglstm.models import MODELS
@@ -479,6 +479,8 @@ def test_the_plan_says_what_is_done_and_what_the_rest_will_take(tmp_path: Path) 
     # Two are left, which is all that can run at a time.
     assert "about 2 minutes, 2 at a time" in reproduce.outlook(runs, replace(config, jobs=4))
     assert len(reproduce.outlook(runs[:1], config).splitlines()) == 1
+    unlike = [*runs, *plan("copying", ["riglstm"], 1, "tuned", tmp_path, settings=["M=8"])]
+    assert "600 to 40,000 updates each, at most; " in reproduce.outlook(unlike, config)
     unknown = [*runs, planned(tmp_path / "e", "new", 0, "gridlstm")]
     assert "known when one run of each row is done" in reproduce.outlook(unknown, config)
 

@@ -15,7 +15,7 @@ import pytest
 
 from riglstm import VARIANTS, models
 from riglstm.experiments import rows
-from riglstm.experiments.entries import Budget
+from riglstm.experiments.entries import Budget, Row
 from riglstm.experiments.fill import result_rows, sheet, sizes
 from riglstm.experiments.paper import PAPER, figure, value
 from riglstm.experiments.plan import FAILED, Planned, plan, state
@@ -217,16 +217,18 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
         if ours:
             assert {"lr", "input_rate", "decay", "clip_norm"} < row.fit.keys()
             assert row.fit_in.keys() < tuned.settings.keys()
-            # No more updates than the LSTM has, which may have fewer sequences.
-            rival = tuned.rows["lstm"]
+            # No more updates than the LSTM has, and of sequences no more but for a third in one.
             for setting in tuned.settings:
-                mine, its = (
-                    {"updates": tuned.fit.updates, **r.training(setting)}["updates"]
-                    for r in (row, rival)
+                (mine, sequences), (its, shown) = (
+                    (
+                        fit["updates"],
+                        fit["updates"] * {**tuned.task, **r.data(setting)}["batch_size"],
+                    )
+                    for r in (row, tuned.rows["lstm"])
+                    for fit in [{"updates": tuned.fit.updates, **r.training(setting)}]
                 )
                 assert mine <= its
-            assert row.shown("M=8") == {**row.task, "batch_size": 128}
-            assert row.shown("M=4") == row.task
+                assert sequences <= shown * (4 / 3 if setting == "M=8" else 1)
         elif (table, key) == ("copying", "lstm"):
             # As many as RigLSTM has, or more.
             assert not row.fit
@@ -677,3 +679,14 @@ def test_the_note_on_the_recipe_says_what_a_row_trains_otherwise(tmp_path: Path)
     assert note.endswith("; RigLSTM in M=8: batch_size=128, updates=40000, lr=0.003.")
     assert "; LSTM in M=8: updates=60000; " in note
     assert "LSTM:" not in note.replace("RigLSTM", "")
+    planned = plan("mnist", ["rim", "brim"], 1, "tuned", tmp_path)
+    (note,) = (n for n in sheet("mnist", planned, "tuned").notes if n.startswith("Recipe"))
+    assert "; RIM: batch_size=64, updates=7500, " in note
+    assert "BRIM" not in note
+
+
+def test_what_a_row_changes_in_a_setting_goes_before_what_it_changes_everywhere() -> None:
+    everywhere = {"batch_size": 16, "dropout": 0.1}
+    row = Row("X", "lstm", 8, task=everywhere, task_in={"M=8": {"batch_size": 128}})
+    assert row.data("M=8") == {"batch_size": 128, "dropout": 0.1}
+    assert row.data("M=1") == everywhere

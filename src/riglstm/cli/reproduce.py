@@ -10,6 +10,7 @@ from typing import Any
 
 from riglstm.cli import UsageError, flags, launch, results, values
 from riglstm.experiments.entries import Budget
+from riglstm.experiments.fill import extent
 from riglstm.experiments.plan import Planned, State, plan
 from riglstm.experiments.recipes import MEASURED_ROWS
 from riglstm.experiments.reproduce import reproduce
@@ -151,7 +152,8 @@ def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
     lines[0] += f": {', '.join(counts)}"
     if todo:
         cost = _cost(planned, todo, min(config.jobs, len(todo)))
-        lines.append(f"{todo[0].spec.fit.updates:,} updates each, at most; {cost}")
+        updates = extent(sorted(p.spec.fit.updates for p in todo))
+        lines.append(f"{updates} updates each, at most; {cost}")
     return "\n".join(lines)
 
 

@@ -51,9 +51,9 @@ def link(budget: str, changed: str, folder: str = "") -> str:
 def changes(sheet: Sheet, budget: str) -> str:
     """What the recipe has that `paper` has not, in all models and in those of the sheet.
 
-    In brackets what `paper` has instead; of a model's own training, what the other models have; of
-    that in one setting, what the model usually has. Empty where there is nothing, or where the
-    recipe is no more.
+    In brackets what `paper` has instead; of a model's own task and training, what the other models
+    have; of those in one setting, what the model usually has. Empty where there is nothing, or
+    where the recipe is no more.
     """
     recipes = TABLES[sheet.name].recipes
     known = named(TABLES[sheet.name], budget)
@@ -97,9 +97,9 @@ def as_planned(sheet: Sheet) -> bool:
     return True
 
 
-def _own(fit: Mapping[str, Any], usual: Mapping[str, Any], whose: str) -> list[str]:
+def _own(changed: Mapping[str, Any], usual: Mapping[str, Any], whose: str) -> list[str]:
     """Task or training of one model, or of it in one setting, with what is usual in brackets."""
-    return _others(fit, {name: usual.get(name) for name in fit}, whose)
+    return _others(changed, {name: usual.get(name) for name in changed}, whose)
 
 
 def _built(row: Row) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Row:
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
 
-    def shown(self, setting: str) -> dict[str, Any]:
+    def data(self, setting: str) -> dict[str, Any]:
         """All that it changes in the recipe's task in a setting."""
         return {**self.task, **self.task_in.get(setting, {})}
 
@@ -151,6 +151,11 @@ def printed(rows: Mapping[str, Row]) -> dict[str, Row]:
 def soft(row: Row) -> bool:
     """Whether it has a soft update; one that a variant takes away cannot be asked for."""
     return row.model == "riglstm" and "soft_update" not in changes_of(row.options)
+
+
+def steady(row: Row) -> bool:
+    """Whether it is a RigLSTM that can start steadily, as `check_steady_start` has it."""
+    return row.model == "riglstm" and not changes_of(row.options).keys() & {"cells", "input_views"}
 
 
 def only(rows: Mapping[str, Row], *names: str) -> dict[str, Row]:

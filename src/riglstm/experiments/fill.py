@@ -134,9 +134,10 @@ def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
     own: dict[str, None] = {}
     for p in planned:
         row = how.rows[p.row]
-        for where, changed in (("", row.fit), (f" in {p.setting}", row.own_in(p.setting))):
-            if changed:
-                figures = ", ".join(f"{name}={value}" for name, value in changed.items())
+        everywhere, here = {**row.task, **row.fit}, row.own_in(p.setting)
+        for where, changed in (("", everywhere), (f" in {p.setting}", here)):
+            figures = ", ".join(f"{k}={v}" for k, v in changed.items() if k != "input_size")
+            if figures:
                 own[f"; {row.label}{where}: {figures}"] = None
     return ", ".join(said) + "".join(own)
 

@@ -60,7 +60,7 @@ def plan(
                         "conditions": how.conditions,
                         **how.task,
                         **trained.task,
-                        **row.shown(setting),
+                        **row.data(setting),
                     },
                     model=row.model,
                     hidden_size=row.hidden_size,

@@ -56,7 +56,11 @@ TABLES: dict[str, Table] = {
         "Ablations on sequential MNIST",
         *("mnist", "test accuracy in %"),
         recipes=RECIPES["ablation"],
-        notes=("all_h and RigLSTM are the same model at K_h = N − 1 = 5 (P3).",),
+        notes=(
+            "all_h and RigLSTM are the same model at K_h = N − 1 = 5 (P3).",
+            "In the recipe `tuned` RigLSTM has a steady start, which no_input_trans, all_cells and "
+            "rand_cells cannot have.",
+        ),
     ),
     "balls": Table(
         "Bouncing balls",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from riglstm.experiments.entries import Recipe, Row, soft
-from riglstm.models.rig import changes_of
+from riglstm.experiments.entries import Recipe, Row, soft, steady
 from riglstm.train.config import Fit
 
 REMEMBERS = {"forget_bias": 3.0}
@@ -17,18 +16,23 @@ REMEMBERS = {"forget_bias": 3.0}
 SOFT = {"update_scale": 0.01, "update_bias": 4.0}
 """Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~. In
 numbers, as they are part of the names of runs: the layer's own defaults at d = 100."""
+STEADY = {"steady_start": True}
+BEFORE = {"lr": 5e-4}
+"""Of rows that were not run again since this was MNIST's step size."""
 
 
 def tuned_mnist(paper: Recipe) -> Recipe:
     """That of sequential MNIST, and of its ablations."""
-    rows = {name: _steady_at_first(row) for name, row in _remembering(paper.rows).items()}
+    rows = {
+        name: replace(row, options={**row.options, **STEADY}) if steady(row) else row
+        for name, row in _remembering(paper.rows).items()
+    }
     if "gridlstm" in rows:
-        # Its runs are by the step size of before.
-        rows["gridlstm"] = replace(rows["gridlstm"], fit={"lr": 5e-4})
+        rows["gridlstm"] = replace(rows["gridlstm"], fit={**rows["gridlstm"].fit, **BEFORE})
     if "rim" in rows:
         # In small batches, without a fall of the step size, it does not settle.
         own = {
-            **{"updates": 7500, "lr": 5e-4, "decay": "cosine", "average": 0.999},
+            **{"updates": 7500, **BEFORE, "decay": "cosine", "average": 0.999},
             **{"evaluate_every": 1500, "checkpoint_every": 1500},
         }
         rim = rows["rim"]
@@ -53,7 +57,7 @@ def tuned_copying(paper: Recipe) -> Recipe:
             "lstm": replace(
                 rows["lstm"], fit_in={"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
             ),
-            "riglstm": _steady(rows["riglstm"]),
+            "riglstm": _copying_rig(rows["riglstm"]),
         },
         # The blanks before the answer are known from the clock alone.
         task={**paper.task, "loss_on": "answer"},
@@ -61,16 +65,18 @@ def tuned_copying(paper: Recipe) -> Recipe:
     )
 
 
-def _steady(row: Row) -> Row:
-    """RigLSTM with a larger step, which it stands where the choice of cells is and stays steady."""
+def _copying_rig(row: Row) -> Row:
+    """RigLSTM with a larger step, which it stands where its maps to views move slowly."""
     often = {"evaluate_every": 2500, "checkpoint_every": 2500}
     return replace(
         row,
-        # It keeps more at the start. Adam makes little of the limit's size: nearly every gradient
-        # is longer.
-        options={**row.options, "steady_start": True, "forget_bias": 7.0},
+        # It keeps more at the start.
+        options={**row.options, **STEADY, "forget_bias": 7.0},
+        # The limit is that of the runs; Adam makes little of its size, as nearly every gradient is
+        # longer.
         fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
-        # More digits to remember take longer to learn: eight, larger steps in larger batches.
+        # More digits take longer to learn. With eight a larger step in larger batches was ahead,
+        # and neither by itself.
         task_in={"M=8": {"batch_size": 128}},
         fit_in={
             "M=1": {"updates": 10_000},
@@ -78,14 +84,6 @@ def _steady(row: Row) -> Row:
             "M=8": {"updates": 40_000, "lr": 3e-3},
         },
     )
-
-
-def _steady_at_first(row: Row) -> Row:
-    """RigLSTM with the same cells awake all the time at first, where a variant has such a start."""
-    changed = changes_of(row.options)
-    if row.model != "riglstm" or changed.keys() & {"cells", "input_views"}:
-        return row
-    return replace(row, options={**row.options, "steady_start": True})
 
 
 def _remembering(rows: Mapping[str, Row]) -> dict[str, Row]:
