@@ -15,7 +15,7 @@ from riglstm.tasks.base import means
 from riglstm.tasks.download import load
 from riglstm.tasks.files import Images
 from riglstm.tasks.images import CIFAR10, MNIST, Fashion, ImageTask, SequentialImages
-from riglstm.tasks.pictures import positions, split_up
+from riglstm.tasks.pictures import positions, read_size, split_up
 
 CPU = torch.device("cpu")
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -96,16 +96,20 @@ def test_mnist_opens_from_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(p.numel() for p in task.network(build("lstm", 6, 6)).parameters()) == 418
 
 
-@pytest.mark.parametrize(("n", "size"), [(28, s) for s in (14, 16, 19, 24)] + [(32, 16), (32, 32)])
-def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n: int, size: int) -> None:
+SIZES = [(28, f"{s}x{s}") for s in (14, 16, 19, 24)] + [(32, "16x16"), (32, "32x32")]
+
+
+@pytest.mark.parametrize(("n", "size"), [*SIZES, (28, "14x24"), (28, "19x14")])
+def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n: int, size: str) -> None:
     pixels = torch.randint(256, (n, n))
-    shown = pixels.flatten()[positions(n, size)].tolist()
+    rows, columns = map(int, size.split("x"))
+    shown = pixels.flatten()[positions(n, read_size(size))].tolist()
     assert shown == [
-        int(pixels[row * n // size, column * n // size])
-        for row in range(size)
-        for column in range(size)
+        int(pixels[row * n // rows, column * n // columns])
+        for row in range(rows)
+        for column in range(columns)
     ]
-    legacy = F.interpolate(pixels[None, None].float(), size=(size, size), mode="nearest")
+    legacy = F.interpolate(pixels[None, None].float(), size=(rows, columns), mode="nearest")
     assert shown == legacy.flatten().tolist()
 
 
@@ -374,13 +378,24 @@ def test_conditions_begin_with_the_size_of_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "condition", ["", "19", "19x", "19x20", "0x0", "19X19", "019x019", "-1x-1"]
+    "condition", ["", "19", "19x", "19x0", "0x0", "19X19", "019x019", "-1x-1", "19x19x19"]
 )
 def test_a_size_that_cannot_be_read_is_refused(condition: str) -> None:
-    with pytest.raises(ValueError, match="must be a size like 19x19, got"):
+    with pytest.raises(ValueError, match="must be a size like 19x19, or rows and columns"):
         MNIST(conditions=(condition,))
-    with pytest.raises(ValueError, match="must be a size like 19x19, got"):
+    with pytest.raises(ValueError, match="must be a size like 19x19, or rows and columns"):
         small().score(nn.Identity(), condition, "test")
+
+
+def test_pictures_may_be_wider_than_high() -> None:
+    task = small()
+    shown = task.examples("3x5", "test").inputs
+    assert shown.shape == (15, task.size("test"), 1)
+    # Three rows of five, from the same columns as in a square of five.
+    square = task.examples("5x5", "test").inputs.unflatten(0, (5, 5))
+    assert torch.equal(shown.unflatten(0, (3, 5))[0], square[0])
+    net = task.network(build("lstm", 6, 6))
+    assert task.score(net, "3x5", "test")["count"] == task.size("test")
 
 
 @pytest.mark.parametrize("split", ["training", "train", ""])

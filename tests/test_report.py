@@ -372,6 +372,8 @@ def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
         (["14x14", "16x16", "24x24"], True),
         (["4", "678", "curtain"], False),
         (["P=100", "P=50"], False),
+        (["14x14", "14x19", "14x24"], True),
+        (["14x14", "14x24", "24x14"], False),
     ],
 )
 def test_only_steps_of_one_scale_are_joined(conditions: list[str], scale: bool) -> None:

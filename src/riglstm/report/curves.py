@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,11 +53,15 @@ class Series(NamedTuple):
 def is_scale(conditions: Sequence[str]) -> bool:
     """Whether conditions are steps of one scale (`P=100`, `P=200`) and not kinds of things.
 
-    They are where they differ in nothing but their numbers, and the numbers rise.
+    They are where they differ in nothing but their numbers, of which some rise and none falls.
     """
     forms = {re.sub(r"\d+", "#", condition) for condition in conditions}
-    firsts = [int(m.group()) for c in conditions if (m := re.search(r"\d+", c))]
-    return len(forms) == 1 and len(firsts) == len(conditions) and firsts == sorted(set(firsts))
+    numbers = [[int(n) for n in re.findall(r"\d+", condition)] for condition in conditions]
+    rise = (
+        a != b and all(low <= high for low, high in zip(a, b, strict=False))
+        for a, b in pairwise(numbers)
+    )
+    return len(forms) == 1 and all(numbers) and all(rise)
 
 
 @styled()

@@ -136,7 +136,7 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
         read_as = run.net(batch.inputs).argmax(-1)
         trace = getattr(core, "trace", None)
         traces = [] if trace is None else trace(seen[0])
-    pixels = batch.inputs.permute(1, 0, 2).unflatten(1, (size, size))  # (B, s, s, C)
+    pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
     images = Images(
         (pixels.squeeze(3) if pixels.shape[3] == 1 else pixels).cpu().numpy(),
@@ -148,11 +148,11 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
 
 def layers(run: Loaded, seen: Look) -> list[Layer]:
     """When the cells of each layer were awake; raises ValueError where a model's never sleep."""
-    size = seen.images.pixels.shape[1]
+    size = seen.images.pixels.shape[1:3]
     found = [
         Layer(
             _layer_name(run, seen.traces, i),
-            trace.active.permute(1, 2, 0).unflatten(2, (size, size)).cpu().numpy(),
+            trace.active.permute(1, 2, 0).unflatten(2, size).cpu().numpy(),
         )
         for i, trace in enumerate(seen.traces)
         if trace.active is not None

@@ -18,7 +18,7 @@ from riglstm.models.base import Core
 from riglstm.tasks.base import Batch, Metric, Split, Totals, check_split
 from riglstm.tasks.download import obtain
 from riglstm.tasks.files import Images
-from riglstm.tasks.pictures import positions, read_size, split_up
+from riglstm.tasks.pictures import Size, positions, read_size, split_up
 from riglstm.tasks.shuffled import Shuffled
 from riglstm.tasks.tokens import (
     TokenNetwork,
@@ -45,7 +45,7 @@ class SequentialImages:
     size: int
     """Side of the training pictures."""
     conditions: tuple[str, ...]
-    """Sizes at which the model is tested besides training's own: 19x19."""
+    """Sizes at which the model is tested besides training's own: 19x19, or rows by columns."""
     batch_size: int = 64
     """Sequences an update."""
     dropout: float = 0.0
@@ -158,11 +158,11 @@ class ImageTask:
         pixels = {name: config.prepare(part.images).flatten(2) for name, part in chosen.items()}
         self._pixels = {name: pixels[name].to(device) for name in ("validation", "test")}
         self._labels = {name: part.labels.to(device) for name, part in chosen.items()}
-        shown = pixels["training"][:, :, positions(self.side, config.size)]
+        shown = pixels["training"][:, :, positions(self.side, Size(config.size, config.size))]
         self._train = shown.transpose(1, 2).contiguous().to(device)  # (n, T, C)
         self._shuffled = Shuffled(len(self._train), config.batch_size, device)
         self.updates_per_epoch = self._shuffled.updates_per_epoch
-        self._positions: dict[int, Tensor] = {}
+        self._positions: dict[Size, Tensor] = {}
 
     def ready(self) -> None:
         """All pictures are there from the start."""
@@ -207,7 +207,8 @@ class ImageTask:
         size = read_size(condition)
         totals = empty_totals(self.device, "loss", "accuracy", "count")
         with evaluating(net):
-            for rows in batches(self.size(split), size**2, self.device, share):
+            T = size.rows * size.columns
+            for rows in batches(self.size(split), T, self.device, share):
                 batch = self.examples(condition, split, rows)
                 logits = net(batch.inputs).float()
                 totals["loss"] += F.cross_entropy(logits, batch.targets, reduction="sum").double()

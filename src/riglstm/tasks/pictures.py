@@ -30,21 +30,31 @@ class Part(NamedTuple):
     """(n,) int64."""
 
 
-def read_size(condition: str) -> int:
-    """`19x19` to 19."""
-    found = re.fullmatch(r"([1-9]\d{0,3})x\1", condition)
+class Size(NamedTuple):
+    """Of a picture as it is shown."""
+
+    rows: int
+    columns: int
+
+
+def read_size(condition: str) -> Size:
+    """`19x19`, or 14 rows of 24 columns as `14x24`."""
+    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", condition)
     if found is None:
-        raise ValueError(f"a condition of pictures must be a size like 19x19, got {condition!r}")
-    return int(found[1])
+        raise ValueError(
+            f"a condition of pictures must be a size like 19x19, or rows and columns like 14x24, "
+            f"got {condition!r}"
+        )
+    return Size(int(found[1]), int(found[2]))
 
 
-def positions(n: int, size: int) -> Tensor:
-    """(size²,): the pixel of an n x n picture that each step shows, row by row.
+def positions(n: int, size: Size) -> Tensor:
+    """(rows · columns,): the pixel of an n x n picture that each step shows, row by row.
 
-    Row i of the resized picture is row ⌊i·n/size⌋ of the original, and columns likewise.
+    Row i of the resized picture is row ⌊i·n/rows⌋ of the original, and columns likewise.
     """
-    source = torch.arange(size) * n // size
-    return (n * source[:, None] + source).flatten()
+    row, column = (torch.arange(many) * n // many for many in size)
+    return (n * row[:, None] + column).flatten()
 
 
 def split_up(
