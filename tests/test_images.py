@@ -381,9 +381,9 @@ def test_conditions_begin_with_the_size_of_training() -> None:
     "condition", ["", "19", "19x", "19x0", "0x0", "19X19", "019x019", "-1x-1", "19x19x19"]
 )
 def test_a_size_that_cannot_be_read_is_refused(condition: str) -> None:
-    with pytest.raises(ValueError, match="must be a size like 19x19, or rows and columns"):
+    with pytest.raises(ValueError, match="like 19x19, or rows and columns like 14x24, got"):
         MNIST(conditions=(condition,))
-    with pytest.raises(ValueError, match="must be a size like 19x19, or rows and columns"):
+    with pytest.raises(ValueError, match="like 19x19, or rows and columns like 14x24, got"):
         small().score(nn.Identity(), condition, "test")
 
 

@@ -294,26 +294,26 @@ def test_a_recipe_is_named_with_what_it_changes_in_the_models_that_are_shown() -
     )
 
 
+def change(monkeypatch: pytest.MonkeyPatch, **row: Any) -> None:
+    """Another row of RigLSTM in the tuned recipe of copying."""
+    table = TABLES["copying"]
+    tuned = table.recipes["tuned"]
+    ours = replace(tuned.rows["riglstm"], **row)
+    recipe = replace(tuned, rows={**tuned.rows, "riglstm": ours})
+    recipes: dict[Any, Recipe] = {**table.recipes, "tuned": recipe}
+    monkeypatch.setitem(TABLES, "copying", replace(table, recipes=recipes))
+
+
 def test_what_a_setting_changes_in_the_task_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [replace(row, budget="tuned", setting="M=8") for row in FOUND[:12]]
     (sheet,) = summary.sheets(found)
     assert "RigLSTM in M=8: batch_size 128 (usually 64), updates " in changes(sheet, "tuned")
-    table = TABLES["copying"]
-    tuned = table.recipes["tuned"]
-    small = replace(tuned.rows["riglstm"], task={"batch_size": 32})
-    recipe = replace(tuned, rows={**tuned.rows, "riglstm": small})
-    recipes: dict[Any, Recipe] = {**table.recipes, "tuned": recipe}
-    monkeypatch.setitem(TABLES, "copying", replace(table, recipes=recipes))
+    change(monkeypatch, task={"batch_size": 32})
     assert "RigLSTM in M=8: batch_size 128 (usually 32), updates " in changes(sheet, "tuned")
 
 
 def test_what_a_setting_changes_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = TABLES["copying"]
-    tuned = table.recipes["tuned"]
-    falls = replace(tuned.rows["riglstm"], fit_in={"M=4": {"decay": "cosine"}})
-    recipe = replace(tuned, rows={**tuned.rows, "riglstm": falls})
-    recipes: dict[Any, Recipe] = {**table.recipes, "tuned": recipe}
-    monkeypatch.setitem(TABLES, "copying", replace(table, recipes=recipes))
+    change(monkeypatch, fit_in={"M=4": {"decay": "cosine"}})
     # All models but RigLSTM have this decay; in this setting it has, too.
     found = [replace(row, budget="tuned", setting="M=4") for row in FOUND[:12]]
     (sheet,) = summary.sheets(found)

@@ -17,6 +17,7 @@ SOFT = {"update_scale": 0.01, "update_bias": 4.0}
 """Of the soft update: 1/d, so that its logit stays small while W_q grows; a start near h~. In
 numbers, as they are part of the names of runs: the layer's own defaults at d = 100."""
 STEADY = {"steady_start": True}
+"""Of RigLSTM: the input does not decide who wakes first."""
 BEFORE = {"lr": 5e-4}
 """Of rows that were not run again since this was MNIST's step size."""
 

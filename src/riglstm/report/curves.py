@@ -58,7 +58,7 @@ def is_scale(conditions: Sequence[str]) -> bool:
     forms = {re.sub(r"\d+", "#", condition) for condition in conditions}
     numbers = [[int(n) for n in re.findall(r"\d+", condition)] for condition in conditions]
     rise = (
-        a != b and all(low <= high for low, high in zip(a, b, strict=False))
+        a != b and all(low <= high for low, high in zip(a, b, strict=True))
         for a, b in pairwise(numbers)
     )
     return len(forms) == 1 and all(numbers) and all(rise)

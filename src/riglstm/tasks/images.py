@@ -158,7 +158,7 @@ class ImageTask:
         pixels = {name: config.prepare(part.images).flatten(2) for name, part in chosen.items()}
         self._pixels = {name: pixels[name].to(device) for name in ("validation", "test")}
         self._labels = {name: part.labels.to(device) for name, part in chosen.items()}
-        shown = pixels["training"][:, :, positions(self.side, Size(config.size, config.size))]
+        shown = pixels["training"][:, :, positions(self.side, read_size(self.trained_on))]
         self._train = shown.transpose(1, 2).contiguous().to(device)  # (n, T, C)
         self._shuffled = Shuffled(len(self._train), config.batch_size, device)
         self.updates_per_epoch = self._shuffled.updates_per_epoch
