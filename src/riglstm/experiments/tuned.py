@@ -82,7 +82,7 @@ def _copying_rig(row: Row) -> Row:
         fit_in={
             "M=1": {"updates": 10_000},
             "M=4": {"updates": 30_000},
-            "M=8": {"updates": 40_000, "lr": 3e-3},
+            "M=8": {"updates": 60_000, "lr": 3e-3},
         },
     )
 
