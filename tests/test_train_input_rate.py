@@ -73,6 +73,16 @@ def test_weights_decay_by_their_own_step_size_and_biases_do_not(tmp_path: Path) 
         assert ("bias" in name) or (before.abs().max() * decay > 1e-5), name
 
 
+def test_below_the_flood_an_update_goes_up_the_gradient_and_above_it_down(tmp_path: Path) -> None:
+    plain = steps(ONE, tmp_path / "plain")
+    above = steps(replace(ONE, flood=1e-3), tmp_path / "above")
+    below = steps(replace(ONE, flood=1e3), tmp_path / "below")
+    for name, (before, after) in plain.items():
+        torch.testing.assert_close(above[name][1], after, rtol=0, atol=0)
+        torch.testing.assert_close(below[name][1], 2 * before - after, rtol=0, atol=1e-6)
+        assert (after - before).abs().max() > 1e-4, name
+
+
 def test_a_run_with_groups_goes_on_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,3 +120,5 @@ def test_a_factor_is_a_number_above_zero_and_a_decay_none_below(factor: float) -
     if factor != 0:
         with pytest.raises(ValueError, match="weight_decay must be a number from 0 on, got"):
             Fit(weight_decay=factor)
+        with pytest.raises(ValueError, match="flood must be a number from 0 on, got"):
+            Fit(flood=factor)

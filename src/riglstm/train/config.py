@@ -19,6 +19,7 @@ LATER: dict[str, float | None] = {
     "forget_bias": 0.0,
     "steady_start": False,
     "weight_decay": 0.0,
+    "flood": 0.0,
 }
 """Options of training and of models that came after the first runs, and what those ran with: a run
 without them is one that has them at these values, and its name is the same."""
@@ -49,6 +50,9 @@ class Fit:
     weight_decay: float = 0.0
     """Part of a weight that is taken off it in an update, for a step size of one (AdamW); biases
     keep theirs. Not in the paper."""
+    flood: float = 0.0
+    """Where the loss of a batch is below this, the update goes up its gradient, not down (flooding,
+    Ishida et al. 2020). Not in the paper."""
     average: float | None = None
     """Decay of a running mean of the weights, such as 0.999, that is evaluated, chosen and saved in
     their place; None: no mean. Not in the paper."""
@@ -85,10 +89,10 @@ class Fit:
             _whole("patience", self.patience, least=1)
         _positive("lr", self.lr)
         _positive("input_rate", self.input_rate)
-        if not _number(self.weight_decay) or not 0 <= self.weight_decay < math.inf:
-            raise ValueError(
-                f"weight_decay must be a number from 0 on, got {self.weight_decay!r}; 0.1 is usual"
-            )
+        for name, usual in (("weight_decay", "0.1 is usual"), ("flood", "0: none")):
+            value = getattr(self, name)
+            if not _number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be a number from 0 on, got {value!r}; {usual}")
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
         if self.average is not None and not (_number(self.average) and 0 < self.average < 1):

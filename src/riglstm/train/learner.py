@@ -97,12 +97,14 @@ class Learner(pl.LightningModule):
             batch = task.batch(self.seed, steward.step, self.rows)
             with autocast(config.precision, task.device):
                 loss, metric = task.loss(net, batch)
+            # Of a loss from 0 on it is the same without a flood.
+            learned = (loss - config.flood).abs() if config.flood else loss
             adam.zero_grad()
             # Lightning's is needed where gradients are summed over processes, and only there.
             if shared:
-                self.manual_backward(loss)
+                self.manual_backward(learned)
             else:
-                loss.backward()
+                learned.backward()
             if config.clip_norm is None:
                 norm = nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
             else:
