@@ -42,9 +42,11 @@ class Into(NamedTuple):
     """(B, N, d): the state that is given."""
 
 
-def packed(z: Sizes, BN: int, first: int = 0) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+def packed(
+    z: Sizes, BN: int, first: int = 0, by_gate: bool = False
+) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """What `pack` writes in tiles: the weights from slot `first` on, and the columns' units."""
-    shape = (z.N, columns(z, BN), BN)
+    shape = (z.N, columns(z, BN, by_gate), BN)
     return [(z.held, (*shape, (z.S - first) * z.P)), (torch.float32, shape)]
 
 
@@ -84,6 +86,7 @@ def _pack(
 ) -> tuple[Launch, tuple[int]]:
     run = prepare(
         pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, BN=BN, BP=power_of_two(z.P),
-        BW=power_of_two(z.K * z.P), PER_CELL=per_cell, FIRST=first, BY_GATE=by_gate,
+        BW=power_of_two(z.K * z.P), TILES=columns(z, BN, by_gate), PER_CELL=per_cell, FIRST=first,
+        BY_GATE=by_gate,
     )  # fmt: skip
-    return run, (z.N * columns(z, BN) + -(-D // LINES),)
+    return run, (z.N * columns(z, BN, by_gate) + -(-D // LINES),)

@@ -125,9 +125,16 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
     )
 
 
-def columns(z: Sizes, BN: int) -> int:
-    """Tiles of BN columns for a cell: of the four gates, and of W_q Q."""
-    return -(-4 * z.d // BN) + (z.G - 4) * -(-z.d // BN)
+def columns(z: Sizes, BN: int, by_gate: bool = False) -> int:
+    """Tiles of BN columns for a cell: of the four gates, and of W_q Q.
+
+    `by_gate`, as the resident kernel has them, what is left of W_q Q by whole tiles goes to the
+    last tile of units, where that has room for it.
+    """
+    of_units, whole, rest = -(-4 * z.d // BN), z.d // BN, z.d % BN
+    if rest and not (by_gate and rest <= -z.d % (BN // 4)):
+        whole += 1
+    return of_units + (z.G - 4) * whole
 
 
 @functools.cache
@@ -204,11 +211,19 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
 
 
 def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
-    """Tiles of the forward kernel that keeps its weights; None where they are not one a program."""
+    """Tiles of the forward kernel that keeps its weights; None where they are not one a program.
+
+    APART: there are multiprocessors enough for programs that select and do nothing else. How many
+    sequences these take at a time depends on the most there can be: B is not compiled for.
+    """
     tile = forward_tiles(z, B, device)
     if B > FEW or z.held.itemsize > 2 or tile["BN"] != 32:
         return None
-    return {name: tile[name] for name in ("BM", "BN", "RB", "BP", "num_warps")}
+    tile = {name: tile[name] for name in ("BM", "BN", "RB", "BP", "num_warps")}
+    tile["TILES"] = columns(z, 32, by_gate=True)
+    left = 0 if interpreted() else chip(device)[0] - z.N * tile["TILES"]
+    RB = next((RB for RB in (1, 2) if -(-FEW // RB) <= left), 0)
+    return tile | ({"APART": True, "RB": RB} if RB else {"APART": False})
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

@@ -98,8 +98,9 @@ def plan_of(
     phases = {
         phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
     }
-    tiles = N * columns(z, tile["BN"]) * -(-B // tile["BM"])
-    programs = tiles if interpreted() else programs_on(device, max(tiles, B))
+    tiles = N * columns(z, tile["BN"], kept is not None) * -(-B // tile["BM"])
+    most = tiles + -(-B // tile["RB"]) if tile.get("APART") else max(tiles, B)
+    programs = tiles if interpreted() else programs_on(device, most)
     held = prepare(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
         BH=power_of_two(N * d),
@@ -146,7 +147,7 @@ def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun
     """Buffers of one call; what is to be saved is given, and so may be the state."""
     compact = plan.tile.get("COMPACT", False)
     layout, zeros = _layout(
-        *(T, B, plan.z, plan.tile["BN"], compact, plan.first, plan.direct, plan.map),
+        *(T, B, plan.z, plan.tile["BN"], plan.by_gate, compact, plan.first, plan.direct, plan.map),
         *(saved is None, begun),
     )
     W, w_unit, proposal, counter, counts, listed, zero, *rest = layout.make(like)
@@ -170,6 +171,7 @@ def _layout(
     B: int,
     z: Sizes,
     BN: int,
+    by_gate: bool,
     compact: bool,
     first: int,
     direct: bool,
@@ -180,7 +182,7 @@ def _layout(
     """Buffers of one call, and how many numbers of four bytes from its counter on must be zero."""
     int32, float32 = torch.int32, torch.float32
     zero = [(int32, (1,)), (int32, (T if compact else 0, z.N))]
-    wanted = [*packed(z, BN, first), (float32, (z.G - 3, B, z.N, z.d)), *zero]
+    wanted = [*packed(z, BN, first, by_gate), (float32, (z.G - 3, B, z.N, z.d)), *zero]
     wanted += [(int32, (z.N, B if compact else 0, 2))]
     wanted += [(float32, (0 if begun else B, z.N, z.d)), *mapped(z, T * B, ours)]
     if passing:

@@ -139,27 +139,34 @@ def hold_kernel(
 def _column(
     W, W_Q, j, u, s, col,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
-    PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
+    TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """Slot s of columns `col` (BN, 1) of tile u of cell j, (BN, BP)."""
     S: tl.constexpr = K + N
+    U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
+    # The last of W_q, where its tiles leave them to the last one of units.
+    REST: tl.constexpr = (TILES - UNITS) * BN
     k = tl.arange(0, BP)[None, :]
     if BY_GATE:
-        gate = col // (BN // 4)
-        unit = u * (BN // 4) + col % (BN // 4)
+        gate = col // U
+        unit = u * U + col % U
         if u >= UNITS:
             unit = (u - UNITS) * BN + col
     else:
         gate, _ = quarter_of(col)
         unit = column_unit(u, col, d, BN)
+    slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
+    heard = (k < d) & (s + 0 * k != K + j)
     if u >= UNITS:
-        slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
-        mask = (k < d) & (unit < d) & (s + 0 * k != K + j)
-        w = tl.load(W_Q + (slot * d + k) * d + unit, mask=mask, other=0.0)
+        w = tl.load(W_Q + (slot * d + k) * d + unit, mask=heard & (unit < d), other=0.0)
     else:
         at = ((j * S + s) * d + k) * (4 * d) + gate * d + unit
         w = tl.load(W + at, mask=(k < d) & (unit < d), other=0.0)
+        if FOLDED:
+            q = REST + col - d % U
+            here = (u + 0 * col == UNITS - 1) & (col >= d % U) & (col < U) & (q < d)
+            w += tl.load(W_Q + (slot * d + k) * d + q, mask=heard & here, other=0.0)
     return w
 
 
@@ -167,8 +174,8 @@ def _column(
 def _pack_tile(
     W, W_Q, OUT, W_UNIT, tile,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
-    BP: tl.constexpr, TILES: tl.constexpr, PER_CELL: tl.constexpr, FIRST: tl.constexpr,
-    BY_GATE: tl.constexpr,
+    BP: tl.constexpr, TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr,
+    FIRST: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """BN columns, see `pack_kernel`."""
     S: tl.constexpr = K + N
@@ -179,13 +186,15 @@ def _pack_tile(
     if W_UNIT is not None:
         largest = tl.zeros((BN, BP), tl.float32)
         for s in tl.range(FIRST, S):
-            w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
+            w = _column(
+                W, W_Q, j, u, s, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
+            )  # fmt: skip
             largest = tl.maximum(largest, tl.abs(w))
         size = unit_of(tl.max(largest, 1)[:, None])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
     for s in tl.range(FIRST, S):
-        w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, PER_CELL, BY_GATE)
+        w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE)
         w = (w / size).to(OUT.dtype.element_ty)
         tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)
 
@@ -207,21 +216,22 @@ def _fill(OUT, FROM, many):
 def pack_kernel(
     W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, SIZES, COUNTER, C, H, zeros, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
+    D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr, TILES: tl.constexpr,
     PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
     To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
-    W_UNIT where there are any.
+    W_UNIT where there are any. Where TILES are not enough for all of W_q, the rest of it lies where
+    the last tile of units has no unit, among the columns of the first gate.
 
     What else is given is written on the way. OUT_IN gets W_IN, and SIZES what its lines are divided
     by: see `pack_lines`. `zeros` integers from COUNTER on become zero: that of the next kernel's
     barrier, and the counts behind it. Of C and H, `numbers` each, H becomes zero, and C a copy of
     C0, or zero without it.
     """
-    TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
+    FOLDED: tl.constexpr = G == 5 and (TILES - (4 * d + BN - 1) // BN) * BN < d
     tile = tl.program_id(0)
     if COUNTER is not None:
         _fill(COUNTER, None, zeros)
@@ -231,7 +241,7 @@ def pack_kernel(
         _fill(H, None, numbers)
     if tile < N * TILES:
         _pack_tile(
-            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, PER_CELL, FIRST, BY_GATE
+            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, FOLDED, PER_CELL, FIRST, BY_GATE
         )  # fmt: skip
     elif OUT_IN is not None:
         pack_lines(W_IN, OUT_IN, SIZES, tile - N * TILES, D, K, d, P, BW)

@@ -2,12 +2,17 @@
 
 As in `forward.py` a step has two phases, `select` and `gates`. Here a program has at most
 one tile of `gates`, all sequences by BN columns of one cell, and it keeps that tile for the whole
-sequence: its weights and its c never leave the registers. Each warp multiplies a slot of its own
-(`slots.py`).
+sequence: its weights for states and its c never leave the registers. Each warp multiplies a slot of
+its own (`slots.py`).
 
-What a cell takes in is known after `select`; the views themselves are known before. So a program
-that has selected says so, multiplies all views while others still select, and only then waits: what
-was not taken in is put to zero in the product, as a warp has a slot and a lane its rows.
+What a cell takes in is known after `select`; the views themselves are known before. So all views
+are multiplied while others still select: what was not taken in is put to zero in the product, as a
+warp has a slot and a lane its rows.
+
+Where there are multiprocessors enough (APART), a program selects or it multiplies. Those that
+multiply never wait for each other: they go on to the views of the next step. So all that a step
+takes is the way there and back, `select`, and the states' part of `gates`. Else the first programs
+do both, one after the other, and keep the weights for views, too.
 
 Shapes: B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in memory,
 G = 4 or 5 gates (W_q Q is the fifth), BM ≥ B rows and BN = 32 columns of a tile, 8 units.
@@ -47,6 +52,86 @@ def _anew(V):
     return tl.multiple_of(at.to(V.dtype, bitcast=True), 16)
 
 
+@triton.jit
+def _views(
+    step, rows, weights, XH,
+    N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """What all views bring to a tile."""
+    slot, line = slot_and_line()
+    here = tl.zeros_like(line)
+    for r in tl.static_range(BM // 8):
+        here |= tl.where((slot < K) & (line + r * 8 < rows), 1 << r, 0)
+    D: tl.constexpr = (K + N) * P
+    acc = tl.zeros((_SLOTS, BM, BN), tl.float32)
+    return product(acc, XH + step * D, here, weights, D, P, BM, PRECISION, WIDE, 1)
+
+
+@triton.jit
+def _gates(
+    acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS, GATES, C,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    SAVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    TILES: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """The rest of a tile's step, when it is known what cells take in: c after it."""
+    U: tl.constexpr = BN // 4
+    UNITS: tl.constexpr = (d + U - 1) // U
+    FOLDED: tl.constexpr = G == 5 and (TILES - UNITS) * BN < d
+    D: tl.constexpr = (K + N) * P
+    rows, units = tl.where(u < TILES, B, 0), tl.where(u < UNITS, d, 0)
+    b, lane = tl.arange(0, BM)[:, None], tl.arange(0, U)[None, :]
+    unit, there = u * U + lane, b < rows
+    take = taken(BITS + step * N + j, rows, N, K, BM, WIDE)
+    on = tl.load(BITS + (step + b) * N + j, mask=there, other=0) != 0
+    if RESET is not None:
+        fresh = tl.load(RESET + step + b, mask=there, other=0)
+        c_now = tl.where(fresh != 0, 0.0, c_now)
+    acc = masked(acc, take, BM, BN)
+    states = XH + step * D + K * P
+    acc = product(acc, states, take >> 8, weights, D, P, BM, PRECISION, WIDE, AHEAD)
+    b_f, b_i, b_o, b_g = _four(BIAS + j * (4 * d) + unit, d, unit < units)
+    if x_unit is not None:
+        w_unit = W_UNIT + (j * TILES + u) * BN + lane
+        u_f, u_i, u_o, u_g = _four(w_unit, U, lane < tl.where(u < TILES, U, 0))
+    f, i, o, g = sum_slots(acc, BM)
+    if x_unit is not None:
+        f, i, o, g = f * x_unit * u_f, i * x_unit * u_i, o * x_unit * u_o, g * x_unit * u_g
+    kind = GATES.dtype.element_ty
+    kept = GATES + (step * N + b * N + j) * (G * d)
+    at = b * (N * d) + j * d
+    queries = PROP + tl.cast(B, tl.int64) * (N * d)
+    if u < UNITS:
+        if FOLDED:
+            # The last of W_q Q, beside the last units.
+            at_q = (TILES - UNITS) * BN + lane - d % U
+            use = on & (unit >= d) & (at_q < d)
+            tl.store(queries + (at + at_q), f, mask=use)
+            if SAVE:
+                tl.store(kept + 4 * d + at_q, f.to(kind), mask=use)
+        use = on & (unit < units)
+        COARSE: tl.constexpr = weights[0].dtype == tl.bfloat16
+        f, i, o, g, c_new, h_new = cell(f + b_f, i + b_i, o + b_o, g + b_g, c_now, COARSE, False)
+        tl.store(PROP + (at + unit), h_new, mask=use)
+        if SAVE:
+            tl.store(C + step * (N * d) + (at + unit), c_now, mask=use)
+            tl.store(kept + unit, f.to(kind), mask=use)
+            tl.store(kept + d + unit, i.to(kind), mask=use)
+            tl.store(kept + 2 * d + unit, o.to(kind), mask=use)
+            tl.store(kept + 3 * d + unit, g.to(kind), mask=use)
+        c_now = tl.where(use, c_new, c_now)
+    elif G == 5:
+        four = (f, i, o, g)
+        for m in tl.static_range(4):
+            at_q = (u - UNITS) * BN + m * U + lane
+            use = on & (at_q < d)
+            tl.store(queries + (at + at_q), four[m], mask=use)
+            if SAVE:
+                tl.store(kept + 4 * d + at_q, four[m].to(kind), mask=use)
+    return c_now
+
+
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
 def resident_kernel(
     h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, SYMBOLS, TABLE, LIVE, RESET, Y, PROP, ACT,
@@ -55,117 +140,105 @@ def resident_kernel(
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, RB: tl.constexpr,
-    WIDE: tl.constexpr, PHASE: tl.constexpr,
+    TILES: tl.constexpr, APART: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
-    The arguments are those of `forward_kernel`; of symbols and lists it makes no use.
+    The arguments are those of `forward_kernel`; of symbols and lists it makes no use. APART is of
+    all phases together.
     """
     # `taken` has a byte for the rows of a line, and `sum_slots` four gates of eight units.
     tl.static_assert(BM <= 64)
     tl.static_assert(BN == 32)
     p, programs = tl.program_id(0), tl.num_programs(0)
     U: tl.constexpr = BN // 4
-    UNITS: tl.constexpr = (d + U - 1) // U
-    TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
     SOFT: tl.constexpr = G == 5
     D: tl.constexpr = (K + N) * P
     # The first programs select; tiles are for the last, so that as few as can be do both.
+    selecting = programs - N * TILES if APART else programs
     tile = programs - 1 - p
     j, u = tile % N, tile // N
     # Without a tile a program has no rows, no blocks of columns and no units: it loads and stores
     # nothing.
     rows = tl.where(u < TILES, B, 0)
     blocks = tl.where(u < TILES, (1 << (BN // 8)) - 1, 0)
-    units = tl.where(u < UNITS, d, 0)
-
-    b = tl.arange(0, BM)[:, None]
-    lane = tl.arange(0, U)[None, :]
-    unit = u * U + lane
-    there = b < rows
-    inside = there & (unit < units)
+    b, unit = tl.arange(0, BM)[:, None], u * U + tl.arange(0, U)[None, :]
+    inside = (b < rows) & (unit < d)
     at = b * (N * d) + j * d + unit
-    if PHASE & 2:
-        slot, line = slot_and_line()
-        has_view = tl.where(slot < K, 255, 0)
-        rows_there = tl.zeros_like(line)
-        for r in tl.static_range(BM // 8):
-            rows_there |= tl.where(line + r * 8 < rows, 1 << r, 0)
-        W += tl.cast(j * TILES + u, tl.int64) * (BN * D)
-        for_states = weights_of(W + K * P, tl.where(slot < N, blocks, 0), D, P, BN)
-        for_views = weights_of(W, has_view & blocks, D, P, BN)
-        c_now = tl.load(c + at, mask=inside, other=0.0)
-    if PHASE & 4:
-        ask_ahead(t0, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
-    target = 0
-    for t in tl.range(t0, t1, num_stages=1):
-        step = tl.cast(t, tl.int64) * B
-        if PHASE & 1:
+    slot, _ = slot_and_line()
+    for_views = tl.where(slot < K, blocks, 0)
+    W += tl.cast(j * TILES + u, tl.int64) * (BN * D)
+    if APART and p < selecting:
+        ask_ahead(t0, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+        for t in tl.range(t0, t1, num_stages=1):
+            wait_each(COUNTER, (t - t0) * programs)
             rows_phase(
-                t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, None, LIVE, RESET,
-                _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS), _anew(A), B, N, K, d,
-                P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
+                t, p, selecting, h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE, RESET, Y, PROP,
+                ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT,
+                SAVE, RB,
             )  # fmt: skip
-        if PHASE & 4:
-            target += programs
             arrive(COUNTER)
-        if PHASE & 2:
-            acc = tl.zeros((_SLOTS, BM, BN), tl.float32)
-            here = has_view & rows_there
-            acc = product(acc, XH + step * D, here, for_views, D, P, BM, PRECISION, WIDE)
+            ask_ahead(t + 1, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+        wait_each(COUNTER, (t1 - t0) * programs)
+    elif APART:
+        weights = weights_of(W + K * P, tl.where(slot < N, blocks, 0), D, P, BN)
+        c_now = tl.load(c + at, mask=inside, other=0.0)
+        for t in tl.range(t0, t1, num_stages=1):
+            step = tl.cast(t, tl.int64) * B
+            # There is time for these, and then registers for all states at once.
+            of_views = weights_of(_anew(W), for_views, D, P, BN)
+            acc = _views(step, rows, of_views, XH, N, K, P, BM, BN, PRECISION, WIDE)
+            x_unit = None
             if X_UNIT is not None:
-                x_unit = tl.load(X_UNIT + step + b, mask=there, other=1.0)
-        if PHASE & 4:
-            wait_each(COUNTER, target)
-        if PHASE & 2:
-            take = taken(BITS + step * N + j, rows, N, K, BM, WIDE)
-            on = tl.load(BITS + (step + b) * N + j, mask=there, other=0) != 0
-            if RESET is not None:
-                fresh = tl.load(RESET + step + b, mask=there, other=0)
-                c_now = tl.where(fresh != 0, 0.0, c_now)
-            acc = masked(acc, take, BM, BN)
-            states = XH + step * D + K * P
-            acc = product(acc, states, take >> 8, for_states, D, P, BM, PRECISION, WIDE)
-            b_f, b_i, b_o, b_g = _four(BIAS + j * (4 * d) + unit, d, unit < units)
-            if X_UNIT is not None:
-                w_unit = W_UNIT + (j * TILES + u) * BN + lane
-                u_f, u_i, u_o, u_g = _four(w_unit, U, lane < tl.where(u < TILES, U, 0))
-            f, i, o, g = sum_slots(acc, BM)
-            if X_UNIT is not None:
-                f, i, o, g = f * x_unit * u_f, i * x_unit * u_i, o * x_unit * u_o, g * x_unit * u_g
-            kind = GATES.dtype.element_ty
-            kept = GATES + (step * N + b * N + j) * (G * d)
-            if u < UNITS:
-                use = inside & on
-                COARSE: tl.constexpr = W.dtype.element_ty == tl.bfloat16
-                f, i, o, g, c_new, h_new = cell(
-                    f + b_f, i + b_i, o + b_o, g + b_g, c_now, COARSE, False
-                )
-                tl.store(PROP + at, h_new, mask=use)
-                if SAVE:
-                    tl.store(C + step * (N * d) + at, c_now, mask=use)
-                    tl.store(kept + unit, f.to(kind), mask=use)
-                    tl.store(kept + d + unit, i.to(kind), mask=use)
-                    tl.store(kept + 2 * d + unit, o.to(kind), mask=use)
-                    tl.store(kept + 3 * d + unit, g.to(kind), mask=use)
-                c_now = tl.where(use, c_new, c_now)
-            elif SOFT:
-                four = (f, i, o, g)
-                for m in tl.static_range(4):
-                    at_q = (u - UNITS) * BN + m * U + lane
-                    use = on & (at_q < d)
-                    out = tl.cast(B, tl.int64) * (N * d) + (b * (N * d) + j * d + at_q)
-                    tl.store(PROP + out, four[m], mask=use)
-                    if SAVE:
-                        tl.store(kept + 4 * d + at_q, four[m].to(kind), mask=use)
-        if PHASE & 4:
-            target += programs
+                x_unit = tl.load(X_UNIT + step + b, mask=b < rows, other=1.0)
+            wait_each(COUNTER, (t - t0) * programs + selecting)
+            c_now = _gates(
+                acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS,
+                GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, 4,
+            )  # fmt: skip
             arrive(COUNTER)
-            ask_ahead(t + 1, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
-            wait_each(COUNTER, target)
-    if PHASE & 2:
         tl.store(c + at, c_now, mask=inside)
+    else:
+        if PHASE & 2:
+            weights = weights_of(W + K * P, tl.where(slot < N, blocks, 0), D, P, BN)
+            of_views = weights_of(W, for_views, D, P, BN)
+            c_now = tl.load(c + at, mask=inside, other=0.0)
+        if PHASE & 4:
+            ask_ahead(t0, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+        target = 0
+        for t in tl.range(t0, t1, num_stages=1):
+            step = tl.cast(t, tl.int64) * B
+            if PHASE & 1:
+                rows_phase(
+                    t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, None, LIVE, RESET,
+                    _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS), _anew(A), B, N, K,
+                    d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
+                )  # fmt: skip
+            if PHASE & 4:
+                target += programs
+                arrive(COUNTER)
+            if PHASE & 2:
+                acc = _views(step, rows, of_views, XH, N, K, P, BM, BN, PRECISION, WIDE)
+                x_unit = None
+                if X_UNIT is not None:
+                    x_unit = tl.load(X_UNIT + step + b, mask=b < rows, other=1.0)
+            if PHASE & 4:
+                wait_each(COUNTER, target)
+            if PHASE & 2:
+                # One piece ahead: for more there is no room in registers.
+                c_now = _gates(
+                    acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS,
+                    GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, 1,
+                )  # fmt: skip
+            if PHASE & 4:
+                target += programs
+                arrive(COUNTER)
+                ask_ahead(t + 1, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+                wait_each(COUNTER, target)
+        if PHASE & 2:
+            tl.store(c + at, c_now, mask=inside)
     if PHASE & 8:
-        for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
-            b_r = r * RB + tl.arange(0, RB)
-            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
+        if p < selecting:
+            for r in tl.range(p, tl.cdiv(B, RB), selecting, num_stages=1):
+                b_r = r * RB + tl.arange(0, RB)
+                finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)

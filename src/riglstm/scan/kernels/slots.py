@@ -81,15 +81,20 @@ def weights_of(W, take, ROW: tl.constexpr, P: tl.constexpr, BN: tl.constexpr):
 def product(
     acc, V, take, weights,
     ROW: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """acc (8, BM, BN) and the product of each slot of V with its weights."""
+    """acc (8, BM, BN) and the product of each slot of V with its weights.
+
+    AHEAD pieces are asked for before the one that is multiplied.
+    """
     PIECES: tl.constexpr = (P + 31) // 32
-    rows = (_rows(V, take, ROW, P, 0, BM),)
+    rows = ()
+    for i in tl.static_range(AHEAD):
+        if i < PIECES:
+            rows += (_rows(V, take, ROW, P, i, BM),)
     for i in tl.static_range(PIECES):
-        # One piece ahead: for more there is no room in registers.
-        if i + 1 < PIECES:
-            rows += (_rows(V, take, ROW, P, i + 1, BM),)
+        if i + AHEAD < PIECES:
+            rows += (_rows(V, take, ROW, P, i + AHEAD, BM),)
         a, w = rows[i], weights[i]
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
