@@ -25,7 +25,7 @@ import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
 from riglstm.scan.kernels.common import _INTERPRETED, _SLOTS, arrive, wait_each
-from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
+from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase, rows_step
 from riglstm.scan.kernels.slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 
 
@@ -171,11 +171,10 @@ def resident_kernel(
     if APART and p < selecting:
         ask_ahead(t0, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         for t in tl.range(t0, t1, num_stages=1):
-            wait_each(COUNTER, (t - t0) * programs)
-            rows_phase(
-                t, p, selecting, h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE, RESET, Y, PROP,
-                ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT,
-                SAVE, RB,
+            rows_step(
+                t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE,
+                RESET, Y, PROP, ACT, WOKE, BITS, A, B, COUNTER, (t - t0) * programs, N, K, d, P,
+                BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE,
             )  # fmt: skip
             arrive(COUNTER)
             ask_ahead(t + 1, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.cell import sigmoid
-from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable, fetch
+from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable, fetch, wait_each
 from riglstm.scan.kernels.pieces import products, read, score, store_each, tile_of, write
 
 _PART = tl.constexpr(16)
@@ -217,6 +217,41 @@ def ask_ahead(
 
 
 @triton.jit
+def rows_step(
+    t, b, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B,
+    COUNTER, target,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
+    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """The states of sequences b are finished, and their cells choose, in step t.
+
+    With COUNTER, it is waited for between what is known before the step and what is not.
+    """
+    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
+    row = tl.cast(t, tl.int64) * B + b
+    x = ()
+    if (K_a < N) or (K_x < K):
+        x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, X_ROW, X_SLOT)
+    unit = None
+    live = None
+    fresh = None
+    if X_UNIT is not None:
+        unit = tl.load(X_UNIT + row, mask=b < B, other=1.0)
+    if LIVE is not None:
+        live = tl.load(LIVE + row, mask=b < B, other=0) != 0
+    if RESET is not None:
+        fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
+    if COUNTER is not None:
+        wait_each(COUNTER, target)
+    states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
+    select(
+        t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, FIRST, d, P, BP,
+        K_a, K_x, K_h,
+    )  # fmt: skip
+
+
+@triton.jit
 def rows_phase(
     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
     BITS, A, B,
@@ -225,27 +260,10 @@ def rows_phase(
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
     RB: tl.constexpr,
 ):  # fmt: skip
-    """The states of this program's sequences are finished, and their cells choose, in step t."""
-    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
+    """`rows_step` of all sequences that are this program's."""
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
-        b = r * RB + tl.arange(0, RB)
-        row = tl.cast(t, tl.int64) * B + b
-        x = ()
-        if (K_a < N) or (K_x < K):
-            x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, X_ROW, X_SLOT)
-        unit = None
-        live = None
-        fresh = None
-        if X_UNIT is not None:
-            unit = tl.load(X_UNIT + row, mask=b < B, other=1.0)
-        if LIVE is not None:
-            live = tl.load(LIVE + row, mask=b < B, other=0) != 0
-        if RESET is not None:
-            fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
-        states = finish(
-            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE
-        )  # fmt: skip
-        select(
-            t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, FIRST, d, P, BP,
-            K_a, K_x, K_h,
+        rows_step(
+            t, r * RB + tl.arange(0, RB), h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET,
+            Y, PROP, ACT, WOKE, BITS, A, B, None, 0, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+            X_SLOT, SOFT, SAVE,
         )  # fmt: skip
