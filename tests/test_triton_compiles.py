@@ -104,7 +104,7 @@ for name, z, B, phase, how, more in (
         continue
     tile = triton_plan.backward_tiles(z, B, None)
     done[name] = built(backward_kernel, z, tile, PHASE=phase, PRECISION=how, **more)
-place_of, of_pack = {"BS": 4, "BP": 32}, {"BN": 32, "BP": 32, "BW": 64, "D": 20}
+place_of, of_pack = {"BS": 4, "BP": 32}, {"BN": 32, "BP": 32, "BW": 64, "D": 20, "TILES": 4}
 no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
 of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
 of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
@@ -150,14 +150,17 @@ done |= {
         **{"COUNTER": None, "H": None, "SIZES": None},
     ),
 }
-triton_plan.chip = lambda device: (132, ROOM)
-for name, z, more in (
-    ("resident, tf32", tf32, {"SAVE": True, **peers}),
-    ("resident, bf16", bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
+for name, chip, apart, rows, z, more in (
+    # Programs that select, of one sequence and of two; and too few for that.
+    ("resident, tf32", 132, True, 1, tf32, {"SAVE": True, **peers}),
+    ("resident, tf32, both", 20, False, 2, tf32, {"SAVE": True, **peers}),
+    ("resident, bf16", 48, True, 2, bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
 ):
     if ARCH < 90 and z is bf16:
         continue
+    triton_plan.chip = lambda device: (chip, ROOM)
     tile = triton_plan.resident_tiles(z, 64, None)
+    assert (tile["APART"], tile["RB"]) == (apart, rows), (name, tile)
     done[name] = built(resident_kernel, z, tile, PRECISION="ieee", **more, **views, **place)
 print(json.dumps(done))
 """
@@ -193,7 +196,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 27), (90, 232_448, 132, 29)]
+CHIPS = [(80, 166_912, 4, 28), (90, 232_448, 132, 30)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -35,6 +35,8 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "resets and steps left out": {"reset": True, "live": True, "K_h": 0},
     "no soft update": {"soft_update": False, "K_h": 1, "bias": False, "T": 1},
     "a query for each cell": {"query": "per_cell", "update_bias": True, "K_h": 1, "T": 1},
+    "the last of W_q Q beside the last units": {"d": 36, "K_h": 1},
+    "all of W_q Q beside the last units, one for each cell": {"d": 4, "query": "per_cell"},
 }
 
 
@@ -114,6 +116,46 @@ def test_programs_that_have_no_tile_change_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(triton_run, "plan_of", with_more)
     for one, other in zip(p.run("triton"), want, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("tf32")
+def test_two_sequences_are_selected_at_a_time_as_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = clear_problem(**{**SMALL, "B": 3, "N": 3, "K_h": 1, "reset": True}).to(torch.float32)
+    want, tiles, seen = p.run("triton"), triton_prepare.resident_tiles, []
+
+    def pairs(*args: Any) -> dict[str, Any]:
+        seen.append({**tiles(*args), "RB": 2})
+        return seen[-1]
+
+    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
+    monkeypatch.setattr(triton_prepare, "resident_tiles", pairs)
+    for one, other in zip(p.run("triton"), want, strict=True):
+        assert torch.equal(one, other)
+    assert seen
+
+
+@pytest.mark.parametrize(
+    ("N", "d", "multiprocessors", "apart", "rows"),
+    [
+        (6, 100, 132, True, 2),  # 96 tiles, as the last of W_q Q has none of its own
+        (6, 100, 127, False, 1),
+        (6, 100, 108, False, 1),
+        (5, 50, 132, True, 1),
+        (4, 16, 132, True, 1),
+        (4, 64, 84, True, 2),
+    ],
+)
+def test_programs_select_or_multiply_where_there_are_enough_of_them(
+    N: int, d: int, multiprocessors: int, apart: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
+    b16, P = torch.bfloat16, triton_plan.aligned(d, torch.bfloat16)
+    z = triton_plan.Sizes(N, N, d, P, 5 * P, 5, b16, b16, b16)
+    for B in (1, 64):
+        tile = triton_plan.resident_tiles(z, B, torch.device("cuda"))
+        assert (tile["APART"], tile["RB"]) == (apart, rows)
+        assert not apart or N * tile["TILES"] + -(-64 // rows) <= multiprocessors
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
     tile = {name: tile[name] for name in ("BM", "BN", "RB", "BP", "num_warps")}
     tile["TILES"] = columns(z, 32, by_gate=True)
     left = 0 if interpreted() else chip(device)[0] - z.N * tile["TILES"]
-    RB = next((RB for RB in (1, 2) if -(-FEW // RB) <= left), 0)
+    RB = next((RB for RB in (1, 2) if left >= -(-FEW // RB)), 0)
     return tile | ({"APART": True, "RB": RB} if RB else {"APART": False})
 
 

@@ -18,7 +18,8 @@ from riglstm.scan.kernels.cell import cell
 from riglstm.scan.kernels.common import _ROOM, column_unit, dealt, grid_barrier, quarters
 from riglstm.scan.kernels.many import rows_many
 from riglstm.scan.kernels.pieces import _PIECE
-from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase
+from riglstm.scan.kernels.rows import ask_ahead, rows_phase
+from riglstm.scan.kernels.select import finish
 
 
 @triton.jit

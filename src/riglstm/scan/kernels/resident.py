@@ -25,7 +25,8 @@ import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
 from riglstm.scan.kernels.common import _INTERPRETED, _SLOTS, arrive, wait_each
-from riglstm.scan.kernels.select import ask_ahead, finish, rows_phase, rows_step
+from riglstm.scan.kernels.rows import ask_ahead, rows_phase, rows_step
+from riglstm.scan.kernels.select import finish
 from riglstm.scan.kernels.slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 
 
@@ -78,7 +79,7 @@ def _gates(
     """The rest of a tile's step, when it is known what cells take in: c after it."""
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
-    FOLDED: tl.constexpr = G == 5 and (TILES - UNITS) * BN < d
+    FOLDED: tl.constexpr = G == 5 and d > (TILES - UNITS) * BN
     D: tl.constexpr = (K + N) * P
     rows, units = tl.where(u < TILES, B, 0), tl.where(u < UNITS, d, 0)
     b, lane = tl.arange(0, BM)[:, None], tl.arange(0, U)[None, :]
@@ -237,7 +238,7 @@ def resident_kernel(
         if PHASE & 2:
             tl.store(c + at, c_now, mask=inside)
     if PHASE & 8:
-        if p < selecting:
-            for r in tl.range(p, tl.cdiv(B, RB), selecting, num_stages=1):
-                b_r = r * RB + tl.arange(0, RB)
-                finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
+        # Apart, there is one that selects for each RB sequences: here the others find none.
+        for r in tl.range(p, tl.cdiv(B, RB), selecting, num_stages=1):
+            b_r = r * RB + tl.arange(0, RB)
+            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
