@@ -36,7 +36,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "no soft update": {"soft_update": False, "K_h": 1, "bias": False, "T": 1},
     "a query for each cell": {"query": "per_cell", "update_bias": True, "K_h": 1, "T": 1},
     "the last of W_q Q beside the last units": {"d": 36, "K_h": 1},
-    "all of W_q Q beside the last units, one for each cell": {"d": 4, "query": "per_cell"},
+    "the same, a query for each cell": {"d": 36, "query": "per_cell", "K_h": 1, "T": 1},
 }
 
 
