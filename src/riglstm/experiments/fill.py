@@ -119,18 +119,18 @@ def _result_rows(name: str, run: Read, budget: Budget) -> list[ResultRow]:
 def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
     """What a recipe trains in some of its runs, in figures."""
     planned = list(planned)
-    rows = dict.fromkeys(p.row for p in planned)
-    widths = sorted({how.rows[key].hidden_size for key in rows})
+    widths = sorted({how.rows[p.row].hidden_size for p in planned})
     said = [f"width {' and '.join(map(str, widths))}"]
     said += [f"{key}={value}" for key, value in how.task.items() if key != "input_size"]
     fit = how.fit
     said += [f"{fit.updates:,} updates", f"lr={fit.lr:g}"]
-    if fit.warmup:
-        said.append(f"a warm-up of {fit.warmup}")
-    if fit.decay != "none":
-        said.append(f"a {fit.decay} decay")
-    if fit.average is not None:
-        said.append(f"weights averaged by {fit.average:g}")
+    more = {
+        f"a warm-up of {fit.warmup}": fit.warmup,
+        f"a {fit.decay} decay": fit.decay != "none",
+        f"a flood of {fit.flood:g}": fit.flood,
+        f"weights averaged by {fit.average or 0:g}": fit.average,
+    }
+    said += [text for text, on in more.items() if on]
     own: dict[str, None] = {}
     for p in planned:
         row = how.rows[p.row]
