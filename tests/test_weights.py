@@ -37,6 +37,6 @@ def test_the_copying_weights_copy(condition: str, recorded: float) -> None:
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
 def test_the_mnist_weights_read_digits_at_another_size() -> None:
     # Of ten thousand, at a size not trained on; within three standard deviations of 128.
-    recorded = 0.8848
+    recorded = 0.8703
     spread = 3 * (recorded * (1 - recorded) / 128) ** 0.5
     assert abs(right("mnist-riglstm.safetensors", "16x16", 128) - recorded) < spread
