@@ -285,13 +285,15 @@ def test_a_recipe_is_named_with_what_it_changes_in_the_models_that_are_shown() -
         assert own in said
         assert "GridLSTM: " not in said
     (sheet,) = summary.sheets(FOUND)
-    assert "Recipe `paper` ([what it is](../docs/experiments.md))." in sheet.notes
+    # These have recipes that none of the names stands for.
+    older = "Made by an older recipe of that name, so that this is not said of them: "
+    start = f"Recipe `paper` ([what it is](../docs/experiments.md)). {older}"
+    assert any(note.startswith(start) for note in sheet.notes)
     mixed = block(summary.sheets([*found[:8], *FOUND[8:12]]))
     assert "RigLSTM: forget_bias 7" in mixed
     assert "LSTM: forget_bias 3" not in mixed.replace("RigLSTM", "")
-    assert (
-        "Recipe `paper` ([what it is](docs/experiments.md)). Precision: tf32. Recipe `tu" in mixed
-    )
+    paper = f"Recipe `paper` ([what it is](docs/experiments.md)). Precision: tf32. {older}"
+    assert f"{paper}Multi-digit copying, M=1, LSTM. Recipe `tu" in mixed
 
 
 def change(monkeypatch: pytest.MonkeyPatch, **row: Any) -> None:
@@ -610,6 +612,19 @@ def test_updates_that_the_recipe_has_are_not_called_unlike() -> None:
     assert "made alike" not in block(summary.sheets(planned))
     short = [planned[0], replace(planned[1], updates=39_000)]
     assert "Not all runs were made alike: " in block(summary.sheets(short))
+
+
+def test_runs_by_an_older_recipe_of_the_same_name_are_told_apart() -> None:
+    (row,) = (r for r in FOUND if (r.model, r.seed, r.metric) == ("riglstm", 0, "accuracy@P=50"))
+    (run,) = plan("copying", ["riglstm"], [0], "tuned", settings=["M=8"], precision="tf32")
+    now = replace(row, budget="tuned", setting="M=8", updates=60_000, recipe=run.spec.recipe())
+    for said, told in ((now, False), (replace(now, recipe="00000000"), True)):
+        (sheet,) = summary.sheets([said])
+        sentence = "so that this is not said of them: Multi-digit copying, M=8, RigLSTM."
+        assert (sentence in block([sheet])) == told
+        assert any(sentence in note for note in sheet.notes) == told
+    gone = replace(now, budget="quickest")
+    assert "not said of them" not in block(summary.sheets([gone]))
 
 
 def test_figures_by_the_other_rule_that_were_not_kept_are_not_called_not_run() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 from riglstm.experiments.entries import Budget, Recipe, Row
 from riglstm.experiments.paper import value
+from riglstm.experiments.plan import spec_of
 from riglstm.experiments.render import number
 from riglstm.experiments.sheet import Line, Sheet
 from riglstm.experiments.spec import plain_options
 from riglstm.experiments.tables import TABLES, Table
-from riglstm.train.config import FREE, PRINTED
+from riglstm.train.config import FREE, PRINTED, Precision
 
 OURS = "riglstm"
 """The row that is compared with the paper's and with all others, cell by cell."""
@@ -82,6 +83,24 @@ def changes(sheet: Sheet, budget: str) -> str:
             if here:
                 alike.setdefault(", ".join(here), {})[f"{line.label} in {line.setting}"] = None
     return "; ".join((*said, *(f"{', '.join(labels)}: {own}" for own, labels in alike.items())))
+
+
+def otherwise(sheets: Iterable[Sheet], budget: str) -> list[str]:
+    """A sentence on lines by a recipe of that name that is no more, where there are such."""
+    found = []
+    for sheet in sheets:
+        known = named(TABLES[sheet.name], budget)
+        for line in sheet.lines:
+            if known is None or line.made.get("budget") != budget or not line.recipe:
+                continue
+            how, precision = known[1], cast(Precision, line.made["precision"])
+            there = line.row in how.rows and line.setting in how.settings
+            if not there or line.recipe != (
+                spec_of(sheet.name, how, line.setting, line.row, precision).recipe()
+            ):
+                found.append(f"{head(sheet, line.setting)}, {line.label}")
+    said = "Made by an older recipe of that name, so that this is not said of them"
+    return [f"{said}: {'; '.join(found)}."] if found else []
 
 
 def as_planned(sheet: Sheet) -> bool:

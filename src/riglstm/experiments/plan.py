@@ -45,32 +45,39 @@ def plan(
     A run that several tables share has one folder.
     """
     how = recipe(name, budget)
-    rows, fit = chosen(how, models), how.fit
-    if precision is not None:
-        fit = replace(fit, precision=precision)
+    rows = chosen(how, models)
     found = []
     for seed in seeds_of(how, seeds):
         for setting in chosen_settings(how, settings):
-            trained = how.settings[setting]
             for key in rows:
-                row = how.rows[key]
-                spec = RunSpec(
-                    task=table(name).task,
-                    task_options={
-                        "conditions": how.conditions,
-                        **how.task,
-                        **trained.task,
-                        **row.data(setting),
-                    },
-                    model=row.model,
-                    hidden_size=row.hidden_size,
-                    model_options=dict(row.options),
-                    fit=replace(fit, **row.training(setting), device=device),
-                    seed=seed,
-                )
+                made = spec_of(name, how, setting, key, precision)
+                spec = replace(made, fit=replace(made.fit, device=device), seed=seed)
                 folder = Path(root) / folder_name(spec)
                 found.append(Planned(spec, folder, state(spec, folder), setting, key))
     return found
+
+
+def spec_of(
+    name: str, how: Recipe, setting: str, key: str, precision: Precision | None = None
+) -> RunSpec:
+    """The first run of a row of a table in one of its settings."""
+    row, fit = how.rows[key], how.fit
+    if precision is not None:
+        fit = replace(fit, precision=precision)
+    return RunSpec(
+        task=table(name).task,
+        task_options={
+            "conditions": how.conditions,
+            **how.task,
+            **how.settings[setting].task,
+            **row.data(setting),
+        },
+        model=row.model,
+        hidden_size=row.hidden_size,
+        model_options=dict(row.options),
+        fit=replace(fit, **row.training(setting)),
+        seed=0,
+    )
 
 
 def seeds_of(how: Recipe, seeds: int | Sequence[int] | None) -> list[int]:

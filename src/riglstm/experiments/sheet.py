@@ -75,6 +75,8 @@ class Line:
     """At most, where training may end sooner."""
     made: Mapping[str, str] = field(default_factory=dict)
     """By the head of a column, how its runs were made: shown where lines of a table differ."""
+    recipe: str = ""
+    """The digest that its runs have in common; empty: not known."""
 
 
 @dataclass(frozen=True)

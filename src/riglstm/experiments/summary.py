@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from riglstm.experiments import rows
-from riglstm.experiments.claims import changes, link, named, not_run
+from riglstm.experiments.claims import changes, link, named, not_run, otherwise
 from riglstm.experiments.entries import Recipe
 from riglstm.experiments.fill import duration, extent, words
 from riglstm.experiments.paper import figure
@@ -135,6 +135,7 @@ def _line(
             "precision": found[-1].precision,
             "updates": extent(updates) if updates else "–",
         },
+        recipe=found[-1].recipe,
     )
 
 
@@ -173,7 +174,8 @@ def _budgets(sheet: Sheet) -> list[str]:
 def _recipe(sheet: Sheet, budget: str) -> str:
     """For a page in a folder of the repository."""
     changed = changes(sheet, budget)
-    return " ".join((link(budget, changed, "../"), *([f"{changed}."] if changed else [])))
+    said = [f"{changed}."] if changed else []
+    return " ".join((link(budget, changed, "../"), *said, *otherwise([sheet], budget)))
 
 
 def _seeds(sheet: Sheet, found: Sequence[ResultRow], planned: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from riglstm.experiments.claims import (
     head,
     link,
     not_run,
+    otherwise,
 )
 from riglstm.experiments.fill import words
 from riglstm.experiments.paper import value
@@ -84,6 +85,7 @@ def _recipes(tables: Sequence[Sheet]) -> list[str]:
         changed = [f"**{title}.** {part}." for title, part in parts.items() if part]
         precision = words(line.made["precision"] for _, line in lines)
         said += [link(budget, "".join(changed)), f"Precision: {precision}.", *changed]
+        said += otherwise(tables, budget)
     return said
 
 

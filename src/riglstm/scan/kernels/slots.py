@@ -88,8 +88,8 @@ def product(
     AHEAD pieces are asked for before the one that is multiplied.
     """
     PIECES: tl.constexpr = (P + 31) // 32
-    rows = ()
-    for i in tl.static_range(AHEAD):
+    rows = (_rows(V, take, ROW, P, 0, BM),)
+    for i in tl.static_range(1, AHEAD):
         if i < PIECES:
             rows += (_rows(V, take, ROW, P, i, BM),)
     for i in tl.static_range(PIECES):
