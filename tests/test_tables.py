@@ -303,6 +303,8 @@ def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_p
     assert plain.folder not in {p.folder for p in found}
     assert plain.spec.recipe() != found[0].spec.recipe()
     assert replace(plain.spec, seed=9).recipe() == plain.spec.recipe()
+    flooded = replace(plain.spec, fit=replace(plain.spec.fit, flood=0.1))
+    assert flooded.recipe() != plain.spec.recipe()
     assert stem("copying", "paper", "tf32") == "copying-tf32"
     assert stem("copying", "paper", "fp32") == stem("copying", "paper") == "copying"
 

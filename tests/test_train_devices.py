@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -50,14 +51,15 @@ def both(target: Callable[..., None], *arguments: object) -> list[ForkServerProc
     return [start(worker, rank, port, target, *arguments) for rank in (0, 1)]
 
 
-def shared(path: Path, dropout: bool = True, batch_size: int = 8) -> None:
+def shared(path: Path, dropout: bool = True, batch_size: int = 8, flood: float = 0.0) -> None:
     """Train, and leave what each process has."""
     task = Slow(batch_size=batch_size)
     net = network(task)
     net.dropout = net.dropout if dropout else nn.Identity()
     rank = os.environ["RANK"]
     try:
-        fit(net, task, QUICK, 0, RunFolder(path / "run"), resume=True, progress=False)
+        config = replace(QUICK, flood=flood)
+        fit(net, task, config, 0, RunFolder(path / "run"), resume=True, progress=False)
     except Interrupted:
         sys.exit(130)
     except ValueError as error:
@@ -82,15 +84,17 @@ def weights(path: Path) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.parametrize("flood", [0.0, 0.6])
 def test_two_processes_end_with_the_same_weights_close_to_those_of_one(
-    tmp_path: Path,
+    flood: float, tmp_path: Path
 ) -> None:
-    # Each process drops other things, so with dropout two would not be one.
-    assert [finish(process) for process in both(shared, tmp_path, False)] == [0, 0]
+    # Each process drops other things, so with dropout two would not be one. The flood is above the
+    # loss of one half of many a batch, and below that of the other.
+    assert [finish(process) for process in both(shared, tmp_path, False, 8, flood)] == [0, 0]
     task = Halves()
     net = network(task)
     net.dropout = nn.Identity()
-    fit(net, task, QUICK, 0, RunFolder(tmp_path / "one"), progress=False)
+    fit(net, task, replace(QUICK, flood=flood), 0, RunFolder(tmp_path / "one"), progress=False)
     for name, weight in weights(tmp_path).items():
         torch.testing.assert_close(net.state_dict()[name], weight, rtol=0, atol=1e-5)
     one, two = outcome(tmp_path / "one"), outcome(tmp_path / "run")

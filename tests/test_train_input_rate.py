@@ -1,5 +1,5 @@
-"""Groups of the optimizer: a step size of its own for what cells are chosen by, tables of tokens
-and maps to views, and a decay of all weights but biases."""
+"""What an update is made of: a step size of its own for what cells are chosen by, tables of tokens
+and maps to views, a decay of all weights but biases, and a flood."""
 
 from __future__ import annotations
 
@@ -81,6 +81,11 @@ def test_below_the_flood_an_update_goes_up_the_gradient_and_above_it_down(tmp_pa
         torch.testing.assert_close(above[name][1], after, rtol=0, atol=0)
         torch.testing.assert_close(below[name][1], 2 * before - after, rtol=0, atol=1e-6)
         assert (after - before).abs().max() > 1e-4, name
+    # What is logged is the loss itself.
+    logs = ((tmp_path / run / "metrics.csv").read_text() for run in ("plain", "above", "below"))
+    want, *others = (next(line for line in log.splitlines() if "loss" in line) for log in logs)
+    assert want.startswith("1,train/loss,")
+    assert others == [want, want]
 
 
 def test_a_run_with_groups_goes_on_bit_for_bit(

@@ -65,9 +65,9 @@ def built(kernel, z, tile, **constants):
     return compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).metadata.shared
 
 
-def sizes(product, held, G):
+def sizes(product, held, G, d=20):
     whole = 16 // held.itemsize
-    return triton_plan.Sizes(2, 2, 20, -(-20 // whole) * whole, 20 * G + 4, G, product, held, held)
+    return triton_plan.Sizes(2, 2, d, -(-d // whole) * whole, d * G + 4, G, product, held, held)
 
 
 f16, b16, f32 = torch.float16, torch.bfloat16, torch.float32
@@ -141,6 +141,10 @@ done |= {
     "pack": built(
         *(pack_kernel, tf32, of_pack), PER_CELL=True, FIRST=0, BY_GATE=True
     ),
+    "pack, folded": built(
+        *(pack_kernel, sizes(f32, f16, 5, 36), {**of_pack, "BP": 64, "BW": 128, "TILES": 6}),
+        **{"PER_CELL": True, "FIRST": 0, "BY_GATE": True},
+    ),
     "pack, states": built(
         *(pack_kernel, tf32, of_pack), **no_lines, C0=None, PER_CELL=True, FIRST=2, BY_GATE=False
     ),
@@ -153,7 +157,8 @@ done |= {
 for name, chip, apart, rows, z, more in (
     # Programs that select, of one sequence and of two; and too few for that.
     ("resident, tf32", 132, True, 1, tf32, {"SAVE": True, **peers}),
-    ("resident, tf32, both", 20, False, 2, tf32, {"SAVE": True, **peers}),
+    # In pieces of 32 numbers, and with the last of W_q Q beside the last units.
+    ("resident, tf32, both", 20, False, 2, sizes(f32, f16, 5, 36), {"SAVE": True, **peers}),
     ("resident, bf16", 48, True, 2, bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
 ):
     if ARCH < 90 and z is bf16:
@@ -196,7 +201,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 28), (90, 232_448, 132, 30)]
+CHIPS = [(80, 166_912, 4, 29), (90, 232_448, 132, 31)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -124,13 +124,13 @@ def sizes(how: Recipe, planned: Iterable[Planned]) -> str:
     said += [f"{key}={value}" for key, value in how.task.items() if key != "input_size"]
     fit = how.fit
     said += [f"{fit.updates:,} updates", f"lr={fit.lr:g}"]
-    more = {
-        f"a warm-up of {fit.warmup}": fit.warmup,
-        f"a {fit.decay} decay": fit.decay != "none",
-        f"a flood of {fit.flood:g}": fit.flood,
-        f"weights averaged by {fit.average or 0:g}": fit.average,
-    }
-    said += [text for text, on in more.items() if on]
+    more = (
+        (fit.warmup, f"a warm-up of {fit.warmup}"),
+        (fit.decay != "none", f"a {fit.decay} decay"),
+        (fit.flood, f"a flood of {fit.flood:g}"),
+        (fit.average, f"weights averaged by {fit.average}"),
+    )
+    said += [text for on, text in more if on]
     own: dict[str, None] = {}
     for p in planned:
         row = how.rows[p.row]

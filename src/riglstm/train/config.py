@@ -89,10 +89,10 @@ class Fit:
             _whole("patience", self.patience, least=1)
         _positive("lr", self.lr)
         _positive("input_rate", self.input_rate)
-        for name, usual in (("weight_decay", "0.1 is usual"), ("flood", "0: none")):
+        for name, hint in (("weight_decay", "0.1 is usual"), ("flood", "0: none")):
             value = getattr(self, name)
             if not _number(value) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be a number from 0 on, got {value!r}; {usual}")
+                raise ValueError(f"{name} must be a number from 0 on, got {value!r}; {hint}")
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
         if self.average is not None and not (_number(self.average) and 0 < self.average < 1):

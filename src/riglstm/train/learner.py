@@ -13,7 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.distributed
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from riglstm.tasks.base import Task
@@ -97,8 +97,9 @@ class Learner(pl.LightningModule):
             batch = task.batch(self.seed, steward.step, self.rows)
             with autocast(config.precision, task.device):
                 loss, metric = task.loss(net, batch)
-            # Of a loss from 0 on it is the same without a flood.
-            learned = (loss - config.flood).abs() if config.flood else loss
+            learned = loss
+            if config.flood:
+                learned = torch.where(self._of_all(loss) < config.flood, -loss, loss)
             adam.zero_grad()
             # Lightning's is needed where gradients are summed over processes, and only there.
             if shared:
@@ -113,6 +114,13 @@ class Learner(pl.LightningModule):
                 group["lr"] = rate(config, steward.step) * group.get(FACTOR, 1.0)
             adam.step()
             steward.count(loss, metric, norm)
+
+    def _of_all(self, loss: Tensor) -> Tensor:
+        """The loss of the whole batch: how many processes share it is to make no difference."""
+        total = loss.detach().clone()
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(total)
+        return total / self.trainer.world_size
 
 
 class Ticks:

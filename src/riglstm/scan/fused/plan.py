@@ -216,14 +216,14 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
     APART: there are multiprocessors enough for programs that select and do nothing else. How many
     sequences these take at a time depends on the most there can be: B is not compiled for.
     """
-    tile = forward_tiles(z, B, device)
-    if B > FEW or z.held.itemsize > 2 or tile["BN"] != 32:
+    many = columns(z, 32, by_gate=True)
+    left = 0 if interpreted() else chip(device)[0] - z.N * many
+    if B > FEW or z.held.itemsize > 2 or left < 0:
         return None
-    tile = {name: tile[name] for name in ("BM", "BN", "RB", "BP", "num_warps")}
-    tile["TILES"] = columns(z, 32, by_gate=True)
-    left = 0 if interpreted() else chip(device)[0] - z.N * tile["TILES"]
-    RB = next((RB for RB in (1, 2) if left >= -(-FEW // RB)), 0)
-    return tile | ({"APART": True, "RB": RB} if RB else {"APART": False})
+    tile = {n: v for n, v in forward_tiles(z, B, device).items() if n in ("BM", "BP", "num_warps")}
+    RB = next((RB for RB in (1, 2) if left >= -(-FEW // RB)), None)
+    tile |= {"BN": 32, "TILES": many, "APART": RB is not None}
+    return tile | {"RB": _rows(device) if RB is None else RB}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

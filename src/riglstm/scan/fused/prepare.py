@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     z: Sizes
     tile: dict[str, Any]
     by_gate: bool
-    """The order of a tile's columns: that of the resident kernel."""
+    """Which columns a tile has, and so how many tiles there are: those of the resident kernel."""
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     phases: dict[int, Launch]
     """The forward kernel, by PHASE."""
     programs: int
-    """Of a launch; in the interpreter, of `gates` alone."""
+    """Of a launch; in the interpreter, where programs do both, of `gates` alone."""
 
 
 @functools.lru_cache(256)
@@ -92,15 +92,19 @@ def plan_of(
         K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
         WIDE=interpreted(), **tile,
     )  # fmt: skip
+    apart = tile.get("APART", False)
     options: dict[int, dict[str, Any]] = {15: PERSISTENT}
     if interpreted():
-        options = {1: {}, 2: {}, 8: {}}
+        options = {7: {}, 8: {}} if apart else {1: {}, 2: {}, 8: {}}
     phases = {
         phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
     }
     tiles = N * columns(z, tile["BN"], kept is not None) * -(-B // tile["BM"])
-    most = tiles + -(-B // tile["RB"]) if tile.get("APART") else max(tiles, B)
-    programs = tiles if interpreted() else programs_on(device, most)
+    if apart:
+        # Not one less than that: sequences would have nobody to select for them.
+        programs = tiles + -(-B // tile["RB"])
+    else:
+        programs = tiles if interpreted() else programs_on(device, max(tiles, B))
     held = prepare(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
         BH=power_of_two(N * d),

@@ -122,7 +122,11 @@ def forward(
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
 
-    if interpreted():
+    if interpreted() and tile.get("APART"):
+        for t in range(T):
+            run(7, plan.programs, t, t + 1)
+        run(8, plan.programs, T, T)
+    elif interpreted():
         for t in range(T):
             run(1, -(-B // tile["RB"]), t, t + 1)
             run(2, plan.programs, t, t + 1)

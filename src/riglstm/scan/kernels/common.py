@@ -79,14 +79,18 @@ def _at_address(how: tl.constexpr, at):
 
 @triton.jit
 def arrive(counter):
-    """Say that this program came to the barrier, and has written what it had to."""
-    tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    """Say that this program came to the barrier, and has written what it had to.
+
+    In the interpreter programs run one after another: there is nobody to tell.
+    """
+    if not _INTERPRETED:
+        tl.debug_barrier()
+        tl.atomic_add(counter, 1, sem="release", scope="gpu")
 
 
 @triton.jit
 def wait(counter, target):
-    """Wait until all programs came: the counter only grows, `target` is its value then.
+    """Wait until those came that are waited for: the counter only grows, to `target` then.
 
     The thread that reads does so by an acquire, which also empties the multiprocessor's first-level
     cache, and the others wait for it: what they load afterwards is what others wrote before.
@@ -100,13 +104,19 @@ def wait(counter, target):
 
 @triton.jit
 def wait_each(counter, target):
-    """As `wait`, but every thread reads: quicker where a kernel has no registers to spare."""
-    spins = 0
-    while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) < target:
-        spins += 1
-        if spins > _SPINS:
-            tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [spins], tl.int32, False, 1)
-    tl.debug_barrier()
+    """As `wait`, but every thread reads: quicker where a kernel has no registers to spare.
+
+    In the interpreter nobody is waited for, see `arrive`.
+    """
+    if not _INTERPRETED:
+        spins = 0
+        while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) < target:
+            spins += 1
+            if spins > _SPINS:
+                tl.inline_asm_elementwise(
+                    "trap; mov.u32 $0, $1;", "=r,r", [spins], tl.int32, False, 1
+                )
+        tl.debug_barrier()
 
 
 @triton.jit
@@ -118,12 +128,13 @@ def grid_barrier(counter, target):
 
 @triton.jit
 def fetch(start, many, p, programs):
-    """Ask for `many` numbers from `start` on, shared among all programs, to be brought to L2."""
+    """Ask for `many` numbers from `start` on, shared among these programs, to be brought to L2."""
     LANES: tl.constexpr = 128
     PER: tl.constexpr = 1024 // start.dtype.element_ty.primitive_bitwidth  # in a line of memory
-    for first in tl.range(p * LANES, tl.cdiv(many, PER), programs * LANES, num_stages=1):
-        at = start + tl.minimum((first + tl.arange(0, LANES)) * PER, many - 1)
-        _at_address("prefetch.global.L2 [$1]; mov.u32 $0, 0;", at)
+    if not _INTERPRETED:
+        for first in tl.range(p * LANES, tl.cdiv(many, PER), programs * LANES, num_stages=1):
+            at = start + tl.minimum((first + tl.arange(0, LANES)) * PER, many - 1)
+            _at_address("prefetch.global.L2 [$1]; mov.u32 $0, 0;", at)
 
 
 @triton.jit

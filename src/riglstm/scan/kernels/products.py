@@ -232,6 +232,7 @@ def pack_kernel(
     C0, or zero without it.
     """
     FOLDED: tl.constexpr = G == 5 and (TILES - (4 * d + BN - 1) // BN) * BN < d
+    tl.static_assert(BY_GATE or not FOLDED)
     tile = tl.program_id(0)
     if COUNTER is not None:
         _fill(COUNTER, None, zeros)

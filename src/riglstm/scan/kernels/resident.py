@@ -11,8 +11,8 @@ warp has a slot and a lane its rows.
 
 Where there are multiprocessors enough (APART), a program selects or it multiplies. Those that
 multiply never wait for each other: they go on to the views of the next step. So all that a step
-takes is the way there and back, `select`, and the states' part of `gates`. Else the first programs
-do both, one after the other, and keep the weights for views, too.
+takes is the way there and back, `select`, and the states' part of `gates`. Else those that select
+multiply, too, one after the other, and weights for views are kept as well.
 
 Shapes: B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in memory,
 G = 4 or 5 gates (W_q Q is the fifth), BM ≥ B rows and BN = 32 columns of a tile, 8 units.
@@ -29,6 +29,9 @@ from riglstm.scan.kernels.rows import ask_ahead, rows_phase, rows_step
 from riglstm.scan.kernels.select import finish
 from riglstm.scan.kernels.slots import masked, product, slot_and_line, sum_slots, taken, weights_of
 
+_ALL = tl.constexpr(4)
+"""Pieces of 32 numbers that d up to 128 has."""
+
 
 @triton.jit
 def _four(V, step: tl.constexpr, known):
@@ -42,9 +45,10 @@ def _four(V, step: tl.constexpr, known):
 
 @triton.jit
 def _anew(V):
-    """A buffer of this call's own; the compiler learns only at each step where it begins.
+    """A buffer; the compiler learns only at each step where it begins.
 
-    Else it would work out addresses for `select` before the first step, and spill what it keeps.
+    Else it would work out addresses for `select` before the first step, or load weights for views
+    then, and spill what it keeps.
     """
     if _INTERPRETED:
         return V
@@ -155,12 +159,13 @@ def resident_kernel(
     U: tl.constexpr = BN // 4
     SOFT: tl.constexpr = G == 5
     D: tl.constexpr = (K + N) * P
-    # The first programs select; tiles are for the last, so that as few as can be do both.
+    # Of PHASE 8 alone no more is needed, and the interpreter has 7 for each step.
+    tl.static_assert(not APART or PHASE == 15 or PHASE == 7 or PHASE == 8)
+    # The first programs select; tiles are for the last: apart none does both, else few.
     selecting = programs - N * TILES if APART else programs
     tile = programs - 1 - p
     j, u = tile % N, tile // N
-    # Without a tile a program has no rows, no blocks of columns and no units: it loads and stores
-    # nothing.
+    # Without a tile a program has no rows and no blocks of columns: it loads and stores nothing.
     rows = tl.where(u < TILES, B, 0)
     blocks = tl.where(u < TILES, (1 << (BN // 8)) - 1, 0)
     b, unit = tl.arange(0, BM)[:, None], u * U + tl.arange(0, U)[None, :]
@@ -194,7 +199,7 @@ def resident_kernel(
             wait_each(COUNTER, (t - t0) * programs + selecting)
             c_now = _gates(
                 acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS,
-                GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, 4,
+                GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, _ALL,
             )  # fmt: skip
             arrive(COUNTER)
         tl.store(c + at, c_now, mask=inside)
