@@ -480,7 +480,7 @@ def test_the_plan_says_what_is_done_and_what_the_rest_will_take(tmp_path: Path) 
     assert "about 2 minutes, 2 at a time" in reproduce.outlook(runs, replace(config, jobs=4))
     assert len(reproduce.outlook(runs[:1], config).splitlines()) == 1
     unlike = [*runs, *plan("copying", ["riglstm"], 1, "tuned", tmp_path, settings=["M=8"])]
-    assert "600 to 40,000 updates each, at most; " in reproduce.outlook(unlike, config)
+    assert "600 to 60,000 updates each, at most; " in reproduce.outlook(unlike, config)
     unknown = [*runs, planned(tmp_path / "e", "new", 0, "gridlstm")]
     assert "known when one run of each row is done" in reproduce.outlook(unknown, config)
 

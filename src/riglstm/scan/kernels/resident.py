@@ -159,7 +159,7 @@ def resident_kernel(
     U: tl.constexpr = BN // 4
     SOFT: tl.constexpr = G == 5
     D: tl.constexpr = (K + N) * P
-    # Of PHASE 8 alone no more is needed, and the interpreter has 7 for each step.
+    # All at once; in the interpreter a step at a time, and then what is left.
     tl.static_assert(not APART or PHASE == 15 or PHASE == 7 or PHASE == 8)
     # The first programs select; tiles are for the last: apart none does both, else few.
     selecting = programs - N * TILES if APART else programs
