@@ -136,7 +136,7 @@ def same(
     ("apart", "rows", "more"),
     [
         (False, 2, {"B": 3, "N": 3, "K_h": 1, "reset": True, "T": 1}),
-        (True, 1, {"K_h": 1}),
+        (True, 1, {"K_h": 1, "T": 1}),
         (True, 2, {"B": 3, "N": 3, "K_h": 1, "reset": True, "live": True, "d": 36}),
     ],
 )
@@ -161,7 +161,7 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # 33 numbers: one is left, and of the seven lanes that have no unit six stay free.
-    more = {"d": 33, "K_a": 2, "K_h": 1, "query": "per_cell"}
+    more = {"d": 33, "K_a": 2, "K_h": 1, "query": "per_cell", "T": 1}
     p = clear_problem(**{**SMALL, **more}).to(torch.float32)
     with torch.no_grad():
         p.weights.W_q.mul_(2.0**-20)  # in a unit of its own
