@@ -135,9 +135,9 @@ def same(
 @pytest.mark.parametrize(
     ("apart", "rows", "more"),
     [
-        (False, 2, {"B": 3, "N": 3, "K_h": 1, "reset": True, "T": 1}),
+        (False, 2, {"B": 3, "K_h": 1, "reset": True, "T": 1}),
         (True, 1, {"K_h": 1, "T": 1}),
-        (True, 2, {"B": 3, "N": 3, "K_h": 1, "reset": True, "live": True, "d": 36}),
+        (True, 2, {"B": 3, "K_h": 1, "reset": True, "live": True}),
     ],
 )
 def test_programs_that_select_or_multiply_compute_as_those_that_do_both(
