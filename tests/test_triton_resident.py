@@ -16,6 +16,7 @@ from helpers import (
     outputs_and_gradients,
 )
 from riglstm.selection import Selection
+from train_helpers import assert_same
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
@@ -119,18 +120,6 @@ def test_programs_that_have_no_tile_change_nothing(monkeypatch: pytest.MonkeyPat
         assert torch.equal(one, other)
 
 
-def same(
-    got: tuple[tuple[Tensor, ...], dict[str, Tensor]],
-    want: tuple[tuple[Tensor, ...], dict[str, Tensor]],
-) -> None:
-    """Outputs and gradients have the same bits."""
-    for one, other in zip(got[0], want[0], strict=True):
-        assert torch.equal(one, other)
-    assert got[1].keys() == want[1].keys()
-    for name, gradient in got[1].items():
-        assert torch.equal(gradient, want[1][name]), name
-
-
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize(
     ("apart", "rows", "more"),
@@ -152,7 +141,7 @@ def test_programs_that_select_or_multiply_compute_as_those_that_do_both(
 
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     monkeypatch.setattr(triton_prepare, "resident_tiles", others)
-    same(outputs_and_gradients(p, "triton"), want)
+    assert_same(outputs_and_gradients(p, "triton"), want)
     assert seen
 
 
@@ -175,7 +164,7 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     triton_prepare._layout.cache_clear()
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     try:
-        same(got, outputs_and_gradients(p, "triton"))
+        assert_same(got, outputs_and_gradients(p, "triton"))
     finally:
         triton_pack._pack.cache_clear()
         triton_prepare._layout.cache_clear()
