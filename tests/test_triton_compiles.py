@@ -66,8 +66,8 @@ def built(kernel, z, tile, **constants):
 
 
 def sizes(product, held, G, d=20):
-    whole = 16 // held.itemsize
-    return triton_plan.Sizes(2, 2, d, -(-d // whole) * whole, d * G + 4, G, product, held, held)
+    P, L = triton_plan.aligned(d, held), triton_plan.in_pieces(d * G)
+    return triton_plan.Sizes(2, 2, d, P, L, G, product, held, held)
 
 
 f16, b16, f32 = torch.float16, torch.bfloat16, torch.float32

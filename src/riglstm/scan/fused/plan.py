@@ -1,7 +1,7 @@
 """Sizes, tiles and buffers of the `triton` backend, and the layouts that its kernels read.
 
 Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
-G = 4 or 5 gates (W_q Q is the fifth), P and L: d and G·d rounded up to 16 bytes.
+G = 4 or 5 gates (W_q Q is the fifth), P: d rounded up to 16 bytes, L: G·d to whole pieces.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Si
     G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
     held = torch.float16 if halves else product
     back = product if _coarse() else held
-    return Sizes(sel.N, sel.K, d, aligned(d, held), aligned(G * d, back), G, product, held, back)
+    return Sizes(sel.N, sel.K, d, aligned(d, held), in_pieces(G * d), G, product, held, back)
 
 
 def sizes_back(z: Sizes, saved: Saved) -> Sizes:
     """The sizes of a backward pass, whose forward pass may have been of another precision."""
     held = saved.XH.dtype
     back = z.back if held == z.held else z.dtype
-    return z._replace(P=saved.XH.shape[3], L=aligned(z.G * z.d, back), held=held, back=back)
+    return z._replace(P=saved.XH.shape[3], L=in_pieces(z.G * z.d), held=held, back=back)
 
 
 def _coarse() -> bool:
@@ -91,6 +91,17 @@ def aligned(n: int, dtype: torch.dtype) -> int:
     """n rounded up to 16 bytes."""
     many = 16 // dtype.itemsize
     return -(-n // many) * many
+
+
+def in_pieces(n: int) -> int:
+    """n rounded up to pieces of 64, or one that is not larger than it must be."""
+    many = min(64, max(16, power_of_two(n)))
+    return -(-n // many) * many
+
+
+def _piece(L: int, most: int) -> int:
+    """Of L numbers, whole pieces of so many at most: what loads them needs no mask."""
+    return min(most, L & -L)
 
 
 def rounds(product: torch.dtype) -> bool:
@@ -159,7 +170,7 @@ def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dty
 
 def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     """Tiles of the gradient of views."""
-    BM, BP, BK = 128, power_of_two(z.d), 64 if z.back.itemsize == 4 else 128
+    BM, BP, BK = 128, power_of_two(z.d), _piece(z.L, 64 if z.back.itemsize == 4 else 128)
     tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
     return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
 
@@ -228,10 +239,10 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the backward kernel, likewise."""
-    BM, BN, BK, RB = 128, 128, 64, 2
+    BM, BN, BK, RB = 128, 128, _piece(z.L, 64), 2
     if B <= FEW:
         BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
-        BM, BK, RB = 64, 128, _rows(device)
+        BM, BK, RB = 64, _piece(z.L, 128), _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}

@@ -27,25 +27,23 @@ def views_kernel(
     row = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
     there = row < R
     unit = tl.arange(0, BP)
-    CHUNKS: tl.constexpr = (L + BK - 1) // BK
+    CHUNKS: tl.constexpr = L // BK
     # A bit for each cell that took the view in: loads that wait for another load in the loop would
     # have half the buffers.
     takers = tl.zeros((BM,), tl.int32)
     for cell in tl.static_range(N):
         bits = tl.load(BITS + row * N + cell, mask=there, other=0)
         takers |= ((bits >> k) & 1) << cell
+    within = tl.arange(0, BK)[None, :]
+    # Columns without a unit have the last one's weights, and are not written.
+    weight = W + ((k * d + tl.minimum(unit, d - 1))[:, None] * L + within)
+    rows = D5 + ((row * (N * L))[:, None] + within)
     acc = tl.zeros((BM, BP), tl.float32)
     for i in tl.range(0, N * CHUNKS, num_stages=STAGES):
-        j = i // CHUNKS
-        m = (i % CHUNKS) * BK + tl.arange(0, BK)
-        use = ((takers >> j) & 1) != 0
-        a = tl.load(
-            D5 + (row * (N * L) + j * L)[:, None] + m[None, :],
-            mask=use[:, None] & (m < L)[None, :],
-            other=0.0,
-        )
-        at = ((j * (K + N) + k) * d + unit)[:, None] * L + m[None, :]
-        w = tl.load(W + at, mask=(unit < d)[:, None] & (m < L)[None, :], other=0.0)
+        j, first = i // CHUNKS, i % CHUNKS * BK
+        use = (((takers >> j) & 1) != 0)[:, None]
+        a = tl.load(rows + (j * L + first), mask=use, other=0.0)
+        w = tl.load(weight + (j * ((K + N) * d * L) + first))
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)

@@ -37,20 +37,15 @@ def spread(
     if D_UNIT is not None:
         d_unit = tl.load(D_UNIT + start, mask=on, other=0.0)
         w_unit = tl.load(W_UNIT + K * d + unit, mask=inside, other=0.0)
-    start = start * (N * L) + j * L
-    weight = (j * (K + N) * d + K * d + unit) * L
+    within = tl.arange(0, BK)[None, :]
+    begun = D5 + ((start * (N * L) + j * L)[:, None] + within)
+    # Columns without a unit have the last one's weights, and are not written.
+    line = j * (K + N) * d + K * d + tl.minimum(unit, N * d - 1)
+    weight = W + (line[:, None] * L + within)
     acc = tl.zeros((BM, BN), tl.float32)
-    CHUNKS: tl.constexpr = (L + BK - 1) // BK
-    for m in tl.range(0, CHUNKS, num_stages=STAGES):
-        k = ((m + u) % CHUNKS) * BK + tl.arange(0, BK)
-        a = tl.load(
-            D5 + start[:, None] + k[None, :],
-            mask=on[:, None] & (k < L)[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        mask = inside[:, None] & (k < L)[None, :]
-        w = tl.load(W + weight[:, None] + k[None, :], mask=mask, other=0.0)
+    for m in tl.range(0, L // BK, num_stages=STAGES):
+        a = tl.load(begun + m * BK, mask=on[:, None], other=0.0, cache_modifier=".cg")
+        w = tl.load(weight + m * BK)
         if WIDE:
             a, w = a.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
