@@ -27,7 +27,7 @@ from riglstm.scan.fused.plan import (
     resident_tiles,
     sizes,
 )
-from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.common import LINE, interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.products import hold_kernel
 from riglstm.scan.kernels.resident import resident_kernel
@@ -133,7 +133,7 @@ class Working(NamedTuple):
     w_unit: Tensor | Place
     proposal: Tensor | Place
     counter: Tensor | Place
-    """Of the kernel's barrier."""
+    """Of the kernel's barrier, or two of them, a line of memory apart."""
     counts: Tensor | Place
     """(T, N): how many a list of the step has; empty where there are no lists."""
     zeros: int
@@ -185,7 +185,7 @@ def _layout(
 ) -> tuple[Layout, int]:
     """Buffers of one call, and how many numbers of four bytes from its counter on must be zero."""
     int32, float32 = torch.int32, torch.float32
-    zero = [(int32, (1,)), (int32, (T if compact else 0, z.N))]
+    zero = [(int32, (2 * LINE,)), (int32, (T if compact else 0, z.N))]
     wanted = [*packed(z, BN, first, by_gate), (float32, (z.G - 3, B, z.N, z.d)), *zero]
     wanted += [(int32, (z.N, B if compact else 0, 2))]
     wanted += [(float32, (0 if begun else B, z.N, z.d)), *mapped(z, T * B, ours)]

@@ -11,6 +11,9 @@ import triton.language as tl
 SLOTS = 8
 """Most cells, and most views: tiles of a row have this many lines, and the resident kernel as many
 warps, a slot each."""
+LINE = 32
+"""Whole numbers in a line of memory: counters of which one is read while the other changes are as
+far apart."""
 FRESH = 16
 """The bit of a row's `act` that says: the state was reset before the step."""
 
@@ -21,6 +24,7 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Asked once, as the decorators below do."""
 _ROOM = tl.constexpr(ROOM)
 _SLOTS = tl.constexpr(SLOTS)
+_LINE = tl.constexpr(LINE)
 _FRESH = tl.constexpr(FRESH)
 # Half a minute; `spin` has the number, too.
 _SPINS = tl.constexpr(1 << 26)
@@ -96,18 +100,17 @@ def wait(counter, target):
     cache, and the others wait for it: what they load afterwards is what others wrote before.
 
     The launch is cooperative, so every program runs; should one still be missing after many
-    seconds, the kernel ends in an error and not in a hang.
+    seconds, the kernel ends in an error and not in a hang. In the interpreter nobody is waited for,
+    see `arrive`.
     """
-    spin(counter, target)
-    tl.debug_barrier()
+    if not _INTERPRETED:
+        spin(counter, target)
+        tl.debug_barrier()
 
 
 @triton.jit
 def wait_each(counter, target):
-    """As `wait`, but every thread reads: quicker where a kernel has no registers to spare.
-
-    In the interpreter nobody is waited for, see `arrive`.
-    """
+    """As `wait`, but every thread reads: quicker where a kernel has no registers to spare."""
     if not _INTERPRETED:
         spins = 0
         while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) < target:

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
-from riglstm.scan.kernels.common import _INTERPRETED, _SLOTS, arrive, wait_each
+from riglstm.scan.kernels.common import _INTERPRETED, _LINE, _SLOTS, arrive, wait, wait_each
 from riglstm.scan.kernels.rows import ask_ahead, rows_phase, rows_step
 from riglstm.scan.kernels.select import finish
 from riglstm.scan.kernels.slots import masked, product, slot_and_line, sum_slots, taken, weights_of
@@ -174,17 +174,19 @@ def resident_kernel(
     slot, _ = slot_and_line()
     for_views = tl.where(slot < K, blocks, 0)
     W += tl.cast(j * TILES + u, tl.int64) * (BN * D)
+    # Apart, those that select are waited for by one counter, and those that multiply by another.
+    SELECTED, MULTIPLIED = COUNTER, COUNTER + _LINE
     if APART and p < selecting:
         ask_ahead(t0, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         for t in tl.range(t0, t1, num_stages=1):
             rows_step(
                 t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE,
-                RESET, Y, PROP, ACT, WOKE, BITS, A, B, COUNTER, (t - t0) * programs, N, K, d, P,
-                BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE,
+                RESET, Y, PROP, ACT, WOKE, BITS, A, B, MULTIPLIED, (t - t0) * (N * TILES), N, K, d,
+                P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE,
             )  # fmt: skip
-            arrive(COUNTER)
+            arrive(SELECTED)
             ask_ahead(t + 1, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
-        wait_each(COUNTER, (t1 - t0) * programs)
+        wait(MULTIPLIED, (t1 - t0) * (N * TILES))
     elif APART:
         weights = weights_of(W + K * P, tl.where(slot < N, blocks, 0), D, P, BN)
         c_now = tl.load(c + at, mask=inside, other=0.0)
@@ -196,12 +198,12 @@ def resident_kernel(
             x_unit = None
             if X_UNIT is not None:
                 x_unit = tl.load(X_UNIT + step + b, mask=b < rows, other=1.0)
-            wait_each(COUNTER, (t - t0) * programs + selecting)
+            wait(SELECTED, (t - t0 + 1) * selecting)
             c_now = _gates(
                 acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS,
                 GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, _ALL,
             )  # fmt: skip
-            arrive(COUNTER)
+            arrive(MULTIPLIED)
         tl.store(c + at, c_now, mask=inside)
     else:
         if PHASE & 2:

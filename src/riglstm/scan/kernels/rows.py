@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.kernels.common import _SLOTS, fetch, wait_each
+from riglstm.scan.kernels.common import _SLOTS, fetch, wait
 from riglstm.scan.kernels.select import _PART, finish, select
 
 
@@ -74,7 +74,7 @@ def rows_step(
     if RESET is not None:
         fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
     if COUNTER is not None:
-        wait_each(COUNTER, target)
+        wait(COUNTER, target)
     states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
     select(
         t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, FIRST, d, P, BP,
