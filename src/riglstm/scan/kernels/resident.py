@@ -47,8 +47,8 @@ def _four(V, step: tl.constexpr, known):
 def _anew(V):
     """A buffer; the compiler learns only at each step where it begins.
 
-    Else it would work out addresses for `select` before the first step, or load weights for views
-    then, and spill what it keeps.
+    Else it would work out addresses before the first step, or load weights for views then, and
+    spill what it keeps.
     """
     if _INTERPRETED:
         return V
@@ -200,8 +200,9 @@ def resident_kernel(
                 x_unit = tl.load(X_UNIT + step + b, mask=b < rows, other=1.0)
             wait(SELECTED, (t - t0 + 1) * selecting)
             c_now = _gates(
-                acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS,
-                GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, _ALL,
+                acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, _anew(BIAS), RESET,
+                _anew(PROP), BITS, GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE,
+                _ALL,
             )  # fmt: skip
             arrive(MULTIPLIED)
         tl.store(c + at, c_now, mask=inside)

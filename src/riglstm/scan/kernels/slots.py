@@ -20,9 +20,13 @@ from riglstm.scan.kernels.common import _SLOTS
 
 @triton.jit
 def slot_and_line():
-    """The slot and the line of eight that are a lane's: tensors of the 64 pairs, slots slowest."""
-    pair = tl.arange(0, 8 * _SLOTS)
-    return pair // 8, pair % 8
+    """The slot and the line of eight that are a lane's, of all 256 lanes: four have the same.
+
+    Of the 64 pairs, what is loaded for them would be loaded once more for each layout of a product:
+    the compiler takes a load of fewer numbers than there are threads to be cheap.
+    """
+    lane = tl.arange(0, 32 * _SLOTS)
+    return lane // 32, lane // 4 % 8
 
 
 @triton.jit
@@ -44,9 +48,10 @@ def _piece(V, take, ROW: tl.constexpr, P: tl.constexpr, piece: tl.constexpr,
     BK: tl.constexpr = 32 if piece * 32 + 16 < P else 16
     x = tl.arange(0, BLOCKS * 8 * _SLOTS)[:, None]
     e = tl.max_contiguous(tl.arange(0, BK), BK // 4)[None, :]
-    block = tl.arange(0, BLOCKS)[:, None]
-    wanted = (((take[None, :] >> block) & 1) != 0).reshape(BLOCKS * 8 * _SLOTS)
-    mask = wanted[:, None] & (piece * 32 + e < P)
+    block = tl.arange(0, BLOCKS)[:, None, None, None]
+    wanted = ((take.reshape(1, 8 * _SLOTS, 4, 1) >> block) & 1) != 0
+    wanted = tl.broadcast_to(wanted, (BLOCKS, 8 * _SLOTS, 4, BK // 4)).reshape(x.shape[0], BK)
+    mask = tl.max_constancy(wanted & (piece * 32 + e < P), [1, BK // 4])
     # Two sums, and the second of constants: a lane has one address for all that it loads.
     at = V + (x % 8 * ROW + x // 8 % _SLOTS * P + e)
     at += x // (8 * _SLOTS) * (8 * ROW) + piece * 32
@@ -120,9 +125,9 @@ def taken(BITS, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, WIDE: 
 
 @triton.jit
 def masked(acc, take, BM: tl.constexpr, BN: tl.constexpr):
-    """acc (8, BM, BN), and zero in rows whose bit in `take` (64,) is not set."""
+    """acc (8, BM, BN), and zero in rows whose bit in `take` (256,) is not set."""
     block = tl.arange(0, BM // 8)[None, :, None, None, None, None]
-    bit = (take.reshape(_SLOTS, 1, 8, 1, 1, 1) >> block) & 1
+    bit = (take.reshape(_SLOTS, 1, 8, 1, 4, 1) >> block) & 1
     lanes = acc.reshape(_SLOTS, BM // 8, 8, BN // 8, 4, 2)
     return tl.where(bit != 0, lanes, 0.0).reshape(_SLOTS, BM, BN)
 
