@@ -4,8 +4,7 @@ The product of a tile is one of eight slots at once, a third dimension of `tl.do
 compiler lays the warps. What a warp multiplies is loaded by its own lanes, 16 bytes each, to the
 very registers that the tensor core reads, without shared memory. For that, the numbers of a slot
 are multiplied in another order than they lie in memory, the same for both factors (`_rows`,
-`_columns`). The sum over slots goes through shared memory, and so, with Triton 3.9, do the bits of
-what is taken in.
+`_columns`). The sum over slots goes through shared memory.
 
 Shapes: N cells and K views, 8 at most, in slots of P numbers in memory, BM rows and BN columns.
 """
