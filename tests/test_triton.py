@@ -46,8 +46,10 @@ SMALL: dict[str, Any] = {
     **{"T": 2, "B": 2, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1, "K_h": 0},
 }
 PROBLEMS: dict[str, dict[str, Any]] = {
-    "three cells of a ragged size": {"N": 3, "K": 3, "d": 20, "K_a": 2, "K_x": 2, "K_h": 1, "T": 3},
-    "resets, steps left out, no soft update": {"reset": True, "live": True, "soft_update": False},
+    "three cells of a ragged size": {"N": 3, "K": 3, "d": 33, "K_a": 2, "K_x": 2, "K_h": 1, "T": 3},
+    "resets, steps left out, no soft update": {
+        **{"reset": True, "live": True, "soft_update": False, "d": 16},
+    },
     "every option of the update": {
         **{"query": "per_cell", "update_bias": True, "update_scale": 0.5, "reset": True},
         **{"input_views": "split", "B": 3},
@@ -109,6 +111,25 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
     # As averages of weights are often kept: torch counts no change of them then.
     p.weights.W.data.mul_(2)
     assert not torch.equal(p.run("triton")[0], outputs[0])
+
+
+@pytest.mark.parametrize("product", [torch.float32, torch.bfloat16])
+def test_lines_are_whole_pieces_of_every_product_over_them(product: torch.dtype) -> None:
+    from riglstm.scan.fused import plan
+    from riglstm.scan.kernels.common import power_of_two
+
+    p = random_problem(seeded(0), **SMALL)
+    for d in range(16, 129):
+        for soft_update in (False, True):
+            z = plan.sizes(d, p.sel, soft_update, product)
+            assert z.G * d <= z.L < z.G * d + plan.PIECE
+            # What `lines_kernel` writes of a line, as `plan_back` has it.
+            written = 4 * d + power_of_two(z.L - 4 * d) if soft_update else power_of_two(4 * d)
+            assert written >= z.L
+            tiles = [plan.backward_tiles(z, B, CPU) for B in (64, 65)] + [plan.views_tiles(z, CPU)]
+            for tile in tiles:
+                assert z.L % tile["BK"] == 0
+                assert tile["BK"] >= plan.PIECE
 
 
 @pytest.mark.parametrize("zeros", [1, 9000])  # more than all programs set to zero at once

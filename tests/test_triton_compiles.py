@@ -118,9 +118,9 @@ done |= {
     "inputs, bf16": built(
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
-    "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 32}, PER_CELL=True),
+    "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
     "lines, no query": built(
-        lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 4}, PER_CELL=False, W_UNIT=None
+        lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=False, W_UNIT=None
     ),
     "split": built(
         split_kernel, tf32, {"BL": 4, "BG": 128}, WIDTH=96, ONE=20
@@ -190,7 +190,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
     monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
     half, cuda = torch.bfloat16, torch.device("cuda")
-    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, half, half, half)
+    z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
     for tiles, expected in (
         (triton_plan.forward_tiles(z, 64, cuda), forward),
         (triton_plan.backward_tiles(z, 64, cuda), back),

@@ -374,6 +374,20 @@ def test_an_input_at_an_odd_address_is_read_after_one_at_an_even_one() -> None:
         assert torch.equal(layer(odd)[0], layer(odd.clone())[0])
 
 
+@pytest.mark.parametrize("B", [8, 65])
+@pytest.mark.parametrize("halves", [False, True])
+def test_biases_at_an_odd_address_are_read(halves: bool, B: int) -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(8, 600, backend="triton", device="cuda")
+    x = torch.randn(3, B, 8, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=halves):
+        want = layer(x)[0]
+        b = layer.bias_gates_l0
+        b.data = torch.cat([b.new_zeros(1), b.flatten()])[1:].view(b.shape)
+        assert b.data_ptr() % 8 == 4
+        assert torch.equal(layer(x)[0], want)
+
+
 @pytest.mark.parametrize("halves", [False, True])
 def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
     from riglstm.scan.kernels.forward import forward_kernel

@@ -224,5 +224,17 @@ def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
 ) -> None:
     monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
     monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
-    z = triton_plan.Sizes(6, 6, 100, 104, 504, 5, torch.float32, held, held)
+    z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, torch.float32, held, held)
     assert (triton_plan.resident_tiles(z, B, torch.device("cuda")) is not None) == kept
+
+
+def test_both_counters_are_there_and_set_to_zero() -> None:
+    from riglstm.scan.kernels.common import LINE
+
+    p = clear_problem(**SMALL).to(torch.float32)
+    plan = triton_prepare.plan_of(
+        *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, True, None, False, False)
+    )
+    assert plan.by_gate
+    work = triton_prepare.working(3, 2, plan, p.h, None, False)
+    assert min(work.counter.numel(), work.zeros) > LINE

@@ -18,8 +18,8 @@ SOFT = {"update_scale": 0.01, "update_bias": 4.0}
 numbers, as they are part of the names of runs: the layer's own defaults at d = 100."""
 STEADY = {"steady_start": True}
 """Of RigLSTM: the input does not decide who wakes first."""
-LONGER = {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
-"""Of LSTMs in copying: more digits take longer to learn."""
+MORE_UPDATES = {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
+"""In copying: more digits take longer to learn."""
 
 
 def tuned_mnist(paper: Recipe) -> Recipe:
@@ -55,7 +55,7 @@ def tuned_copying(paper: Recipe) -> Recipe:
         paper,
         rows={
             **rows,
-            **{name: replace(rows[name], fit_in=LONGER) for name in ("lstm", "gridlstm")},
+            **{name: replace(rows[name], fit_in=MORE_UPDATES) for name in ("lstm", "gridlstm")},
             "riglstm": _copying_rig(rows["riglstm"]),
         },
         # The blanks before the answer are known from the clock alone.
@@ -74,13 +74,12 @@ def _copying_rig(row: Row) -> Row:
         # The limit is that of the runs; Adam makes little of its size, as nearly every gradient is
         # longer.
         fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
-        # More digits take longer to learn. With eight a larger step in larger batches was ahead,
-        # and neither by itself.
+        # With eight digits a larger step in larger batches was ahead, and neither by itself.
         task_in={"M=8": {"batch_size": 128}},
         fit_in={
             "M=1": {"updates": 10_000},
-            "M=4": {"updates": 30_000},
-            "M=8": {"updates": 60_000, "lr": 3e-3},
+            "M=4": MORE_UPDATES["M=4"],
+            "M=8": {**MORE_UPDATES["M=8"], "lr": 3e-3},
         },
     )
 

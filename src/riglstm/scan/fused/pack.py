@@ -27,9 +27,9 @@ class Into(NamedTuple):
     unit: Tensor | Place
     """What one stands for in their columns; unwritten where it is one."""
     counter: Argument = None
-    """The barrier's; it is set to zero."""
-    zeros: int = 1
-    """How many int32 from the counter on are set to zero."""
+    """The barriers'; it is set to zero."""
+    zeros: int = 0
+    """How many int32 from the counter on are set to zero: all counters, and the lists' counts."""
     lines: Argument = None
     """(D, K·P): W_in, for `map_kernel`."""
     sizes: Argument = None

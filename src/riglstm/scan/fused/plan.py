@@ -21,6 +21,9 @@ FEW = 64
 ROWS_AT_ONCE = 16384
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
+PIECE = 64
+"""Numbers of D5 and its weights that products take at a time, at the least: 128 bytes in halves."""
+
 MOST_FEATURES = 8192
 """With TF32 in halves the map to views is ours up to so many: one program holds a row of them."""
 
@@ -79,7 +82,7 @@ def sizes_back(z: Sizes, saved: Saved) -> Sizes:
     """The sizes of a backward pass, whose forward pass may have been of another precision."""
     held = saved.XH.dtype
     back = z.back if held == z.held else z.dtype
-    return z._replace(P=saved.XH.shape[3], L=in_pieces(z.G * z.d), held=held, back=back)
+    return z._replace(P=saved.XH.shape[3], held=held, back=back)
 
 
 def _coarse() -> bool:
@@ -94,13 +97,12 @@ def aligned(n: int, dtype: torch.dtype) -> int:
 
 
 def in_pieces(n: int) -> int:
-    """n rounded up to pieces of 64, or one that is not larger than it must be."""
-    many = min(64, max(16, power_of_two(n)))
-    return -(-n // many) * many
+    """n rounded up to whole pieces of a product over it."""
+    return -(-n // PIECE) * PIECE
 
 
 def _piece(L: int, most: int) -> int:
-    """Of L numbers, whole pieces of so many at most: what loads them needs no mask."""
+    """Numbers of a piece of L, at most so many: as pieces are whole, their loads need no mask."""
     return min(most, L & -L)
 
 

@@ -224,7 +224,7 @@ def _bytes(
             row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
         elif z.held == torch.float16:
             row += aligned(D, z.held) * z.held.itemsize + z.K * z.P * torch.float32.itemsize
-    return T * B * row + z.N * z.S * z.P * z.L * z.held.itemsize
+    return T * B * row + z.N * z.S * z.P * z.G * z.d * z.held.itemsize
 
 
 def _keep(

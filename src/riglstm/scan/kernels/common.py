@@ -12,8 +12,7 @@ SLOTS = 8
 """Most cells, and most views: tiles of a row have this many lines, and the resident kernel as many
 warps, a slot each."""
 LINE = 32
-"""Whole numbers in a line of memory: counters of which one is read while the other changes are as
-far apart."""
+"""Whole numbers in a line of memory. One counter is read while another changes: in another line."""
 FRESH = 16
 """The bit of a row's `act` that says: the state was reset before the step."""
 
@@ -110,7 +109,7 @@ def wait(counter, target):
 
 @triton.jit
 def wait_each(counter, target):
-    """As `wait`, but every thread reads: quicker where a kernel has no registers to spare."""
+    """As `wait`, but every thread reads: quicker in a kernel that has no registers to spare."""
     if not _INTERPRETED:
         spins = 0
         while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) < target:

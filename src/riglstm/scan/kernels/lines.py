@@ -49,6 +49,8 @@ def lines_kernel(
     """
     S: tl.constexpr = K + N
     _clear(ZERO, Z)
+    # Lines are written to their end.
+    tl.static_assert(L <= BG if G == 4 else 4 * d <= BG and L - 4 * d <= BQ)
     PAD: tl.constexpr = L - G * d
     if PAD > 0:
         _clear_ends(D5, R, L, PAD)

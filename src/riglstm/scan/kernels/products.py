@@ -35,7 +35,8 @@ def views_kernel(
         bits = tl.load(BITS + row * N + cell, mask=there, other=0)
         takers |= ((bits >> k) & 1) << cell
     within = tl.arange(0, BK)[None, :]
-    # Columns without a unit have the last one's weights, and are not written.
+    tl.static_assert(L % BK == 0)
+    # Columns without a unit have the last one's weights, as in `spread`, and are not written.
     weight = W + ((k * d + tl.minimum(unit, d - 1))[:, None] * L + within)
     rows = D5 + ((row * (N * L))[:, None] + within)
     acc = tl.zeros((BM, BP), tl.float32)
@@ -225,9 +226,9 @@ def pack_kernel(
     the last tile of units has no unit, among the columns of the first gate.
 
     What else is given is written on the way. OUT_IN gets W_IN, and SIZES what its lines are divided
-    by: see `pack_lines`. `zeros` integers from COUNTER on become zero: that of the next kernel's
-    barrier, and the counts behind it. Of C and H, `numbers` each, H becomes zero, and C a copy of
-    C0, or zero without it.
+    by: see `pack_lines`. `zeros` integers from COUNTER on become zero: those of the next kernel's
+    barriers, and the counts behind them. Of C and H, `numbers` each, H becomes zero, and C a copy
+    of C0, or zero without it.
     """
     FOLDED: tl.constexpr = G == 5 and (TILES - (4 * d + BN - 1) // BN) * BN < d
     tl.static_assert(BY_GATE or not FOLDED)

@@ -45,10 +45,10 @@ def _four(V, step: tl.constexpr, known):
 
 @triton.jit
 def _anew(V):
-    """A buffer; the compiler learns only at each step where it begins.
+    """A buffer of ours; the compiler learns only at each step where it begins.
 
     Else it would work out addresses before the first step, or load weights for views then, and
-    spill what it keeps.
+    spill what it keeps. What the caller gives may begin anywhere, and ours at a multiple of 16.
     """
     if _INTERPRETED:
         return V
@@ -150,7 +150,7 @@ def resident_kernel(
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
     The arguments are those of `forward_kernel`; of symbols and lists it makes no use. APART is of
-    all phases together.
+    all phases together, and has a second counter a line of memory behind COUNTER, zero as well.
     """
     # `taken` has a byte for the rows of a line, and `sum_slots` four gates of eight units.
     tl.static_assert(BM <= 64)
@@ -200,9 +200,8 @@ def resident_kernel(
                 x_unit = tl.load(X_UNIT + step + b, mask=b < rows, other=1.0)
             wait(SELECTED, (t - t0 + 1) * selecting)
             c_now = _gates(
-                acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, _anew(BIAS), RESET,
-                _anew(PROP), BITS, GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE,
-                _ALL,
+                acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, _anew(PROP),
+                BITS, GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, _ALL,
             )  # fmt: skip
             arrive(MULTIPLIED)
         tl.store(c + at, c_now, mask=inside)

@@ -19,10 +19,10 @@ from riglstm.scan.kernels.common import _SLOTS
 
 @triton.jit
 def slot_and_line():
-    """The slot and the line of eight that are a lane's, of all 256 lanes: four have the same.
+    """The slot and the line of eight that are a lane's, of all 256 lanes (8 warps): four are alike.
 
-    Of the 64 pairs, what is loaded for them would be loaded once more for each layout of a product:
-    the compiler takes a load of fewer numbers than there are threads to be cheap.
+    A tensor of the 64 pairs alone has fewer numbers than there are threads. The compiler takes it
+    that loading such is cheap, and repeats it for each layout of a product.
     """
     lane = tl.arange(0, 32 * _SLOTS)
     return lane // 32, lane // 4 % 8
@@ -50,6 +50,8 @@ def _piece(V, take, ROW: tl.constexpr, P: tl.constexpr, piece: tl.constexpr,
     block = tl.arange(0, BLOCKS)[:, None, None, None]
     wanted = ((take.reshape(1, 8 * _SLOTS, 4, 1) >> block) & 1) != 0
     wanted = tl.broadcast_to(wanted, (BLOCKS, 8 * _SLOTS, 4, BK // 4)).reshape(x.shape[0], BK)
+    # Else it is taken to differ from number to number, and each is loaded by itself.
+    tl.static_assert(P % 8 == 0)
     mask = tl.max_constancy(wanted & (piece * 32 + e < P), [1, BK // 4])
     # Two sums, and the second of constants: a lane has one address for all that it loads.
     at = V + (x % 8 * ROW + x // 8 % _SLOTS * P + e)

@@ -39,9 +39,11 @@ def spread(
         w_unit = tl.load(W_UNIT + K * d + unit, mask=inside, other=0.0)
     within = tl.arange(0, BK)[None, :]
     begun = D5 + ((start * (N * L) + j * L)[:, None] + within)
-    # Columns without a unit have the last one's weights, and are not written.
+    # Columns without a unit have the last one's weights, and are not written: a mask would take
+    # longer, and without either the last cell's would be read from behind W.
     line = j * (K + N) * d + K * d + tl.minimum(unit, N * d - 1)
     weight = W + (line[:, None] * L + within)
+    tl.static_assert(L % BK == 0)
     acc = tl.zeros((BM, BN), tl.float32)
     for m in tl.range(0, L // BK, num_stages=STAGES):
         a = tl.load(begun + m * BK, mask=on[:, None], other=0.0, cache_modifier=".cg")
