@@ -155,7 +155,7 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     with torch.no_grad():
         p.weights.W_q.mul_(2.0**-20)  # in a unit of its own
     got = outputs_and_gradients(p, "triton")
-    z = triton_plan.Sizes(2, 2, 33, 40, 168, 5, *(torch.float16,) * 3)
+    z = triton_plan.Sizes(2, 2, 33, 40, 192, 5, *(torch.float16,) * 3)
     assert triton_plan.columns(z, 32, by_gate=True) == triton_plan.columns(z, 32) - 1
     apart = triton_plan.columns
     for module in (triton_plan, triton_prepare, triton_pack):

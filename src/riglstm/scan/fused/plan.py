@@ -101,9 +101,9 @@ def in_pieces(n: int) -> int:
     return -(-n // PIECE) * PIECE
 
 
-def _piece(L: int, most: int) -> int:
-    """Numbers of a piece of L, at most so many: as pieces are whole, their loads need no mask."""
-    return min(most, L & -L)
+def _in_pairs(L: int) -> int:
+    """Two pieces at a time, where L has whole pairs of them: loads need no mask."""
+    return PIECE if L % (2 * PIECE) else 2 * PIECE
 
 
 def rounds(product: torch.dtype) -> bool:
@@ -172,7 +172,7 @@ def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dty
 
 def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     """Tiles of the gradient of views."""
-    BM, BP, BK = 128, power_of_two(z.d), _piece(z.L, 64 if z.back.itemsize == 4 else 128)
+    BM, BP, BK = 128, power_of_two(z.d), PIECE if z.back.itemsize == 4 else _in_pairs(z.L)
     tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
     return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
 
@@ -241,10 +241,10 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the backward kernel, likewise."""
-    BM, BN, BK, RB = 128, 128, _piece(z.L, 64), 2
+    BM, BN, BK, RB = 128, 128, PIECE, 2
     if B <= FEW:
         BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
-        BM, BK, RB = 64, _piece(z.L, 128), _rows(device)
+        BM, BK, RB = 64, _in_pairs(z.L), _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}

@@ -32,11 +32,10 @@ def spread(
     if not COMPACT:
         row = tl.cast(t, tl.int64) * B + b
         on = tl.load(BITS + row * N + j, mask=b < B, other=0) != 0
-    inside = unit < N * d
     start = tl.cast(t - first, tl.int64) * B + b
     if D_UNIT is not None:
         d_unit = tl.load(D_UNIT + start, mask=on, other=0.0)
-        w_unit = tl.load(W_UNIT + K * d + unit, mask=inside, other=0.0)
+        w_unit = tl.load(W_UNIT + K * d + unit, mask=unit < N * d, other=0.0)
     within = tl.arange(0, BK)[None, :]
     begun = D5 + ((start * (N * L) + j * L)[:, None] + within)
     # Columns without a unit have the last one's weights, and are not written: a mask would take
