@@ -24,12 +24,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from riglstm.scan.fused import plan as triton_plan
+from riglstm.scan.fused.gradients import product_tile
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
 from riglstm.scan.kernels.resident import resident_kernel
+from riglstm.scan.kernels.weights import awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
@@ -44,6 +46,7 @@ def built(kernel, z, tile, **constants):
     held, product, back = NAMES[z.held], NAMES[z.dtype], NAMES[z.back]
     kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": back, "DV": product,
              "D5": back, "GATES": product, "X": product, "W": held if kernel in STEPS else back}
+    kinds["ONES"] = back
     if kernel in (lines_kernel, pack_kernel):
         kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back, "OUT_IN": held}
     if kernel in (map_kernel, halve_kernel):
@@ -118,6 +121,8 @@ done |= {
     "inputs, bf16": built(
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
+    "awake": built(awake_kernel, bf16, {"BR": 1024}),
+    "weights": built(weights_kernel, bf16, product_tile(bf16)),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
     "lines, no query": built(
         lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=False, W_UNIT=None
@@ -200,7 +205,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 27), (90, 232_448, 132, 29)]
+CHIPS = [(80, 166_912, 4, 29), (90, 232_448, 132, 31)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.batched_backward import input_map
-from riglstm.scan.fused.gradients import Lines, Piece, Total, rows_from, width
+from riglstm.scan.fused.gradients import Lines, Piece, Products, Total, products, rows_from, width
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.plan import (
     PERSISTENT,
@@ -30,7 +30,8 @@ from riglstm.scan.fused.plan import (
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
-from riglstm.scan.kernels.products import inputs_kernel, views_kernel
+from riglstm.scan.kernels.products import views_kernel
+from riglstm.scan.kernels.weights import ROWS
 from riglstm.selection import Selection
 
 
@@ -58,7 +59,7 @@ class Plan(NamedTuple):
     views: Launch
     view_rows: int
     """Rows that a program of `views` takes."""
-    inputs: Launch
+    products: Products
     split: Launch
     lines_at_once: tuple[int, int]
     """Lines that a program of `lines` takes, and one of `split`."""
@@ -72,13 +73,13 @@ def plan_back(
     N, K, d, L, G = z.N, z.K, z.d, z.L, z.G
     tile, views_tile = backward_tiles(z, B, device), views_tiles(z, device)
     common: dict[str, Any] = {"N": N, "K": K, "d": d, "L": L}
-    products: dict[str, Any] = {"PRECISION": how, "WIDE": interpreted()}
+    rounding: dict[str, Any] = {"PRECISION": how, "WIDE": interpreted()}
     options: dict[int, dict[str, Any]] = {7: PERSISTENT, 8: {}}
     if interpreted():
         options = {1: {}, 2: {}, 8: {}}
     phases = {
         phase: prepare(
-            backward_kernel, **common, G=G, SCALE=scale, **products, **tile, PHASE=phase, **more
+            backward_kernel, **common, G=G, SCALE=scale, **rounding, **tile, PHASE=phase, **more
         )
         for phase, more in options.items()
     }
@@ -91,22 +92,26 @@ def plan_back(
         lines_kernel, **common, G=G, BL=BL, BG=power_of_two(4 * d),
         BQ=power_of_two(max(1, L - 4 * d)), PER_CELL=per_cell,
     )  # fmt: skip
-    views = prepare(views_kernel, **common, **products, **views_tile)
-    inputs = prepare(
-        inputs_kernel, N=N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
-        ONE=one,
-    )  # fmt: skip
+    views = prepare(views_kernel, **common, **rounding, **views_tile)
     split = prepare(
         split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
     )
     return Plan(
-        *(tile, phases, tiles, programs, lines, views, views_tile["BM"], inputs, split, (BL, BS))
+        *(tile, phases, tiles, programs, lines, views, views_tile["BM"], products(z, B, device)),
+        *(split, (BL, BS)),
     )
 
 
 @functools.lru_cache(256)
 def _layout(
-    z: Sizes, T: int, B: int, pieces: int, compact: bool, summed: bool, own: tuple[bool, bool]
+    z: Sizes,
+    T: int,
+    B: int,
+    pieces: int,
+    compact: bool,
+    summed: bool,
+    own: tuple[bool, bool],
+    in_lists: bool,
 ) -> tuple[Layout, int]:
     """Buffers of one call, and how many numbers of four bytes at their start must be zero.
 
@@ -120,7 +125,8 @@ def _layout(
     ]  # fmt: skip
     rest = [
         (int32, (z.N, listed)), (float32, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
-        (float32, (z.S * z.d,)),
+        (float32, (z.S * z.d,)), *((int32, (z.N if in_lists else 0, rows)) for rows in (ROWS, 1)),
+        (z.back, (8,)),
     ]  # fmt: skip
     return Layout(*zero, *rest), Layout(*zero).size // 4
 
@@ -148,15 +154,16 @@ def backward(
     pieces, halves = -(-T // steps), z.back == torch.float16
     summed = wanted.gates and not (halves and pieces == 1)
     own = (dh is None and not wanted.state, dc is None and not wanted.state)
-    layout, zeros = _layout(z, T, B, pieces, plan.tile["COMPACT"], summed, own)
+    in_lists = wanted.gates and plan.products.awake is not None
+    layout, zeros = _layout(z, T, B, pieces, plan.tile["COMPACT"], summed, own, in_lists)
     memory = dy.new_empty(layout.size, dtype=torch.uint8)
-    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit = layout.cut(memory)
+    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit, *room = layout.cut(memory)
     packed = Lines(W_lines, w_unit if halves else None)
     D5 = dy.new_empty((steps, B, N, z.L), dtype=z.back)
     # First of all: the GPU packs while the host goes on.
     plan.lines(
         (-(-z.S * d // plan.lines_at_once[0]),),
-        (W, W if W_q is None else W_q, *packed, D5, counters, steps * B * N, zeros),
+        (W, W if W_q is None else W_q, *packed, D5, counters, room[2], steps * B * N, zeros),
     )
     at_h, at_c = own_h if own[0] else _copy(dh, h), own_c if own[1] else _copy(dc, h)
     unit = dy.new_empty((steps, B)) if halves else None
@@ -167,7 +174,8 @@ def backward(
         shape, start = (N, width(z)[0], z.L), layout.starts[1][1] // 4
         strides = (shape[1] * z.L, z.L, 1)
         sums = memory.view(torch.float32).as_strided(shape, strides, start) if summed else None
-        total = Total(dy.new_empty(shape) if sums is None else sums, z, plan.inputs, pieces == 1)
+        sums = dy.new_empty(shape) if sums is None else sums
+        total = Total(sums, z, plan.products, room, pieces == 1)
 
     def run(phase: int, programs: int, piece: int, t0: int, t1: int) -> None:
         arguments = (

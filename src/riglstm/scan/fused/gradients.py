@@ -5,14 +5,18 @@ Shapes as in `plan.py`; R rows are pairs of step and sequence.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.launch import Launch, Place
-from riglstm.scan.fused.plan import Saved, Sizes
+from riglstm.scan.fused.launch import Launch, Place, prepare
+from riglstm.scan.fused.plan import Saved, Sizes, chip, stages
+from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.products import inputs_kernel
+from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
 
 PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
@@ -39,19 +43,72 @@ class Piece(NamedTuple):
 def width(z: Sizes) -> tuple[int, int]:
     """Numbers of H in memory, and which of them is a one, for the biases; if none is, -1.
 
-    A product in halves has room for it beside a slot, or behind the last. For one in float32, the
-    sum over D5 is exact, and that over rounded numbers is not.
+    A product in halves has room for it beside a slot, or behind the last; in bfloat16 it is always
+    there. For one in float32, the sum over D5 is exact, and that over rounded numbers is not.
     """
     if z.back.itemsize == 4:
         return z.S * z.P, -1
-    return (z.S * z.P, z.d) if z.d < z.P else (z.S * z.P + 8, z.S * z.P)
+    beside = z.d < z.P and z.back == torch.float16
+    return (z.S * z.P, z.d) if beside else (z.S * z.P + 8, z.S * z.P)
+
+
+class Products(NamedTuple):
+    """How the gradient of weights is computed: by cuBLAS, or in kernels of ours."""
+
+    inputs: Launch
+    """What cells took in, written out for cuBLAS."""
+    awake: Launch | None
+    """The list of rows in which each cell was awake; None: cuBLAS's."""
+    weights: Launch | None
+    """The product over them."""
+    grid: tuple[int, int]
+    """Rows that a program of `awake` takes, and programs of `weights`."""
+
+
+def products(z: Sizes, B: int, device: torch.device) -> Products:
+    """Ours in bfloat16, where its tiles are enough for the GPU.
+
+    cuBLAS is the quicker one for a product, but it multiplies the rows of sleeping cells, too, and
+    what cells took in must be written out for it. Where four pieces of a tile do not fit, as they
+    do on Hopper, ours was not measured.
+    """
+    wide, one = width(z)
+    inputs = prepare(
+        inputs_kernel, N=z.N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
+        ONE=one,
+    )  # fmt: skip
+    tile, rows = product_tile(z), 64 if interpreted() else 1024
+    tiles = z.N * -(-wide // tile["BM"]) * (z.L // tile["BN"])
+    if z.back != torch.bfloat16 or B > ROWS or not (interpreted() or _worth(tile, tiles, device)):
+        return Products(inputs, None, None, (0, 0))
+    awake = prepare(awake_kernel, N=z.N, S=z.S, BR=rows)
+    weights = prepare(weights_kernel, N=z.N, S=z.S, P=z.P, L=z.L, **tile, WIDE=interpreted())
+    return Products(inputs, awake, weights, (rows, tiles))
+
+
+def _worth(tile: dict[str, Any], tiles: int, device: torch.device) -> bool:
+    pieces = stages(device, 4, tile["BM"] + tile["BN"], tile["BK"], torch.bfloat16)
+    return pieces == 4 and 2 * tiles >= chip(device)[0]
+
+
+def product_tile(z: Sizes) -> dict[str, Any]:
+    """Tiles of `weights_kernel`."""
+    if interpreted():
+        return {"BM": 64, "BN": 64, "BK": 32, "STAGES": 1}
+    BN = next(BN for BN in (256, 128, 64) if z.L % BN == 0)
+    # A load that waits for another one is half as many stages ahead: four.
+    return {"BM": 128, "BN": BN, "BK": 64, "STAGES": 8, "num_warps": 8}
 
 
 class Total:
     """The gradient of weights as the products give it, and that of biases where it is not in it."""
 
-    def __init__(self, dW: Tensor, z: Sizes, inputs: Launch, one_piece: bool) -> None:
-        self.z, self.inputs, self.one_piece = z, inputs, one_piece
+    def __init__(
+        self, dW: Tensor, z: Sizes, by: Products, room: Sequence[Tensor | Place], one_piece: bool
+    ) -> None:
+        self.z, self.by, self.one_piece = z, by, one_piece
+        self.room = room
+        """For kernels of ours: a list and a count for each cell, and a one and zeros."""
         self.dW = dW
         """(N, what H has, L), zero but for a single piece in units."""
         self.top: Tensor | None = None
@@ -63,6 +120,12 @@ class Total:
         """Add Hᵀ D5 of the steps from t0 on to dW, and the sum of D5 to db unless it is in dW."""
         z, (wide, one), B = self.z, width(self.z), piece.D5.shape[1]
         D, first = piece.D5.view(-1, z.N, z.L), t0 * B
+        if self.by.awake is not None and self.by.weights is not None:
+            (listed, count, ones), (rows, tiles), R = self.room, self.by.grid, D.shape[0]
+            bits = _row(saved.bits, first)
+            self.by.awake((-(-R // rows), z.N), (_row(saved.act, first), bits, listed, count, R))
+            self.by.weights((tiles,), (_row(saved.XH, first), ones, D, listed, count, self.dW))
+            return
         x_unit, total, top = None, self.dW, None
         if z.held == torch.float16:
             x_unit = rows_from(saved.unit, t0, piece.D5.shape[0])
@@ -75,7 +138,7 @@ class Total:
             H = D.new_empty(z.N, R, wide)
             V, bits = _row(saved.XH, first + r), _row(saved.bits, first + r)
             units = (None if u is None else _row(u, r) for u in (x_unit, piece.unit))
-            self.inputs((R,), (V, *units, top, bits, H, R))
+            self.by.inputs((R,), (V, *units, top, bits, H, R))
             # (N, what H has, R), (N, R, L)
             _add_product(total, H.mT, part.transpose(0, 1), fresh=top is not None and r == 0)
         if self.one_piece:

@@ -1,0 +1,88 @@
+"""Kernels of the `triton` backend for the gradient of weights: Hᵀ D5 over the rows of a piece.
+
+Rows are pairs of step and sequence, R of them. Of a cell, only those in which it was awake count:
+they are put in a list first. What it took in, H, is never written: of XH, loads leave out what it
+did not.
+
+Shapes: N cells, S slots of P numbers in memory, L numbers of D5, WIDTH = S·P + 8 numbers of H, of
+which the first behind the slots is one: its line is the gradient of biases.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+ROWS = 1 << 14
+"""Rows of a piece at the most: an entry of a list is the number of a row, and above it the bits."""
+_ROW_BITS = tl.constexpr(14)
+_MOST = tl.constexpr(ROWS)
+
+
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["ACT", "BITS"])
+def awake_kernel(
+    ACT, BITS, LIST, COUNT, R,
+    N: tl.constexpr, S: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """The rows from BR · p on in which cell j was awake, in their order, to LIST (N, ROWS).
+
+    An entry has the row, above it a bit for each slot that the cell took in, and one for the ones
+    behind them. So none is zero.
+    """
+    first, j = tl.program_id(0) * BR, tl.program_id(1)
+    earlier = tl.arange(0, _MOST)
+    act = tl.load(ACT + earlier, mask=earlier < first, other=0)
+    start = tl.sum((act >> j) & 1, 0)
+    row = first + tl.arange(0, BR)
+    bits = tl.load(BITS + row * N + j, mask=row < R, other=0)
+    awake = (bits != 0).to(tl.int32)
+    place = start + tl.cumsum(awake, 0) - 1
+    entry = row | ((bits | (1 << S)) << _ROW_BITS)
+    tl.store(LIST + j * _MOST + place, entry, mask=awake != 0)
+    if first + BR >= R:
+        tl.store(COUNT + j, start + tl.sum(awake, 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["LIST", "COUNT"])
+def weights_kernel(
+    XH, ONES, D5, LIST, COUNT, DW,
+    N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add BM lines by BN columns of Hᵀ D5 of one cell to DW (N, WIDTH, L).
+
+    ONES is a one and seven zeros.
+    """
+    WIDTH: tl.constexpr = S * P + 8
+    LINES: tl.constexpr = (WIDTH + BM - 1) // BM
+    COLUMNS: tl.constexpr = L // BN
+    tl.static_assert(L % BN == 0 and P % 8 == 0)
+    p = tl.program_id(0)
+    j, m, n = p // (LINES * COLUMNS), p // COLUMNS % LINES, p % COLUMNS
+    line, column = m * BM + tl.arange(0, BM), n * BN + tl.arange(0, BN)
+    # Eight lines are of one slot, so that they can be loaded at once: the compiler is told.
+    eights = tl.max_contiguous(tl.multiple_of(line, 8), 8)
+    behind = tl.max_constancy(line >= S * P, 8)
+    bit = _ROW_BITS + tl.max_constancy(line // P, 8)
+    start = tl.where(behind, ONES + tl.max_contiguous(tl.multiple_of(line % 8, 8), 8), XH + eights)
+    step = tl.where(behind, 0, S * P)
+    there = line < WIDTH
+    bit = tl.where(there, bit, 0)
+    gates = D5 + j * L + column
+    LIST += j * _MOST
+    many = tl.load(COUNT + j)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for i in tl.range(0, tl.cdiv(many, BK), num_stages=STAGES):
+        place = i * BK + tl.arange(0, BK)
+        entry = tl.load(LIST + place, mask=place < many, other=0)
+        row = entry & (_MOST - 1)
+        took = (((entry[:, None] >> bit[None, :]) & 1) != 0) & there[None, :]
+        a = tl.load(start[None, :] + row[:, None] * step[None, :], mask=took, other=0.0)
+        b = tl.load(
+            gates[None, :] + (row * (N * L))[:, None], mask=(entry != 0)[:, None], other=0.0
+        )
+        if WIDE:
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        acc = tl.dot(a.T, b, acc)
+    at = DW + ((j * WIDTH + line) * L)[:, None] + column[None, :]
+    tl.store(at, tl.load(at, mask=there[:, None]) + acc, mask=there[:, None])
