@@ -119,12 +119,15 @@ def _layout(
     dc where it is not the caller's.
     """
     int32, float32, listed = torch.int32, torch.float32, B if compact else 0
+    # What cells ask of each other's states is rounded as their gates' gradients are; float16 has
+    # not the range for it.
+    part = float32 if z.back == torch.float16 else z.back
     zero = [
         (int32, (pieces, 4)), (float32, (z.N if summed else 0, width(z)[0], z.L)),
         (int32, (T if compact else 0, z.N)), *((float32, (B if o else 0, z.N, z.d)) for o in own),
     ]  # fmt: skip
     rest = [
-        (int32, (z.N, listed)), (float32, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
+        (int32, (z.N, listed)), (part, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
         (float32, (z.S * z.d,)), *((int32, (z.N if in_lists else 0, rows)) for rows in (ROWS, 1)),
         (z.back, (8,)),
     ]  # fmt: skip

@@ -43,10 +43,20 @@ def _parts(b, B, bits, every, PART, N: tl.constexpr, K: tl.constexpr, d: tl.cons
     parts = ()
     for j in tl.static_range(N):
         heard = (((bits[j] & every)[:, None] >> (K + n)) & 1) != 0
-        part = PART + ((b * N + j) * (N * d))[:, None, None] + (n * d)[:, :, None] + e
+        part = PART + ((b * N + j) * (N * d))[:, None, None] + (n * d)[:, :, None] + _in_fours(e)
         use = inside & heard[:, :, None]
-        parts += (tl.load(part, mask=use, other=0.0, cache_modifier=".cg"),)
+        parts += (tl.load(part, mask=use, other=0.0, cache_modifier=".cg").to(tl.float32),)
     return parts
+
+
+@triton.jit
+def _in_fours(e):
+    """The same as e, but the compiler sees four in a row.
+
+    Of numbers of two bytes it would take eight at once, in a layout of their own, and go through
+    shared memory to that of the others.
+    """
+    return e // 4 * 4 + e % 4
 
 
 @triton.jit
@@ -75,9 +85,7 @@ def _grads(
     tl.debug_barrier()
     act = tl.load(ACT + row, mask=b < B, other=0)
     use = inside & (((act[:, None] >> n) & 1) != 0)[:, :, None]
-    # The same as e, but the compiler sees four in a row. Of numbers of two bytes it would take
-    # eight at once, in a layout of their own, and go through shared memory to that of the others.
-    fours = e // 4 * 4 + e % 4
+    fours = _in_fours(e)
     saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + fours
     f = tl.load(saved, mask=use, other=0.0).to(tl.float32)
     i = tl.load(saved + d, mask=use, other=0.0).to(tl.float32)

@@ -60,4 +60,5 @@ def spread(
     for part in tl.static_range(len(four)):
         to = u * BN + part * WIDTH + tl.arange(0, WIDTH)
         at = (b * (N * N * d))[:, None] + to[None, :]
-        tl.store(PART + at, four[part], mask=on[:, None] & (to < N * d)[None, :])
+        asked = four[part].to(PART.dtype.element_ty)
+        tl.store(PART + at, asked, mask=on[:, None] & (to < N * d)[None, :])
