@@ -241,7 +241,9 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     """Tiles of the backward kernel, likewise."""
-    BM, BN, BK, RB = 128, 128, PIECE, 2
+    # Four sequences at a time have all 512 of the largest bench done at once; with units, a thread
+    # has not the registers for them.
+    BM, BN, BK, RB = 128, 128, PIECE, 4 if z.back == torch.bfloat16 else 2
     if B <= FEW:
         BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
         BM, BK, RB = 64, _in_pairs(z.L), _rows(device)
