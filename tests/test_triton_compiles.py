@@ -115,7 +115,8 @@ of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
     "views": built(views_kernel, tf32, triton_plan.views_tiles(tf32, None), PRECISION="tf32"),
     "views, bf16": built(
-        views_kernel, bf16, triton_plan.views_tiles(bf16, None), PRECISION="ieee", **whole
+        *(views_kernel, bf16, triton_plan.views_tiles(bf16, None)),
+        **{"PRECISION": "ieee", "SUMS": None, **whole},
     ),
     "inputs": built(inputs_kernel, tf32, place_of, WIDTH=96, ONE=20),
     "inputs, bf16": built(

@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.batched_backward import input_map
-from riglstm.scan.fused.gradients import Lines, Piece, Products, Total, products, rows_from, width
+from riglstm.scan.fused.gradients import (
+    Lines,
+    Piece,
+    Products,
+    Total,
+    input_gradients,
+    products,
+    rows_from,
+    width,
+)
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.plan import (
     PERSISTENT,
@@ -172,6 +180,11 @@ def backward(
     unit = dy.new_empty((steps, B)) if halves else None
     dz = dy.new_empty((T if z.G == 5 else 1, B, N))
     dV = dy.new_empty((T, B, z.K, d), dtype=product) if wanted.views else None
+    row_tiles = -(-steps * B // plan.view_rows)
+    of_views = None
+    if wanted.views and weights.b_in is not None:
+        last = -(-(T - (pieces - 1) * steps) * B // plan.view_rows)
+        of_views = dy.new_empty(((pieces - 1) * row_tiles + last, z.K * d))
     total = None
     if wanted.gates:
         shape, start = (N, width(z)[0], z.L), layout.starts[1][1] // 4
@@ -201,14 +214,17 @@ def backward(
         if dV is not None:
             R, bits, now = (t1 - t0) * B, rows_from(saved.bits, t0), rows_from(dV, t0)
             grid = (z.K, -(-R // plan.view_rows))
-            plan.views(grid, (*piece, *packed, bits, now, R))
+            part = None if of_views is None else rows_from(of_views, i * row_tiles)
+            plan.views(grid, (*piece, *packed, bits, now, part, R))
         if total is not None:
             total.add(piece, saved, t0)
     if wanted.state:
         run(8, B, 0, 0, 1)
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None
     if dV is not None:
-        dx, dW_in, db_in = input_map(dV.view(T * B, z.K * d), x, weights, product, wanted.x)
+        dx, dW_in, db_in = input_gradients(
+            dV.view(T * B, z.K * d), of_views, x, weights, product, wanted.x
+        )
     if total is not None:
         dW, db, dW_q = total.split(weights, plan.split, plan.lines_at_once[1])
         d_bias = None if weights.update_bias is None else dz.sum((0, 1))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.scan.batched_backward import input_map
 from riglstm.scan.fused.launch import Launch, Place, prepare
 from riglstm.scan.fused.plan import Saved, Sizes, chip, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
@@ -166,6 +167,21 @@ class Total:
         return dW, db, dW_q
 
 
+def input_gradients(
+    dV: Tensor, sums: Tensor | None, x: Tensor, weights: Weights, product: torch.dtype, for_x: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Back through the input transformation, as `input_map`: dx, dW_in, db_in.
+
+    From dV (T·B, K·d) and its sums over some rows each, which there are where b_in is.
+    """
+    W_in = weights.W_in
+    if W_in is None:
+        return input_map(dV, x, weights, product)
+    dx = _product(dV, W_in.t().to(product), x.dtype).view_as(x) if for_x else None
+    dW_in = _product(x.reshape(dV.shape[0], -1).t().to(product), dV, W_in.dtype)
+    return dx, dW_in, None if sums is None else sums.sum(0)
+
+
 def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:
     """Rows from `first` on, so many at most; all of them are taken as they are."""
     if first == 0 and (most is None or rows.shape[0] <= most):
@@ -176,6 +192,13 @@ def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:
 def _row(steps: Tensor, first: int) -> Tensor:
     """(steps, B, ...), where a kernel is to find its first row."""
     return steps.flatten(0, 1)[first:] if first else steps
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b in this dtype; of halves in float32 without a copy."""
+    if a.is_cuda and a.dtype != dtype == torch.float32:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, fresh: bool) -> None:

@@ -15,14 +15,17 @@ from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
 from riglstm.scan.kernels.input_map import pack_lines
 
 
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV"])
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV", "SUMS"])
 def views_kernel(
-    D5, D_UNIT, W, W_UNIT, BITS, DV, R,
+    D5, D_UNIT, W, W_UNIT, BITS, DV, SUMS, R,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one view: D5 of all cells that took it in times their weights for it."""
+    """The gradient of one view: D5 of all cells that took it in times their weights for it.
+
+    SUMS (tiles of rows, K·d), if it is asked for, gets the sum over a tile's rows.
+    """
     k, r = tl.program_id(0), tl.program_id(1)
     row = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
     there = row < R
@@ -52,6 +55,9 @@ def views_kernel(
         w_unit = tl.load(W_UNIT + k * d + unit, mask=unit < d, other=0.0)
         d_unit = tl.load(D_UNIT + row, mask=there, other=0.0)
         acc = acc * d_unit[:, None] * w_unit[None, :]
+    if SUMS is not None:
+        # Rows that are not there took nothing in.
+        tl.store(SUMS + r * (K * d) + k * d + unit, tl.sum(acc, 0), mask=unit < d)
     at = (row * (K * d))[:, None] + (k * d + unit)[None, :]
     tl.store(DV + at, acc.to(DV.dtype.element_ty), mask=there[:, None] & (unit < d)[None, :])
 
