@@ -23,6 +23,10 @@ PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
 
 
+WIDEST = 256
+"""Columns of a tile of `weights_kernel`, at the most."""
+
+
 class Lines(NamedTuple):
     """The weights as the backward pass reads them."""
 
@@ -88,7 +92,8 @@ def products(z: Sizes, B: int, device: torch.device) -> Products:
 
 
 def _worth(tile: dict[str, Any], tiles: int, device: torch.device) -> bool:
-    pieces = stages(device, 4, tile["BM"] + tile["BN"], tile["BK"], torch.bfloat16)
+    # Of the widest tile, whatever this one's: a chip on which they fit is one like Hopper.
+    pieces = stages(device, 4, tile["BM"] + WIDEST, tile["BK"], torch.bfloat16)
     return pieces == 4 and 2 * tiles >= chip(device)[0]
 
 
@@ -96,7 +101,7 @@ def product_tile(z: Sizes) -> dict[str, Any]:
     """Tiles of `weights_kernel`."""
     if interpreted():
         return {"BM": 64, "BN": 64, "BK": 32, "STAGES": 1}
-    BN = next(BN for BN in (256, 128, 64) if z.L % BN == 0)
+    BN = next(BN for BN in (WIDEST, 128, 64) if z.L % BN == 0)
     # A load that waits for another one is half as many stages ahead: four.
     return {"BM": 128, "BN": BN, "BK": 64, "STAGES": 8, "num_warps": 8}
 

@@ -1,6 +1,6 @@
 """Backward kernel of the `triton` backend: the steps of a piece of the sequence in one launch.
 
-Again two phases a step, each followed by a barrier of the grid. `grads` takes one sequence at a
+Again two phases a step, each followed by a barrier of the grid. `grads` takes RB sequences at a
 time: it adds up the gradient of its state and goes back through Eqs. (21), (18) to (1), which
 gives D5, the gradients of the gates' arguments and of W_q Q. `spread` takes a tile: BM sequences
 of one cell j and BN of the N·d units, and multiplies D5 of cell j with its weights for states.

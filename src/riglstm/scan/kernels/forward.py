@@ -1,6 +1,6 @@
 """Forward kernel of the `triton` backend: all steps of a sequence in one launch.
 
-Each step has two phases, with a barrier of the whole grid after each. `select` takes one sequence
+Each step has two phases, with a barrier of the whole grid after each. `select` takes RB sequences
 at a time: it finishes the state of the step before, Eqs. (20)-(21), scores and ranks, Eqs.
 (13)-(16). `gates` takes a tile: BM sequences, and some units of one cell with all their gates, or
 some of its W_q Q, Eqs. (1)-(6), (18), (19). What a cell does not take in is not even loaded.
