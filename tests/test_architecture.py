@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 LINES: dict[str, int] = {
     "layer.py": 400,
-    "scan/batched_backward.py": 290,
+    "scan/batched_backward.py": 280,
     "train/ppo.py": 380,
 }
 """Budgets above the usual one: a docstring that is a manual, two loops that read as one, and one

@@ -46,7 +46,7 @@ def built(kernel, z, tile, **constants):
     held, product, back = NAMES[z.held], NAMES[z.dtype], NAMES[z.back]
     kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": back, "DV": product,
              "D5": back, "GATES": product, "X": product, "W": held if kernel in STEPS else back}
-    kinds["ONES"] = back
+    kinds |= {"ONES": back, "PART": "*fp32" if z.back == torch.float16 else back}
     if kernel in (lines_kernel, pack_kernel):
         kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back, "OUT_IN": held}
     if kernel in (map_kernel, halve_kernel):
@@ -65,7 +65,10 @@ def built(kernel, z, tile, **constants):
             attrs[(i,)] = [["tt.divisibility", 16]]
     options = {"num_warps": tile.get("num_warps", 4)}
     source = ASTSource(kernel, signature, values, attrs)
-    return compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).metadata.shared
+    made = compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
+    # Numbers that are loaded one by one are not copied ahead either.
+    assert kernel is not weights_kernel or "ld.global.b16" not in made.asm["ptx"]
+    return made.metadata.shared
 
 
 def sizes(product, held, G, d=20):
@@ -123,7 +126,7 @@ done |= {
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
     "awake": built(awake_kernel, bf16, {"BR": 1024}),
-    "weights": built(weights_kernel, bf16, product_tile(bf16)),
+    "weights": built(weights_kernel, sizes(b16, b16, 5, 100), product_tile()),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
     "lines, no query": built(
         lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=False, W_UNIT=None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,17 +20,19 @@ triton_back = pytest.importorskip("riglstm.scan.fused.back")
 triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
 triton_weights = pytest.importorskip("riglstm.scan.kernels.weights")
 
-N, S, ROWS = 3, 5, triton_weights.ROWS
+pytestmark = pytest.mark.usefixtures("nan_filled_empty")
+N, ROWS = 3, triton_weights.ROWS
+BITS_OF_A_ROW = ROWS.bit_length() - 1
 
 
-def random_bits(R: int, sleepy: tuple[float, ...] = (0.4,) * N) -> Tensor:
-    """(R, N): what each cell took in; a cell sleeps as often as `sleepy` says."""
+def random_bits(R: int, S: int, sleepy: tuple[float, ...] = (0.4,) * N) -> Tensor:
+    """(R, N): what each cell took in of S slots; a cell sleeps as often as `sleepy` says."""
     rng = seeded(R)
     taken = torch.randint(1, 1 << S, (R, N), generator=rng, dtype=torch.int32)
     return taken * (torch.rand(R, N, generator=rng) >= torch.tensor(sleepy))
 
 
-def lists(bits: Tensor, BR: int) -> tuple[Tensor, Tensor]:
+def lists(bits: Tensor, S: int, BR: int) -> tuple[Tensor, Tensor]:
     R = bits.shape[0]
     act = ((bits != 0) * (1 << torch.arange(N))).sum(1, dtype=torch.int32)
     # A bit for a reset, which is no cell's.
@@ -40,27 +44,26 @@ def lists(bits: Tensor, BR: int) -> tuple[Tensor, Tensor]:
     return listed, count
 
 
-@pytest.mark.parametrize("R", [1, 63, 64, 150])
-def test_a_list_has_the_rows_in_which_a_cell_was_awake_in_order(R: int) -> None:
-    bits = random_bits(R, (0.4, 0.0, 1.0))
-    listed, count = lists(bits, 64)
+@pytest.mark.parametrize(("R", "S"), [(1, 5), (63, 5), (64, 16), (150, 16)])
+def test_a_list_has_the_rows_in_which_a_cell_was_awake_in_order(R: int, S: int) -> None:
+    bits = random_bits(R, S, (0.4, 0.0, 1.0))
+    listed, count = lists(bits, S, 64)
     assert count.tolist() == (bits != 0).sum(0).tolist()
     assert count[1:].tolist() == [R, 0]
     for j in range(N):
         rows = (bits[:, j] != 0).nonzero().flatten()
         got = listed[j, : len(rows)]
         assert (got & (ROWS - 1)).tolist() == rows.tolist()
-        assert (got >> 14).tolist() == (bits[rows, j] | 1 << S).tolist()
+        assert (got >> BITS_OF_A_ROW).tolist() == (bits[rows, j] | 1 << S).tolist()
         assert (listed[j, len(rows) :] == -1).all(), "nothing is written behind it"
 
 
-@pytest.mark.parametrize("P", [8, 24])
-@pytest.mark.parametrize("R", [1, 70])
-def test_the_product_adds_what_cells_took_in_and_nothing_else(P: int, R: int) -> None:
+@pytest.mark.parametrize(("P", "R", "S"), [(8, 70, 5), (24, 1, 5), (24, 70, 5), (8, 70, 16)])
+def test_the_product_adds_what_cells_took_in_and_nothing_else(P: int, R: int, S: int) -> None:
     L, wide, rng = 128, S * P + 8, seeded(3)
     # Whole numbers, so that every sum is exact. What no cell took in, and D5 of cells that slept,
     # would show.
-    bits = random_bits(R)
+    bits = random_bits(R, S)
     bits[:, :] &= ~(1 << 2)
     XH = torch.randint(-3, 4, (R, S, P), generator=rng).bfloat16()
     XH[:, 2] = torch.nan
@@ -71,7 +74,7 @@ def test_the_product_adds_what_cells_took_in_and_nothing_else(P: int, R: int) ->
     dW = before.clone()
     tile = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 1, "WIDE": True}
     grid = (N * -(-wide // 64) * (L // 64),)
-    listed, count = lists(bits, 64)
+    listed, count = lists(bits, S, 64)
     triton_weights.weights_kernel[grid](XH, ones, D5, listed, count, dW, N=N, S=S, P=P, L=L, **tile)
     took = (bits[:, :, None] >> torch.arange(S)) & 1  # (R, N, S)
     H = torch.where(took[..., None] != 0, XH[:, None], 0).double().flatten(2)
@@ -80,17 +83,57 @@ def test_the_product_adds_what_cells_took_in_and_nothing_else(P: int, R: int) ->
     assert torch.equal(dW.double(), before + want)
 
 
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows are several tiles: of lists, and of views."""
+    ours, views = triton_gradients.prepare, triton_plan.views_tiles
+
+    def prepared(kernel: Any, **constants: Any) -> Any:
+        more = {"BR": 4} if kernel is triton_weights.awake_kernel else {}
+        return ours(kernel, **{**constants, **more})
+
+    def products(*given: Any) -> Any:
+        by = ours_of(*given)
+        return by._replace(grid=(4, by.grid[1]))
+
+    ours_of = triton_gradients.products
+    monkeypatch.setattr(triton_gradients, "prepare", prepared)
+    monkeypatch.setattr(triton_back, "products", products)
+    monkeypatch.setattr(triton_back, "views_tiles", lambda *given: views(*given) | {"BM": 16})
+    # Nothing is kept.
+    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
+
+
+@pytest.mark.usefixtures("small_tiles")
 def test_in_pieces_it_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = clear_problem(T=3, B=2, N=2, K=2, d=18, D=5, K_a=1, K_x=1, K_h=1)
+    p = clear_problem(T=4, B=6, N=2, K=2, d=18, D=5, K_a=1, K_x=1, K_h=1)
     whole = None
-    for rows in (100, 4, 1):
+    # Tiles of views have 16 rows, and those of lists 4.
+    for rows in (100, 18, 12):
         monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", rows)
         with torch.autocast("cpu", torch.bfloat16):
             got = gradients(p.to(torch.float32), "triton")
         whole = got if whole is None else whole
-        for n in ("W", "W_q", "b"):
+        for n in got:
             # float32's sums in another order.
             torch.testing.assert_close(got[n], whole[n], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("d", [16, 18])
+def test_cublas_way_comes_to_the_same(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = clear_problem(T=2, B=2, N=2, K=2, d=d, D=5, K_a=1, K_x=1, K_h=1).to(torch.float32)
+    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
+    ours, products = {}, triton_gradients.products
+    for by in ("ours", "cuBLAS"):
+        if by == "cuBLAS":
+            monkeypatch.setattr(
+                triton_back, "products", lambda *g: products(*g)._replace(awake=None)
+            )
+        with torch.autocast("cpu", torch.bfloat16):
+            got = gradients(p, "triton")
+        ours = ours or got
+    for n in got:
+        torch.testing.assert_close(got[n], ours[n], rtol=1e-5, atol=1e-5)
 
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
@@ -109,6 +152,8 @@ HOPPER = (132, 232_448)
         (HOPPER, 6, 100, 512, torch.float32, False),
         # Few tiles would leave most of the GPU idle.
         (HOPPER, 5, 50, 64, BF16, False),
+        # Lines of 640 numbers are no whole tiles.
+        (HOPPER, 6, 128, 512, BF16, False),
         # An A100.
         ((108, 166_912), 6, 100, 512, BF16, False),
     ],
@@ -130,10 +175,3 @@ def test_who_multiplies(
     z = triton_plan.Sizes(cells, cells, d, P, L, 5, dtype, dtype, dtype)
     by = triton_gradients.products(z, B, CUDA)
     assert (by.awake is not None) == (by.weights is not None) == ours
-
-
-@pytest.mark.parametrize(("L", "BN"), [(512, 256), (640, 128), (192, 64)])
-def test_tiles_take_whole_lines_of_gates(L: int, BN: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_gradients, "interpreted", lambda: False)
-    z = triton_plan.Sizes(6, 6, 100, 104, L, 5, BF16, BF16, BF16)
-    assert triton_gradients.product_tile(z)["BN"] == BN

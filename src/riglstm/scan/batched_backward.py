@@ -19,6 +19,7 @@ from torch import Tensor
 from riglstm.cell import Weights, gather_query, spread_query
 from riglstm.scan.batched_forward import Saved
 from riglstm.scan.batched_soft import soft_peers, soft_views
+from riglstm.scan.input_back import input_map
 from riglstm.scan.rows import Rows, all_rows, rows_of
 from riglstm.selection import Selection
 
@@ -276,15 +277,3 @@ def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows,
     order = torch.arange(steps * R, device=pair.device).view(steps, N, B)
     order = order.transpose(0, 1).reshape(-1)
     return rows_of(pair.index_select(0, order), None, N), order
-
-
-def input_map(
-    dV: Tensor, x: Tensor, weights: Weights, product: torch.dtype, for_x: bool = True
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Back through the input transformation: dx, dW_in, db_in from dV (T·B, K·d)."""
-    low, W_in, b_in = dV.to(product), weights.W_in, weights.b_in
-    if W_in is None:
-        return dV.view_as(x).to(x.dtype), None, None
-    dx = (low @ W_in.t().to(product)).view_as(x).to(x.dtype) if for_x else None
-    dW_in = (x.reshape(dV.shape[0], -1).t().to(product) @ low).to(W_in.dtype)
-    return dx, dW_in, None if b_in is None else dV.sum(0, dtype=b_in.dtype)

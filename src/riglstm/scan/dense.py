@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.scan.batched_backward import input_map
 from riglstm.scan.batched_forward import Saved, empty_saved, write_views
+from riglstm.scan.input_back import input_map
 from riglstm.selection import Selection
 
 ROWS_AT_ONCE = 2048

@@ -17,7 +17,7 @@ from riglstm.scan.fused.gradients import (
     Piece,
     Products,
     Total,
-    input_gradients,
+    multiply,
     products,
     rows_from,
     width,
@@ -35,6 +35,7 @@ from riglstm.scan.fused.plan import (
     sizes_back,
     views_tiles,
 )
+from riglstm.scan.input_back import input_map
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
@@ -219,11 +220,11 @@ def backward(
         if total is not None:
             total.add(piece, saved, t0)
     if wanted.state:
-        run(8, B, 0, 0, 1)
+        run(8, -(-B // plan.tile["RB"]), 0, 0, 1)
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None
     if dV is not None:
-        dx, dW_in, db_in = input_gradients(
-            dV.view(T * B, z.K * d), of_views, x, weights, product, wanted.x
+        dx, dW_in, db_in = input_map(
+            dV.view(T * B, z.K * d), x, weights, product, wanted.x, multiply, of_views
         )
     if total is not None:
         dW, db, dW_q = total.split(weights, plan.split, plan.lines_at_once[1])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.batched_backward import input_map
 from riglstm.scan.fused.launch import Launch, Place, prepare
 from riglstm.scan.fused.plan import Saved, Sizes, chip, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
@@ -21,10 +20,6 @@ from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
 
 PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
-
-
-WIDEST = 256
-"""Columns of a tile of `weights_kernel`, at the most."""
 
 
 class Lines(NamedTuple):
@@ -74,36 +69,39 @@ def products(z: Sizes, B: int, device: torch.device) -> Products:
     """Ours in bfloat16, where its tiles are enough for the GPU.
 
     cuBLAS is the quicker one for a product, but it multiplies the rows of sleeping cells, too, and
-    what cells took in must be written out for it. Where four pieces of a tile do not fit, as they
-    do on Hopper, ours was not measured.
+    what cells took in must be written out for it.
     """
     wide, one = width(z)
     inputs = prepare(
         inputs_kernel, N=z.N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
         ONE=one,
     )  # fmt: skip
-    tile, rows = product_tile(z), 64 if interpreted() else 1024
+    tile, rows = product_tile(), 64 if interpreted() else 1024
     tiles = z.N * -(-wide // tile["BM"]) * (z.L // tile["BN"])
-    if z.back != torch.bfloat16 or B > ROWS or not (interpreted() or _worth(tile, tiles, device)):
+    if z.back != torch.bfloat16 or B > ROWS or not (interpreted() or _worth(z, tiles, device)):
         return Products(inputs, None, None, (0, 0))
     awake = prepare(awake_kernel, N=z.N, S=z.S, BR=rows)
     weights = prepare(weights_kernel, N=z.N, S=z.S, P=z.P, L=z.L, **tile, WIDE=interpreted())
     return Products(inputs, awake, weights, (rows, tiles))
 
 
-def _worth(tile: dict[str, Any], tiles: int, device: torch.device) -> bool:
-    # Of the widest tile, whatever this one's: a chip on which they fit is one like Hopper.
-    pieces = stages(device, 4, tile["BM"] + WIDEST, tile["BK"], torch.bfloat16)
-    return pieces == 4 and 2 * tiles >= chip(device)[0]
+def _worth(z: Sizes, tiles: int, device: torch.device) -> bool:
+    """Whether there is a tile for half of the multiprocessors, and it is one that was measured.
+
+    Narrower tiles were not, at sizes that need them, and gain less: Triton 3.6 has their products
+    wait for each other. Nor were fewer than four pieces, which fit on a chip smaller than Hopper's.
+    """
+    tile = product_tile()
+    pieces = stages(device, 4, tile["BM"] + tile["BN"], tile["BK"], z.back)
+    return z.L % tile["BN"] == 0 and pieces == 4 and 2 * tiles >= chip(device)[0]
 
 
-def product_tile(z: Sizes) -> dict[str, Any]:
-    """Tiles of `weights_kernel`."""
+def product_tile() -> dict[str, Any]:
+    """The tile of `weights_kernel`."""
     if interpreted():
         return {"BM": 64, "BN": 64, "BK": 32, "STAGES": 1}
-    BN = next(BN for BN in (WIDEST, 128, 64) if z.L % BN == 0)
     # A load that waits for another one is half as many stages ahead: four.
-    return {"BM": 128, "BN": BN, "BK": 64, "STAGES": 8, "num_warps": 8}
+    return {"BM": 128, "BN": 256, "BK": 64, "STAGES": 8, "num_warps": 8}
 
 
 class Total:
@@ -172,21 +170,6 @@ class Total:
         return dW, db, dW_q
 
 
-def input_gradients(
-    dV: Tensor, sums: Tensor | None, x: Tensor, weights: Weights, product: torch.dtype, for_x: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Back through the input transformation, as `input_map`: dx, dW_in, db_in.
-
-    From dV (T·B, K·d) and its sums over some rows each, which there are where b_in is.
-    """
-    W_in = weights.W_in
-    if W_in is None:
-        return input_map(dV, x, weights, product)
-    dx = _product(dV, W_in.t().to(product), x.dtype).view_as(x) if for_x else None
-    dW_in = _product(x.reshape(dV.shape[0], -1).t().to(product), dV, W_in.dtype)
-    return dx, dW_in, None if sums is None else sums.sum(0)
-
-
 def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:
     """Rows from `first` on, so many at most; all of them are taken as they are."""
     if first == 0 and (most is None or rows.shape[0] <= most):
@@ -199,7 +182,7 @@ def _row(steps: Tensor, first: int) -> Tensor:
     return steps.flatten(0, 1)[first:] if first else steps
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def multiply(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b in this dtype; of halves in float32 without a copy."""
     if a.is_cuda and a.dtype != dtype == torch.float32:
         return torch.mm(a, b, out_dtype=dtype)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.weights import ROWS
 from riglstm.selection import Selection
 
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
-ROWS_AT_ONCE = 16384
+ROWS_AT_ONCE = ROWS
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
 PIECE = 64

@@ -15,7 +15,7 @@ import triton.language as tl
 
 ROWS = 1 << 14
 """Rows of a piece at the most: an entry of a list is the number of a row, and above it the bits."""
-_ROW_BITS = tl.constexpr(14)
+_ROW_BITS = tl.constexpr(ROWS.bit_length() - 1)
 _MOST = tl.constexpr(ROWS)
 
 
@@ -27,7 +27,7 @@ def awake_kernel(
     """The rows from BR · p on in which cell j was awake, in their order, to LIST (N, ROWS).
 
     An entry has the row, above it a bit for each slot that the cell took in, and one for the ones
-    behind them. So none is zero.
+    behind them. So none is zero. Who is awake takes something in: ACT and BITS say the same.
     """
     first, j = tl.program_id(0) * BR, tl.program_id(1)
     earlier = tl.arange(0, _MOST)
@@ -43,7 +43,7 @@ def awake_kernel(
         tl.store(COUNT + j, start + tl.sum(awake, 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["LIST", "COUNT"])
+@triton.jit
 def weights_kernel(
     XH, ONES, D5, LIST, COUNT, DW,
     N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
@@ -60,14 +60,12 @@ def weights_kernel(
     p = tl.program_id(0)
     j, m, n = p // (LINES * COLUMNS), p // COLUMNS % LINES, p % COLUMNS
     line, column = m * BM + tl.arange(0, BM), n * BN + tl.arange(0, BN)
-    # Eight lines are of one slot, so that they can be loaded at once: the compiler is told.
-    eights = tl.max_contiguous(tl.multiple_of(line, 8), 8)
     behind = tl.max_constancy(line >= S * P, 8)
-    bit = _ROW_BITS + tl.max_constancy(line // P, 8)
-    start = tl.where(behind, ONES + tl.max_contiguous(tl.multiple_of(line % 8, 8), 8), XH + eights)
+    start = tl.where(behind, ONES + line % 8, XH + line)
     step = tl.where(behind, 0, S * P)
+    # Beyond the ones there is nothing to add to.
     there = line < WIDTH
-    bit = tl.where(there, bit, 0)
+    bit = _ROW_BITS + tl.max_constancy(tl.minimum(line // P, S), 8)
     gates = D5 + j * L + column
     LIST += j * _MOST
     many = tl.load(COUNT + j)
@@ -76,13 +74,17 @@ def weights_kernel(
         place = i * BK + tl.arange(0, BK)
         entry = tl.load(LIST + place, mask=place < many, other=0)
         row = entry & (_MOST - 1)
-        took = (((entry[:, None] >> bit[None, :]) & 1) != 0) & there[None, :]
-        a = tl.load(start[None, :] + row[:, None] * step[None, :], mask=took, other=0.0)
+        took = ((entry[:, None] >> bit[None, :]) & 1) != 0
+        at = start[None, :] + row[:, None] * step[None, :]
+        # Eight lines are of one slot, and lie at a multiple of 16 bytes, as XH, ONES and P do: the
+        # compiler has to be told, or it loads them one by one, and not ahead.
+        at = tl.max_contiguous(tl.multiple_of(at, [1, 16]), [1, 8])
+        a = tl.load(at, mask=took, other=0.0)
         b = tl.load(
             gates[None, :] + (row * (N * L))[:, None], mask=(entry != 0)[:, None], other=0.0
         )
         if WIDE:
             a, b = a.to(tl.float32), b.to(tl.float32)
         acc = tl.dot(a.T, b, acc)
-    at = DW + ((j * WIDTH + line) * L)[:, None] + column[None, :]
-    tl.store(at, tl.load(at, mask=there[:, None]) + acc, mask=there[:, None])
+    out = DW + ((j * WIDTH + line) * L)[:, None] + column[None, :]
+    tl.store(out, tl.load(out, mask=there[:, None]) + acc, mask=there[:, None])
