@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from riglstm.models.base import Core, summary
 from riglstm.tasks.base import Totals, part
+from riglstm.tasks.lookup import lookup
 
 CPU_TOKENS = 2**15
 """Steps times sequences of a batch that is scored on a CPU."""
@@ -57,7 +58,8 @@ class TokenNetwork(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (T, B, C), of any integer type, to logits (B, *outputs) or (T, B, *outputs)."""
-        x = self.dropout(self.tables(tokens + self.start).flatten(2))  # (T, B, D)
+        vectors = lookup(tokens + self.start, self.tables.weight)
+        x = self.dropout(vectors.flatten(2))  # (T, B, D)
         y, _ = self.core(x)
         y = summary(self.core, y) if self.summarise else y
         logits: Tensor = self.readout(self.dropout(y))
