@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -26,7 +28,41 @@ def test_it_is_an_embedding() -> None:
         assert torch.equal(d_got, d_want)
 
 
-@pytest.mark.parametrize(("mode", "warn_only"), [(False, False), (True, True)])
+def test_its_gradient_can_be_differentiated() -> None:
+    ids = torch.tensor([[0, 1], [1, 1]])
+    table = torch.randn(2, 3, generator=seeded(1), dtype=torch.float64, requires_grad=True)
+    found = []
+    for find in (F.embedding, InOrder.apply):
+        (first,) = torch.autograd.grad(find(ids, table).pow(3).sum(), table, create_graph=True)
+        (second,) = torch.autograd.grad(first.pow(2).sum(), table)
+        by_function = torch.func.grad(lambda t, find=find: find(ids, t).pow(3).sum())(table)
+        found.append((first.detach(), second, by_function))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+    assert found[0][1].any()
+
+
+def test_threads_leave_the_switch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient, both = module._gradient, threading.Barrier(2)
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.05)
+        return gradient(*given)
+
+    def train() -> None:
+        both.wait()
+        InOrder.apply(torch.tensor([0, 1]), torch.ones(2, 3, requires_grad=True)).sum().backward()
+
+    monkeypatch.setattr(module, "_gradient", slow)
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(("mode", "warn_only"), [(False, False), (True, True), (True, False)])
 @pytest.mark.parametrize("fails", [False, True])
 def test_only_its_gradient_asks_for_a_fixed_order(
     mode: bool, warn_only: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
@@ -34,7 +70,8 @@ def test_only_its_gradient_asks_for_a_fixed_order(
     seen, gradient = [], module._gradient
 
     def watched(*given: Any) -> Any:
-        seen.append(torch.are_deterministic_algorithms_enabled())
+        strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+        seen.append((torch.are_deterministic_algorithms_enabled(), strict))
         if fails:
             raise RuntimeError("no memory")
         return gradient(*given)
@@ -53,13 +90,13 @@ def test_only_its_gradient_asks_for_a_fixed_order(
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert seen == [True]
+    assert seen == [(True, mode and not warn_only)]
     assert (now, warns) == (mode, warn_only)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("V", [2, 12])
+@pytest.mark.parametrize("V", [2, 24, 48])
 def test_a_gradient_of_few_symbols_has_the_same_bits_each_time(V: int) -> None:
     ids = torch.randint(0, V, (196, 32, 1), generator=seeded(0)).cuda()
     table = torch.randn(V, 600, generator=seeded(1)).cuda().requires_grad_()
