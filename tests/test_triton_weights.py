@@ -94,7 +94,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def products(*given: Any) -> Any:
         by = ours_of(*given)
-        return by._replace(grid=(4, by.grid[1]))
+        return by._replace(in_lists=by.in_lists._replace(rows=4))
 
     ours_of = triton_gradients.products
     monkeypatch.setattr(triton_gradients, "prepare", prepared)
@@ -127,7 +127,7 @@ def test_cublas_way_comes_to_the_same(d: int, monkeypatch: pytest.MonkeyPatch) -
     for by in ("ours", "cuBLAS"):
         if by == "cuBLAS":
             monkeypatch.setattr(
-                triton_back, "products", lambda *g: products(*g)._replace(awake=None)
+                triton_back, "products", lambda *g: products(*g)._replace(in_lists=None)
             )
         with torch.autocast("cpu", torch.bfloat16):
             got = gradients(p, "triton")
@@ -173,5 +173,4 @@ def test_who_multiplies(
     monkeypatch.setattr(triton_gradients, "chip", lambda device: chip)
     P, L = triton_plan.aligned(d, dtype), triton_plan.in_pieces(5 * d)
     z = triton_plan.Sizes(cells, cells, d, P, L, 5, dtype, dtype, dtype)
-    by = triton_gradients.products(z, B, CUDA)
-    assert (by.awake is not None) == (by.weights is not None) == ours
+    assert (triton_gradients.products(z, B, CUDA).in_lists is not None) == ours

@@ -166,7 +166,7 @@ def backward(
     pieces, halves = -(-T // steps), z.back == torch.float16
     summed = wanted.gates and not (halves and pieces == 1)
     own = (dh is None and not wanted.state, dc is None and not wanted.state)
-    in_lists = wanted.gates and plan.products.awake is not None
+    in_lists = wanted.gates and plan.products.in_lists is not None
     layout, zeros = _layout(z, T, B, pieces, plan.tile["COMPACT"], summed, own, in_lists)
     memory = dy.new_empty(layout.size, dtype=torch.uint8)
     counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit, *room = layout.cut(memory)
@@ -190,8 +190,8 @@ def backward(
     if wanted.gates:
         shape, start = (N, width(z)[0], z.L), layout.starts[1][1] // 4
         strides = (shape[1] * z.L, z.L, 1)
-        sums = memory.view(torch.float32).as_strided(shape, strides, start) if summed else None
-        sums = dy.new_empty(shape) if sums is None else sums
+        floats = memory.view(torch.float32)
+        sums = floats.as_strided(shape, strides, start) if summed else dy.new_empty(shape)
         total = Total(sums, z, plan.products, room, pieces == 1)
 
     def run(phase: int, programs: int, piece: int, t0: int, t1: int) -> None:

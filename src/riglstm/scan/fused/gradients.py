@@ -52,17 +52,25 @@ def width(z: Sizes) -> tuple[int, int]:
     return (z.S * z.P, z.d) if beside else (z.S * z.P + 8, z.S * z.P)
 
 
+class InLists(NamedTuple):
+    """The product in kernels of ours."""
+
+    awake: Launch
+    """The list of rows in which each cell was awake."""
+    rows: int
+    """That a program of it takes."""
+    weights: Launch
+    """The product over them."""
+    tiles: int
+
+
 class Products(NamedTuple):
-    """How the gradient of weights is computed: by cuBLAS, or in kernels of ours."""
+    """How the gradient of weights is computed."""
 
     inputs: Launch
     """What cells took in, written out for cuBLAS."""
-    awake: Launch | None
-    """The list of rows in which each cell was awake; None: cuBLAS's."""
-    weights: Launch | None
-    """The product over them."""
-    grid: tuple[int, int]
-    """Rows that a program of `awake` takes, and programs of `weights`."""
+    in_lists: InLists | None
+    """None: by cuBLAS."""
 
 
 def products(z: Sizes, B: int, device: torch.device) -> Products:
@@ -78,20 +86,23 @@ def products(z: Sizes, B: int, device: torch.device) -> Products:
     )  # fmt: skip
     tile, rows = product_tile(), 64 if interpreted() else 1024
     tiles = z.N * -(-wide // tile["BM"]) * (z.L // tile["BN"])
-    if z.back != torch.bfloat16 or B > ROWS or not (interpreted() or _worth(z, tiles, device)):
-        return Products(inputs, None, None, (0, 0))
+    if (
+        z.back != torch.bfloat16
+        or B > ROWS
+        or not (interpreted() or _worth(z, tile, tiles, device))
+    ):
+        return Products(inputs, None)
     awake = prepare(awake_kernel, N=z.N, S=z.S, BR=rows)
     weights = prepare(weights_kernel, N=z.N, S=z.S, P=z.P, L=z.L, **tile, WIDE=interpreted())
-    return Products(inputs, awake, weights, (rows, tiles))
+    return Products(inputs, InLists(awake, rows, weights, tiles))
 
 
-def _worth(z: Sizes, tiles: int, device: torch.device) -> bool:
+def _worth(z: Sizes, tile: dict[str, Any], tiles: int, device: torch.device) -> bool:
     """Whether there is a tile for half of the multiprocessors, and it is one that was measured.
 
     Narrower tiles were not, at sizes that need them, and gain less: Triton 3.6 has their products
     wait for each other. Nor were fewer than four pieces, which fit on a chip smaller than Hopper's.
     """
-    tile = product_tile()
     pieces = stages(device, 4, tile["BM"] + tile["BN"], tile["BK"], z.back)
     return z.L % tile["BN"] == 0 and pieces == 4 and 2 * tiles >= chip(device)[0]
 
@@ -124,11 +135,11 @@ class Total:
         """Add Hᵀ D5 of the steps from t0 on to dW, and the sum of D5 to db unless it is in dW."""
         z, (wide, one), B = self.z, width(self.z), piece.D5.shape[1]
         D, first = piece.D5.view(-1, z.N, z.L), t0 * B
-        if self.by.awake is not None and self.by.weights is not None:
-            (listed, count, ones), (rows, tiles), R = self.room, self.by.grid, D.shape[0]
-            bits = _row(saved.bits, first)
-            self.by.awake((-(-R // rows), z.N), (_row(saved.act, first), bits, listed, count, R))
-            self.by.weights((tiles,), (_row(saved.XH, first), ones, D, listed, count, self.dW))
+        if (ours := self.by.in_lists) is not None:
+            (listed, count, ones), R = self.room, D.shape[0]
+            act, bits = _row(saved.act, first), _row(saved.bits, first)
+            ours.awake((-(-R // ours.rows), z.N), (act, bits, listed, count, R))
+            ours.weights((ours.tiles,), (_row(saved.XH, first), ones, D, listed, count, self.dW))
             return
         x_unit, total, top = None, self.dW, None
         if z.held == torch.float16:
