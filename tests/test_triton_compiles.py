@@ -25,12 +25,14 @@ from triton.compiler import ASTSource, compile
 
 from riglstm.scan.fused import plan as triton_plan
 from riglstm.scan.fused.gradients import product_tile
+from riglstm.scan.fused.views import SORTED, views_tiles
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
-from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel, views_kernel
+from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
+from riglstm.scan.kernels.views import count_kernel, sort_kernel, views_kernel
 from riglstm.scan.kernels.weights import awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
@@ -116,15 +118,17 @@ no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
 of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
 of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
-    "views": built(views_kernel, tf32, triton_plan.views_tiles(tf32, None), PRECISION="tf32"),
+    "views": built(views_kernel, tf32, views_tiles(tf32, None), PRECISION="tf32"),
     "views, bf16": built(
-        *(views_kernel, bf16, triton_plan.views_tiles(bf16, None)),
+        *(views_kernel, bf16, views_tiles(bf16, None)),
         **{"PRECISION": "ieee", "SUMS": None, **whole},
     ),
     "inputs": built(inputs_kernel, tf32, place_of, WIDTH=96, ONE=20),
     "inputs, bf16": built(
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
+    "count": built(count_kernel, tf32, {"BR": SORTED}, N=8),
+    "sort": built(sort_kernel, tf32, {"GROUP": 4096, "BR": SORTED}, N=8),
     "awake": built(awake_kernel, bf16, {"BR": 1024}),
     "weights": built(weights_kernel, sizes(b16, b16, 5, 100), product_tile()),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
@@ -209,7 +213,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 29), (90, 232_448, 132, 31)]
+CHIPS = [(80, 166_912, 4, 31), (90, 232_448, 132, 33)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

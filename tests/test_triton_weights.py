@@ -18,6 +18,7 @@ triton_plan = pytest.importorskip(
 )
 triton_back = pytest.importorskip("riglstm.scan.fused.back")
 triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
+triton_views = pytest.importorskip("riglstm.scan.fused.views")
 triton_weights = pytest.importorskip("riglstm.scan.kernels.weights")
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
@@ -86,7 +87,7 @@ def test_the_product_adds_what_cells_took_in_and_nothing_else(P: int, R: int, S:
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows are several tiles: of lists, and of views."""
-    ours, views = triton_gradients.prepare, triton_plan.views_tiles
+    ours, views = triton_gradients.prepare, triton_views.views_tiles
 
     def prepared(kernel: Any, **constants: Any) -> Any:
         more = {"BR": 4} if kernel is triton_weights.awake_kernel else {}
@@ -99,7 +100,10 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     ours_of = triton_gradients.products
     monkeypatch.setattr(triton_gradients, "prepare", prepared)
     monkeypatch.setattr(triton_back, "products", products)
-    monkeypatch.setattr(triton_back, "views_tiles", lambda *given: views(*given) | {"BM": 16})
+    monkeypatch.setattr(
+        triton_views, "views_tiles", lambda *given: views(*given) | {"BM": 16, "GROUP": 32}
+    )
+    monkeypatch.setattr(triton_views, "SORTED", 8)
     # Nothing is kept.
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
 

@@ -33,13 +33,13 @@ from riglstm.scan.fused.plan import (
     programs_on,
     sizes,
     sizes_back,
-    views_tiles,
 )
+from riglstm.scan.fused.views import Views, add_views, views_of
+from riglstm.scan.fused.views import room as room_for_views
 from riglstm.scan.input_back import input_map
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
-from riglstm.scan.kernels.products import views_kernel
 from riglstm.scan.kernels.weights import ROWS
 from riglstm.selection import Selection
 
@@ -65,9 +65,7 @@ class Plan(NamedTuple):
     tiles: int
     programs: int
     lines: Launch
-    views: Launch
-    view_rows: int
-    """Rows that a program of `views` takes."""
+    views: Views
     products: Products
     split: Launch
     lines_at_once: tuple[int, int]
@@ -80,7 +78,7 @@ def plan_back(
 ) -> Plan:
     """Kept by all that it depends on; `how` is what `precision` says."""
     N, K, d, L, G = z.N, z.K, z.d, z.L, z.G
-    tile, views_tile = backward_tiles(z, B, device), views_tiles(z, device)
+    tile = backward_tiles(z, B, device)
     common: dict[str, Any] = {"N": N, "K": K, "d": d, "L": L}
     rounding: dict[str, Any] = {"PRECISION": how, "WIDE": interpreted()}
     options: dict[int, dict[str, Any]] = {7: PERSISTENT, 8: {}}
@@ -101,12 +99,12 @@ def plan_back(
         lines_kernel, **common, G=G, BL=BL, BG=power_of_two(4 * d),
         BQ=power_of_two(max(1, L - 4 * d)), PER_CELL=per_cell,
     )  # fmt: skip
-    views = prepare(views_kernel, **common, **rounding, **views_tile)
+    views = views_of(z, device, how)
     split = prepare(
         split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
     )
     return Plan(
-        *(tile, phases, tiles, programs, lines, views, views_tile["BM"], products(z, B, device)),
+        *(tile, phases, tiles, programs, lines, views, products(z, B, device)),
         *(split, (BL, BS)),
     )
 
@@ -116,11 +114,12 @@ def _layout(
     z: Sizes,
     T: int,
     B: int,
-    pieces: int,
+    steps: int,
     compact: bool,
     summed: bool,
     own: tuple[bool, bool],
     in_lists: bool,
+    views: bool,
 ) -> tuple[Layout, int]:
     """Buffers of one call, and how many numbers of four bytes at their start must be zero.
 
@@ -132,13 +131,13 @@ def _layout(
     # not the range for it.
     part = float32 if z.back == torch.float16 else z.back
     zero = [
-        (int32, (pieces, 4)), (float32, (z.N if summed else 0, width(z)[0], z.L)),
+        (int32, (-(-T // steps), 4)), (float32, (z.N if summed else 0, width(z)[0], z.L)),
         (int32, (T if compact else 0, z.N)), *((float32, (B if o else 0, z.N, z.d)) for o in own),
     ]  # fmt: skip
     rest = [
         (int32, (z.N, listed)), (part, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
         (float32, (z.S * z.d,)), *((int32, (z.N if in_lists else 0, rows)) for rows in (ROWS, 1)),
-        (z.back, (8,)),
+        (z.back, (8,)), *room_for_views(z, steps * B if views else 0),
     ]  # fmt: skip
     return Layout(*zero, *rest), Layout(*zero).size // 4
 
@@ -167,9 +166,11 @@ def backward(
     summed = wanted.gates and not (halves and pieces == 1)
     own = (dh is None and not wanted.state, dc is None and not wanted.state)
     in_lists = wanted.gates and plan.products.in_lists is not None
-    layout, zeros = _layout(z, T, B, pieces, plan.tile["COMPACT"], summed, own, in_lists)
+    compact = plan.tile["COMPACT"]
+    layout, zeros = _layout(z, T, B, steps, compact, summed, own, in_lists, wanted.views)
     memory = dy.new_empty(layout.size, dtype=torch.uint8)
-    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit, *room = layout.cut(memory)
+    made = layout.cut(memory)
+    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit, *room, counts, by_kind = made
     packed = Lines(W_lines, w_unit if halves else None)
     D5 = dy.new_empty((steps, B, N, z.L), dtype=z.back)
     # First of all: the GPU packs while the host goes on.
@@ -181,10 +182,10 @@ def backward(
     unit = dy.new_empty((steps, B)) if halves else None
     dz = dy.new_empty((T if z.G == 5 else 1, B, N))
     dV = dy.new_empty((T, B, z.K, d), dtype=product) if wanted.views else None
-    row_tiles = -(-steps * B // plan.view_rows)
+    row_tiles = -(-steps * B // plan.views.rows)
     of_views = None
     if wanted.views and weights.b_in is not None:
-        last = -(-(T - (pieces - 1) * steps) * B // plan.view_rows)
+        last = -(-(T - (pieces - 1) * steps) * B // plan.views.rows)
         of_views = dy.new_empty(((pieces - 1) * row_tiles + last, z.K * d))
     total = None
     if wanted.gates:
@@ -213,10 +214,9 @@ def backward(
         units = None if unit is None else rows_from(unit, 0, t1 - t0)
         piece = Piece(rows_from(D5, 0, t1 - t0), units)
         if dV is not None:
-            R, bits, now = (t1 - t0) * B, rows_from(saved.bits, t0), rows_from(dV, t0)
-            grid = (z.K, -(-R // plan.view_rows))
+            bits, now = rows_from(saved.bits, t0), rows_from(dV, t0)
             part = None if of_views is None else rows_from(of_views, i * row_tiles)
-            plan.views(grid, (*piece, *packed, bits, now, part, R))
+            add_views(plan.views, piece, packed, bits, (counts, by_kind), now, part)
         if total is not None:
             total.add(piece, saved, t0)
     if wanted.state:

@@ -102,7 +102,7 @@ def in_pieces(n: int) -> int:
     return -(-n // PIECE) * PIECE
 
 
-def _in_pairs(L: int) -> int:
+def in_pairs(L: int) -> int:
     """Two pieces at a time, where L has whole pairs of them: loads need no mask."""
     return PIECE if L % (2 * PIECE) else 2 * PIECE
 
@@ -169,13 +169,6 @@ def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dty
         return 1
     room = chip(device)[1] - 4096
     return max(1, min(most, room // (rows * BK * dtype.itemsize)))
-
-
-def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
-    """Tiles of the gradient of views."""
-    BM, BP, BK = 128, power_of_two(z.d), PIECE if z.back.itemsize == 4 else _in_pairs(z.L)
-    tile = {"BM": BM, "BK": BK, "BP": BP, "num_warps": 8}
-    return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
 
 
 def has_map(z: Sizes, D: int) -> bool:
@@ -247,7 +240,7 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     BM, BN, BK, RB = 128, 128, PIECE, 4 if z.back == torch.bfloat16 else 2
     if B <= FEW:
         BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
-        BM, BK, RB = 64, _in_pairs(z.L), _rows(device)
+        BM, BK, RB = 64, in_pairs(z.L), _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}

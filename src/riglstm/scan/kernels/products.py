@@ -1,6 +1,6 @@
 """Kernels of the `triton` backend around the large products after the loop.
 
-The first two work on a piece of R = steps · B rows, and put in the masks of the forward pass.
+The first works on a piece of R = steps · B rows, and puts in the masks of the forward pass.
 
 Shapes: N cells of size d, K views, S = K + N slots, P numbers a slot in memory, G = 4 or 5 gates,
 L ≥ G·d numbers of D5 in memory, BS and BP: powers of two that hold S, and d or P.
@@ -13,53 +13,6 @@ import triton.language as tl
 
 from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
 from riglstm.scan.kernels.input_map import pack_lines
-
-
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV", "SUMS"])
-def views_kernel(
-    D5, D_UNIT, W, W_UNIT, BITS, DV, SUMS, R,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    """The gradient of one view: D5 of all cells that took it in times their weights for it.
-
-    SUMS (tiles of rows, K·d), if it is asked for, gets the sum over a tile's rows.
-    """
-    k, r = tl.program_id(0), tl.program_id(1)
-    row = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
-    there = row < R
-    unit = tl.arange(0, BP)
-    CHUNKS: tl.constexpr = L // BK
-    # A bit for each cell that took the view in: loads that wait for another load in the loop would
-    # have half the buffers.
-    takers = tl.zeros((BM,), tl.int32)
-    for cell in tl.static_range(N):
-        bits = tl.load(BITS + row * N + cell, mask=there, other=0)
-        takers |= ((bits >> k) & 1) << cell
-    within = tl.arange(0, BK)[None, :]
-    tl.static_assert(L % BK == 0)
-    # Columns without a unit have the last one's weights, as in `spread`, and are not written.
-    weight = W + ((k * d + tl.minimum(unit, d - 1))[:, None] * L + within)
-    rows = D5 + ((row * (N * L))[:, None] + within)
-    acc = tl.zeros((BM, BP), tl.float32)
-    for i in tl.range(0, N * CHUNKS, num_stages=STAGES):
-        j, first = i // CHUNKS, i % CHUNKS * BK
-        use = (((takers >> j) & 1) != 0)[:, None]
-        a = tl.load(rows + (j * L + first), mask=use, other=0.0)
-        w = tl.load(weight + (j * ((K + N) * d * L) + first))
-        if WIDE:
-            a, w = a.to(tl.float32), w.to(tl.float32)
-        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
-    if D_UNIT is not None:
-        w_unit = tl.load(W_UNIT + k * d + unit, mask=unit < d, other=0.0)
-        d_unit = tl.load(D_UNIT + row, mask=there, other=0.0)
-        acc = acc * d_unit[:, None] * w_unit[None, :]
-    if SUMS is not None:
-        # Rows that are not there took nothing in.
-        tl.store(SUMS + r * (K * d) + k * d + unit, tl.sum(acc, 0), mask=unit < d)
-    at = (row * (K * d))[:, None] + (k * d + unit)[None, :]
-    tl.store(DV + at, acc.to(DV.dtype.element_ty), mask=there[:, None] & (unit < d)[None, :])
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "X_UNIT", "D_UNIT"])

@@ -1,0 +1,137 @@
+"""Kernels of the `triton` backend for the gradient of views, over the R rows of a piece.
+
+Rows are pairs of step and sequence. Of the cells, fewer than half take in a view of a row. Rows
+of which the same cells took it in are put together first, so that a tile of them has no product
+with the weights of the others.
+
+Shapes: N cells of size d, K views, L numbers of D5 in memory, groups of GROUP rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+ROW_BITS = 14
+"""Of an entry of a list: the number of a row in its group. Above it is a bit for each cell."""
+_ROW_BITS = tl.constexpr(ROW_BITS)
+_ROW = tl.constexpr((1 << ROW_BITS) - 1)
+
+
+@triton.jit
+def _takers(BITS, row, there, k, N: tl.constexpr):
+    """A bit for each cell that took view k in."""
+    takers = tl.zeros(row.shape, tl.int32)
+    for cell in tl.static_range(N):
+        bits = tl.load(BITS + row * N + cell, mask=there, other=0)
+        takers |= ((bits >> k) & 1) << cell
+    return takers
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
+def _key(takers):
+    """Its number in Gray's order: from one to the next only one cell comes or goes."""
+    key = takers ^ (takers >> 1)
+    key = key ^ (key >> 2)
+    return key ^ (key >> 4)
+
+
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
+def count_kernel(
+    BITS, COUNT, R,
+    N: tl.constexpr, K: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """How many of BR rows are of each kind, to COUNT (K, blocks of rows, 2^N)."""
+    KINDS: tl.constexpr = 1 << N
+    row, kind = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, KINDS)
+    for k in tl.static_range(K):
+        key = _key(_takers(BITS, row, row < R, k, N))
+        many = tl.histogram(key, KINDS, mask=row < R)
+        tl.store(COUNT + (k * tl.num_programs(0) + tl.program_id(0)) * KINDS + kind, many)
+
+
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
+def sort_kernel(
+    BITS, COUNT, LIST, R,
+    N: tl.constexpr, GROUP: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Put BR rows to their places in LIST (K, R), where a group's are sorted by who took view k in.
+
+    Rows of one kind stay in their order, so that sums repeat.
+    """
+    BLOCKS: tl.constexpr = GROUP // BR
+    p, k = tl.program_id(0), tl.program_id(1)
+    block, kind = p // BLOCKS * BLOCKS + tl.arange(0, BLOCKS), tl.arange(0, 1 << N)[None, :]
+    at = (k * tl.num_programs(0) + block) * (1 << N)
+    there = (block < tl.num_programs(0))[:, None]
+    counts = tl.load(COUNT + at[:, None] + kind, mask=there, other=0)
+    many, earlier = tl.sum(counts, 0), tl.sum(tl.where((block < p)[:, None], counts, 0), 0)
+    start = tl.cumsum(many, 0) - many + earlier
+    within = tl.arange(0, BR)
+    row = p * BR + within
+    takers = _takers(BITS, row, row < R, k, N)
+    key = _key(takers)
+    place = tl.sum(tl.where(key[:, None] == kind, start[None, :], 0), 1)
+    # Two rows at a time: how many before it are of its kind.
+    same = (key[:, None] == key[None, :]) & (within[None, :] < within[:, None])
+    place += tl.sum(same.to(tl.int32), 1)
+    group = p // BLOCKS * GROUP
+    entry = (row - group) | (takers << _ROW_BITS)
+    tl.store(LIST + k * R + group + place, entry, mask=row < R)
+
+
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["DV", "SUMS"])
+def views_kernel(
+    D5, D_UNIT, W, W_UNIT, LIST, DV, SUMS, R,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one view: D5 of all cells that took it in times their weights for it.
+
+    SUMS (tiles of rows, K·d), if it is asked for, gets the sum over a tile's rows.
+    """
+    k, r = tl.program_id(0), tl.program_id(1)
+    place = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
+    there = place < R
+    entry = tl.load(LIST + tl.cast(k, tl.int64) * R + place, mask=there, other=0)
+    row = place // GROUP * GROUP + (entry & _ROW)
+    takers = entry >> _ROW_BITS
+    # The cells that any row needs, four bits each: which they are must be known before the loop, or
+    # its loads would have half the buffers.
+    cells, many = 0, 0
+    some = tl.reduce(takers, 0, _either)
+    for cell in tl.static_range(N):
+        one = (some >> cell) & 1
+        cells |= (one * cell) << (4 * many)
+        many += one
+    unit = tl.arange(0, BP)
+    CHUNKS: tl.constexpr = L // BK
+    within = tl.arange(0, BK)[None, :]
+    tl.static_assert(L % BK == 0)
+    # Columns without a unit have the last one's weights, as in `spread`, and are not written.
+    weight = W + ((k * d + tl.minimum(unit, d - 1))[:, None] * L + within)
+    rows = D5 + ((row * (N * L))[:, None] + within)
+    acc = tl.zeros((BM, BP), tl.float32)
+    for i in tl.range(0, many * CHUNKS, num_stages=STAGES):
+        j, first = (cells >> (i // CHUNKS * 4)) & 7, i % CHUNKS * BK
+        use = (((takers >> j) & 1) != 0)[:, None]
+        a = tl.load(rows + (j * L + first), mask=use, other=0.0)
+        w = tl.load(weight + (j * ((K + N) * d * L) + first))
+        if WIDE:
+            a, w = a.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if D_UNIT is not None:
+        w_unit = tl.load(W_UNIT + k * d + unit, mask=unit < d, other=0.0)
+        d_unit = tl.load(D_UNIT + row, mask=there, other=0.0)
+        acc = acc * d_unit[:, None] * w_unit[None, :]
+    if SUMS is not None:
+        # Rows that are not there took nothing in.
+        tl.store(SUMS + r * (K * d) + k * d + unit, tl.sum(acc, 0), mask=unit < d)
+    at = (row * (K * d))[:, None] + (k * d + unit)[None, :]
+    tl.store(DV + at, acc.to(DV.dtype.element_ty), mask=there[:, None] & (unit < d)[None, :])
