@@ -40,7 +40,7 @@ def lists(bits: Tensor, group: int, block: int) -> Tensor:
     (R, cells), blocks = bits.shape, -(-bits.shape[0] // block)
     counts = torch.full((K, blocks, 1 << cells), -1, dtype=torch.int32)
     listed = torch.full((K, R), -1, dtype=torch.int32)
-    kernels.count_kernel[(blocks,)](bits, counts, R, N=cells, K=K, BR=block)
+    kernels.count_kernel[(blocks, K)](bits, counts, R, N=cells, BR=block)
     assert counts.sum().item() == K * R
     kernels.sort_kernel[(blocks, K)](bits, counts, listed, R, N=cells, GROUP=group, BR=block)
     return listed

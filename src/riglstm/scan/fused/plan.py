@@ -102,7 +102,7 @@ def in_pieces(n: int) -> int:
     return -(-n // PIECE) * PIECE
 
 
-def in_pairs(L: int) -> int:
+def _in_pairs(L: int) -> int:
     """Two pieces at a time, where L has whole pairs of them: loads need no mask."""
     return PIECE if L % (2 * PIECE) else 2 * PIECE
 
@@ -240,7 +240,7 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     BM, BN, BK, RB = 128, 128, PIECE, 4 if z.back == torch.bfloat16 else 2
     if B <= FEW:
         BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
-        BM, BK, RB = 64, in_pairs(z.L), _rows(device)
+        BM, BK, RB = 64, _in_pairs(z.L), _rows(device)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
     return tile | {"COMPACT": B > FEW, "num_warps": 8}

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from riglstm.scan.fused.gradients import Lines, Piece
 from riglstm.scan.fused.launch import Launch, Place, prepare
-from riglstm.scan.fused.plan import PIECE, Sizes, in_pairs, stages
+from riglstm.scan.fused.plan import PIECE, Sizes, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.views import count_kernel, sort_kernel, views_kernel
+from riglstm.scan.kernels.views import ROW_BITS, count_kernel, sort_kernel, views_kernel
 
 SORTED = 128
 """Rows that a program of those that sort takes."""
@@ -33,15 +33,15 @@ class Views(NamedTuple):
 
 def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     """Tiles of the product, and rows that are sorted together."""
-    BM, BP, BK = 128, power_of_two(z.d), PIECE if z.back.itemsize == 4 else in_pairs(z.L)
-    tile = {"BM": BM, "BK": BK, "BP": BP, "GROUP": 4096, "num_warps": 8}
-    return tile | {"STAGES": stages(device, 3, BM + BP, BK, z.back)}
+    BM, BP = 128, power_of_two(z.d)
+    tile = {"BM": BM, "BK": PIECE, "BP": BP, "GROUP": 1 << ROW_BITS, "num_warps": 8}
+    return tile | {"STAGES": stages(device, 4, BM + BP, PIECE, z.back)}
 
 
 def views_of(z: Sizes, device: torch.device, how: str) -> Views:
     """`how` is what `precision` says."""
     tile = views_tiles(z, device)
-    count = prepare(count_kernel, N=z.N, K=z.K, BR=SORTED)
+    count = prepare(count_kernel, N=z.N, BR=SORTED)
     sort = prepare(sort_kernel, N=z.N, GROUP=tile["GROUP"], BR=SORTED)
     product = prepare(
         views_kernel, N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=how, WIDE=interpreted(), **tile
@@ -71,6 +71,6 @@ def add_views(
     (steps, B, *_), K = piece.D5.shape, dV.shape[2]
     R, (counts, listed) = steps * B, made
     blocks = -(-R // SORTED)
-    by.counting((blocks,), (bits, counts, R))
+    by.counting((blocks, K), (bits, counts, R))
     by.sorting((blocks, K), (bits, counts, listed, R))
     by.product((K, -(-R // by.rows)), (*piece, *packed, listed, dV, sums, R))

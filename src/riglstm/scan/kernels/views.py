@@ -44,15 +44,15 @@ def _key(takers):
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
 def count_kernel(
     BITS, COUNT, R,
-    N: tl.constexpr, K: tl.constexpr, BR: tl.constexpr,
+    N: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """How many of BR rows are of each kind, to COUNT (K, blocks of rows, 2^N)."""
+    """How many of BR rows are of each kind for view k, to COUNT (K, blocks of rows, 2^N)."""
     KINDS: tl.constexpr = 1 << N
-    row, kind = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, KINDS)
-    for k in tl.static_range(K):
-        key = _key(_takers(BITS, row, row < R, k, N))
-        many = tl.histogram(key, KINDS, mask=row < R)
-        tl.store(COUNT + (k * tl.num_programs(0) + tl.program_id(0)) * KINDS + kind, many)
+    p, k = tl.program_id(0), tl.program_id(1)
+    row, kind = p * BR + tl.arange(0, BR), tl.arange(0, KINDS)
+    key = _key(_takers(BITS, row, row < R, k, N))
+    many = tl.histogram(key, KINDS, mask=row < R)
+    tl.store(COUNT + (k * tl.num_programs(0) + p) * KINDS + kind, many)
 
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
