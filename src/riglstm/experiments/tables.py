@@ -57,8 +57,9 @@ TABLES: dict[str, Table] = {
         *("mnist", "test accuracy in %"),
         recipes=RECIPES["ablation"],
         notes=(
-            "all_h and RigLSTM are the same model at K_h = N − 1 = 5 (P3). In the recipe `tuned` cells "
-            "take in all views and peers: all_inputs, rand_inputs and rand_h are RigLSTM there, too.",
+            "all_h and RigLSTM are the same model at K_h = N − 1 = 5 (P3). In the recipe `tuned` "
+            "cells take in all views and peers: all_inputs, rand_inputs and rand_h are RigLSTM "
+            "there, too.",
             "In the recipe `tuned` RigLSTM has a steady start, which no_input_trans, all_cells and "
             "rand_cells cannot have.",
         ),
