@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import seeded
+from helpers import clear_problem, gradients, seeded
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
@@ -19,15 +19,7 @@ kernels = pytest.importorskip(
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
 
 ROW = 1 << kernels.ROW_BITS
-N, K = 3, 2
-S = K + N
-
-
-def random_bits(R: int) -> Tensor:
-    """(R, N): what each cell took in of S slots; many sleep."""
-    rng = seeded(R)
-    taken = torch.randint(1, 1 << S, (R, N), generator=rng, dtype=torch.int32)
-    return taken * (torch.rand(R, N, generator=rng) < 0.7)
+K = 2
 
 
 def takers_of(bits: Tensor, k: int) -> Tensor:
@@ -36,7 +28,7 @@ def takers_of(bits: Tensor, k: int) -> Tensor:
     return (((bits >> k) & 1) << torch.arange(cells)).sum(1, dtype=torch.int32)
 
 
-def lists(bits: Tensor, group: int, block: int) -> Tensor:
+def lists(bits: Tensor, group: int, block: int, K: int = K) -> Tensor:
     (R, cells), blocks = bits.shape, -(-bits.shape[0] // block)
     counts = torch.full((K, blocks, 1 << cells), -1, dtype=torch.int32)
     listed = torch.full((K, R), -1, dtype=torch.int32)
@@ -79,25 +71,57 @@ def test_from_one_kind_to_the_next_one_cell_comes_or_goes() -> None:
 
 
 @pytest.mark.parametrize(("R", "group"), [(7, 32), (70, 32), (70, 16)])
-def test_the_product_is_that_of_who_took_a_view_in(R: int, group: int) -> None:
-    d, L, BM = 5, 32, 16
-    rng, bits = seeded(R), random_bits(R)
-    bits[:, 2] &= ~1
+@pytest.mark.parametrize(("N", "K"), [(3, 2), (1, 3), (8, 1), (8, 8)])
+@pytest.mark.parametrize("in_units", [False, True])
+def test_the_product_is_that_of_who_took_a_view_in(
+    R: int, group: int, N: int, K: int, in_units: bool
+) -> None:
+    d, L, BM, rng = 5, 32, 16, seeded(R)
+    bits = torch.randint(1, 1 << (K + N), (R, N), generator=rng, dtype=torch.int32)
+    bits *= torch.rand(R, N, generator=rng) < 0.7  # the others sleep
+    bits[:, -1] &= ~1
     # Small whole numbers: sums are exact, in any order.
     D5 = torch.randint(-4, 5, (R, N, L), generator=rng).float()
     D5[bits == 0] = torch.nan
-    W = torch.randint(-4, 5, (N, S * d, L), generator=rng).float()
+    W = torch.randint(-4, 5, (N, (K + N) * d, L), generator=rng).float()
     # What nobody asks for is not read: the last cell's weights for the first view.
     poisoned = W.clone()
-    poisoned[2, :d] = torch.nan
+    poisoned[-1, :d] = torch.nan
+    units = [2.0 ** torch.randint(-3, 4, (n,), generator=rng) for n in (R, (K + N) * d)]
     dV, sums = torch.empty(R, K, d), torch.empty(-(-R // BM), K * d)
+    of_rows, of_lines = units if in_units else (None, None)
     kernels.views_kernel[(K, -(-R // BM))](
-        *(D5, None, poisoned, None, lists(bits, group, 8), dV, sums, R),
+        *(D5, of_rows, poisoned, of_lines, lists(bits, group, 8, K), dV, sums, R),
         **{"N": N, "K": K, "d": d, "L": L, "BP": 8, "BM": BM, "BK": 16, "GROUP": group},
         **{"STAGES": 1, "PRECISION": "ieee", "WIDE": True},
     )
     took = torch.stack([((bits >> k) & 1) for k in range(K)]).double()  # (K, R, N)
     of_views = W[:, : K * d].view(N, K, d, L).double()
     want = torch.einsum("krn,rnl,nkdl->rkd", took, D5.double().nan_to_num(), of_views)
+    if in_units:
+        want *= units[0][:, None, None].double() * units[1][: K * d].view(K, d).double()
     assert torch.equal(dV.double(), want)
     assert torch.equal(sums.double().sum(0), want.sum(0).flatten())
+
+
+@pytest.mark.parametrize("R", [1, 127, 128, 129, 300])
+def test_there_is_room_for_every_block_and_row(R: int) -> None:
+    views = pytest.importorskip("riglstm.scan.fused.views")
+    plan = pytest.importorskip("riglstm.scan.fused.plan")
+    f32 = torch.float32
+    z = plan.Sizes(N=3, K=5, d=16, P=16, L=128, G=5, dtype=f32, held=f32, back=f32)
+    (_, counts), (_, listed) = views.room(z, R)
+    assert counts == (5, -(-R // views.SORTED), 8)
+    assert listed == (5, R)
+
+
+def test_the_room_is_that_of_a_whole_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    back = pytest.importorskip("riglstm.scan.fused.back")
+    asked = list[int]()
+    ours = back.room_for_views
+    monkeypatch.setattr(back, "room_for_views", lambda z, R: asked.append(R) or ours(z, R))
+    monkeypatch.setattr(back, "_layout", back._layout.__wrapped__)
+    monkeypatch.setattr(back, "ROWS_AT_ONCE", 12)
+    p = clear_problem(T=4, B=6, N=2, K=2, d=18, D=5, K_a=1, K_x=1, K_h=1).to(torch.float32)
+    gradients(p, "triton")
+    assert asked == [12]

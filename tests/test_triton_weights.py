@@ -106,13 +106,14 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_views, "SORTED", 8)
     # Nothing is kept.
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
+    monkeypatch.setattr(triton_back, "_layout", triton_back._layout.__wrapped__)
 
 
 @pytest.mark.usefixtures("small_tiles")
 def test_in_pieces_it_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     p = clear_problem(T=4, B=6, N=2, K=2, d=18, D=5, K_a=1, K_x=1, K_h=1)
     whole = None
-    # Tiles of views have 16 rows, and those of lists 4.
+    # Tiles of views have 16 rows, blocks that are sorted 8, and those of lists 4.
     for rows in (100, 18, 12):
         monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", rows)
         with torch.autocast("cpu", torch.bfloat16):

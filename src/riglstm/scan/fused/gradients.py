@@ -1,4 +1,4 @@
-"""What follows the loop of the backward pass: the gradients of views and of weights.
+"""What follows the loop of the backward pass: the gradient of weights.
 
 Shapes as in `plan.py`; R rows are pairs of step and sequence.
 """

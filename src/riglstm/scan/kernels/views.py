@@ -1,8 +1,8 @@
 """Kernels of the `triton` backend for the gradient of views, over the R rows of a piece.
 
-Rows are pairs of step and sequence. Of the cells, fewer than half take in a view of a row. Rows
-of which the same cells took it in are put together first, so that a tile of them has no product
-with the weights of the others.
+Rows are pairs of step and sequence. Where cells sleep, or choose views, not all of them take in a
+view of a row. Rows of which the same cells took it in are put together first, so that a tile of
+them has no product with the weights of the others.
 
 Shapes: N cells of size d, K views, L numbers of D5 in memory, groups of GROUP rows.
 """
@@ -35,7 +35,7 @@ def _either(a, b):
 
 @triton.jit
 def _key(takers):
-    """Its number in Gray's order: from one to the next only one cell comes or goes."""
+    """Its number in Gray's order, of up to eight cells: the next has one cell more or less."""
     key = takers ^ (takers >> 1)
     key = key ^ (key >> 2)
     return key ^ (key >> 4)
@@ -65,6 +65,7 @@ def sort_kernel(
     Rows of one kind stay in their order, so that sums repeat.
     """
     BLOCKS: tl.constexpr = GROUP // BR
+    tl.static_assert(GROUP % BR == 0 and GROUP <= _ROW + 1 and N <= 8)
     p, k = tl.program_id(0), tl.program_id(1)
     block, kind = p // BLOCKS * BLOCKS + tl.arange(0, BLOCKS), tl.arange(0, 1 << N)[None, :]
     at = (k * tl.num_programs(0) + block) * (1 << N)
@@ -113,7 +114,7 @@ def views_kernel(
     unit = tl.arange(0, BP)
     CHUNKS: tl.constexpr = L // BK
     within = tl.arange(0, BK)[None, :]
-    tl.static_assert(L % BK == 0)
+    tl.static_assert(L % BK == 0 and GROUP % BM == 0 and N <= 8)
     # Columns without a unit have the last one's weights, as in `spread`, and are not written.
     weight = W + ((k * d + tl.minimum(unit, d - 1))[:, None] * L + within)
     rows = D5 + ((row * (N * L))[:, None] + within)
