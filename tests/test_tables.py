@@ -238,7 +238,7 @@ def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update
             assert not row.fit
             assert row.fit_in == {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
         elif table == "mnist" and key in ("lstm", "gridlstm"):
-            # With more, the LSTM had less.
+            # With more, the LSTM gained nothing.
             assert (row.fit, row.fit_in) == ({"updates": 18_000}, {})
         elif (table, key) == ("mnist", "rim"):
             # With its runs of then: five eighths of the digits, and no flood.
