@@ -32,8 +32,8 @@ from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
-from riglstm.scan.kernels.views import ROW_BITS, count_kernel, sort_kernel, views_kernel
-from riglstm.scan.kernels.weights import awake_kernel, weights_kernel
+from riglstm.scan.kernels.views import count_kernel, sort_kernel, views_kernel
+from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
@@ -128,7 +128,7 @@ done |= {
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
     "count": built(count_kernel, tf32, {"BR": SORTED}, N=8),
-    "sort": built(sort_kernel, tf32, {"GROUP": 1 << ROW_BITS, "BR": SORTED}, N=8),
+    "sort": built(sort_kernel, tf32, {"GROUP": ROWS, "BR": SORTED}, N=8),
     "awake": built(awake_kernel, bf16, {"BR": 1024}),
     "weights": built(weights_kernel, sizes(b16, b16, 5, 100), product_tile()),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),

@@ -18,7 +18,7 @@ kernels = pytest.importorskip(
 )
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
 
-ROW = 1 << kernels.ROW_BITS
+ROW = kernels.ROWS
 K = 2
 
 

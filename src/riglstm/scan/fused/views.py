@@ -15,7 +15,8 @@ from riglstm.scan.fused.gradients import Lines, Piece
 from riglstm.scan.fused.launch import Launch, Place, prepare
 from riglstm.scan.fused.plan import PIECE, Sizes, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.views import ROW_BITS, count_kernel, sort_kernel, views_kernel
+from riglstm.scan.kernels.views import count_kernel, sort_kernel, views_kernel
+from riglstm.scan.kernels.weights import ROWS
 
 SORTED = 128
 """Rows that a program of those that sort takes."""
@@ -34,7 +35,7 @@ class Views(NamedTuple):
 def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     """Tiles of the product, and rows that are sorted together."""
     BM, BP = 128, power_of_two(z.d)
-    tile = {"BM": BM, "BK": PIECE, "BP": BP, "GROUP": 1 << ROW_BITS, "num_warps": 8}
+    tile = {"BM": BM, "BK": PIECE, "BP": BP, "GROUP": ROWS, "num_warps": 8}
     return tile | {"STAGES": stages(device, 4, BM + BP, PIECE, z.back)}
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ROW_BITS = 14
-"""Of an entry of a list: the number of a row in its group. Above it is a bit for each cell."""
-_ROW_BITS = tl.constexpr(ROW_BITS)
-_ROW = tl.constexpr((1 << ROW_BITS) - 1)
+from riglstm.scan.kernels.weights import ROWS
+
+# An entry of a list has the number of a row in its group, and above it a bit for each cell.
+_ROW_BITS = tl.constexpr(ROWS.bit_length() - 1)
+_ROW = tl.constexpr(ROWS - 1)
 
 
 @triton.jit
