@@ -32,7 +32,7 @@ from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
-from riglstm.scan.kernels.views import count_kernel, sort_kernel, views_kernel
+from riglstm.scan.kernels.views import count_kernel, sort_kernel, sums_kernel, views_kernel
 from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
@@ -58,7 +58,7 @@ def built(kernel, z, tile, **constants):
     for i, name in enumerate(kernel.arg_names):
         if name in given:
             signature[name], values[(i,)] = "constexpr", given[name]
-        elif name in ("B", "T", "R", "Z", "first", "t0", "t1", "zeros", "numbers"):
+        elif name in ("B", "T", "R", "Z", "PER", "TILES", "first", "t0", "t1", "zeros", "numbers"):
             signature[name] = "i32"
             # `Launch` takes it that no value of theirs asks for a kernel of its own.
             assert kernel.params[i].do_not_specialize, name
@@ -112,7 +112,9 @@ for name, z, B, phase, how, more in (
     if name == ("back, tf32, many" if ARCH < 90 else "back, exact"):
         continue
     tile = triton_plan.backward_tiles(z, B, None)
-    done[name] = built(backward_kernel, z, tile, PHASE=phase, PRECISION=how, **more)
+    done[name] = built(
+        backward_kernel, z, tile, PHASE=phase, PRECISION=how, ZEROS=z is not bf16, **more
+    )
 place_of, of_pack = {"BS": 4, "BP": 32}, {"BN": 32, "BP": 32, "BW": 64, "D": 20, "TILES": 4}
 no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
 of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
@@ -129,6 +131,7 @@ done |= {
     ),
     "count": built(count_kernel, tf32, {"BR": SORTED}, N=8),
     "sort": built(sort_kernel, tf32, {"GROUP": ROWS, "BR": SORTED}, N=8),
+    "sums": built(sums_kernel, tf32, {"BR": 128, "BC": 32}, WIDTH=40),
     "awake": built(awake_kernel, bf16, {"BR": 1024}),
     "weights": built(weights_kernel, sizes(b16, b16, 5, 100), product_tile()),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
@@ -213,7 +216,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 31), (90, 232_448, 132, 33)]
+CHIPS = [(80, 166_912, 4, 32), (90, 232_448, 132, 34)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

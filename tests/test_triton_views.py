@@ -28,13 +28,19 @@ def takers_of(bits: Tensor, k: int) -> Tensor:
     return (((bits >> k) & 1) << torch.arange(cells)).sum(1, dtype=torch.int32)
 
 
-def lists(bits: Tensor, group: int, block: int, K: int = K) -> Tensor:
-    (R, cells), blocks = bits.shape, -(-bits.shape[0] // block)
-    counts = torch.full((K, blocks, 1 << cells), -1, dtype=torch.int32)
-    listed = torch.full((K, R), -1, dtype=torch.int32)
-    kernels.count_kernel[(blocks, K)](bits, counts, R, N=cells, BR=block)
+def lists(bits: Tensor, group: int, block: int, per: int, K: int = K) -> Tensor:
+    """(pieces, K, per)."""
+    R, cells = bits.shape
+    pieces, blocks = -(-R // per), -(-per // block)
+    counts = torch.full((pieces, K, blocks, 1 << cells), -1, dtype=torch.int32)
+    listed = torch.full((pieces, K, per), -1, dtype=torch.int32)
+    grid = (blocks, K, pieces)
+    kernels.count_kernel[grid](bits, counts, R, per, N=cells, BR=block)
     assert counts.sum().item() == K * R
-    kernels.sort_kernel[(blocks, K)](bits, counts, listed, R, N=cells, GROUP=group, BR=block)
+    kernels.sort_kernel[grid](bits, counts, listed, R, per, N=cells, GROUP=group, BR=block)
+    assert (listed.transpose(0, 1).reshape(K, -1)[:, R:] == -1).all(), (
+        "nothing is written behind it"
+    )
     return listed
 
 
@@ -43,28 +49,36 @@ def gray(i: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("R", "group", "block"), [(1, 16, 8), (16, 16, 8), (45, 16, 8), (45, 64, 16)]
+    ("R", "group", "block", "per"),
+    [
+        (1, 16, 8, 1),
+        (16, 16, 8, 16),
+        (45, 16, 8, 45),
+        (45, 64, 16, 45),
+        (45, 16, 8, 37),
+        (45, 16, 8, 9),
+    ],
 )
 @pytest.mark.parametrize("cells", [1, 3, 8])
 def test_a_group_has_its_rows_kind_by_kind_in_their_order(
-    R: int, group: int, block: int, cells: int
+    R: int, group: int, block: int, per: int, cells: int
 ) -> None:
     bits = torch.randint(0, 1 << K, (R, cells), generator=seeded(R + cells), dtype=torch.int32)
-    listed = lists(bits, group, block)
+    listed = lists(bits, group, block, per)
     number = {gray(i): i for i in range(1 << cells)}
-    for k in range(K):
-        takers = takers_of(bits, k).tolist()
-        for first in range(0, R, group):
-            rows = range(first, min(R, first + group))
+    for k, i in itertools.product(range(K), range(len(listed))):
+        takers = takers_of(bits[i * per : (i + 1) * per], k).tolist()
+        for first in range(0, len(takers), group):
+            rows = range(first, min(len(takers), first + group))
             want = sorted(rows, key=lambda r: number[takers[r]])
-            got = listed[k, first : first + group]
+            got = listed[i, k, first : rows.stop]
             assert (got % ROW + first).tolist() == want
             assert (got // ROW).tolist() == [takers[r] for r in want]
 
 
 def test_from_one_kind_to_the_next_one_cell_comes_or_goes() -> None:
     bits = torch.arange(1 << 8, dtype=torch.int32)[:, None] >> torch.arange(8)
-    kinds = lists((bits & 1).to(torch.int32), group=256, block=64)[0] // ROW
+    kinds = lists((bits & 1).to(torch.int32), group=256, block=64, per=256)[0, 0] // ROW
     assert sorted(kinds.tolist()) == list(range(256))
     pairs = itertools.pairwise(kinds.tolist())
     assert all((a ^ b).bit_count() == 1 for a, b in pairs)
@@ -99,7 +113,7 @@ def test_the_product_is_that_of_who_took_a_view_in(
     dV, sums = torch.empty(R, K, d), torch.empty(-(-R // BM), K * d)
     of_rows, of_lines = units if in_units else (None, None)
     kernels.views_kernel[(K, -(-R // BM))](
-        *(D5, of_rows, poisoned, of_lines, lists(bits, group, 8, K), dV, sums, R),
+        *(D5, of_rows, poisoned, of_lines, lists(bits, group, 8, R + 3, K)[0], dV, sums, R, R + 3),
         **{"N": N, "K": K, "d": d, "L": L, "BP": 8, "BM": BM, "BK": 16, "GROUP": group},
         **{"STAGES": 1, "PRECISION": "ieee", "WIDE": True},
     )
@@ -112,24 +126,34 @@ def test_the_product_is_that_of_who_took_a_view_in(
     assert torch.equal(sums.double().sum(0), want.sum(0).flatten())
 
 
-@pytest.mark.parametrize("R", [1, 127, 128, 129, 300])
-def test_there_is_room_for_every_block_and_row(R: int) -> None:
+@pytest.mark.parametrize(("tiles", "width"), [(1, 10), (7, 32), (70, 40)])
+def test_the_sums_of_tiles_are_added_up(tiles: int, width: int) -> None:
+    sums, total = torch.randint(-9, 9, (tiles, width)).float(), torch.empty(width)
+    kernels.sums_kernel[(-(-width // 16),)](sums, total, tiles, WIDTH=width, BR=32, BC=16)
+    assert torch.equal(total, sums.sum(0))
+
+
+@pytest.mark.parametrize("per", [1, 127, 128, 129, 300])
+def test_there_is_room_for_every_block_and_row(per: int) -> None:
     views = pytest.importorskip("riglstm.scan.fused.views")
     plan = pytest.importorskip("riglstm.scan.fused.plan")
     f32 = torch.float32
     z = plan.Sizes(N=3, K=5, d=16, P=16, L=128, G=5, dtype=f32, held=f32, back=f32)
-    (_, counts), (_, listed) = views.room(z, R)
-    assert counts == (5, -(-R // views.SORTED), 8)
-    assert listed == (5, R)
+    (_, counts), (_, listed) = views.room(z, 2 * per + 1, per)
+    pieces = 3
+    assert counts == (pieces, 5, -(-per // views.SORTED), 8)
+    assert listed == (pieces, 5, per)
 
 
-def test_the_room_is_that_of_a_whole_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_room_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     back = pytest.importorskip("riglstm.scan.fused.back")
-    asked = list[int]()
+    asked = list[tuple[int, int]]()
     ours = back.room_for_views
-    monkeypatch.setattr(back, "room_for_views", lambda z, R: asked.append(R) or ours(z, R))
+    monkeypatch.setattr(
+        back, "room_for_views", lambda z, *rows: asked.append(rows) or ours(z, *rows)
+    )
     monkeypatch.setattr(back, "_layout", back._layout.__wrapped__)
     monkeypatch.setattr(back, "ROWS_AT_ONCE", 12)
     p = clear_problem(T=3, B=6, N=2, K=2, d=16, D=5, K_a=1, K_x=1, K_h=1).to(torch.float32)
     gradients(p, "triton")
-    assert asked == [12]
+    assert asked == [(18, 12)]

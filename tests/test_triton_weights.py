@@ -33,30 +33,35 @@ def random_bits(R: int, S: int, sleepy: tuple[float, ...] = (0.4,) * N) -> Tenso
     return taken * (torch.rand(R, N, generator=rng) >= torch.tensor(sleepy))
 
 
-def lists(bits: Tensor, S: int, BR: int) -> tuple[Tensor, Tensor]:
+def lists(bits: Tensor, S: int, BR: int, per: int) -> tuple[Tensor, Tensor]:
+    """(pieces, N, ROWS) and (pieces, N)."""
     R = bits.shape[0]
+    pieces = -(-R // per)
     act = ((bits != 0) * (1 << torch.arange(N))).sum(1, dtype=torch.int32)
     # A bit for a reset, which is no cell's.
     act |= 1 << N
-    listed = torch.full((N, ROWS), -1, dtype=torch.int32)
-    count = torch.full((N,), -1, dtype=torch.int32)
-    grid = (-(-R // BR), N)
-    triton_weights.awake_kernel[grid](act, bits, listed, count, R, N=N, S=S, BR=BR)
+    listed = torch.full((pieces, N, ROWS), -1, dtype=torch.int32)
+    count = torch.full((pieces, N), -1, dtype=torch.int32)
+    grid = (-(-per // BR), N, pieces)
+    triton_weights.awake_kernel[grid](act, bits, listed, count, R, per, N=N, S=S, BR=BR)
     return listed, count
 
 
-@pytest.mark.parametrize(("R", "S"), [(1, 5), (63, 5), (64, 16), (150, 16)])
-def test_a_list_has_the_rows_in_which_a_cell_was_awake_in_order(R: int, S: int) -> None:
+@pytest.mark.parametrize(
+    ("R", "S", "per"), [(1, 5, 1), (63, 5, 63), (64, 16, 64), (150, 16, 150), (150, 16, 140)]
+)
+def test_a_list_has_the_rows_in_which_a_cell_was_awake_in_order(R: int, S: int, per: int) -> None:
     bits = random_bits(R, S, (0.4, 0.0, 1.0))
-    listed, count = lists(bits, S, 64)
-    assert count.tolist() == (bits != 0).sum(0).tolist()
-    assert count[1:].tolist() == [R, 0]
-    for j in range(N):
-        rows = (bits[:, j] != 0).nonzero().flatten()
-        got = listed[j, : len(rows)]
-        assert (got & (ROWS - 1)).tolist() == rows.tolist()
-        assert (got >> BITS_OF_A_ROW).tolist() == (bits[rows, j] | 1 << S).tolist()
-        assert (listed[j, len(rows) :] == -1).all(), "nothing is written behind it"
+    listed, count = lists(bits, S, 64, per)
+    for i, mine in enumerate(bits.split(per)):
+        assert count[i].tolist() == (mine != 0).sum(0).tolist()
+        assert count[i, 1:].tolist() == [len(mine), 0]
+        for j in range(N):
+            rows = (mine[:, j] != 0).nonzero().flatten()
+            got = listed[i, j, : len(rows)]
+            assert (got & (ROWS - 1)).tolist() == rows.tolist()
+            assert (got >> BITS_OF_A_ROW).tolist() == (mine[rows, j] | 1 << S).tolist()
+            assert (listed[i, j, len(rows) :] == -1).all(), "nothing is written behind it"
 
 
 @pytest.mark.parametrize(("P", "R", "S"), [(8, 70, 5), (24, 1, 5), (24, 70, 5), (8, 70, 16)])
@@ -75,7 +80,7 @@ def test_the_product_adds_what_cells_took_in_and_nothing_else(P: int, R: int, S:
     dW = before.clone()
     tile = {"BM": 64, "BN": 64, "BK": 32, "STAGES": 1, "WIDE": True}
     grid = (N * -(-wide // 64) * (L // 64),)
-    listed, count = lists(bits, S, 64)
+    (listed,), (count,) = lists(bits, S, 64, R)
     triton_weights.weights_kernel[grid](XH, ones, D5, listed, count, dW, N=N, S=S, P=P, L=L, **tile)
     took = (bits[:, :, None] >> torch.arange(S)) & 1  # (R, N, S)
     H = torch.where(took[..., None] != 0, XH[:, None], 0).double().flatten(2)

@@ -22,7 +22,7 @@ from riglstm.scan.fused.gradients import (
     rows_from,
     width,
 )
-from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
+from riglstm.scan.fused.launch import Launch, Layout, nth, prepare
 from riglstm.scan.fused.plan import (
     PERSISTENT,
     ROWS_AT_ONCE,
@@ -34,7 +34,7 @@ from riglstm.scan.fused.plan import (
     sizes,
     sizes_back,
 )
-from riglstm.scan.fused.views import Views, add_views, views_of
+from riglstm.scan.fused.views import Views, add_views, sort_views, sum_views, views_of
 from riglstm.scan.fused.views import room as room_for_views
 from riglstm.scan.input_back import input_map
 from riglstm.scan.kernels.backward import backward_kernel
@@ -84,10 +84,21 @@ def plan_back(
     options: dict[int, dict[str, Any]] = {7: PERSISTENT, 8: {}}
     if interpreted():
         options = {1: {}, 2: {}, 8: {}}
+    by = products(z, B, device)
+    # cuBLAS and the sum of float32 read all of D5; kernels of ours, what their lists say.
+    zeros = by.in_lists is None
     phases = {
         phase: prepare(
-            backward_kernel, **common, G=G, SCALE=scale, **rounding, **tile, PHASE=phase, **more
-        )
+            backward_kernel,
+            **common,
+            G=G,
+            SCALE=scale,
+            ZEROS=zeros,
+            **rounding,
+            **tile,
+            PHASE=phase,
+            **more,
+        )  # fmt: skip
         for phase, more in options.items()
     }
     tiles = N * -(-N * d // tile["BN"]) * -(-B // tile["BM"])
@@ -104,7 +115,7 @@ def plan_back(
         split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
     )
     return Plan(
-        *(tile, phases, tiles, programs, lines, views, products(z, B, device)),
+        *(tile, phases, tiles, programs, lines, views, by),
         *(split, (BL, BS)),
     )
 
@@ -127,17 +138,19 @@ def _layout(
     dc where it is not the caller's.
     """
     int32, float32, listed = torch.int32, torch.float32, B if compact else 0
+    pieces = -(-T // steps)
     # What cells ask of each other's states is rounded as their gates' gradients are; float16 has
     # not the range for it.
-    part = float32 if z.back == torch.float16 else z.back
+    asked = float32 if z.back == torch.float16 else z.back
     zero = [
-        (int32, (-(-T // steps), 4)), (float32, (z.N if summed else 0, width(z)[0], z.L)),
+        (int32, (pieces, 4)), (float32, (z.N if summed else 0, width(z)[0], z.L)),
         (int32, (T if compact else 0, z.N)), *((float32, (B if o else 0, z.N, z.d)) for o in own),
     ]  # fmt: skip
     rest = [
-        (int32, (z.N, listed)), (part, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
-        (float32, (z.S * z.d,)), *((int32, (z.N if in_lists else 0, rows)) for rows in (ROWS, 1)),
-        (z.back, (8,)), *room_for_views(z, steps * B if views else 0),
+        (int32, (z.N, listed)), (asked, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
+        (float32, (z.S * z.d,)),
+        *((int32, (pieces if in_lists else 0, z.N, rows)) for rows in (ROWS, 1)),
+        (z.back, (8,)), *room_for_views(z, T * B if views else 0, steps * B),
     ]  # fmt: skip
     return Layout(*zero, *rest), Layout(*zero).size // 4
 
@@ -178,6 +191,8 @@ def backward(
         (-(-z.S * d // plan.lines_at_once[0]),),
         (W, W if W_q is None else W_q, *packed, D5, counters, room[2], steps * B * N, zeros),
     )
+    if wanted.views:
+        sort_views(plan.views, saved.bits, (counts, by_kind), z.K, T * B, steps * B)
     at_h, at_c = own_h if own[0] else _copy(dh, h), own_c if own[1] else _copy(dc, h)
     unit = dy.new_empty((steps, B)) if halves else None
     dz = dy.new_empty((T if z.G == 5 else 1, B, N))
@@ -194,11 +209,12 @@ def backward(
         floats = memory.view(torch.float32)
         sums = floats.as_strided(shape, strides, start) if summed else dy.new_empty(shape)
         total = Total(sums, z, plan.products, room, pieces == 1)
+        total.begin(saved, steps * B)
 
     def run(phase: int, programs: int, piece: int, t0: int, t1: int) -> None:
         arguments = (
             dy, at_h, at_c, parts, h, y, saved.act, saved.bits, saved.gates, saved.c, saved.a,
-            *packed, D5, unit, dz, listed, count, _counter(counters, piece), B, T, piece * steps,
+            *packed, D5, unit, dz, listed, count, nth(counters, piece, 4), B, T, piece * steps,
             t0, t1,
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
@@ -214,17 +230,18 @@ def backward(
         units = None if unit is None else rows_from(unit, 0, t1 - t0)
         piece = Piece(rows_from(D5, 0, t1 - t0), units)
         if dV is not None:
-            bits, now = rows_from(saved.bits, t0), rows_from(dV, t0)
+            now = rows_from(dV, t0)
             part = None if of_views is None else rows_from(of_views, i * row_tiles)
-            add_views(plan.views, piece, packed, bits, (counts, by_kind), now, part)
+            add_views(plan.views, piece, packed, by_kind, i, steps * B, now, part)
         if total is not None:
-            total.add(piece, saved, t0)
+            total.add(piece, saved, i, t0)
     if wanted.state:
         run(8, -(-B // plan.tile["RB"]), 0, 0, 1)
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None
     if dV is not None:
+        db_in = None if of_views is None else sum_views(plan.views, of_views)
         dx, dW_in, db_in = input_map(
-            dV.view(T * B, z.K * d), x, weights, product, wanted.x, multiply, of_views
+            dV.view(T * B, z.K * d), x, weights, product, wanted.x, multiply, db_in
         )
     if total is not None:
         dW, db, dW_q = total.split(weights, plan.split, plan.lines_at_once[1])
@@ -239,10 +256,3 @@ def _copy(state: Tensor | None, like: Tensor) -> Tensor:
     if state is None:
         return like.new_zeros(like.shape)
     return state.clone(memory_format=torch.contiguous_format)
-
-
-def _counter(counters: Tensor | Place, piece: int) -> Tensor | Place:
-    """That of the piece's barriers."""
-    if isinstance(counters, Tensor):
-        return counters[piece]
-    return Place(counters.dtype, counters.address + 16 * piece, counters.memory)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.launch import Launch, Place, prepare
+from riglstm.scan.fused.launch import Launch, Place, nth, prepare
 from riglstm.scan.fused.plan import Saved, Sizes, chip, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.products import inputs_kernel
@@ -56,7 +56,7 @@ class InLists(NamedTuple):
     """The product in kernels of ours."""
 
     awake: Launch
-    """The list of rows in which each cell was awake."""
+    """The lists of rows in which each cell was awake."""
     rows: int
     """That a program of it takes."""
     weights: Launch
@@ -123,7 +123,7 @@ class Total:
     ) -> None:
         self.z, self.by, self.one_piece = z, by, one_piece
         self.room = room
-        """For kernels of ours: a list and a count for each cell, and a one and zeros."""
+        """For kernels of ours: lists and counts of each piece's cells, and a one and zeros."""
         self.dW = dW
         """(N, what H has, L), zero but for a single piece in units."""
         self.top: Tensor | None = None
@@ -131,15 +131,21 @@ class Total:
         self.db: Tensor | None = None
         """(N, L)."""
 
-    def add(self, piece: Piece, saved: Saved, t0: int) -> None:
-        """Add Hᵀ D5 of the steps from t0 on to dW, and the sum of D5 to db unless it is in dW."""
+    def begin(self, saved: Saved, per: int) -> None:
+        """List who was awake in the rows of all pieces, `per` rows each; before any is added."""
+        if (ours := self.by.in_lists) is not None:
+            (listed, count, _), R = self.room, saved.act.numel()
+            grid = (-(-per // ours.rows), self.z.N, -(-R // per))
+            ours.awake(grid, (saved.act, saved.bits, listed, count, R, per))
+
+    def add(self, piece: Piece, saved: Saved, i: int, t0: int) -> None:
+        """Add Hᵀ D5 of piece i, from t0 on, to dW, and the sum of D5 to db unless it is in dW."""
         z, (wide, one), B = self.z, width(self.z), piece.D5.shape[1]
         D, first = piece.D5.view(-1, z.N, z.L), t0 * B
         if (ours := self.by.in_lists) is not None:
-            (listed, count, ones), R = self.room, D.shape[0]
-            act, bits = _row(saved.act, first), _row(saved.bits, first)
-            ours.awake((-(-R // ours.rows), z.N), (act, bits, listed, count, R))
-            ours.weights((ours.tiles,), (_row(saved.XH, first), ones, D, listed, count, self.dW))
+            listed, count, ones = self.room
+            mine = nth(listed, i, z.N * ROWS), nth(count, i, z.N)
+            ours.weights((ours.tiles,), (_row(saved.XH, first), ones, D, *mine, self.dW))
             return
         x_unit, total, top = None, self.dW, None
         if z.held == torch.float16:

@@ -32,6 +32,13 @@ class Place:
 Argument: TypeAlias = Tensor | Place | int | None
 
 
+def nth(of: Tensor | Place, i: int, size: int) -> Tensor | Place:
+    """The i-th of equal parts of a buffer, `size` numbers each; as a tensor, its i-th element."""
+    if isinstance(of, Tensor):
+        return of[i]
+    return Place(of.dtype, of.address + i * size * of.dtype.itemsize, of.memory)
+
+
 class Layout:
     """Buffers of these dtypes and shapes, to be had in one allocation.
 

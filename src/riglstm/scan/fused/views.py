@@ -1,6 +1,6 @@
 """The gradient of views, after each piece of the backward pass.
 
-Shapes as in `plan.py`; R rows are pairs of step and sequence.
+Shapes as in `plan.py`; R rows are pairs of step and sequence, in pieces of `per`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from riglstm.scan.fused.gradients import Lines, Piece
-from riglstm.scan.fused.launch import Launch, Place, prepare
+from riglstm.scan.fused.launch import Launch, Place, nth, prepare
 from riglstm.scan.fused.plan import PIECE, Sizes, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.views import count_kernel, sort_kernel, views_kernel
+from riglstm.scan.kernels.views import count_kernel, sort_kernel, sums_kernel, views_kernel
 from riglstm.scan.kernels.weights import ROWS
 
 SORTED = 128
@@ -30,6 +30,9 @@ class Views(NamedTuple):
     product: Launch
     rows: int
     """That a program of the product takes."""
+    sums: Launch
+    columns: int
+    """That a program of the sums takes."""
 
 
 def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
@@ -47,31 +50,51 @@ def views_of(z: Sizes, device: torch.device, how: str) -> Views:
     product = prepare(
         views_kernel, N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=how, WIDE=interpreted(), **tile
     )
-    return Views(count, sort, product, tile["BM"])
+    columns = 32
+    sums = prepare(sums_kernel, WIDTH=z.K * z.d, BR=128, BC=columns)
+    return Views(count, sort, product, tile["BM"], sums, columns)
 
 
-def room(z: Sizes, R: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """What `add_views` works in, for R rows."""
-    counts = z.K, -(-R // SORTED), 1 << z.N
-    return [(torch.int32, counts), (torch.int32, (z.K, R))]
+def room(z: Sizes, R: int, per: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """What `sort_views` writes: counts of kinds, and lists."""
+    pieces = -(-R // per)
+    counts = pieces, z.K, -(-per // SORTED), 1 << z.N
+    return [(torch.int32, counts), (torch.int32, (pieces, z.K, per))]
+
+
+def sort_views(
+    by: Views, bits: Tensor, made: Sequence[Tensor | Place], K: int, R: int, per: int
+) -> None:
+    """Sort the rows of all pieces: alone, a piece's would not fill a GPU for as long as it waits.
+
+    `made` are the buffers of `room`.
+    """
+    counts, listed = made
+    grid = (-(-per // SORTED), K, -(-R // per))
+    by.counting(grid, (bits, counts, R, per))
+    by.sorting(grid, (bits, counts, listed, R, per))
 
 
 def add_views(
     by: Views,
     piece: Piece,
     packed: Lines,
-    bits: Tensor,
-    made: Sequence[Tensor | Place],
+    listed: Tensor | Place,
+    i: int,
+    per: int,
     dV: Tensor,
     sums: Tensor | None,
 ) -> None:
-    """Write the gradient of the piece's views to dV, and the sums of its tiles' rows.
-
-    `made` are the buffers of `room`.
-    """
+    """Write the gradient of the views of piece i to dV, and the sums of its tiles' rows."""
     (steps, B, *_), K = piece.D5.shape, dV.shape[2]
-    R, (counts, listed) = steps * B, made
-    blocks = -(-R // SORTED)
-    by.counting((blocks, K), (bits, counts, R))
-    by.sorting((blocks, K), (bits, counts, listed, R))
-    by.product((K, -(-R // by.rows)), (*piece, *packed, listed, dV, sums, R))
+    R = steps * B
+    mine = nth(listed, i, K * per)
+    by.product((K, -(-R // by.rows)), (*piece, *packed, mine, dV, sums, R, per))
+
+
+def sum_views(by: Views, sums: Tensor) -> Tensor:
+    """The sum of all rows' gradients, from those of tiles."""
+    tiles, width = sums.shape
+    total = sums.new_empty(width)
+    by.sums((-(-width // by.columns),), (sums, total, tiles))
+    return total

@@ -1,10 +1,12 @@
-"""Kernels of the `triton` backend for the gradient of views, over the R rows of a piece.
+"""Kernels of the `triton` backend for the gradient of views.
 
 Rows are pairs of step and sequence. Where cells sleep, or choose views, not all of them take in a
 view of a row. Rows of which the same cells took it in are put together first, so that a tile of
-them has no product with the weights of the others.
+them has no product with the weights of the others. The rows of all pieces of the backward pass are
+sorted at once, each piece by itself: its product comes when its D5 is there.
 
-Shapes: N cells of size d, K views, L numbers of D5 in memory, groups of GROUP rows.
+Shapes: N cells of size d, K views, L numbers of D5 in memory, R rows in pieces of PER, and in those
+groups of GROUP.
 """
 
 from __future__ import annotations
@@ -42,34 +44,44 @@ def _key(takers):
     return key ^ (key >> 4)
 
 
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
+@triton.jit
+def _piece(BITS, R, PER, N: tl.constexpr):
+    """The bits of this program's piece, how many rows it has, and which of the pieces and views."""
+    k, piece = tl.program_id(1), tl.cast(tl.program_id(2), tl.int64)
+    first = piece * PER
+    return BITS + first * N, tl.minimum(R - first, PER), piece * tl.num_programs(1) + k
+
+
+@triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["BITS"])
 def count_kernel(
-    BITS, COUNT, R,
+    BITS, COUNT, R, PER,
     N: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """How many of BR rows are of each kind for view k, to COUNT (K, blocks of rows, 2^N)."""
+    """How many of BR rows are of each kind for view k, to COUNT (pieces, K, blocks, 2^N)."""
     KINDS: tl.constexpr = 1 << N
     p, k = tl.program_id(0), tl.program_id(1)
+    BITS, R, which = _piece(BITS, R, PER, N)
     row, kind = p * BR + tl.arange(0, BR), tl.arange(0, KINDS)
     key = _key(_takers(BITS, row, row < R, k, N))
     many = tl.histogram(key, KINDS, mask=row < R)
-    tl.store(COUNT + (k * tl.num_programs(0) + p) * KINDS + kind, many)
+    tl.store(COUNT + (which * tl.num_programs(0) + p) * KINDS + kind, many)
 
 
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS"])
+@triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["BITS"])
 def sort_kernel(
-    BITS, COUNT, LIST, R,
+    BITS, COUNT, LIST, R, PER,
     N: tl.constexpr, GROUP: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Put BR rows to their places in LIST (K, R), where a group's are sorted by who took view k in.
+    """Put BR rows to their places in LIST (pieces, K, PER): a group's by who took view k in.
 
     Rows of one kind stay in their order, so that sums repeat.
     """
     BLOCKS: tl.constexpr = GROUP // BR
     tl.static_assert(GROUP % BR == 0 and GROUP <= _ROW + 1 and N <= 8)
     p, k = tl.program_id(0), tl.program_id(1)
+    BITS, R, which = _piece(BITS, R, PER, N)
     block, kind = p // BLOCKS * BLOCKS + tl.arange(0, BLOCKS), tl.arange(0, 1 << N)[None, :]
-    at = (k * tl.num_programs(0) + block) * (1 << N)
+    at = (which * tl.num_programs(0) + block) * (1 << N)
     there = (block < tl.num_programs(0))[:, None]
     counts = tl.load(COUNT + at[:, None] + kind, mask=there, other=0)
     many, earlier = tl.sum(counts, 0), tl.sum(tl.where((block < p)[:, None], counts, 0), 0)
@@ -84,24 +96,25 @@ def sort_kernel(
     place += tl.sum(same.to(tl.int32), 1)
     group = p // BLOCKS * GROUP
     entry = (row - group) | (takers << _ROW_BITS)
-    tl.store(LIST + k * R + group + place, entry, mask=row < R)
+    tl.store(LIST + which * PER + group + place, entry, mask=row < R)
 
 
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["DV", "SUMS"])
+@triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["LIST", "DV", "SUMS"])
 def views_kernel(
-    D5, D_UNIT, W, W_UNIT, LIST, DV, SUMS, R,
+    D5, D_UNIT, W, W_UNIT, LIST, DV, SUMS, R, PER,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one view: D5 of all cells that took it in times their weights for it.
 
-    SUMS (tiles of rows, K·d), if it is asked for, gets the sum over a tile's rows.
+    Of the R rows of one piece, whose list is LIST (K, PER). SUMS (tiles of rows, K·d), if it is
+    asked for, gets the sum over a tile's rows.
     """
     k, r = tl.program_id(0), tl.program_id(1)
     place = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
     there = place < R
-    entry = tl.load(LIST + tl.cast(k, tl.int64) * R + place, mask=there, other=0)
+    entry = tl.load(LIST + tl.cast(k, tl.int64) * PER + place, mask=there, other=0)
     row = place // GROUP * GROUP + (entry & _ROW)
     takers = entry >> _ROW_BITS
     # The cells that any row needs, four bits each: which they are must be known before the loop, or
@@ -137,3 +150,19 @@ def views_kernel(
         tl.store(SUMS + r * (K * d) + k * d + unit, tl.sum(acc, 0), mask=unit < d)
     at = (row * (K * d))[:, None] + (k * d + unit)[None, :]
     tl.store(DV + at, acc.to(DV.dtype.element_ty), mask=there[:, None] & (unit < d)[None, :])
+
+
+@triton.jit(do_not_specialize=["TILES"])
+def sums_kernel(
+    SUMS, OUT, TILES,
+    WIDTH: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The sum of all lines of SUMS (TILES, WIDTH), BC columns of it, to OUT (WIDTH)."""
+    col = tl.program_id(0) * BC + tl.arange(0, BC)[None, :]
+    acc = tl.zeros((BR, BC), tl.float32)
+    for first in tl.range(0, TILES, BR, num_stages=1):
+        line = first + tl.arange(0, BR)[:, None]
+        at = SUMS + line.to(tl.int64) * WIDTH + col
+        acc += tl.load(at, mask=(line < TILES) & (col < WIDTH), other=0.0)
+    col = tl.program_id(0) * BC + tl.arange(0, BC)
+    tl.store(OUT + col, tl.sum(acc, 0), mask=col < WIDTH)

@@ -1,8 +1,8 @@
 """Kernels of the `triton` backend for the gradient of weights: Hᵀ D5 over the rows of a piece.
 
-Rows are pairs of step and sequence, R of them. Of a cell, only those in which it was awake count:
-they are put in a list first. What it took in, H, is never written: of XH, loads leave out what it
-did not.
+Rows are pairs of step and sequence, R of them in pieces of PER. Of a cell, only those in which it
+was awake count: they are put in lists first, those of all pieces at once. What it took in, H, is
+never written: of XH, loads leave out what it did not.
 
 Shapes: N cells, S slots of P numbers in memory, L numbers of D5, WIDTH = S·P + 8 numbers of H, of
 which the first behind the slots is one: its line is the gradient of biases.
@@ -19,31 +19,36 @@ _ROW_BITS = tl.constexpr(ROWS.bit_length() - 1)
 _MOST = tl.constexpr(ROWS)
 
 
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["ACT", "BITS"])
+@triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["ACT", "BITS"])
 def awake_kernel(
-    ACT, BITS, LIST, COUNT, R,
+    ACT, BITS, LIST, COUNT, R, PER,
     N: tl.constexpr, S: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """The rows from BR · p on in which cell j was awake, in their order, to LIST (N, ROWS).
+    """Rows of a piece from BR · p on in which cell j was awake, to LIST (pieces, N, ROWS) in order.
 
-    An entry has the row, above it a bit for each slot that the cell took in, and one for the ones
-    behind them. So none is zero. Who is awake takes something in: ACT and BITS say the same.
+    COUNT (pieces, N) is how many. An entry has the row, above it a bit for each slot that the cell
+    took in, and one for the ones behind them. So none is zero. Who is awake takes something in: ACT
+    and BITS say the same.
     """
-    first, j = tl.program_id(0) * BR, tl.program_id(1)
+    first, j, piece = tl.program_id(0) * BR, tl.program_id(1), tl.cast(tl.program_id(2), tl.int64)
+    ACT += piece * PER
+    BITS += piece * PER * N
+    LIST += (piece * N + j) * _MOST
+    R = tl.minimum(R - piece * PER, PER)
     earlier = tl.arange(0, _MOST)
-    act = tl.load(ACT + earlier, mask=earlier < first, other=0)
+    act = tl.load(ACT + earlier, mask=earlier < tl.minimum(first, R), other=0)
     start = tl.sum((act >> j) & 1, 0)
     row = first + tl.arange(0, BR)
     bits = tl.load(BITS + row * N + j, mask=row < R, other=0)
     awake = (bits != 0).to(tl.int32)
     place = start + tl.cumsum(awake, 0) - 1
     entry = row | ((bits | (1 << S)) << _ROW_BITS)
-    tl.store(LIST + j * _MOST + place, entry, mask=awake != 0)
-    if first + BR >= R:
-        tl.store(COUNT + j, start + tl.sum(awake, 0))
+    tl.store(LIST + place, entry, mask=awake != 0)
+    if (first < R) & (first + BR >= R):
+        tl.store(COUNT + piece * N + j, start + tl.sum(awake, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["COUNT"])
 def weights_kernel(
     XH, ONES, D5, LIST, COUNT, DW,
     N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
