@@ -25,10 +25,11 @@ from triton.compiler import ASTSource, compile
 
 from riglstm.scan.fused import plan as triton_plan
 from riglstm.scan.fused.gradients import product_tile
+from riglstm.scan.fused.input_map import map_tiles
 from riglstm.scan.fused.views import SORTED, views_tiles
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
-from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
+from riglstm.scan.kernels.input_map import halve_kernel, map_kernel, round_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
@@ -51,7 +52,7 @@ def built(kernel, z, tile, **constants):
     kinds |= {"ONES": back, "PART": "*fp32" if z.back == torch.float16 else back}
     if kernel in (lines_kernel, pack_kernel):
         kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back, "OUT_IN": held}
-    if kernel in (map_kernel, halve_kernel):
+    if kernel in (map_kernel, halve_kernel, round_kernel):
         halved = kernel is map_kernel and z is tf32
         kinds |= {"X": held if halved else "*fp32", "W": held, "OUT": held}
     signature, values, attrs = {}, {}, {}
@@ -115,8 +116,9 @@ for name, z, B, phase, how, more in (
     done[name] = built(
         backward_kernel, z, tile, PHASE=phase, PRECISION=how, ZEROS=z is not bf16, **more
     )
-place_of, of_pack = {"BS": 4, "BP": 32}, {"BN": 32, "BP": 32, "BW": 64, "D": 20, "TILES": 4}
-no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
+place_of = {"BS": 4, "BP": 32}
+of_pack = {"BN": 32, "BP": 32, "BW": 64, "D": 20, "MORE": 0, "TILES": 4}
+no_lines = {"W_IN": None, "B_IN": None, "OUT_IN": None, "SIZES": None}
 of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
 of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
@@ -148,11 +150,12 @@ done |= {
     "hold": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}),
     "hold, units": built(hold_kernel, tf32, {"BK": 2, "BP": 32, "BH": 64}, X=None),
     "hold, plain": built(hold_kernel, bf16, {"BK": 2, "BP": 32, "BH": 64}, X_UNIT=None),
-    "map": built(map_kernel, tf32, triton_plan.map_tiles(f16, None), D=20, X_ROW=24),
+    "map": built(map_kernel, tf32, map_tiles(f16, None), D=20, X_ROW=24),
     "map, bf16": built(
-        *(map_kernel, bf16, triton_plan.map_tiles(b16, None)),
+        *(map_kernel, bf16, map_tiles(b16, None)),
         **{"D": 20, "X_ROW": 20, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
     ),
+    "round": built(round_kernel, bf16, {"BR": 8, "BD": 1024}, D=20, X_ROW=24),
     "halves": built(halve_kernel, tf32, of_halves),
     "halves, no bias, no state": built(halve_kernel, tf32, of_halves, BIAS=None, h0=None),
     # With the last of W_q Q beside the last units.
@@ -165,7 +168,7 @@ done |= {
     ),
     "pack, plain": built(
         *(pack_kernel, bf16, of_pack),
-        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False},
+        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False, "MORE": 4},
         **{"COUNTER": None, "H": None, "SIZES": None},
     ),
 }
@@ -216,7 +219,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 32), (90, 232_448, 132, 34)]
+CHIPS = [(80, 166_912, 4, 33), (90, 232_448, 132, 35)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

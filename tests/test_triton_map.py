@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import Problem, random_problem, seeded
+from helpers import Problem, clear_problem, outputs_and_gradients, random_problem, seeded
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
@@ -51,13 +53,16 @@ def mapped(
     from riglstm.scan.fused.plan import sizes
 
     w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
-    of = input_map.map_of(z, D, CPU)
+    of = input_map.map_of(z, B, D, CPU)
     # Packing has no slots of the gates to pack, as that takes longer than all the rest.
     W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, R, of)).make(p.h)
-    made = input_map.Mapped(*rest)
+    made, low = input_map.Mapped(*rest), None
+    if of.width:
+        made = made._replace(lines=torch.empty(of.width, K * P, dtype=z.held))
+        low = input_map.round_input(x, z, of.width)
     pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
     XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
-    views = input_map.to_views(of, made, x, p.h, w, XH, unit)
+    views = input_map.to_views(of, made, x, p.h, w, XH, unit, low)
     want = x.view(R, D).double() @ w.W_in.double()
     want = want if w.b_in is None else want + w.b_in.double()
     return views, XH, unit, want.view(R, K, d)
@@ -68,8 +73,24 @@ def in_XH(XH: Tensor, unit: Tensor) -> Tensor:
     return XH[:, :K, :d].double() * unit[:, None, None]
 
 
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few sequences there are, they count as many, for the map alone."""
+    monkeypatch.setattr(input_map, "FEW", 0)
+    prepare = pytest.importorskip("riglstm.scan.fused.prepare")
+    # Nothing is kept.
+    for name in ("plan_of", "_layout"):
+        monkeypatch.setattr(prepare, name, getattr(prepare, name).__wrapped__)
+    run = pytest.importorskip("riglstm.scan.fused.run")
+    monkeypatch.setattr(run, "plan_of", prepare.plan_of)
+
+
+@pytest.mark.parametrize("few", [0, 64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
+def test_the_map_in_bf16_puts_views_to_their_places(
+    bias: bool, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_map, "FEW", few)
     p = problem(b_in=normal(K * d) if bias else None)
     views, XH, _, want = mapped(p, normal(10, B, D), torch.bfloat16)
     assert views is XH
@@ -190,3 +211,73 @@ def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> Non
         torch.set_float32_matmul_precision(precision)
         plan = plan_of.__wrapped__(sel, B, d, CPU, product, False, True, features, False, False)
         assert (plan.map is not None) == own, (product, precision, features)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("R", "features"), [(1, 7), (9, 8), (5, 1030)])
+def test_behind_a_rounded_row_are_a_one_and_zeros(R: int, features: int, kind: torch.dtype) -> None:
+    from riglstm.scan.fused.plan import sizes
+
+    z = sizes(d, problem().sel, True, torch.bfloat16)
+    width = input_map.rounded(z, 65, features)
+    assert width % 8 == 0
+    assert features < width <= features + 8
+    x = normal(R, 1, features).to(kind)
+    low = input_map.round_input(x, z, width)
+    assert torch.equal(low[:, :features], x[:, 0].bfloat16())
+    assert low[:, features:].tolist() == [[1.0] + [0.0] * (width - features - 1)] * R
+
+
+@pytest.mark.usefixtures("precision_as_before")
+def test_the_input_is_rounded_first_in_bf16_of_many_sequences() -> None:
+    from riglstm.scan.fused.plan import sizes
+
+    torch.set_float32_matmul_precision("high")
+    for product, sequences, features, first in (
+        (torch.bfloat16, 65, 5, True),
+        (torch.bfloat16, 64, 5, False),
+        (torch.bfloat16, 65, 2**31 // (K * P) + 1, False),
+        (torch.float32, 65, 5, False),
+    ):
+        z = sizes(d, problem().sel, True, product)
+        assert (input_map.rounded(z, sequences, features) > 0) == first
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_input_that_was_rounded_first_has_the_right_gradients(bias: bool) -> None:
+    p = clear_problem(T=3, B=4, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1)
+    if not bias:
+        p = replace(p, weights=p.weights._replace(b_in=None))
+    want, want_grads = outputs_and_gradients(p, "reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        q = p.to(torch.float32)
+        # As it lies in memory, a feature after another.
+        q = replace(q, x=q.x.permute(2, 0, 1).contiguous().permute(1, 2, 0))
+        got, grads = outputs_and_gradients(q, "triton")
+    assert torch.equal(got[3], want[3])
+    of_map = [n for n in ("x", "W_in", "b_in") if n in grads]
+    pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in of_map)]
+    assert all(float((a - b).norm() / b.norm()) < 2e-2 for a, b in pairs)
+    assert len(of_map) == 2 + bias
+    assert grads["x"].dtype == torch.float32
+
+
+@pytest.mark.usefixtures("many")
+def test_who_looks_at_operators_sees_the_same_of_it() -> None:
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    p = clear_problem(T=2, B=3, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1).to(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        want, want_grads = outputs_and_gradients(p, "triton")
+        with Look():
+            got, grads = outputs_and_gradients(p, "triton")
+        with torch.no_grad():
+            passing = p.run("triton")
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(passing, want, strict=True))
+    assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)

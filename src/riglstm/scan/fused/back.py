@@ -87,18 +87,9 @@ def plan_back(
     by = products(z, B, device)
     # cuBLAS and the sum of float32 read all of D5; kernels of ours, what their lists say.
     zeros = by.in_lists is None
+    rest = {"G": G, "SCALE": scale, "ZEROS": zeros, **rounding, **tile}
     phases = {
-        phase: prepare(
-            backward_kernel,
-            **common,
-            G=G,
-            SCALE=scale,
-            ZEROS=zeros,
-            **rounding,
-            **tile,
-            PHASE=phase,
-            **more,
-        )  # fmt: skip
+        phase: prepare(backward_kernel, **common, **rest, PHASE=phase, **more)
         for phase, more in options.items()
     }
     tiles = N * -(-N * d // tile["BN"]) * -(-B // tile["BM"])
@@ -241,8 +232,9 @@ def backward(
     if dV is not None:
         db_in = None if of_views is None else sum_views(plan.views, of_views)
         dx, dW_in, db_in = input_map(
-            dV.view(T * B, z.K * d), x, weights, product, wanted.x, multiply, db_in
-        )
+            dV.view(T * B, z.K * d), x, weights, product, wanted.x, multiply, db_in,
+            saved.x[:, : x.shape[2]] if saved.x.numel() else None,
+        )  # fmt: skip
     if total is not None:
         dW, db, dW_q = total.split(weights, plan.split, plan.lines_at_once[1])
         d_bias = None if weights.update_bias is None else dz.sum((0, 1))

@@ -5,16 +5,19 @@ Shapes as in `plan.py`; R = T · B rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Argument, Launch, Place, prepare
-from riglstm.scan.fused.plan import MOST_FEATURES, Sizes, aligned, map_tiles
+from riglstm.scan.fused.plan import FEW, Sizes, aligned, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
+from riglstm.scan.kernels.input_map import halve_kernel, map_kernel, round_kernel
+
+MOST_FEATURES = 8192
+"""With TF32 in halves the map to views is ours up to so many: one program holds a row of them."""
 
 
 class Halving(NamedTuple):
@@ -32,6 +35,8 @@ class Map(NamedTuple):
 
     run: Launch
     D: int
+    width: int
+    """Where the input was rounded and cuBLAS multiplies: numbers of a row of it; else 0."""
     rows: int
     """Of a tile."""
     columns: int
@@ -44,7 +49,7 @@ class Mapped(NamedTuple):
     """What the map works with; all but `lines` is for TF32 in halves."""
 
     lines: Tensor | Place
-    """(D, K·P): W_in as the map takes it."""
+    """(D, K·P): W_in as the map takes it; for cuBLAS as many lines as a row of the input has."""
     sizes: Tensor | Place
     """(D,): the power of two at or below the largest number of a line."""
     x: Tensor | Place
@@ -55,7 +60,37 @@ class Mapped(NamedTuple):
     """(R, K, P) float32, which scores read."""
 
 
-def map_of(z: Sizes, D: int, device: torch.device) -> Map:
+def has_map(z: Sizes, D: int) -> bool:
+    """Whether the map of D features to views is ours; else it is torch's."""
+    # It counts the numbers of W_in in 32 bits.
+    if not 0 < D * z.K * z.P < 2**31:
+        return False
+    return z.held == torch.bfloat16 or (z.held == torch.float16 and D <= MOST_FEATURES)
+
+
+def rounded(z: Sizes, B: int, D: int) -> int:
+    """Numbers of a row of the input in memory, where it is rounded before its map; 0: it is not.
+
+    That is with many sequences in bfloat16: cuBLAS can multiply it then, which is quicker than our
+    map, and so does the gradient of W_in. It is the first launch of a call, and the GPU has nothing
+    to do yet. Of few, it is the host's time that counts.
+    """
+    if z.held != torch.bfloat16 or B <= FEW or not has_map(z, D):
+        return 0
+    # A one behind the features, for the bias.
+    return aligned(D + 1, z.held)
+
+
+def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
+    tile = {"BM": 128, "BN": 128, "num_warps": 4}
+    if held == torch.float16:
+        return tile | {"BK": 64, "STAGES": stages(device, 3, 128 + 128, 64, held)}
+    # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
+    return tile | {"BK": 32, "STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
+
+
+def map_of(z: Sizes, B: int, D: int, device: torch.device) -> Map:
     """The map of D features to views."""
     tile = map_tiles(z.held, device)
     halving = _halving(z, D) if z.held == torch.float16 else None
@@ -63,7 +98,19 @@ def map_of(z: Sizes, D: int, device: torch.device) -> Map:
         map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
         WIDE=interpreted(), **tile,
     )  # fmt: skip
-    return Map(run, D, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
+    width = rounded(z, B, D)
+    return Map(run, D, width, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
+
+
+def round_input(x: Tensor, z: Sizes, width: int) -> Tensor:
+    """x (T, B, D) as cuBLAS takes it, (T·B, width)."""
+    T, B, D = x.shape
+    low = x.new_empty(T * B, width, dtype=z.held)
+    BD = min(1024, power_of_two(width))
+    BR = 8192 // BD
+    run = prepare(round_kernel, D=D, X_ROW=width, BR=BR, BD=BD)
+    run((-(-T * B // BR), -(-width // BD)), (x, low, T * B))
+    return low
 
 
 def _halving(z: Sizes, D: int) -> Halving:
@@ -80,7 +127,7 @@ def _halving(z: Sizes, D: int) -> Halving:
 
 def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """The buffers of `Mapped`."""
-    D = 0 if of is None else of.D
+    D = 0 if of is None or of.width else of.D
     halving = None if of is None else of.halving
     halved, width = (0, 0) if halving is None else (R, halving.width)
     float32 = torch.float32
@@ -90,11 +137,11 @@ def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[in
     ]
 
 
-def to_pack(of: Map | None, made: Mapped) -> tuple[Argument, Argument]:
-    """What packing writes for the map: `Into`'s lines, and their sizes."""
+def to_pack(of: Map | None, made: Mapped) -> tuple[Argument, int, Argument]:
+    """What packing writes for the map: `Into`'s lines, how many more there are, and their sizes."""
     if of is None:
-        return None, None
-    return made.lines, None if of.halving is None else made.sizes
+        return None, 0, None
+    return made.lines, max(0, of.width - of.D), None if of.halving is None else made.sizes
 
 
 def to_views(
@@ -105,13 +152,19 @@ def to_views(
     weights: Weights,
     XH: Tensor | Place,
     unit: Tensor | Place,
+    low: Tensor | None = None,
 ) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and in halves each row's unit; where scores find them.
 
-    h is the state that is given, if any.
+    h is the state that is given, if any; `low` is x as `round_input` makes it, for cuBLAS.
     """
     T, B, _ = x.shape
     R, bias = T * B, weights.b_in
+    if low is not None:
+        assert isinstance(made.lines, Tensor)
+        assert isinstance(XH, Tensor)
+        torch.mm(low, made.lines, out=XH.view(R, -1)[:, : made.lines.shape[1]])
+        return XH
     grid = (of.columns * -(-R // of.rows),)
     if of.halving is None:
         of.run(grid, (x, None, made.lines, bias, XH, None, None, R))

@@ -12,8 +12,8 @@ from riglstm.cell import Weights
 from riglstm.scan.batched import asked, flat, needed
 from riglstm.scan.fused.back import Wanted
 from riglstm.scan.fused.operators import by_operator, forward, pull
-from riglstm.scan.fused.plan import Saved, empty_saved, sizes
-from riglstm.scan.fused.run import plain, run
+from riglstm.scan.fused.plan import Saved
+from riglstm.scan.fused.run import plain, run_saved
 from riglstm.selection import Selection
 
 PLAIN = {Tensor, nn.Parameter, type(None)}
@@ -66,14 +66,12 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, h, c, *given, live, reset, sel, product = inputs
         weights = Weights(*given)
-        z = sizes(h.shape[2], sel, weights.W_q is not None, product)
-        saved = empty_saved(x.shape[0], h.shape[0], z, h, save=True)
-        y, h_n, c_n, woke = run(x, h, c, weights, sel, live, reset, product, True, saved)
+        y, h_n, c_n, saved = run_saved(x, h, c, weights, sel, live, reset, product, save=True)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(woke)
+        ctx.mark_non_differentiable(saved.woke)
         ctx.save_for_backward(x, h, y, *weights, *saved)
         ctx.sel, ctx.product = sel, product
-        return y, h_n, c_n, woke
+        return y, h_n, c_n, saved.woke
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

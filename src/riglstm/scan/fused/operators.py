@@ -14,8 +14,9 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.scan.batched import asked, handed_out, needed
 from riglstm.scan.fused.back import Wanted, backward
+from riglstm.scan.fused.input_map import rounded
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
-from riglstm.scan.fused.run import plain, run, whole
+from riglstm.scan.fused.run import plain, run_saved, whole
 from riglstm.selection import Selection
 
 
@@ -44,23 +45,23 @@ def forward(
     product: torch.dtype,
     save: bool,
 ) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    z = sizes(h.shape[2], sel, W_q is not None, product)
-    saved = empty_saved(x.shape[0], h.shape[0], z, h, save)
-    y, h, c, _ = run(x, h, c, weights, sel, live, reset, product, save, saved)
+    y, h, c, saved = run_saved(x, h, c, weights, sel, live, reset, product, save)
     return y, h, c, *saved
 
 
 @forward.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
-    W_q, rules, product, save = args[4], args[8:17], args[17], args[18]
+    W_in, W_q, rules, product, save = args[0], args[4], args[8:17], args[17], args[18]
     T, (B, _, d) = x.shape[0], h.shape
     z = sizes(d, Selection(*rules), W_q is not None, product)
     y = h.new_empty(T, *h.shape)
-    return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save)
+    width = 0 if W_in is None or not save else rounded(z, B, x.shape[2])
+    low = x.new_empty(T * B, width, dtype=z.held) if width else None
+    return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save, low)
 
 
 @torch.library.custom_op("riglstm::triton_backward", mutates_args=())

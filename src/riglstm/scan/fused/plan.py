@@ -25,9 +25,6 @@ ROWS_AT_ONCE = ROWS
 PIECE = 64
 """Numbers of D5 and its weights that products take at a time, at the least: 128 bytes in halves."""
 
-MOST_FEATURES = 8192
-"""With TF32 in halves the map to views is ours up to so many: one program holds a row of them."""
-
 
 class Saved(NamedTuple):
     """What the backward pass needs; without it, empty."""
@@ -48,6 +45,8 @@ class Saved(NamedTuple):
     """(T, B, N): the weight of the new state; likewise."""
     unit: Tensor
     """(T, B): what one stands for in XH; empty where it is one."""
+    x: Tensor
+    """(T·B, `rounded`): the input as the map took it; empty where that rounded it on the way."""
 
 
 class Sizes(NamedTuple):
@@ -122,8 +121,10 @@ def precision(product: torch.dtype) -> str:
     return "tf32" if rounds(product) else "tf32x3"
 
 
-def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
-    """Unwritten buffers."""
+def empty_saved(
+    T: int, B: int, z: Sizes, like: Tensor, save: bool, x: Tensor | None = None
+) -> Saved:
+    """Unwritten buffers, and x, if it was rounded before."""
     N, int32, float32, new = z.N, torch.int32, torch.float32, like.new_empty
     kept = T if save else 0
     # Of sizes in a tuple torch takes half as long again.
@@ -136,6 +137,7 @@ def empty_saved(T: int, B: int, z: Sizes, like: Tensor, save: bool) -> Saved:
         c=new(kept, B, N, z.d, dtype=float32),
         a=new(kept if z.G == 5 else 0, B, N, dtype=float32),
         unit=new(T if z.held == torch.float16 else 0, B, dtype=float32),
+        x=new(0) if x is None else x,
     )
 
 
@@ -169,23 +171,6 @@ def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dty
         return 1
     room = chip(device)[1] - 4096
     return max(1, min(most, room // (rows * BK * dtype.itemsize)))
-
-
-def has_map(z: Sizes, D: int) -> bool:
-    """Whether the map of D features to views is ours; else it is torch's."""
-    # It counts the numbers of W_in in 32 bits.
-    if not 0 < D * z.K * z.P < 2**31:
-        return False
-    return z.held == torch.bfloat16 or (z.held == torch.float16 and D <= MOST_FEATURES)
-
-
-def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
-    tile = {"BM": 128, "BN": 128, "num_warps": 4}
-    if held == torch.float16:
-        return tile | {"BK": 64, "STAGES": stages(device, 3, 128 + 128, 64, held)}
-    # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
-    return tile | {"BK": 32, "STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 
 def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.input_map import Map, Mapped, map_of, mapped, to_views
+from riglstm.scan.fused.input_map import Map, Mapped, has_map, map_of, mapped, to_views
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import (
@@ -21,7 +21,6 @@ from riglstm.scan.fused.plan import (
     Sizes,
     columns,
     forward_tiles,
-    has_map,
     precision,
     programs_on,
     resident_tiles,
@@ -44,7 +43,10 @@ class Plan(NamedTuple):
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
-    """Whether torch's product that gives the views writes them to XH: they have no gaps there."""
+    """Whether torch's product that gives the views writes them to XH.
+
+    They have no gaps there, or the weights have the same ones.
+    """
     map: Map | None
     """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
     hold: Launch
@@ -76,8 +78,8 @@ def plan_of(
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
     own = z.dtype == z.held and not symbols
-    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, D, device)
-    direct = own and D is not None and ours is None and z.d == z.P
+    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, B, D, device)
+    direct = own and D is not None and (z.d == z.P if ours is None else ours.width > 0)
     # Where scores find views: a row has so many slots of P numbers.
     if direct or (own and ours is not None):
         slots, P = z.S, z.P  # in XH
@@ -155,12 +157,15 @@ def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun
         *(saved is None, begun),
     )
     W, w_unit, proposal, counter, counts, listed, zero, *rest = layout.make(like)
-    count = len(Mapped._fields)
-    made = W, w_unit, proposal, counter, counts, zeros, listed, Mapped(*rest[:count]), zero
+    count, z = len(Mapped._fields), plan.z
+    ours = Mapped(*rest[:count])
+    if plan.map is not None and plan.map.width:
+        lines = like.new_empty(plan.map.width, z.K * z.P, dtype=z.held)
+        ours = ours._replace(lines=lines)
+    made = W, w_unit, proposal, counter, counts, zeros, listed, ours, zero
     if saved is not None:
         return Working(*made, saved)
     act, bits, unit, XH = rest[count:]
-    z = plan.z
     if plan.direct:
         XH = like.new_empty(T, B, z.S, z.P, dtype=z.held)
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
@@ -196,17 +201,17 @@ def _layout(
 
 
 def write_views(
-    x: Tensor, h: Tensor | None, weights: Weights, plan: Plan, work: Working
+    x: Tensor, low: Tensor | None, h: Tensor | None, weights: Weights, plan: Plan, work: Working
 ) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views.
 
-    h is the state that is given, if any.
+    h is the state that is given, if any; `low` is x rounded, where the map wants it so.
     """
     T, B, D = x.shape
     z, held = plan.z, work.held
     XH = held.XH
     if plan.map is not None:
-        return to_views(plan.map, work.map, x, h, weights, XH, held.unit)
+        return to_views(plan.map, work.map, x, h, weights, XH, held.unit, low)
     views = x
     if weights.W_in is not None:
         x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.input_map import to_pack
+from riglstm.scan.fused.input_map import round_input, rounded, to_pack
 from riglstm.scan.fused.launch import Place
 from riglstm.scan.fused.pack import Into, pack
-from riglstm.scan.fused.plan import Saved, rounds
+from riglstm.scan.fused.plan import Saved, empty_saved, rounds, sizes
 from riglstm.scan.fused.prepare import hold, plan_of, working, write_views
 from riglstm.scan.fused.symbols import Symbols, gates_of, views_of
 from riglstm.scan.kernels.common import interpreted
@@ -29,7 +29,6 @@ def run(
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
-    saved: Saved | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`forward` on the tensors' device, with tensors that lie in memory as the kernels want them.
 
@@ -38,13 +37,45 @@ def run(
     W = weights.W
     if W.is_cuda and W.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(W):
-            return run(x, h, c, weights, sel, live, reset, product, save, saved)
+            return run(x, h, c, weights, sel, live, reset, product, save)
     x = x if isinstance(x, Symbols) else plain(x)
     h, c = None if h is None else plain(h), None if c is None else plain(c)
-    live = None if live is None else live.contiguous()
-    reset = None if reset is None else reset.contiguous()
-    y, h, c, woke = forward(x, h, c, whole(weights), sel, live, reset, product, save, saved)
+    live, reset = _whole(live), _whole(reset)
+    y, h, c, woke = forward(x, h, c, whole(weights), sel, live, reset, product, save)
     return y, h.clone(), c, woke
+
+
+def run_saved(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved]:
+    """As `run`, and what it leaves behind: all that the backward pass needs, where SAVE says so."""
+    W = weights.W
+    if W.is_cuda and W.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(W):
+            return run_saved(x, h, c, weights, sel, live, reset, product, save)
+    z, x, low = sizes(h.shape[2], sel, weights.W_q is not None, product), plain(x), None
+    width = 0 if weights.W_in is None or not save else rounded(z, x.shape[1], x.shape[2])
+    if width:
+        # First of all: the GPU has something to do while the host goes on.
+        low = round_input(x, z, width)
+    saved = empty_saved(x.shape[0], x.shape[1], z, h, save, low)
+    live, reset = _whole(live), _whole(reset)
+    y, h, c, _ = forward(
+        x, plain(h), plain(c), whole(weights), sel, live, reset, product, save, saved
+    )
+    return y, h.clone(), c, saved
+
+
+def _whole(flags: Tensor | None) -> Tensor | None:
+    return None if flags is None else flags.contiguous()
 
 
 def plain(t: Tensor) -> Tensor:
@@ -86,13 +117,16 @@ def forward(
         *(sel, B, d, like.device, product, rounds(product)),
         *(weights.W_q is not None, D, isinstance(x, Symbols), save),
     )
-    z, tile = plan.z, plan.tile
+    z, tile, low = plan.z, plan.tile, None
+    if plan.map is not None and plan.map.width and isinstance(x, Tensor):
+        known = saved is not None and saved.x.numel() > 0
+        low = saved.x if saved is not None and known else round_input(x, z, plan.map.width)
     work = working(T, B, plan, like, saved, h is not None)
     proposal, held = work.proposal, work.held
     if isinstance(proposal, Tensor):
         # In the interpreter, which warns of what a compiled kernel loads and throws away.
         proposal.zero_()
-    # First of all: the GPU packs while the host goes on.
+    # Before all else: the GPU packs while the host goes on.
     c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
     into = Into(
         *(work.W, work.w_unit, work.counter, work.zeros, *to_pack(plan.map, work.map)),
@@ -109,7 +143,7 @@ def forward(
         if z.held == torch.float16:
             hold(None, h0, plan, held, T * B, B)
     else:
-        X = write_views(x, h, weights, plan, work)
+        X = write_views(x, low, h, weights, plan, work)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit

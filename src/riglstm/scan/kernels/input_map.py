@@ -1,7 +1,8 @@
 """The map from the input to views, for the `triton` backend's products in bfloat16 and in halves.
 
 One kernel does what would else be three: round the input, multiply it, and put each view to its
-place. Its weights come rounded and with the views' gaps from `pack_kernel`.
+place. Its weights come rounded and with the views' gaps from `pack_kernel`. Of many sequences in
+bfloat16 the input is rounded first, and cuBLAS multiplies.
 
 With TF32 in halves another kernel makes halves of the input first. float16 has not TF32's range: so
 each line of W_in is divided by a power of two, by which its feature is multiplied, and then each
@@ -29,18 +30,23 @@ _BOTH = tl.constexpr(2.0**-28)
 
 @triton.jit
 def pack_lines(
-    W_IN, OUT, SIZES, i,
-    D: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BW: tl.constexpr,
+    W_IN, BIAS, OUT, SIZES, i,
+    D: tl.constexpr, MORE: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    BW: tl.constexpr,
 ):  # fmt: skip
     """Lines of W_in (D, K·d) as (D, K·P), zero in the gaps; BW is a power of two that holds K·P.
 
-    With SIZES (D,), each line is divided by one.
+    With SIZES (D,), each line is divided by one. MORE lines follow: the BIAS, if any, and zeros.
     """
     line, col = i * _LINES + tl.arange(0, _LINES)[:, None], tl.arange(0, BW)[None, :]
     view, e = col // P, col % P
-    inside = (line < D) & (view < K)
-    w = tl.load(W_IN + line * (K * d) + view * d + e, mask=inside & (e < d), other=0.0)
+    inside = (line < D + MORE) & (view < K)
+    number = inside & (e < d)
+    w = tl.load(W_IN + line * (K * d) + view * d + e, mask=number & (line < D), other=0.0)
     w = w.to(tl.float32)
+    if MORE > 0 and BIAS is not None:
+        bias = tl.load(BIAS + view * d + e + 0 * line, mask=number & (line == D), other=0.0)
+        w += bias.to(tl.float32)
     if SIZES is not None:
         size = tl.abs(w)
         # A weight that is infinite takes no bits from the others.
@@ -49,6 +55,22 @@ def pack_lines(
         tl.store(SIZES + line, size, mask=line < D)
         w = w * per * _HIGH
     tl.store(OUT + line * (K * P) + col, to_nearest(w, OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["R"])
+def round_kernel(
+    X, OUT, R,
+    D: tl.constexpr, X_ROW: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """BD numbers of BR rows of x (R, D), rounded, as (R, X_ROW): behind a row are a one and zeros.
+
+    The one is multiplied with the bias.
+    """
+    row = tl.cast(tl.program_id(0), tl.int64) * BR + tl.arange(0, BR)[:, None]
+    k = tl.program_id(1) * BD + tl.arange(0, BD)[None, :]
+    x = tl.load(X + row * D + k, mask=(row < R) & (k < D), other=0.0).to(tl.float32)
+    x = to_nearest(tl.where(k == D, 1.0, x), OUT.dtype.element_ty)
+    tl.store(OUT + row * X_ROW + k, x, mask=(row < R) & (k < X_ROW))
 
 
 @triton.jit(do_not_specialize=["B", "R"])
