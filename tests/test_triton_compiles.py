@@ -33,13 +33,16 @@ from riglstm.scan.kernels.input_map import halve_kernel, map_kernel, round_kerne
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
-from riglstm.scan.kernels.views import count_kernel, sort_kernel, sums_kernel, views_kernel
+from riglstm.scan.kernels.views import (
+    count_kernel, sort_kernel, starts_kernel, sums_kernel, views_kernel,
+)
 from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
 STEPS = (forward_kernel, resident_kernel)
-INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS", "ZERO"}
+INTEGERS = {"ACT", "START", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS", "ZERO"}
+NUMBERS = {"B", "T", "R", "Z", "PER", "TILES", "BLOCKS", "first", "t0", "t1", "zeros", "numbers"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
 NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
@@ -59,7 +62,7 @@ def built(kernel, z, tile, **constants):
     for i, name in enumerate(kernel.arg_names):
         if name in given:
             signature[name], values[(i,)] = "constexpr", given[name]
-        elif name in ("B", "T", "R", "Z", "PER", "TILES", "first", "t0", "t1", "zeros", "numbers"):
+        elif name in NUMBERS:
             signature[name] = "i32"
             # `Launch` takes it that no value of theirs asks for a kernel of its own.
             assert kernel.params[i].do_not_specialize, name
@@ -133,7 +136,10 @@ done |= {
     ),
     "count": built(count_kernel, tf32, {"BR": SORTED}, N=8),
     "sort": built(sort_kernel, tf32, {"GROUP": ROWS, "BR": SORTED}, N=8),
-    "sums": built(sums_kernel, tf32, {"BR": 128, "BC": 32}, WIDTH=40),
+    "starts": built(
+        starts_kernel, tf32, {"GROUP": ROWS, "BR": SORTED, "num_warps": 8}, N=8
+    ),
+    "sums": built(sums_kernel, tf32, {"BR": 256, "BC": 16}, WIDTH=40),
     "awake": built(awake_kernel, bf16, {"BR": 1024}),
     "weights": built(weights_kernel, sizes(b16, b16, 5, 100), product_tile()),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
@@ -219,7 +225,7 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 33), (90, 232_448, 132, 35)]
+CHIPS = [(80, 166_912, 4, 34), (90, 232_448, 132, 36)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

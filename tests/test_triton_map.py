@@ -57,9 +57,9 @@ def mapped(
     # Packing has no slots of the gates to pack, as that takes longer than all the rest.
     W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, R, of)).make(p.h)
     made, low = input_map.Mapped(*rest), None
-    if of.width:
-        made = made._replace(lines=torch.empty(of.width, K * P, dtype=z.held))
-        low = input_map.round_input(x, z, of.width)
+    if of.rounding is not None:
+        lines = torch.empty(of.rounding.width, K * P, dtype=z.held)
+        made, low = made._replace(lines=lines), input_map.round_input(of.rounding, x)
     pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
     XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
     views = input_map.to_views(of, made, x, p.h, w, XH, unit, low)
@@ -78,11 +78,8 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few sequences there are, they count as many, for the map alone."""
     monkeypatch.setattr(input_map, "FEW", 0)
     prepare = pytest.importorskip("riglstm.scan.fused.prepare")
-    # Nothing is kept.
-    for name in ("plan_of", "_layout"):
-        monkeypatch.setattr(prepare, name, getattr(prepare, name).__wrapped__)
     run = pytest.importorskip("riglstm.scan.fused.run")
-    monkeypatch.setattr(run, "plan_of", prepare.plan_of)
+    monkeypatch.setattr(run, "plan_of", prepare.plan_of.__wrapped__)  # nothing is kept
 
 
 @pytest.mark.parametrize("few", [0, 64])
@@ -223,7 +220,9 @@ def test_behind_a_rounded_row_are_a_one_and_zeros(R: int, features: int, kind: t
     assert width % 8 == 0
     assert features < width <= features + 8
     x = normal(R, 1, features).to(kind)
-    low = input_map.round_input(x, z, width)
+    by = input_map.map_of(z, 65, features, CPU).rounding
+    low = input_map.round_input(by, x)
+    assert low.shape == (R, width)
     assert torch.equal(low[:, :features], x[:, 0].bfloat16())
     assert low[:, features:].tolist() == [[1.0] + [0.0] * (width - features - 1)] * R
 

@@ -161,13 +161,11 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     for module in (triton_plan, triton_prepare, triton_pack):
         monkeypatch.setattr(module, "columns", lambda z, BN, by_gate=False: apart(z, BN))
     triton_pack._pack.cache_clear()
-    triton_prepare._layout.cache_clear()
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     try:
         assert_same(got, outputs_and_gradients(p, "triton"))
     finally:
         triton_pack._pack.cache_clear()
-        triton_prepare._layout.cache_clear()
 
 
 @pytest.mark.parametrize(("B", "programs"), [(1, 97), (33, 113), (64, 128)])

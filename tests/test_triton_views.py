@@ -37,6 +37,8 @@ def lists(bits: Tensor, group: int, block: int, per: int, K: int = K) -> Tensor:
     grid = (blocks, K, pieces)
     kernels.count_kernel[grid](bits, counts, R, per, N=cells, BR=block)
     assert counts.sum().item() == K * R
+    starts = (-(-per // group), K, pieces)
+    kernels.starts_kernel[starts](counts, blocks, N=cells, GROUP=group, BR=block)
     kernels.sort_kernel[grid](bits, counts, listed, R, per, N=cells, GROUP=group, BR=block)
     assert (listed.transpose(0, 1).reshape(K, -1)[:, R:] == -1).all(), (
         "nothing is written behind it"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import BackendError, begin
+from riglstm.scan.base import BackendError
 from riglstm.scan.batched import refuse_transforms
 from riglstm.scan.fused.learn import learn
 from riglstm.scan.fused.replay import again
@@ -68,7 +68,6 @@ def scan(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
     if learns or torch.compiler.is_compiling():
-        h, c = begin(x, h, c, weights, sel)
         y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, learns)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.

@@ -30,13 +30,25 @@ class Halving(NamedTuple):
     """Numbers of a row of halves in memory."""
 
 
+class Rounding(NamedTuple):
+    """What rounds the input for cuBLAS."""
+
+    run: Launch
+    rows: int
+    """That a program takes."""
+    numbers: int
+    """Of a row, that it takes."""
+    width: int
+    """Numbers of a rounded row in memory."""
+
+
 class Map(NamedTuple):
     """The map of D features to views, which writes them to XH."""
 
     run: Launch
     D: int
-    width: int
-    """Where the input was rounded and cuBLAS multiplies: numbers of a row of it; else 0."""
+    rounding: Rounding | None
+    """Where the input is rounded first, and cuBLAS multiplies."""
     rows: int
     """Of a tile."""
     columns: int
@@ -98,18 +110,21 @@ def map_of(z: Sizes, B: int, D: int, device: torch.device) -> Map:
         map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
         WIDE=interpreted(), **tile,
     )  # fmt: skip
-    width = rounded(z, B, D)
-    return Map(run, D, width, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
+    rounding = _rounding(D, width) if (width := rounded(z, B, D)) else None
+    return Map(run, D, rounding, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
 
 
-def round_input(x: Tensor, z: Sizes, width: int) -> Tensor:
-    """x (T, B, D) as cuBLAS takes it, (T·B, width)."""
-    T, B, D = x.shape
-    low = x.new_empty(T * B, width, dtype=z.held)
+def _rounding(D: int, width: int) -> Rounding:
     BD = min(1024, power_of_two(width))
     BR = 8192 // BD
-    run = prepare(round_kernel, D=D, X_ROW=width, BR=BR, BD=BD)
-    run((-(-T * B // BR), -(-width // BD)), (x, low, T * B))
+    return Rounding(prepare(round_kernel, D=D, X_ROW=width, BR=BR, BD=BD), BR, BD, width)
+
+
+def round_input(by: Rounding, x: Tensor) -> Tensor:
+    """x (T, B, D) as cuBLAS takes it, (T·B, width)."""
+    T, B, _ = x.shape
+    low = x.new_empty(T * B, by.width, dtype=torch.bfloat16)
+    by.run((-(-T * B // by.rows), -(-by.width // by.numbers)), (x, low, T * B))
     return low
 
 
@@ -127,7 +142,7 @@ def _halving(z: Sizes, D: int) -> Halving:
 
 def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """The buffers of `Mapped`."""
-    D = 0 if of is None or of.width else of.D
+    D = 0 if of is None or of.rounding is not None else of.D
     halving = None if of is None else of.halving
     halved, width = (0, 0) if halving is None else (R, halving.width)
     float32 = torch.float32
@@ -141,7 +156,8 @@ def to_pack(of: Map | None, made: Mapped) -> tuple[Argument, int, Argument]:
     """What packing writes for the map: `Into`'s lines, how many more there are, and their sizes."""
     if of is None:
         return None, 0, None
-    return made.lines, max(0, of.width - of.D), None if of.halving is None else made.sizes
+    more = 0 if of.rounding is None else of.rounding.width - of.D
+    return made.lines, more, None if of.halving is None else made.sizes
 
 
 def to_views(

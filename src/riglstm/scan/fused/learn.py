@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from riglstm.cell import Weights
+from riglstm.scan.base import begin
 from riglstm.scan.batched import asked, flat, needed
 from riglstm.scan.fused.back import Wanted
 from riglstm.scan.fused.operators import by_operator, forward, pull
@@ -21,8 +22,8 @@ PLAIN = {Tensor, nn.Parameter, type(None)}
 
 def learn(
     x: Tensor,
-    h: Tensor,
-    c: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Weights,
     live: Tensor | None,
     reset: Tensor | None,
@@ -40,6 +41,7 @@ def learn(
             x, h, c, *weights, live, reset, sel, product
         )
         return out
+    h, c = begin(x, h, c, weights, sel)
     y, h, c, *saved = forward(x, h, c, *weights, live, reset, *flat(sel), product, learns)
     return y, h, c, Saved(*saved).woke
 
@@ -66,10 +68,10 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, h, c, *given, live, reset, sel, product = inputs
         weights = Weights(*given)
-        y, h_n, c_n, saved = run_saved(x, h, c, weights, sel, live, reset, product, save=True)
+        y, h_n, c_n, saved, h0 = run_saved(x, h, c, weights, sel, live, reset, product, save=True)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(saved.woke)
-        ctx.save_for_backward(x, h, y, *weights, *saved)
+        ctx.save_for_backward(x, h0, y, *weights, *saved)
         ctx.sel, ctx.product = sel, product
         return y, h_n, c_n, saved.woke
 

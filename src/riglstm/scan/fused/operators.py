@@ -49,7 +49,7 @@ def forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    y, h, c, saved = run_saved(x, h, c, weights, sel, live, reset, product, save)
+    y, h, c, saved, _ = run_saved(x, h, c, weights, sel, live, reset, product, save)
     return y, h, c, *saved
 
 
@@ -61,7 +61,7 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     y = h.new_empty(T, *h.shape)
     width = 0 if W_in is None or not save else rounded(z, B, x.shape[2])
     low = x.new_empty(T * B, width, dtype=z.held) if width else None
-    return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save, low)
+    return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save, x=low)
 
 
 @torch.library.custom_op("riglstm::triton_backward", mutates_args=())

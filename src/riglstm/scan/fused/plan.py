@@ -122,23 +122,35 @@ def precision(product: torch.dtype) -> str:
 
 
 def empty_saved(
-    T: int, B: int, z: Sizes, like: Tensor, save: bool, x: Tensor | None = None
+    T: int,
+    B: int,
+    z: Sizes,
+    like: Tensor,
+    save: bool,
+    XH: Tensor | None = None,
+    unit: Tensor | None = None,
+    x: Tensor | None = None,
 ) -> Saved:
-    """Unwritten buffers, and x, if it was rounded before."""
+    """Unwritten buffers, but for those that there are already."""
     N, int32, float32, new = z.N, torch.int32, torch.float32, like.new_empty
     kept = T if save else 0
     # Of sizes in a tuple torch takes half as long again.
     return Saved(
-        XH=new(T, B, z.S, z.P, dtype=z.held),
+        XH=new(T, B, z.S, z.P, dtype=z.held) if XH is None else XH,
         woke=new(T, B, N, dtype=torch.bool),
         act=new(T, B, dtype=int32),
         bits=new(T, B, N, dtype=int32),
         gates=new(kept, B, N, z.G * z.d, dtype=z.dtype),
         c=new(kept, B, N, z.d, dtype=float32),
         a=new(kept if z.G == 5 else 0, B, N, dtype=float32),
-        unit=new(T if z.held == torch.float16 else 0, B, dtype=float32),
+        unit=empty_unit(T, B, z, like) if unit is None else unit,
         x=new(0) if x is None else x,
     )
+
+
+def empty_unit(T: int, B: int, z: Sizes, like: Tensor) -> Tensor:
+    """That of `Saved`, unwritten."""
+    return like.new_empty(T if z.held == torch.float16 else 0, B, dtype=torch.float32)
 
 
 def columns(z: Sizes, BN: int, by_gate: bool = False) -> int:

@@ -17,9 +17,9 @@ from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import (
     PERSISTENT,
-    Saved,
     Sizes,
     columns,
+    empty_unit,
     forward_tiles,
     precision,
     programs_on,
@@ -54,6 +54,8 @@ class Plan(NamedTuple):
     """The forward kernel, by PHASE."""
     programs: int
     """Of a launch; in the interpreter, where programs do both, of `gates` alone."""
+    layouts: dict[tuple[int, bool, bool], tuple[Layout, int]]
+    """What `_layout` says, by T, and whether a call keeps what it works with and has a state."""
 
 
 @functools.lru_cache(256)
@@ -79,7 +81,7 @@ def plan_of(
     kernel = forward_kernel if kept is None else resident_kernel
     own = z.dtype == z.held and not symbols
     ours = None if symbols or D is None or not has_map(z, D) else map_of(z, B, D, device)
-    direct = own and D is not None and (z.d == z.P if ours is None else ours.width > 0)
+    direct = own and D is not None and (z.d == z.P if ours is None else ours.rounding is not None)
     # Where scores find views: a row has so many slots of P numbers.
     if direct or (own and ours is not None):
         slots, P = z.S, z.P  # in XH
@@ -112,7 +114,7 @@ def plan_of(
         BH=power_of_two(N * d),
     )  # fmt: skip
     first = z.K if symbols else 0
-    return Plan(z, tile, kept is not None, first, direct, ours, held, phases, programs)
+    return Plan(z, tile, kept is not None, first, direct, ours, held, phases, programs, {})
 
 
 class Passing(NamedTuple):
@@ -146,57 +148,53 @@ class Working(NamedTuple):
     """For our own map."""
     zero: Tensor | Place
     """A state to begin from, where none is given."""
-    held: Saved | Passing
+    XH: Tensor | Place
+    unit: Tensor | Place
+    passing: Passing | None
+    """The rest of it, but where it is kept: that is made after the map is launched."""
 
 
-def working(T: int, B: int, plan: Plan, like: Tensor, saved: Saved | None, begun: bool) -> Working:
-    """Buffers of one call; what is to be saved is given, and so may be the state."""
-    compact = plan.tile.get("COMPACT", False)
-    layout, zeros = _layout(
-        *(T, B, plan.z, plan.tile["BN"], plan.by_gate, compact, plan.first, plan.direct, plan.map),
-        *(saved is None, begun),
-    )
+def working(T: int, B: int, plan: Plan, like: Tensor, keep: bool, begun: bool) -> Working:
+    """Buffers of one call. What it is to keep is left out but for what the map writes to."""
+    if (known := plan.layouts.get((T, keep, begun))) is None:
+        if len(plan.layouts) >= 256:
+            plan.layouts.clear()
+        known = plan.layouts[T, keep, begun] = _layout(T, B, plan, not keep, begun)
+    layout, zeros = known
     W, w_unit, proposal, counter, counts, listed, zero, *rest = layout.make(like)
     count, z = len(Mapped._fields), plan.z
     ours = Mapped(*rest[:count])
-    if plan.map is not None and plan.map.width:
-        lines = like.new_empty(plan.map.width, z.K * z.P, dtype=z.held)
+    if plan.map is not None and plan.map.rounding is not None:
+        lines = like.new_empty(plan.map.rounding.width, z.K * z.P, dtype=z.held)
         ours = ours._replace(lines=lines)
+    if keep and not begun:
+        # The backward pass begins from it, too.
+        zero = like.new_empty(B, z.N, z.d)
     made = W, w_unit, proposal, counter, counts, zeros, listed, ours, zero
-    if saved is not None:
-        return Working(*made, saved)
+    if keep or plan.direct:
+        own = like.new_empty(T, B, z.S - plan.first, z.P, dtype=z.held)
+    if keep:
+        return Working(*made, own, empty_unit(T, B, z, like), None)
     act, bits, unit, XH = rest[count:]
     if plan.direct:
-        XH = like.new_empty(T, B, z.S, z.P, dtype=z.held)
+        XH = own
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
     # Gates, c and a are neither written nor read then: any address will do.
-    held = Passing(XH, woke, act, bits, XH, XH, XH, unit)
-    return Working(*made, held)
+    return Working(*made, XH, unit, Passing(XH, woke, act, bits, XH, XH, XH, unit))
 
 
-@functools.lru_cache(256)
-def _layout(
-    T: int,
-    B: int,
-    z: Sizes,
-    BN: int,
-    by_gate: bool,
-    compact: bool,
-    first: int,
-    direct: bool,
-    ours: Map | None,
-    passing: bool,
-    begun: bool,
-) -> tuple[Layout, int]:
+def _layout(T: int, B: int, plan: Plan, passing: bool, begun: bool) -> tuple[Layout, int]:
     """Buffers of one call, and how many numbers of four bytes from its counter on must be zero."""
+    z, compact = plan.z, plan.tile.get("COMPACT", False)
     int32, float32 = torch.int32, torch.float32
     zero = [(int32, (2 * LINE,)), (int32, (T if compact else 0, z.N))]
-    wanted = [*packed(z, BN, first, by_gate), (float32, (z.G - 3, B, z.N, z.d)), *zero]
-    wanted += [(int32, (z.N, B if compact else 0, 2))]
-    wanted += [(float32, (0 if begun else B, z.N, z.d)), *mapped(z, T * B, ours)]
+    wanted = packed(z, plan.tile["BN"], plan.first, plan.by_gate)
+    wanted += [(float32, (z.G - 3, B, z.N, z.d)), *zero, (int32, (z.N, B if compact else 0, 2))]
+    wanted += [(float32, (B if passing and not begun else 0, z.N, z.d))]
+    wanted += mapped(z, T * B, plan.map)
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]
-        wanted += [(z.held, (0 if direct else T, B, z.S - first, z.P))]
+        wanted += [(z.held, (0 if plan.direct else T, B, z.S - plan.first, z.P))]
     return Layout(*wanted), Layout(*zero).size // 4
 
 
@@ -208,10 +206,9 @@ def write_views(
     h is the state that is given, if any; `low` is x rounded, where the map wants it so.
     """
     T, B, D = x.shape
-    z, held = plan.z, work.held
-    XH = held.XH
+    z, XH = plan.z, work.XH
     if plan.map is not None:
-        return to_views(plan.map, work.map, x, h, weights, XH, held.unit, low)
+        return to_views(plan.map, work.map, x, h, weights, XH, work.unit, low)
     views = x
     if weights.W_in is not None:
         x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)
@@ -225,7 +222,7 @@ def write_views(
             views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
         if where is not None:
             return XH
-    hold(views, work.zero if h is None else h, plan, held, T * B, B)
+    hold(views, work.zero if h is None else h, plan, work, T * B, B)
     return views
 
 
@@ -238,10 +235,10 @@ def hold(
     views: Tensor | None,
     h: Tensor | Place,
     plan: Plan,
-    held: Saved | Passing,
+    work: Working,
     rows: int,
     B: int,
 ) -> None:
     """Write views to XH, and the unit of each row; without views, the unit alone."""
-    unit = held.unit if plan.z.held == torch.float16 else None
-    plan.hold((rows,), (views, h, held.XH, unit, B))
+    unit = work.unit if plan.z.held == torch.float16 else None
+    plan.hold((rows,), (views, h, work.XH, unit, B))

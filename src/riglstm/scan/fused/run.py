@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.input_map import round_input, rounded, to_pack
+from riglstm.scan.fused.input_map import round_input, to_pack
 from riglstm.scan.fused.launch import Place
 from riglstm.scan.fused.pack import Into, pack
-from riglstm.scan.fused.plan import Saved, empty_saved, rounds, sizes
-from riglstm.scan.fused.prepare import hold, plan_of, working, write_views
+from riglstm.scan.fused.plan import Saved, Sizes, empty_saved, rounds
+from riglstm.scan.fused.prepare import Passing, Working, hold, plan_of, working, write_views
 from riglstm.scan.fused.symbols import Symbols, gates_of, views_of
 from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Selection
@@ -30,6 +30,43 @@ def run(
     product: torch.dtype,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y (T, B, N, d), final h and c, and who woke: `on_device`, with nothing kept."""
+    given = (x, h, c, weights, sel, live, reset, product)
+    y, h, c, held, _ = on_device(*given, save, keep=False)
+    return y, h, c, held.woke
+
+
+def run_saved(
+    x: Tensor | Symbols,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved, Tensor]:
+    """Likewise, but what it left behind in place of who woke, and the h that it began from."""
+    given = (x, h, c, weights, sel, live, reset, product)
+    y, h, c, saved, h0 = on_device(*given, save, keep=True)
+    assert isinstance(saved, Saved)
+    assert isinstance(h0, Tensor)
+    return y, h, c, saved, h0
+
+
+def on_device(
+    x: Tensor | Symbols,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved | Passing, Tensor | Place]:
     """`forward` on the tensors' device, with tensors that lie in memory as the kernels want them.
 
     The final h is a tensor of its own. Nothing here may be recorded for gradients.
@@ -37,45 +74,23 @@ def run(
     W = weights.W
     if W.is_cuda and W.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(W):
-            return run(x, h, c, weights, sel, live, reset, product, save)
+            return on_device(x, h, c, weights, sel, live, reset, product, save, keep)
     x = x if isinstance(x, Symbols) else plain(x)
     h, c = None if h is None else plain(h), None if c is None else plain(c)
-    live, reset = _whole(live), _whole(reset)
-    y, h, c, woke = forward(x, h, c, whole(weights), sel, live, reset, product, save)
-    return y, h.clone(), c, woke
+    live = None if live is None else live.contiguous()
+    reset = None if reset is None else reset.contiguous()
+    given = (x, h, c, whole(weights), sel, live, reset, product)
+    y, h, c, held, h0 = forward(*given, save, keep)
+    return y, h.clone(), c, held, h0
 
 
-def run_saved(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Weights,
-    sel: Selection,
-    live: Tensor | None,
-    reset: Tensor | None,
-    product: torch.dtype,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Saved]:
-    """As `run`, and what it leaves behind: all that the backward pass needs, where SAVE says so."""
-    W = weights.W
-    if W.is_cuda and W.get_device() != torch.cuda.current_device():
-        with torch.cuda.device_of(W):
-            return run_saved(x, h, c, weights, sel, live, reset, product, save)
-    z, x, low = sizes(h.shape[2], sel, weights.W_q is not None, product), plain(x), None
-    width = 0 if weights.W_in is None or not save else rounded(z, x.shape[1], x.shape[2])
-    if width:
-        # First of all: the GPU has something to do while the host goes on.
-        low = round_input(x, z, width)
-    saved = empty_saved(x.shape[0], x.shape[1], z, h, save, low)
-    live, reset = _whole(live), _whole(reset)
-    y, h, c, _ = forward(
-        x, plain(h), plain(c), whole(weights), sel, live, reset, product, save, saved
-    )
-    return y, h.clone(), c, saved
-
-
-def _whole(flags: Tensor | None) -> Tensor | None:
-    return None if flags is None else flags.contiguous()
+def _saved(
+    T: int, B: int, z: Sizes, like: Tensor, save: bool, work: Working, low: Tensor | None
+) -> Saved:
+    """What a call keeps, with what the map wrote to."""
+    assert isinstance(work.XH, Tensor)
+    assert isinstance(work.unit, Tensor)
+    return empty_saved(T, B, z, like, save, work.XH, work.unit, low if save else None)
 
 
 def plain(t: Tensor) -> Tensor:
@@ -102,12 +117,12 @@ def forward(
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
-    saved: Saved | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y (T, B, N, d), final h, a part of y, and c, and who woke; for symbols there is no backward.
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Saved | Passing, Tensor | Place]:
+    """y (T, B, N, d), final h, a part of y, and c; what kernels left, and the h they began from.
 
-    Without h and c they are zero. `saved` is written to where it is given; SAVE is for all of it,
-    else some of it is empty.
+    Without h and c they are zero. It is `Saved` if it is to `keep` it; SAVE is for all of it, else
+    some of it is empty. For symbols there is no backward.
     """
     like = weights.W if h is None else h
     T, B, *_ = (x.ids if isinstance(x, Symbols) else x).shape
@@ -118,15 +133,16 @@ def forward(
         *(weights.W_q is not None, D, isinstance(x, Symbols), save),
     )
     z, tile, low = plan.z, plan.tile, None
-    if plan.map is not None and plan.map.width and isinstance(x, Tensor):
-        known = saved is not None and saved.x.numel() > 0
-        low = saved.x if saved is not None and known else round_input(x, z, plan.map.width)
-    work = working(T, B, plan, like, saved, h is not None)
-    proposal, held = work.proposal, work.held
+    # What is launched early the GPU does while the host goes on: until the forward kernel is
+    # launched the host is what a call waits for. So there is first what is long, and all that it
+    # does not need is made behind it.
+    if plan.map is not None and plan.map.rounding is not None and isinstance(x, Tensor):
+        low = round_input(plan.map.rounding, x)
+    work = working(T, B, plan, like, keep, h is not None)
+    proposal = work.proposal
     if isinstance(proposal, Tensor):
         # In the interpreter, which warns of what a compiled kernel loads and throws away.
         proposal.zero_()
-    # Before all else: the GPU packs while the host goes on.
     c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
     into = Into(
         *(work.W, work.w_unit, work.counter, work.zeros, *to_pack(plan.map, work.map)),
@@ -141,9 +157,10 @@ def forward(
         ids, X = x.ids, views_of(x.table, weights, z)
         table = gates_of(X, weights, z, tile["BN"])
         if z.held == torch.float16:
-            hold(None, h0, plan, held, T * B, B)
+            hold(None, h0, plan, work, T * B, B)
     else:
         X = write_views(x, low, h, weights, plan, work)
+    held = work.passing or _saved(T, B, z, like, save, work, low)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit
@@ -167,4 +184,4 @@ def forward(
         run(8, B, T, T)
     else:
         run(15, plan.programs, 0, T)
-    return y, y[-1], c_n, held.woke
+    return y, y[-1], c_n, held, h0

@@ -15,7 +15,13 @@ from riglstm.scan.fused.gradients import Lines, Piece
 from riglstm.scan.fused.launch import Launch, Place, nth, prepare
 from riglstm.scan.fused.plan import PIECE, Sizes, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.views import count_kernel, sort_kernel, sums_kernel, views_kernel
+from riglstm.scan.kernels.views import (
+    count_kernel,
+    sort_kernel,
+    starts_kernel,
+    sums_kernel,
+    views_kernel,
+)
 from riglstm.scan.kernels.weights import ROWS
 
 SORTED = 128
@@ -26,6 +32,9 @@ class Views(NamedTuple):
     """The kernels."""
 
     counting: Launch
+    starts: Launch
+    group: int
+    """Rows that are sorted together."""
     sorting: Launch
     product: Launch
     rows: int
@@ -47,12 +56,14 @@ def views_of(z: Sizes, device: torch.device, how: str) -> Views:
     tile = views_tiles(z, device)
     count = prepare(count_kernel, N=z.N, BR=SORTED)
     sort = prepare(sort_kernel, N=z.N, GROUP=tile["GROUP"], BR=SORTED)
+    # A program has all counts of a group, 256 kinds at the most.
+    starts = prepare(starts_kernel, N=z.N, GROUP=tile["GROUP"], BR=SORTED, num_warps=8)
     product = prepare(
         views_kernel, N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=how, WIDE=interpreted(), **tile
     )
-    columns = 32
-    sums = prepare(sums_kernel, WIDTH=z.K * z.d, BR=128, BC=columns)
-    return Views(count, sort, product, tile["BM"], sums, columns)
+    columns = 16
+    sums = prepare(sums_kernel, WIDTH=z.K * z.d, BR=256, BC=columns)
+    return Views(count, starts, tile["GROUP"], sort, product, tile["BM"], sums, columns)
 
 
 def room(z: Sizes, R: int, per: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -70,8 +81,10 @@ def sort_views(
     `made` are the buffers of `room`.
     """
     counts, listed = made
-    grid = (-(-per // SORTED), K, -(-R // per))
+    blocks, pieces = -(-per // SORTED), -(-R // per)
+    grid = (blocks, K, pieces)
     by.counting(grid, (bits, counts, R, per))
+    by.starts((-(-per // by.group), K, pieces), (counts, blocks))
     by.sorting(grid, (bits, counts, listed, R, per))
 
 

@@ -67,30 +67,45 @@ def count_kernel(
     tl.store(COUNT + (which * tl.num_programs(0) + p) * KINDS + kind, many)
 
 
+@triton.jit(do_not_specialize=["BLOCKS"])
+def starts_kernel(
+    COUNT, BLOCKS,
+    N: tl.constexpr, GROUP: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Of each kind in COUNT's BLOCKS of a piece: where a block's first row goes in its group."""
+    MOST: tl.constexpr = GROUP // BR
+    tl.static_assert(GROUP % BR == 0)
+    which = tl.cast(tl.program_id(2), tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    block, kind = tl.program_id(0) * MOST + tl.arange(0, MOST), tl.arange(0, 1 << N)[None, :]
+    at = COUNT + (which * BLOCKS + block)[:, None] * (1 << N) + kind
+    there = (block < BLOCKS)[:, None]
+    counts = tl.load(at, mask=there, other=0)
+    many = tl.sum(counts, 0)
+    start = (tl.cumsum(many, 0) - many)[None, :] + tl.cumsum(counts, 0) - counts
+    tl.store(at, start, mask=there)
+
+
 @triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["BITS"])
 def sort_kernel(
-    BITS, COUNT, LIST, R, PER,
+    BITS, START, LIST, R, PER,
     N: tl.constexpr, GROUP: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Put BR rows to their places in LIST (pieces, K, PER): a group's by who took view k in.
 
-    Rows of one kind stay in their order, so that sums repeat.
+    START is what `starts_kernel` made of counts. Rows of one kind stay in their order, so that sums
+    repeat.
     """
     BLOCKS: tl.constexpr = GROUP // BR
-    tl.static_assert(GROUP % BR == 0 and GROUP <= _ROW + 1 and N <= 8)
+    tl.static_assert(GROUP <= _ROW + 1 and N <= 8)
     p, k = tl.program_id(0), tl.program_id(1)
     BITS, R, which = _piece(BITS, R, PER, N)
-    block, kind = p // BLOCKS * BLOCKS + tl.arange(0, BLOCKS), tl.arange(0, 1 << N)[None, :]
-    at = (which * tl.num_programs(0) + block) * (1 << N)
-    there = (block < tl.num_programs(0))[:, None]
-    counts = tl.load(COUNT + at[:, None] + kind, mask=there, other=0)
-    many, earlier = tl.sum(counts, 0), tl.sum(tl.where((block < p)[:, None], counts, 0), 0)
-    start = tl.cumsum(many, 0) - many + earlier
+    kind = tl.arange(0, 1 << N)
+    start = tl.load(START + (which * tl.num_programs(0) + p) * (1 << N) + kind)
     within = tl.arange(0, BR)
     row = p * BR + within
     takers = _takers(BITS, row, row < R, k, N)
     key = _key(takers)
-    place = tl.sum(tl.where(key[:, None] == kind, start[None, :], 0), 1)
+    place = tl.sum(tl.where(key[:, None] == kind[None, :], start[None, :], 0), 1)
     # Two rows at a time: how many before it are of its kind.
     same = (key[:, None] == key[None, :]) & (within[None, :] < within[:, None])
     place += tl.sum(same.to(tl.int32), 1)
