@@ -26,7 +26,7 @@ from triton.compiler import ASTSource, compile
 from riglstm.scan.fused import plan as triton_plan
 from riglstm.scan.fused.gradients import product_tile
 from riglstm.scan.fused.input_map import map_tiles
-from riglstm.scan.fused.views import SORTED, views_tiles
+from riglstm.scan.fused.views import COUNTED, SORTED, views_tiles
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.input_map import halve_kernel, map_kernel, round_kernel
@@ -57,7 +57,7 @@ def built(kernel, z, tile, **constants):
         kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back, "OUT_IN": held}
     if kernel in (map_kernel, halve_kernel, round_kernel):
         halved = kernel is map_kernel and z is tf32
-        kinds |= {"X": held if halved else "*fp32", "W": held, "OUT": held}
+        kinds |= {"X": held if halved else "*fp32", "W": held, "OUT": held, "LINES": held}
     signature, values, attrs = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in given:
@@ -120,8 +120,8 @@ for name, z, B, phase, how, more in (
         backward_kernel, z, tile, PHASE=phase, PRECISION=how, ZEROS=z is not bf16, **more
     )
 place_of = {"BS": 4, "BP": 32}
-of_pack = {"BN": 32, "BP": 32, "BW": 64, "D": 20, "MORE": 0, "TILES": 4}
-no_lines = {"W_IN": None, "B_IN": None, "OUT_IN": None, "SIZES": None}
+of_pack = {"BN": 32, "BP": 32, "BW": 64, "D": 20, "TILES": 4}
+no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
 of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
 of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
@@ -134,10 +134,12 @@ done |= {
     "inputs, bf16": built(
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
-    "count": built(count_kernel, tf32, {"BR": SORTED}, N=8),
-    "sort": built(sort_kernel, tf32, {"GROUP": ROWS, "BR": SORTED}, N=8),
+    "count": built(count_kernel, tf32, {"BR": COUNTED}, N=8),
+    "sort": built(
+        sort_kernel, tf32, {"GROUP": ROWS, "BR": COUNTED, "PART": SORTED, "num_warps": 1}, N=8
+    ),
     "starts": built(
-        starts_kernel, tf32, {"GROUP": ROWS, "BR": SORTED, "num_warps": 8}, N=8
+        starts_kernel, tf32, {"GROUP": ROWS, "BR": COUNTED, "num_warps": 8}, N=8
     ),
     "sums": built(sums_kernel, tf32, {"BR": 256, "BC": 16}, WIDTH=40),
     "awake": built(awake_kernel, bf16, {"BR": 1024}),
@@ -161,7 +163,7 @@ done |= {
         *(map_kernel, bf16, map_tiles(b16, None)),
         **{"D": 20, "X_ROW": 20, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
     ),
-    "round": built(round_kernel, bf16, {"BR": 8, "BD": 1024}, D=20, X_ROW=24),
+    "round": built(round_kernel, bf16, {"BR": 8, "BD": 1024, "BW": 64}, D=20, X_ROW=24),
     "halves": built(halve_kernel, tf32, of_halves),
     "halves, no bias, no state": built(halve_kernel, tf32, of_halves, BIAS=None, h0=None),
     # With the last of W_q Q beside the last units.
@@ -174,7 +176,7 @@ done |= {
     ),
     "pack, plain": built(
         *(pack_kernel, bf16, of_pack),
-        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False, "MORE": 4},
+        **{"PER_CELL": False, "W_UNIT": None, "FIRST": 0, "BY_GATE": False},
         **{"COUNTER": None, "H": None, "SIZES": None},
     ),
 }

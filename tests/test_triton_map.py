@@ -56,13 +56,10 @@ def mapped(
     of = input_map.map_of(z, B, D, CPU)
     # Packing has no slots of the gates to pack, as that takes longer than all the rest.
     W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, R, of)).make(p.h)
-    made, low = input_map.Mapped(*rest), None
-    if of.rounding is not None:
-        lines = torch.empty(of.rounding.width, K * P, dtype=z.held)
-        made, low = made._replace(lines=lines), input_map.round_input(of.rounding, x)
+    made = input_map.Mapped(*rest)
     pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
     XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
-    views = input_map.to_views(of, made, x, p.h, w, XH, unit, low)
+    views = input_map.to_views(of, made, x, p.h, w, XH, unit)
     want = x.view(R, D).double() @ w.W_in.double()
     want = want if w.b_in is None else want + w.b_in.double()
     return views, XH, unit, want.view(R, K, d)
@@ -82,12 +79,8 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "plan_of", prepare.plan_of.__wrapped__)  # nothing is kept
 
 
-@pytest.mark.parametrize("few", [0, 64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_map_in_bf16_puts_views_to_their_places(
-    bias: bool, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(input_map, "FEW", few)
+def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
     p = problem(b_in=normal(K * d) if bias else None)
     views, XH, _, want = mapped(p, normal(10, B, D), torch.bfloat16)
     assert views is XH
@@ -210,21 +203,36 @@ def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> Non
         assert (plan.map is not None) == own, (product, precision, features)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("R", "features"), [(1, 7), (9, 8), (5, 1030)])
-def test_behind_a_rounded_row_are_a_one_and_zeros(R: int, features: int, kind: torch.dtype) -> None:
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("R", "features", "kind"),
+    [
+        (1, 7, torch.float32),
+        (9, 8, torch.bfloat16),
+        (19, 15, torch.float32),
+        (5, 1030, torch.float32),
+    ],
+)
+def test_the_input_is_rounded_with_a_one_behind_it_and_mapped(
+    R: int, features: int, kind: torch.dtype, bias: bool
+) -> None:
     from riglstm.scan.fused.plan import sizes
 
     z = sizes(d, problem().sel, True, torch.bfloat16)
     width = input_map.rounded(z, 65, features)
     assert width % 8 == 0
     assert features < width <= features + 8
+    b_in = normal(K * d).bfloat16().float() if bias else None
+    w = problem(normal(features, K * d).bfloat16().float(), b_in).weights
     x = normal(R, 1, features).to(kind)
-    by = input_map.map_of(z, 65, features, CPU).rounding
-    low = input_map.round_input(by, x)
-    assert low.shape == (R, width)
+    low, XH = input_map.map_ahead(input_map.map_of(z, 65, features, CPU).rounding, x, w, z)
     assert torch.equal(low[:, :features], x[:, 0].bfloat16())
     assert low[:, features:].tolist() == [[1.0] + [0.0] * (width - features - 1)] * R
+    want = low[:, :features].double() @ w.W_in.double() + (0 if b_in is None else b_in)
+    # The result is rounded to eight bits.
+    assert (XH[:, 0, :K, :d].flatten(1) - want).norm() < 2**-8 * want.norm()
+    assert XH[:, :, :K, d:].eq(0).all()
+    assert XH[:, :, K:].isnan().all(), "nothing else is written"
 
 
 @pytest.mark.usefixtures("precision_as_before")

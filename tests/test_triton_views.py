@@ -39,7 +39,9 @@ def lists(bits: Tensor, group: int, block: int, per: int, K: int = K) -> Tensor:
     assert counts.sum().item() == K * R
     starts = (-(-per // group), K, pieces)
     kernels.starts_kernel[starts](counts, blocks, N=cells, GROUP=group, BR=block)
-    kernels.sort_kernel[grid](bits, counts, listed, R, per, N=cells, GROUP=group, BR=block)
+    parts = (4 * blocks, K, pieces)
+    of_block = {"N": cells, "GROUP": group, "BR": block, "PART": block // 4}
+    kernels.sort_kernel[parts](bits, counts, listed, R, per, **of_block)
     assert (listed.transpose(0, 1).reshape(K, -1)[:, R:] == -1).all(), (
         "nothing is written behind it"
     )
@@ -143,7 +145,7 @@ def test_there_is_room_for_every_block_and_row(per: int) -> None:
     z = plan.Sizes(N=3, K=5, d=16, P=16, L=128, G=5, dtype=f32, held=f32, back=f32)
     (_, counts), (_, listed) = views.room(z, 2 * per + 1, per)
     pieces = 3
-    assert counts == (pieces, 5, -(-per // views.SORTED), 8)
+    assert counts == (pieces, 5, -(-per // views.COUNTED), 8)
     assert listed == (pieces, 5, per)
 
 

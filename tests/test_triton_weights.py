@@ -108,7 +108,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         triton_views, "views_tiles", lambda *given: views(*given) | {"BM": 16, "GROUP": 32}
     )
-    monkeypatch.setattr(triton_views, "SORTED", 8)
+    monkeypatch.setattr(triton_views, "COUNTED", 8)
+    monkeypatch.setattr(triton_views, "SORTED", 4)
     # Nothing is kept.
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
     monkeypatch.setattr(triton_back, "_layout", triton_back._layout.__wrapped__)

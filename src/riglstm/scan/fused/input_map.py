@@ -14,7 +14,7 @@ from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Argument, Launch, Place, prepare
 from riglstm.scan.fused.plan import FEW, Sizes, aligned, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.input_map import halve_kernel, map_kernel, round_kernel
+from riglstm.scan.kernels.input_map import LINES, halve_kernel, map_kernel, round_kernel
 
 MOST_FEATURES = 8192
 """With TF32 in halves the map to views is ours up to so many: one program holds a row of them."""
@@ -31,15 +31,17 @@ class Halving(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """What rounds the input for cuBLAS."""
+    """What rounds the input and W_in for cuBLAS."""
 
     run: Launch
     rows: int
     """That a program takes."""
-    numbers: int
-    """Of a row, that it takes."""
+    parts: int
+    """Programs beside each other, of the same rows."""
+    packing: int
+    """Programs that take lines of W_in."""
     width: int
-    """Numbers of a rounded row in memory."""
+    """Numbers of a rounded row in memory, and lines of W_in."""
 
 
 class Map(NamedTuple):
@@ -61,7 +63,7 @@ class Mapped(NamedTuple):
     """What the map works with; all but `lines` is for TF32 in halves."""
 
     lines: Tensor | Place
-    """(D, K·P): W_in as the map takes it; for cuBLAS as many lines as a row of the input has."""
+    """(D, K·P): W_in as `map_kernel` takes it."""
     sizes: Tensor | Place
     """(D,): the power of two at or below the largest number of a line."""
     x: Tensor | Place
@@ -110,22 +112,39 @@ def map_of(z: Sizes, B: int, D: int, device: torch.device) -> Map:
         map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
         WIDE=interpreted(), **tile,
     )  # fmt: skip
-    rounding = _rounding(D, width) if (width := rounded(z, B, D)) else None
+    rounding = _rounding(z, D, width) if (width := rounded(z, B, D)) else None
     return Map(run, D, rounding, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
 
 
-def _rounding(D: int, width: int) -> Rounding:
+def _rounding(z: Sizes, D: int, width: int) -> Rounding:
     BD = min(1024, power_of_two(width))
     BR = 8192 // BD
-    return Rounding(prepare(round_kernel, D=D, X_ROW=width, BR=BR, BD=BD), BR, BD, width)
+    run = prepare(
+        round_kernel, D=D, X_ROW=width, K=z.K, d=z.d, P=z.P, BR=BR, BD=BD,
+        BW=power_of_two(z.K * z.P),
+    )  # fmt: skip
+    return Rounding(run, BR, -(-width // BD), -(-width // LINES), width)
 
 
-def round_input(by: Rounding, x: Tensor) -> Tensor:
-    """x (T, B, D) as cuBLAS takes it, (T·B, width)."""
-    T, B, _ = x.shape
-    low = x.new_empty(T * B, by.width, dtype=torch.bfloat16)
-    by.run((-(-T * B // by.rows), -(-by.width // by.numbers)), (x, low, T * B))
-    return low
+class Ahead(NamedTuple):
+    """What a map by cuBLAS leaves, before all else of a call."""
+
+    x: Tensor
+    """(T·B, width): the input as it was multiplied."""
+    XH: Tensor
+    """(T, B, S, P): the views are written."""
+
+
+def map_ahead(by: Rounding, x: Tensor, weights: Weights, z: Sizes) -> Ahead:
+    """The map of x (T, B, D): rounded, and then multiplied by cuBLAS."""
+    (T, B, _), W_in = x.shape, weights.W_in
+    low = x.new_empty(T * B, by.width, dtype=z.held)
+    lines = x.new_empty(by.width, z.K * z.P, dtype=z.held)
+    programs = by.packing + by.parts * -(-T * B // by.rows)
+    by.run((programs,), (x, W_in, weights.b_in, low, lines, T * B))
+    XH = x.new_empty(T, B, z.S, z.P, dtype=z.held)
+    torch.mm(low, lines, out=XH.view(T * B, z.S * z.P)[:, : z.K * z.P])
+    return Ahead(low, XH)
 
 
 def _halving(z: Sizes, D: int) -> Halving:
@@ -152,12 +171,11 @@ def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[in
     ]
 
 
-def to_pack(of: Map | None, made: Mapped) -> tuple[Argument, int, Argument]:
-    """What packing writes for the map: `Into`'s lines, how many more there are, and their sizes."""
-    if of is None:
-        return None, 0, None
-    more = 0 if of.rounding is None else of.rounding.width - of.D
-    return made.lines, more, None if of.halving is None else made.sizes
+def to_pack(of: Map | None, made: Mapped) -> tuple[Argument, Argument]:
+    """What packing writes for the map: `Into`'s lines, and their sizes."""
+    if of is None or of.rounding is not None:
+        return None, None
+    return made.lines, None if of.halving is None else made.sizes
 
 
 def to_views(
@@ -168,19 +186,13 @@ def to_views(
     weights: Weights,
     XH: Tensor | Place,
     unit: Tensor | Place,
-    low: Tensor | None = None,
 ) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and in halves each row's unit; where scores find them.
 
-    h is the state that is given, if any; `low` is x as `round_input` makes it, for cuBLAS.
+    h is the state that is given, if any.
     """
     T, B, _ = x.shape
     R, bias = T * B, weights.b_in
-    if low is not None:
-        assert isinstance(made.lines, Tensor)
-        assert isinstance(XH, Tensor)
-        torch.mm(low, made.lines, out=XH.view(R, -1)[:, : made.lines.shape[1]])
-        return XH
     grid = (of.columns * -(-R // of.rows),)
     if of.halving is None:
         of.run(grid, (x, None, made.lines, bias, XH, None, None, R))

@@ -31,9 +31,7 @@ class Into(NamedTuple):
     zeros: int = 0
     """How many int32 from the counter on are set to zero: all counters, and the lists' counts."""
     lines: Argument = None
-    """(D and `more`, K·P): W_in, for the map."""
-    more: int = 0
-    """Lines behind those of W_in: b_in, or zeros, and zeros."""
+    """(D, K·P): W_in, for `map_kernel`."""
     sizes: Argument = None
     """(D,): what each line was divided by, for `halve_kernel`; None: by nothing."""
     c: Tensor | None = None
@@ -68,15 +66,14 @@ def pack(
     """
     W, W_q = weights.W, weights.W_q
     W_in = None if into.lines is None else weights.W_in
-    b_in = weights.b_in if into.more else None
     unit = into.unit if z.held == torch.float16 else None
     per_cell = W_q is not None and W_q.dim() == 3
     D = 0 if W_in is None else W_in.shape[0]
-    run, grid = _pack(z, BN, first, per_cell, by_gate, D, into.more)
+    run, grid = _pack(z, BN, first, per_cell, by_gate, D)
     run(
         grid,
         (
-            *(W, W if W_q is None else W_q, W_in, b_in, into.c_0, into.W, unit, into.lines),
+            *(W, W if W_q is None else W_q, W_in, into.c_0, into.W, unit, into.lines),
             *(into.sizes, into.counter, into.c, into.h, into.zeros),
             0 if into.c is None else into.c.numel(),
         ),
@@ -86,11 +83,11 @@ def pack(
 
 @functools.lru_cache(64)
 def _pack(
-    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, D: int, more: int
+    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, D: int
 ) -> tuple[Launch, tuple[int]]:
     run = prepare(
-        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, MORE=more, BN=BN, BP=power_of_two(z.P),
+        pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, BN=BN, BP=power_of_two(z.P),
         BW=power_of_two(z.K * z.P), TILES=columns(z, BN, by_gate), PER_CELL=per_cell, FIRST=first,
         BY_GATE=by_gate,
     )  # fmt: skip
-    return run, (z.N * columns(z, BN, by_gate) + -(-(D + more) // LINES),)
+    return run, (z.N * columns(z, BN, by_gate) + -(-D // LINES),)

@@ -43,10 +43,8 @@ class Plan(NamedTuple):
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
-    """Whether torch's product that gives the views writes them to XH.
-
-    They have no gaps there, or the weights have the same ones.
-    """
+    """Whether torch's product that gives the views writes them to XH: they have no gaps there, or
+    the weights have the same ones."""
     map: Map | None
     """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
     hold: Launch
@@ -154,8 +152,13 @@ class Working(NamedTuple):
     """The rest of it, but where it is kept: that is made after the map is launched."""
 
 
-def working(T: int, B: int, plan: Plan, like: Tensor, keep: bool, begun: bool) -> Working:
-    """Buffers of one call. What it is to keep is left out but for what the map writes to."""
+def working(
+    T: int, B: int, plan: Plan, like: Tensor, keep: bool, begun: bool, XH: Tensor | None
+) -> Working:
+    """Buffers of one call. What it is to keep is left out but for what the map writes to.
+
+    XH may be there already.
+    """
     if (known := plan.layouts.get((T, keep, begun))) is None:
         if len(plan.layouts) >= 256:
             plan.layouts.clear()
@@ -164,23 +167,20 @@ def working(T: int, B: int, plan: Plan, like: Tensor, keep: bool, begun: bool) -
     W, w_unit, proposal, counter, counts, listed, zero, *rest = layout.make(like)
     count, z = len(Mapped._fields), plan.z
     ours = Mapped(*rest[:count])
-    if plan.map is not None and plan.map.rounding is not None:
-        lines = like.new_empty(plan.map.rounding.width, z.K * z.P, dtype=z.held)
-        ours = ours._replace(lines=lines)
     if keep and not begun:
         # The backward pass begins from it, too.
         zero = like.new_empty(B, z.N, z.d)
     made = W, w_unit, proposal, counter, counts, zeros, listed, ours, zero
-    if keep or plan.direct:
-        own = like.new_empty(T, B, z.S - plan.first, z.P, dtype=z.held)
+    if XH is None and (keep or plan.direct):
+        XH = like.new_empty(T, B, z.S - plan.first, z.P, dtype=z.held)
     if keep:
-        return Working(*made, own, empty_unit(T, B, z, like), None)
-    act, bits, unit, XH = rest[count:]
-    if plan.direct:
-        XH = own
+        assert XH is not None
+        return Working(*made, XH, empty_unit(T, B, z, like), None)
+    act, bits, unit, at = rest[count:]
+    at = at if XH is None else XH
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
     # Gates, c and a are neither written nor read then: any address will do.
-    return Working(*made, XH, unit, Passing(XH, woke, act, bits, XH, XH, XH, unit))
+    return Working(*made, at, unit, Passing(at, woke, act, bits, at, at, at, unit))
 
 
 def _layout(T: int, B: int, plan: Plan, passing: bool, begun: bool) -> tuple[Layout, int]:
@@ -199,16 +199,16 @@ def _layout(T: int, B: int, plan: Plan, passing: bool, begun: bool) -> tuple[Lay
 
 
 def write_views(
-    x: Tensor, low: Tensor | None, h: Tensor | None, weights: Weights, plan: Plan, work: Working
+    x: Tensor, h: Tensor | None, weights: Weights, plan: Plan, work: Working
 ) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views.
 
-    h is the state that is given, if any; `low` is x rounded, where the map wants it so.
+    h is the state that is given, if any.
     """
     T, B, D = x.shape
     z, XH = plan.z, work.XH
     if plan.map is not None:
-        return to_views(plan.map, work.map, x, h, weights, XH, work.unit, low)
+        return to_views(plan.map, work.map, x, h, weights, XH, work.unit)
     views = x
     if weights.W_in is not None:
         x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.input_map import round_input, to_pack
+from riglstm.scan.fused.input_map import map_ahead, to_pack
 from riglstm.scan.fused.launch import Place
 from riglstm.scan.fused.pack import Into, pack
 from riglstm.scan.fused.plan import Saved, Sizes, empty_saved, rounds
@@ -90,7 +90,7 @@ def _saved(
     """What a call keeps, with what the map wrote to."""
     assert isinstance(work.XH, Tensor)
     assert isinstance(work.unit, Tensor)
-    return empty_saved(T, B, z, like, save, work.XH, work.unit, low if save else None)
+    return empty_saved(T, B, z, like, save, work.XH, work.unit, low)
 
 
 def plain(t: Tensor) -> Tensor:
@@ -132,13 +132,14 @@ def forward(
         *(sel, B, d, like.device, product, rounds(product)),
         *(weights.W_q is not None, D, isinstance(x, Symbols), save),
     )
-    z, tile, low = plan.z, plan.tile, None
+    z, tile, ahead = plan.z, plan.tile, None
     # What is launched early the GPU does while the host goes on: until the forward kernel is
-    # launched the host is what a call waits for. So there is first what is long, and all that it
-    # does not need is made behind it.
+    # launched, the host is what a call waits for. So first comes what takes long, and behind it all
+    # that it does not need.
     if plan.map is not None and plan.map.rounding is not None and isinstance(x, Tensor):
-        low = round_input(plan.map.rounding, x)
-    work = working(T, B, plan, like, keep, h is not None)
+        ahead = map_ahead(plan.map.rounding, x, weights, z)
+    XH = None if ahead is None else ahead.XH
+    work = working(T, B, plan, like, keep, h is not None, XH)
     proposal = work.proposal
     if isinstance(proposal, Tensor):
         # In the interpreter, which warns of what a compiled kernel loads and throws away.
@@ -153,13 +154,16 @@ def forward(
     W, w_unit = pack(weights, z, tile["BN"], into, plan.first, plan.by_gate)
     ids = table = None
     X: Tensor | Place
-    if isinstance(x, Symbols):
+    if ahead is not None:
+        X = ahead.XH
+    elif isinstance(x, Symbols):
         ids, X = x.ids, views_of(x.table, weights, z)
         table = gates_of(X, weights, z, tile["BN"])
         if z.held == torch.float16:
             hold(None, h0, plan, work, T * B, B)
     else:
-        X = write_views(x, low, h, weights, plan, work)
+        X = write_views(x, h, weights, plan, work)
+    low = ahead.x if ahead is not None and save else None
     held = work.passing or _saved(T, B, z, like, save, work, low)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)

@@ -24,8 +24,10 @@ from riglstm.scan.kernels.views import (
 )
 from riglstm.scan.kernels.weights import ROWS
 
-SORTED = 128
-"""Rows that a program of those that sort takes."""
+COUNTED = 128
+"""Rows that a program of those that count kinds takes."""
+SORTED = 32
+"""Rows that one of those that sort takes, a lane each."""
 
 
 class Views(NamedTuple):
@@ -54,10 +56,11 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
 def views_of(z: Sizes, device: torch.device, how: str) -> Views:
     """`how` is what `precision` says."""
     tile = views_tiles(z, device)
-    count = prepare(count_kernel, N=z.N, BR=SORTED)
-    sort = prepare(sort_kernel, N=z.N, GROUP=tile["GROUP"], BR=SORTED)
+    block = {"N": z.N, "BR": COUNTED}
+    count = prepare(count_kernel, **block)
+    sort = prepare(sort_kernel, **block, GROUP=tile["GROUP"], PART=SORTED, num_warps=1)
     # A program has all counts of a group, 256 kinds at the most.
-    starts = prepare(starts_kernel, N=z.N, GROUP=tile["GROUP"], BR=SORTED, num_warps=8)
+    starts = prepare(starts_kernel, **block, GROUP=tile["GROUP"], num_warps=8)
     product = prepare(
         views_kernel, N=z.N, K=z.K, d=z.d, L=z.L, PRECISION=how, WIDE=interpreted(), **tile
     )
@@ -69,7 +72,7 @@ def views_of(z: Sizes, device: torch.device, how: str) -> Views:
 def room(z: Sizes, R: int, per: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """What `sort_views` writes: counts of kinds, and lists."""
     pieces = -(-R // per)
-    counts = pieces, z.K, -(-per // SORTED), 1 << z.N
+    counts = pieces, z.K, -(-per // COUNTED), 1 << z.N
     return [(torch.int32, counts), (torch.int32, (pieces, z.K, per))]
 
 
@@ -81,11 +84,10 @@ def sort_views(
     `made` are the buffers of `room`.
     """
     counts, listed = made
-    blocks, pieces = -(-per // SORTED), -(-R // per)
-    grid = (blocks, K, pieces)
-    by.counting(grid, (bits, counts, R, per))
+    blocks, pieces = -(-per // COUNTED), -(-R // per)
+    by.counting((blocks, K, pieces), (bits, counts, R, per))
     by.starts((-(-per // by.group), K, pieces), (counts, blocks))
-    by.sorting(grid, (bits, counts, listed, R, per))
+    by.sorting((blocks * (COUNTED // SORTED), K, pieces), (bits, counts, listed, R, per))
 
 
 def add_views(

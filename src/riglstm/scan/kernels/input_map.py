@@ -31,20 +31,20 @@ _BOTH = tl.constexpr(2.0**-28)
 @triton.jit
 def pack_lines(
     W_IN, BIAS, OUT, SIZES, i,
-    D: tl.constexpr, MORE: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, ALL: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
     BW: tl.constexpr,
 ):  # fmt: skip
-    """Lines of W_in (D, K·d) as (D, K·P), zero in the gaps; BW is a power of two that holds K·P.
+    """Lines of W_in (D, K·d) as (ALL, K·P), zero in the gaps; BW is a power of two that holds K·P.
 
-    With SIZES (D,), each line is divided by one. MORE lines follow: the BIAS, if any, and zeros.
+    With SIZES (D,), each line is divided by one. Behind them are the BIAS, if any, and zeros.
     """
     line, col = i * _LINES + tl.arange(0, _LINES)[:, None], tl.arange(0, BW)[None, :]
     view, e = col // P, col % P
-    inside = (line < D + MORE) & (view < K)
+    inside = (line < ALL) & (view < K)
     number = inside & (e < d)
     w = tl.load(W_IN + line * (K * d) + view * d + e, mask=number & (line < D), other=0.0)
     w = w.to(tl.float32)
-    if MORE > 0 and BIAS is not None:
+    if BIAS is not None:
         bias = tl.load(BIAS + view * d + e + 0 * line, mask=number & (line == D), other=0.0)
         w += bias.to(tl.float32)
     if SIZES is not None:
@@ -57,20 +57,34 @@ def pack_lines(
     tl.store(OUT + line * (K * P) + col, to_nearest(w, OUT.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["R"])
-def round_kernel(
-    X, OUT, R,
-    D: tl.constexpr, X_ROW: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """BD numbers of BR rows of x (R, D), rounded, as (R, X_ROW): behind a row are a one and zeros.
-
-    The one is multiplied with the bias.
-    """
-    row = tl.cast(tl.program_id(0), tl.int64) * BR + tl.arange(0, BR)[:, None]
-    k = tl.program_id(1) * BD + tl.arange(0, BD)[None, :]
+@triton.jit
+def _round_rows(X, OUT, i, R, D: tl.constexpr, X_ROW: tl.constexpr, BR: tl.constexpr,
+                BD: tl.constexpr):  # fmt: skip
+    """BD numbers of BR rows of x (R, D) as (R, X_ROW): behind a row are a one and zeros."""
+    PARTS: tl.constexpr = (X_ROW + BD - 1) // BD
+    row = tl.cast(i // PARTS, tl.int64) * BR + tl.arange(0, BR)[:, None]
+    k = i % PARTS * BD + tl.arange(0, BD)[None, :]
     x = tl.load(X + row * D + k, mask=(row < R) & (k < D), other=0.0).to(tl.float32)
     x = to_nearest(tl.where(k == D, 1.0, x), OUT.dtype.element_ty)
     tl.store(OUT + row * X_ROW + k, x, mask=(row < R) & (k < X_ROW))
+
+
+@triton.jit(do_not_specialize=["R"])
+def round_kernel(
+    X, W_IN, BIAS, OUT, LINES, R,
+    D: tl.constexpr, X_ROW: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    BR: tl.constexpr, BD: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """x (R, D) and W_in for a product in bfloat16: as OUT (R, X_ROW) and LINES (X_ROW, K·P).
+
+    Behind the features is a one, which is multiplied with the bias. The first programs take lines.
+    """
+    PACKING: tl.constexpr = (X_ROW + _LINES - 1) // _LINES
+    p = tl.program_id(0)
+    if p < PACKING:
+        pack_lines(W_IN, BIAS, LINES, None, p, D, X_ROW, K, d, P, BW)
+    else:
+        _round_rows(X, OUT, p - PACKING, R, D, X_ROW, BR, BD)
 
 
 @triton.jit(do_not_specialize=["B", "R"])

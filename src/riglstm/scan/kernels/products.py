@@ -172,10 +172,10 @@ def _fill(OUT, FROM, many):
 
 @triton.jit(do_not_specialize=["zeros", "numbers"])
 def pack_kernel(
-    W, W_Q, W_IN, B_IN, C0, OUT, W_UNIT, OUT_IN, SIZES, COUNTER, C, H, zeros, numbers,
+    W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, SIZES, COUNTER, C, H, zeros, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    D: tl.constexpr, MORE: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
-    TILES: tl.constexpr, PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
+    D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr, TILES: tl.constexpr,
+    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
@@ -184,10 +184,10 @@ def pack_kernel(
     W_UNIT where there are any. Where TILES are not enough for all of W_q, the rest of it lies where
     the last tile of units has no unit, among the columns of the first gate.
 
-    What else is given is written on the way. OUT_IN gets W_IN, MORE lines with B_IN, and SIZES
-    what lines are divided by: see `pack_lines`. `zeros` integers from COUNTER on become zero: those
-    of the next kernel's barriers, and the counts behind them. Of C and H, `numbers` each, H becomes
-    zero, and C a copy of C0, or zero without it.
+    What else is given is written on the way. OUT_IN gets W_IN, and SIZES what its lines are divided
+    by: see `pack_lines`. `zeros` integers from COUNTER on become zero: those of the next kernel's
+    barriers, and the counts behind them. Of C and H, `numbers` each, H becomes zero, and C a copy
+    of C0, or zero without it.
     """
     FOLDED: tl.constexpr = G == 5 and (TILES - (4 * d + BN - 1) // BN) * BN < d
     tl.static_assert(BY_GATE or not FOLDED)
@@ -203,4 +203,4 @@ def pack_kernel(
             W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, FOLDED, PER_CELL, FIRST, BY_GATE
         )  # fmt: skip
     elif OUT_IN is not None:
-        pack_lines(W_IN, B_IN, OUT_IN, SIZES, tile - N * TILES, D, MORE, K, d, P, BW)
+        pack_lines(W_IN, None, OUT_IN, SIZES, tile - N * TILES, D, D, K, d, P, BW)

@@ -85,31 +85,39 @@ def starts_kernel(
     tl.store(at, start, mask=there)
 
 
+@triton.jit
+def _equal(key, other):
+    """How many others have a key, of either in the lanes of one warp."""
+    return tl.sum((key[:, None] == other[None, :]).to(tl.int32), 1)
+
+
 @triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["BITS"])
 def sort_kernel(
     BITS, START, LIST, R, PER,
-    N: tl.constexpr, GROUP: tl.constexpr, BR: tl.constexpr,
+    N: tl.constexpr, GROUP: tl.constexpr, BR: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Put BR rows to their places in LIST (pieces, K, PER): a group's by who took view k in.
+    """Put PART rows to their places in LIST (pieces, K, PER): a group's by who took view k in.
 
-    START is what `starts_kernel` made of counts. Rows of one kind stay in their order, so that sums
-    repeat.
+    START is what `starts_kernel` made of counts of BR rows. Rows of one kind stay in their order,
+    so that sums repeat.
     """
-    BLOCKS: tl.constexpr = GROUP // BR
-    tl.static_assert(GROUP <= _ROW + 1 and N <= 8)
-    p, k = tl.program_id(0), tl.program_id(1)
+    PARTS: tl.constexpr = BR // PART
+    tl.static_assert(BR % PART == 0 and GROUP <= _ROW + 1 and N <= 8)
+    p, k = tl.program_id(0) // PARTS, tl.program_id(1)
     BITS, R, which = _piece(BITS, R, PER, N)
-    kind = tl.arange(0, 1 << N)
-    start = tl.load(START + (which * tl.num_programs(0) + p) * (1 << N) + kind)
-    within = tl.arange(0, BR)
-    row = p * BR + within
+    within = tl.arange(0, PART)
+    row = tl.program_id(0) * PART + within
     takers = _takers(BITS, row, row < R, k, N)
     key = _key(takers)
-    place = tl.sum(tl.where(key[:, None] == kind[None, :], start[None, :], 0), 1)
-    # Two rows at a time: how many before it are of its kind.
+    blocks = tl.num_programs(0) // PARTS
+    place = tl.load(START + (which * blocks + p) * (1 << N) + key)
+    # Behind those of its kind that come before it in its block.
+    for first in tl.range(p * BR, tl.program_id(0) * PART, PART, num_stages=1):
+        earlier = first + within
+        place += _equal(key, _key(_takers(BITS, earlier, earlier < R, k, N)))
     same = (key[:, None] == key[None, :]) & (within[None, :] < within[:, None])
     place += tl.sum(same.to(tl.int32), 1)
-    group = p // BLOCKS * GROUP
+    group = p * BR // GROUP * GROUP
     entry = (row - group) | (takers << _ROW_BITS)
     tl.store(LIST + which * PER + group + place, entry, mask=row < R)
 
