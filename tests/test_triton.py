@@ -429,3 +429,46 @@ def test_what_a_call_returns_is_nobody_elses() -> None:
     places = {t.untyped_storage().data_ptr() for t in (output, *state, *hx)}
     assert len(places) == 5
     assert all(torch.equal(now, then) for now, then in zip(hx, given, strict=True))
+
+
+@pytest.mark.parametrize("given", ["", "h", "c"])
+def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
+    from riglstm.scan import triton
+
+    p = clear_problem(T=1, B=1, N=2, K=2, d=16, D=5, K_a=1, K_x=1, K_h=1).to(torch.float32)
+    state = {"h": p.h, "c": p.c}
+    leaves = {"W": p.weights.W, **{n: state[n] for n in given}}
+    zero = {n: torch.zeros_like(s) for n, s in state.items()}
+    results = []
+    for other in (dict.fromkeys("hc"), zero):
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+        use = [state[n] if n in given else other[n] for n in "hc"]
+        y = triton.scan(p.x, *use, p.weights, p.sel)[0]
+        # With a graph of its own it is that of the operators.
+        results.append(torch.autograd.grad(y.sum(), leaves.values(), create_graph=not given))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
+    from riglstm.scan.fused import prepare
+    from riglstm.scan.fused.run import run, run_saved
+
+    prepare.plan_of.cache_clear()
+    p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
+    given = (p.x, p.h, p.c, p.weights, p.sel, None, None, torch.float32)
+    assert torch.equal(run_saved(*given, save=False)[0], run(*given)[0])
+
+
+def test_the_gradient_of_a_bias_has_its_dtype() -> None:
+    from riglstm.scan.batched import flat
+    from riglstm.scan.fused import operators
+
+    p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
+    w = p.weights._replace(b_in=torch.zeros(16, dtype=torch.bfloat16))
+    args = (p.x, p.h, p.c, *w, None, None, *flat(p.sel), torch.float32, True)
+    y, _, _, *saved = operators.forward(*args)
+    back = (torch.ones_like(y), p.h, p.c, p.x, p.h, y, saved, *w, *flat(p.sel), torch.float32)
+    made = operators._backward(*back, True, True)
+    assert made[4].shape == (16,)
+    assert made[4].dtype == torch.bfloat16

@@ -238,22 +238,27 @@ def test_the_input_is_rounded_with_a_one_behind_it_and_mapped(
 @pytest.mark.usefixtures("precision_as_before")
 def test_the_input_is_rounded_first_in_bf16_of_many_sequences() -> None:
     from riglstm.scan.fused.plan import sizes
+    from riglstm.scan.fused.prepare import plan_of
 
     torch.set_float32_matmul_precision("high")
     for product, sequences, features, first in (
         (torch.bfloat16, 65, 5, True),
         (torch.bfloat16, 64, 5, False),
-        (torch.bfloat16, 65, 2**31 // (K * P) + 1, False),
+        (torch.bfloat16, 65, 2**31 // (K * P) - 1, False),
         (torch.float32, 65, 5, False),
     ):
         z = sizes(d, problem().sel, True, product)
         assert (input_map.rounded(z, sequences, features) > 0) == first
+        plan = plan_of.__wrapped__(
+            *(problem().sel, sequences, d, CPU, product, True, True, features, False, False)
+        )
+        assert plan.direct == first
 
 
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("bias", [True, False])
 def test_an_input_that_was_rounded_first_has_the_right_gradients(bias: bool) -> None:
-    p = clear_problem(T=3, B=4, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1)
+    p = clear_problem(T=2, B=2, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1)
     if not bias:
         p = replace(p, weights=p.weights._replace(b_in=None))
     want, want_grads = outputs_and_gradients(p, "reference")
@@ -278,7 +283,7 @@ def test_who_looks_at_operators_sees_the_same_of_it() -> None:
         ) -> Any:
             return func(*args, **(kwargs or {}))
 
-    p = clear_problem(T=2, B=3, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1).to(torch.float32)
+    p = clear_problem(T=1, B=2, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1).to(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         want, want_grads = outputs_and_gradients(p, "triton")
         with Look():
@@ -288,3 +293,13 @@ def test_who_looks_at_operators_sees_the_same_of_it() -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(passing, want, strict=True))
     assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save: bool) -> None:
+    from riglstm.scan.batched import flat
+    from riglstm.scan.fused import operators
+
+    p = clear_problem(T=1, B=65, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
+    args = (p.x, p.h, p.c, *p.weights, None, None, *flat(p.sel), torch.bfloat16, save)
+    torch.library.opcheck(operators.forward, args, test_utils=("test_faketensor",))

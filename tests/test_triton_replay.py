@@ -77,8 +77,7 @@ class Machine:
         self.stream, self.capturing = 7, False
         self.error: Exception | None = None
 
-    def run(self, *args: Any, save: bool) -> tuple[Tensor, ...]:
-        assert not save
+    def run(self, *args: Any) -> tuple[Tensor, ...]:
         if self.error is not None:
             raise self.error
         out = self.compute(*args)
@@ -423,22 +422,23 @@ def test_the_papers_layer_has_room_on_a_large_gpu_up_to_some_length(
 def test_of_a_graphs_memory_only_what_is_made_is_counted() -> None:
     # Of a row of d = 18: XH and y, and then the rest by what the map makes.
     low, exact, half = 8 * 24 * 2 + 4 * 18 * 4, 8 * 20 * 4 + 4 * 18 * 4, torch.bfloat16
-    for product, precision, features, kind, row in (
-        (half, "highest", 5, torch.float32, low + 5 * 4),
-        (torch.float32, "high", 5, half, low + 5 * 2 + 8 * 2 + 4 * 24 * 4),
-        (torch.float32, "high", 8193, torch.float32, low + 8193 * 4 + 4 * 18 * 4),
-        (torch.float32, "highest", 5, half, exact + 5 * 2 + 5 * 4 + 4 * 18 * 4),
+    for product, precision, features, kind, B, row in (
+        (half, "highest", 5, torch.float32, 1, low + 5 * 4),
+        (half, "highest", 5, torch.float32, 65, low + 5 * 4 + 8 * 2),
+        (torch.float32, "high", 5, half, 1, low + 5 * 2 + 8 * 2 + 4 * 24 * 4),
+        (torch.float32, "high", 8193, torch.float32, 1, low + 8193 * 4 + 4 * 18 * 4),
+        (torch.float32, "highest", 5, half, 1, exact + 5 * 2 + 5 * 4 + 4 * 18 * 4),
     ):
         torch.set_float32_matmul_precision(precision)
-        W_in, W, h = (torch.empty(s) for s in ((features, 72), (4, 144, 72), (1, 4, 18)))
+        W_in, W, h = (torch.empty(s) for s in ((features, 72), (4, 144, 72), (B, 4, 18)))
         weights = Weights(W_in, None, W, None, None, None)
         two, one = (
             triton_replay._bytes(
-                (torch.empty(steps, 1, features, dtype=kind), h), weights, SEL, product
+                (torch.empty(steps, B, features, dtype=kind), h), weights, SEL, product
             )
             for steps in (2, 1)
         )
-        assert two - one == row, (product, precision, features)
+        assert two - one == B * row, (product, precision, features, B)
 
 
 def test_with_the_weights_their_graphs_go(machine: Machine) -> None:

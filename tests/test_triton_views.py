@@ -132,7 +132,10 @@ def test_the_product_is_that_of_who_took_a_view_in(
 
 @pytest.mark.parametrize(("tiles", "width"), [(1, 10), (7, 32), (70, 40)])
 def test_the_sums_of_tiles_are_added_up(tiles: int, width: int) -> None:
-    sums, total = torch.randint(-9, 9, (tiles, width)).float(), torch.empty(width)
+    sums, total = (
+        torch.randint(-9, 9, (tiles, width), generator=seeded(0)).float(),
+        torch.empty(width),
+    )
     kernels.sums_kernel[(-(-width // 16),)](sums, total, tiles, WIDTH=width, BR=32, BC=16)
     assert torch.equal(total, sums.sum(0))
 
@@ -161,3 +164,30 @@ def test_the_room_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     p = clear_problem(T=3, B=6, N=2, K=2, d=16, D=5, K_a=1, K_x=1, K_h=1).to(torch.float32)
     gradients(p, "triton")
     assert asked == [(18, 12)]
+
+
+def test_every_group_of_every_piece_is_sorted() -> None:
+    views, grids = pytest.importorskip("riglstm.scan.fused.views"), []
+    launch = lambda grid, _: grids.append(grid)  # noqa: E731
+    fields = dict.fromkeys(views.Views._fields)
+    by = views.Views(
+        **fields
+        | {"counting": launch, "starts": launch, "sorting": launch, "group": 256, "parts": 4}
+    )
+    views.sort_views(by, None, (None, None), K=3, R=700, per=300)
+    assert grids == [(3, 3, 3), (2, 3, 3), (12, 3, 3)]
+
+
+def test_a_part_of_a_buffer_is_counted_in_its_numbers() -> None:
+    launch, memory = pytest.importorskip("riglstm.scan.fused.launch"), torch.empty(64)
+    part = launch.nth(launch.Place(torch.int32, 1000, memory), 3, 5)
+    assert (part.dtype, part.address, part.memory) == (torch.int32, 1060, memory)
+
+
+def test_what_slept_is_written_where_all_of_it_is_read() -> None:
+    back, plan = (pytest.importorskip(f"riglstm.scan.fused.{n}") for n in ("back", "plan"))
+    sel = clear_problem(T=1, B=1, N=2, K=2, d=16, D=5, K_a=1, K_x=1, K_h=1).sel
+    for product, zeros in ((torch.bfloat16, False), (torch.float32, True)):
+        z = plan.sizes(16, sel, True, product)
+        made = back.plan_back(z, 1, torch.device("cpu"), 1.0, False, "ieee")
+        assert made.phases[1].constants["ZEROS"] == zeros

@@ -34,6 +34,7 @@ def input_map(
     dx = multiply(low, W_in.t().to(product), x.dtype).view_as(x) if for_x else None
     low_x = x.reshape(dV.shape[0], -1).to(product) if low_x is None else low_x
     dW_in = multiply(low_x.t(), low, W_in.dtype)
-    if b_in is not None and db_in is None:
-        db_in = dV.sum(0, dtype=b_in.dtype)
+    if b_in is None:
+        return dx, dW_in, None
+    db_in = dV.sum(0, dtype=b_in.dtype) if db_in is None else db_in.to(b_in.dtype)
     return dx, dW_in, db_in

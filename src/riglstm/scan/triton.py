@@ -116,5 +116,5 @@ def scan_symbols(
     refuse_transforms("triton", table, h, c, *weights)
     with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)
-        y, h, c, _ = run(x, h, c, weights, sel, live, reset, product, save=False)
+        y, h, c, _ = run(x, h, c, weights, sel, live, reset, product)
     return y, (h, c)

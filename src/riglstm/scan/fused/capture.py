@@ -56,7 +56,7 @@ class Replay:
             self._copy_in(given)
             x, h, c, live, reset = self.given
             self.graph, self.results = _capture(
-                lambda: run(x, h, c, weights, sel, live, reset, product, save=False), place, pool
+                lambda: run(x, h, c, weights, sel, live, reset, product), place, pool
             )
         self.small_out = all(t.numel() <= SMALL for t in self.results)
         self.place = place

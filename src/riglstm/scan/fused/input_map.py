@@ -50,7 +50,7 @@ class Map(NamedTuple):
     run: Launch
     D: int
     rounding: Rounding | None
-    """Where the input is rounded first, and cuBLAS multiplies."""
+    """Where the input is rounded first, and cuBLAS multiplies: the rest is not used then."""
     rows: int
     """Of a tile."""
     columns: int
@@ -85,14 +85,13 @@ def has_map(z: Sizes, D: int) -> bool:
 def rounded(z: Sizes, B: int, D: int) -> int:
     """Numbers of a row of the input in memory, where it is rounded before its map; 0: it is not.
 
-    That is with many sequences in bfloat16: cuBLAS can multiply it then, which is quicker than our
-    map, and so does the gradient of W_in. It is the first launch of a call, and the GPU has nothing
-    to do yet. Of few, it is the host's time that counts.
+    That is with many sequences in bfloat16. cuBLAS can multiply it then, which is quicker than our
+    map, and the gradient of W_in has no need to round it again. Of few sequences it is the host's
+    time that counts.
     """
-    if z.held != torch.bfloat16 or B <= FEW or not has_map(z, D):
-        return 0
     # A one behind the features, for the bias.
-    return aligned(D + 1, z.held)
+    width = aligned(D + 1, z.held)
+    return width if z.held == torch.bfloat16 and B > FEW and has_map(z, width) else 0
 
 
 def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:

@@ -61,6 +61,12 @@ def _batched(grads: list[Tensor]) -> bool:
     return any(map(_functorch.is_legacy_batchedtensor, grads))
 
 
+def _of_given(ctx: Any, *states: Tensor | None) -> list[Tensor | None]:
+    """The gradients of h and c: autograd takes none for a state that was not given."""
+    wanted = ctx.needs_input_grad[1:3]
+    return [s if need else None for s, need in zip(states, wanted, strict=True)]
+
+
 class _Scan(torch.autograd.Function):
     """What the operators compute."""
 
@@ -82,7 +88,8 @@ class _Scan(torch.autograd.Function):
         if torch.is_grad_enabled() or not _unseen(*given, *kept) or _batched(given):
             # Its own derivative says why there is none.
             ctx.rules = flat(ctx.sel)
-            return *by_operator(ctx, kept, *grads), *(None,) * 4
+            dx, dh, dc, *dw = by_operator(ctx, kept, *grads)
+            return dx, *_of_given(ctx, dh, dc), *dw, *(None,) * 4
         x, h, y, *rest = kept
         weights, saved = Weights(*rest[:6]), Saved(*rest[6:])
         need_x, need_h, need_c = ctx.needs_input_grad[:3]
@@ -92,4 +99,4 @@ class _Scan(torch.autograd.Function):
         wanted = Wanted(need_x, need_h or need_c, for_input, for_gates)
         dx, dh, dc, dW = pull(dy, dh, dc, x, h, y, saved, weights, ctx.sel, ctx.product, wanted)
         dx, *dw = asked(dx, dW, for_input, for_gates)
-        return dx, dh, dc, *dw, *(None,) * 4
+        return dx, *_of_given(ctx, dh, dc), *dw, *(None,) * 4

@@ -136,7 +136,8 @@ def pull(
     if h.is_cuda and h.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(h):
             return pull(dy, dh, dc, x, h, y, saved, weights, sel, product, wanted)
-    x, h = plain(x), plain(h)
+    # Where the input was kept rounded, x itself is not read.
+    x, h = x if saved.x.numel() else plain(x), plain(h)
     return backward(dy, dh, dc, x, h, y, saved, whole(weights), sel, product, wanted)
 
 

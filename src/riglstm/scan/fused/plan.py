@@ -46,7 +46,7 @@ class Saved(NamedTuple):
     unit: Tensor
     """(T, B): what one stands for in XH; empty where it is one."""
     x: Tensor
-    """(T·B, `rounded`): the input as the map took it; empty where that rounded it on the way."""
+    """(T·B, `rounded`): the input as cuBLAS mapped it; empty where it did not, or without SAVE."""
 
 
 class Sizes(NamedTuple):

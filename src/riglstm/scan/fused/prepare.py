@@ -160,7 +160,7 @@ def working(
     XH may be there already.
     """
     if (known := plan.layouts.get((T, keep, begun))) is None:
-        if len(plan.layouts) >= 256:
+        if len(plan.layouts) >= 16:
             plan.layouts.clear()
         known = plan.layouts[T, keep, begun] = _layout(T, B, plan, not keep, begun)
     layout, zeros = known

@@ -78,7 +78,7 @@ def again(
     reset: Tensor | None,
     product: torch.dtype,
 ) -> Results:
-    """`run` of all that, without gradients, with save=False; a kind that comes again is replayed.
+    """`run` of all that, without gradients; a kind that comes again is replayed.
 
     Results are to the last bit those of `run`, and belong to the caller.
     """
@@ -99,7 +99,7 @@ def again(
                 return kept.replay(given)
         finally:
             _LOCK.release()
-    return run(x, h, c, weights, sel, live, reset, product, save=False)
+    return run(x, h, c, weights, sel, live, reset, product)
 
 
 def clear() -> None:

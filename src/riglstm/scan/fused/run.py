@@ -28,11 +28,10 @@ def run(
     live: Tensor | None,
     reset: Tensor | None,
     product: torch.dtype,
-    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y (T, B, N, d), final h and c, and who woke: `on_device`, with nothing kept."""
     given = (x, h, c, weights, sel, live, reset, product)
-    y, h, c, held, _ = on_device(*given, save, keep=False)
+    y, h, c, held, _ = on_device(*given, save=False, keep=False)
     return y, h, c, held.woke
 
 
@@ -165,6 +164,8 @@ def forward(
         X = write_views(x, h, weights, plan, work)
     low = ahead.x if ahead is not None and save else None
     held = work.passing or _saved(T, B, z, like, save, work, low)
+    # y may lie where the rounded input was, if that is not kept.
+    low = ahead = None
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit

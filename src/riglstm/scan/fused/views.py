@@ -27,7 +27,8 @@ from riglstm.scan.kernels.weights import ROWS
 COUNTED = 128
 """Rows that a program of those that count kinds takes."""
 SORTED = 32
-"""Rows that one of those that sort takes, a lane each."""
+"""Rows that one of those that sort takes, a lane each; in the interpreter, where each program takes
+as long, as many as are counted."""
 
 
 class Views(NamedTuple):
@@ -39,6 +40,8 @@ class Views(NamedTuple):
     """Rows that are sorted together."""
     sorting: Launch
     product: Launch
+    parts: int
+    """Programs that sort what one counted."""
     rows: int
     """That a program of the product takes."""
     sums: Launch
@@ -56,9 +59,9 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
 def views_of(z: Sizes, device: torch.device, how: str) -> Views:
     """`how` is what `precision` says."""
     tile = views_tiles(z, device)
-    block = {"N": z.N, "BR": COUNTED}
+    block, part = {"N": z.N, "BR": COUNTED}, COUNTED if interpreted() else SORTED
     count = prepare(count_kernel, **block)
-    sort = prepare(sort_kernel, **block, GROUP=tile["GROUP"], PART=SORTED, num_warps=1)
+    sort = prepare(sort_kernel, **block, GROUP=tile["GROUP"], PART=part, num_warps=1)
     # A program has all counts of a group, 256 kinds at the most.
     starts = prepare(starts_kernel, **block, GROUP=tile["GROUP"], num_warps=8)
     product = prepare(
@@ -66,7 +69,9 @@ def views_of(z: Sizes, device: torch.device, how: str) -> Views:
     )
     columns = 16
     sums = prepare(sums_kernel, WIDTH=z.K * z.d, BR=256, BC=columns)
-    return Views(count, starts, tile["GROUP"], sort, product, tile["BM"], sums, columns)
+    return Views(
+        count, starts, tile["GROUP"], sort, product, COUNTED // part, tile["BM"], sums, columns
+    )
 
 
 def room(z: Sizes, R: int, per: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -87,7 +92,7 @@ def sort_views(
     blocks, pieces = -(-per // COUNTED), -(-R // per)
     by.counting((blocks, K, pieces), (bits, counts, R, per))
     by.starts((-(-per // by.group), K, pieces), (counts, blocks))
-    by.sorting((blocks * (COUNTED // SORTED), K, pieces), (bits, counts, listed, R, per))
+    by.sorting((blocks * by.parts, K, pieces), (bits, counts, listed, R, per))
 
 
 def add_views(

@@ -52,7 +52,7 @@ def _piece(BITS, R, PER, N: tl.constexpr):
     return BITS + first * N, tl.minimum(R - first, PER), piece * tl.num_programs(1) + k
 
 
-@triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["BITS"])
+@triton.jit(do_not_specialize=["R", "PER"])
 def count_kernel(
     BITS, COUNT, R, PER,
     N: tl.constexpr, BR: tl.constexpr,
@@ -91,7 +91,7 @@ def _equal(key, other):
     return tl.sum((key[:, None] == other[None, :]).to(tl.int32), 1)
 
 
-@triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["BITS"])
+@triton.jit(do_not_specialize=["R", "PER"])
 def sort_kernel(
     BITS, START, LIST, R, PER,
     N: tl.constexpr, GROUP: tl.constexpr, BR: tl.constexpr, PART: tl.constexpr,

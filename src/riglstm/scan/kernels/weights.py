@@ -19,7 +19,7 @@ _ROW_BITS = tl.constexpr(ROWS.bit_length() - 1)
 _MOST = tl.constexpr(ROWS)
 
 
-@triton.jit(do_not_specialize=["R", "PER"], do_not_specialize_on_alignment=["ACT", "BITS"])
+@triton.jit(do_not_specialize=["R", "PER"])
 def awake_kernel(
     ACT, BITS, LIST, COUNT, R, PER,
     N: tl.constexpr, S: tl.constexpr, BR: tl.constexpr,
@@ -44,7 +44,7 @@ def awake_kernel(
     place = start + tl.cumsum(awake, 0) - 1
     entry = row | ((bits | (1 << S)) << _ROW_BITS)
     tl.store(LIST + place, entry, mask=awake != 0)
-    if (first < R) & (first + BR >= R):
+    if first + BR >= R:
         tl.store(COUNT + piece * N + j, start + tl.sum(awake, 0))
 
 
