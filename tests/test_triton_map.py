@@ -53,7 +53,7 @@ def mapped(
     from riglstm.scan.fused.plan import sizes
 
     w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
-    of = input_map.map_of(z, B, D, CPU)
+    of = input_map.map_of(z, B, D, CPU, False)
     # Packing has no slots of the gates to pack, as that takes longer than all the rest.
     W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, R, of)).make(p.h)
     made = input_map.Mapped(*rest)
@@ -219,13 +219,13 @@ def test_the_input_is_rounded_with_a_one_behind_it_and_mapped(
     from riglstm.scan.fused.plan import sizes
 
     z = sizes(d, problem().sel, True, torch.bfloat16)
-    width = input_map.rounded(z, 65, features)
+    width = input_map.rounded(z, 65, features, True)
     assert width % 8 == 0
     assert features < width <= features + 8
     b_in = normal(K * d).bfloat16().float() if bias else None
     w = problem(normal(features, K * d).bfloat16().float(), b_in).weights
     x = normal(R, 1, features).to(kind)
-    low, XH = input_map.map_ahead(input_map.map_of(z, 65, features, CPU).rounding, x, w, z)
+    low, XH = input_map.map_ahead(input_map.map_of(z, 65, features, CPU, True).rounding, x, w, z)
     assert torch.equal(low[:, :features], x[:, 0].bfloat16())
     assert low[:, features:].tolist() == [[1.0] + [0.0] * (width - features - 1)] * R
     want = low[:, :features].double() @ w.W_in.double() + (0 if b_in is None else b_in)
@@ -236,21 +236,22 @@ def test_the_input_is_rounded_with_a_one_behind_it_and_mapped(
 
 
 @pytest.mark.usefixtures("precision_as_before")
-def test_the_input_is_rounded_first_in_bf16_of_many_sequences() -> None:
+def test_the_input_is_rounded_first_in_training_in_bf16_of_many_sequences() -> None:
     from riglstm.scan.fused.plan import sizes
     from riglstm.scan.fused.prepare import plan_of
 
     torch.set_float32_matmul_precision("high")
-    for product, sequences, features, first in (
-        (torch.bfloat16, 65, 5, True),
-        (torch.bfloat16, 64, 5, False),
-        (torch.bfloat16, 65, 2**31 // (K * P) - 1, False),
-        (torch.float32, 65, 5, False),
+    for product, sequences, features, save, first in (
+        (torch.bfloat16, 65, 5, True, True),
+        (torch.bfloat16, 65, 5, False, False),
+        (torch.bfloat16, 64, 5, True, False),
+        (torch.bfloat16, 65, 2**31 // (K * P) - 1, True, False),
+        (torch.float32, 65, 5, True, False),
     ):
         z = sizes(d, problem().sel, True, product)
-        assert (input_map.rounded(z, sequences, features) > 0) == first
+        assert (input_map.rounded(z, sequences, features, save) > 0) == first
         plan = plan_of.__wrapped__(
-            *(problem().sel, sequences, d, CPU, product, True, True, features, False, False)
+            *(problem().sel, sequences, d, CPU, product, True, True, features, False, save)
         )
         assert plan.direct == first
 
@@ -288,10 +289,7 @@ def test_who_looks_at_operators_sees_the_same_of_it() -> None:
         want, want_grads = outputs_and_gradients(p, "triton")
         with Look():
             got, grads = outputs_and_gradients(p, "triton")
-        with torch.no_grad():
-            passing = p.run("triton")
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(passing, want, strict=True))
     assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
 
 

@@ -82,16 +82,18 @@ def has_map(z: Sizes, D: int) -> bool:
     return z.held == torch.bfloat16 or (z.held == torch.float16 and D <= MOST_FEATURES)
 
 
-def rounded(z: Sizes, B: int, D: int) -> int:
+def rounded(z: Sizes, B: int, D: int, save: bool) -> int:
     """Numbers of a row of the input in memory, where it is rounded before its map; 0: it is not.
 
-    That is with many sequences in bfloat16. cuBLAS can multiply it then, which is quicker than our
-    map, and the gradient of W_in has no need to round it again. Of few sequences it is the host's
-    time that counts.
+    That is in training with many sequences in bfloat16. cuBLAS can multiply it then, and so it can
+    for the gradient of W_in, which had to round it anyway. In inference our map, which rounds on
+    the way, is as quick, and the host launches it sooner; of few sequences it is the host's time
+    that counts.
     """
     # A one behind the features, for the bias.
     width = aligned(D + 1, z.held)
-    return width if z.held == torch.bfloat16 and B > FEW and has_map(z, width) else 0
+    many = save and z.held == torch.bfloat16 and B > FEW
+    return width if many and has_map(z, width) else 0
 
 
 def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
     return tile | {"BK": 32, "STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 
-def map_of(z: Sizes, B: int, D: int, device: torch.device) -> Map:
+def map_of(z: Sizes, B: int, D: int, device: torch.device, save: bool) -> Map:
     """The map of D features to views."""
     tile = map_tiles(z.held, device)
     halving = _halving(z, D) if z.held == torch.float16 else None
@@ -111,7 +113,7 @@ def map_of(z: Sizes, B: int, D: int, device: torch.device) -> Map:
         map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
         WIDE=interpreted(), **tile,
     )  # fmt: skip
-    rounding = _rounding(z, D, width) if (width := rounded(z, B, D)) else None
+    rounding = _rounding(z, D, width) if (width := rounded(z, B, D, save)) else None
     return Map(run, D, rounding, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
 
 

@@ -78,7 +78,7 @@ def plan_of(
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
     own = z.dtype == z.held and not symbols
-    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, B, D, device)
+    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, B, D, device, save)
     direct = own and D is not None and (z.d == z.P if ours is None else ours.rounding is not None)
     # Where scores find views: a row has so many slots of P numbers.
     if direct or (own and ours is not None):

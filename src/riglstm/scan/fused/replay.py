@@ -22,7 +22,7 @@ from torch._C import _functorch
 from riglstm.cell import Weights
 from riglstm.scan.base import begin
 from riglstm.scan.fused.capture import UNENDED, CaptureError, Place, Replay, Results, Run
-from riglstm.scan.fused.input_map import has_map, rounded
+from riglstm.scan.fused.input_map import has_map
 from riglstm.scan.fused.launch import _watched
 from riglstm.scan.fused.plan import aligned, sizes
 from riglstm.scan.kernels.common import interpreted
@@ -225,8 +225,6 @@ def _bytes(
             row += (x.dtype != product) * D * product.itemsize + z.K * z.d * product.itemsize
         elif z.held == torch.float16:
             row += aligned(D, z.held) * z.held.itemsize + z.K * z.P * torch.float32.itemsize
-        else:
-            row += rounded(z, B, D) * z.held.itemsize
     return T * B * row + z.N * z.S * z.P * z.G * z.d * z.held.itemsize
 
 

@@ -162,10 +162,8 @@ def forward(
             hold(None, h0, plan, work, T * B, B)
     else:
         X = write_views(x, h, weights, plan, work)
-    low = ahead.x if ahead is not None and save else None
+    low = None if ahead is None else ahead.x
     held = work.passing or _saved(T, B, z, like, save, work, low)
-    # y may lie where the rounded input was, if that is not kept.
-    low = ahead = None
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit
