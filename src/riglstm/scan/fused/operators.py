@@ -136,9 +136,8 @@ def pull(
     if h.is_cuda and h.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(h):
             return pull(dy, dh, dc, x, h, y, saved, weights, sel, product, wanted)
-    # Where the input was kept rounded, x itself is not read.
-    x, h = x if saved.x.numel() else plain(x), plain(h)
-    return backward(dy, dh, dc, x, h, y, saved, whole(weights), sel, product, wanted)
+    # x is read by torch alone, which takes it as it lies.
+    return backward(dy, dh, dc, x, plain(h), y, saved, whole(weights), sel, product, wanted)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
