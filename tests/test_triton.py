@@ -452,12 +452,12 @@ def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
 
 def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
     from riglstm.scan.fused import prepare
-    from riglstm.scan.fused.run import run, run_saved
+    from riglstm.scan.fused.run import on_device, run
 
     prepare.plan_of.cache_clear()
     p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     given = (p.x, p.h, p.c, p.weights, p.sel, None, None, torch.float32)
-    assert torch.equal(run_saved(*given, save=False)[0], run(*given)[0])
+    assert torch.equal(on_device(*given, save=False, keep=True)[0], run(*given)[0])
 
 
 def test_the_gradient_of_a_bias_has_its_dtype() -> None:

@@ -326,7 +326,7 @@ def test_without_gradients_the_outputs_are_the_same(name: str, mode: str) -> Non
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["the paper's", "many sequences", "no soft update", "large cells"])
 def test_symbols_equal_float64_on_their_vectors_with_the_same_masks(name: str, mode: str) -> None:
-    from riglstm.scan.fused.run import run_saved
+    from riglstm.scan.fused.run import on_device
     from riglstm.scan.fused.symbols import Symbols
 
     p = problem(name)
@@ -336,7 +336,7 @@ def test_symbols_equal_float64_on_their_vectors_with_the_same_masks(name: str, m
     torch.set_float32_matmul_precision(MODES[mode].matmul)
     product = torch.bfloat16 if MODES[mode].autocast else torch.float32
     where = (p.h, p.c, p.weights, p.sel, p.live, p.reset, product)
-    *out, saved, _ = run_saved(Symbols(ids.int(), table), *where, save=False)
+    *out, saved, _ = on_device(Symbols(ids.int(), table), *where, save=False, keep=True)
     want, _ = forced(p, saved.bits)
     for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
         assert relative(got, expected) < MODES[mode].error, what

@@ -14,7 +14,7 @@ from riglstm.scan.batched import asked, flat, needed
 from riglstm.scan.fused.back import Wanted
 from riglstm.scan.fused.operators import by_operator, forward, pull
 from riglstm.scan.fused.plan import Saved
-from riglstm.scan.fused.run import plain, run_saved
+from riglstm.scan.fused.run import on_device, plain
 from riglstm.selection import Selection
 
 PLAIN = {Tensor, nn.Parameter, type(None)}
@@ -74,7 +74,9 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, h, c, *given, live, reset, sel, product = inputs
         weights = Weights(*given)
-        y, h_n, c_n, saved, h0 = run_saved(x, h, c, weights, sel, live, reset, product, save=True)
+        y, h_n, c_n, saved, h0 = on_device(
+            x, h, c, weights, sel, live, reset, product, save=True, keep=True
+        )
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(saved.woke)
         ctx.save_for_backward(x, h0, y, *weights, *saved)

@@ -16,7 +16,7 @@ from riglstm.scan.batched import asked, handed_out, needed
 from riglstm.scan.fused.back import Wanted, backward
 from riglstm.scan.fused.input_map import rounded
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
-from riglstm.scan.fused.run import plain, run_saved, whole
+from riglstm.scan.fused.run import on_device, plain, whole
 from riglstm.selection import Selection
 
 
@@ -49,7 +49,9 @@ def forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    y, h, c, saved, _ = run_saved(x, h, c, weights, sel, live, reset, product, save)
+    given = (x, h, c, weights, sel, live, reset, product)
+    y, h, c, saved, _ = on_device(*given, save, keep=True)
+    assert isinstance(saved, Saved)
     return y, h, c, *saved
 
 

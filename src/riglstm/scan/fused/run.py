@@ -35,25 +35,6 @@ def run(
     return y, h, c, held.woke
 
 
-def run_saved(
-    x: Tensor | Symbols,
-    h: Tensor | None,
-    c: Tensor | None,
-    weights: Weights,
-    sel: Selection,
-    live: Tensor | None,
-    reset: Tensor | None,
-    product: torch.dtype,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Saved, Tensor]:
-    """Likewise, but what it left behind in place of who woke, and the h that it began from."""
-    given = (x, h, c, weights, sel, live, reset, product)
-    y, h, c, saved, h0 = on_device(*given, save, keep=True)
-    assert isinstance(saved, Saved)
-    assert isinstance(h0, Tensor)
-    return y, h, c, saved, h0
-
-
 def on_device(
     x: Tensor | Symbols,
     h: Tensor | None,

@@ -1,8 +1,8 @@
 """The map from the input to views, for the `triton` backend's products in bfloat16 and in halves.
 
 One kernel does what would else be three: round the input, multiply it, and put each view to its
-place. Its weights come rounded and with the views' gaps from `pack_kernel`. Of many sequences in
-bfloat16 the input is rounded first, and cuBLAS multiplies.
+place. Its weights come rounded and with the views' gaps from `pack_kernel`. In training with
+many sequences in bfloat16 the input is rounded first, and cuBLAS multiplies.
 
 With TF32 in halves another kernel makes halves of the input first. float16 has not TF32's range: so
 each line of W_in is divided by a power of two, by which its feature is multiplied, and then each
