@@ -116,6 +116,7 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 @pytest.mark.parametrize("product", [torch.float32, torch.bfloat16])
 def test_lines_are_whole_pieces_of_every_product_over_them(product: torch.dtype) -> None:
     from riglstm.scan.fused import plan
+    from riglstm.scan.fused.tiles import backward_tiles
     from riglstm.scan.fused.views import views_tiles
     from riglstm.scan.kernels.common import power_of_two
 
@@ -127,7 +128,7 @@ def test_lines_are_whole_pieces_of_every_product_over_them(product: torch.dtype)
             # What `lines_kernel` writes of a line, as `plan_back` has it.
             written = 4 * d + power_of_two(z.L - 4 * d) if soft_update else power_of_two(4 * d)
             assert written >= z.L
-            tiles = [plan.backward_tiles(z, B, CPU) for B in (64, 65)] + [views_tiles(z, CPU)]
+            tiles = [backward_tiles(z, B, CPU) for B in (64, 65, 129, 257)] + [views_tiles(z, CPU)]
             for tile in tiles:
                 assert z.L % tile["BK"] == 0
                 assert tile["BK"] >= plan.PIECE

@@ -24,6 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from riglstm.scan.fused import plan as triton_plan
+
+from riglstm.scan.fused import tiles as triton_tiles
 from riglstm.scan.fused.gradients import product_tile
 from riglstm.scan.fused.input_map import map_tiles
 from riglstm.scan.fused.views import COUNTED, SORTED, views_tiles
@@ -39,7 +41,7 @@ from riglstm.scan.kernels.views import (
 from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
-triton_plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
+triton_tiles.chip = lambda device: (MULTIPROCESSORS, ROOM)
 STEPS = (forward_kernel, resident_kernel)
 INTEGERS = {"ACT", "START", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS", "ZERO"}
 NUMBERS = {"B", "T", "R", "Z", "PER", "TILES", "BLOCKS", "first", "t0", "t1", "zeros", "numbers"}
@@ -92,7 +94,7 @@ done = {}
 for name, z, B, more in (
     ("tf32, few", tf32, 64, {"SAVE": True, "PRECISION": "ieee", **peers, **views}),
     (
-        *("tf32, many", tf32, 65),
+        *("tf32, many", tf32, 257),
         {"SAVE": False, "PRECISION": "ieee", "UPDATE_BIAS": None} | peers | every | views,
     ),
     ("tf32, symbols", tf32, 64, {"SAVE": False, "PRECISION": "ieee", **every}),
@@ -104,18 +106,18 @@ for name, z, B, more in (
     # With a multiprocessor for each tile, few sequences in halves take the resident kernel.
     if name == "exact, symbols" or "many" in name if ARCH < 90 else "few" in name:
         continue
-    done[name] = built(forward_kernel, z, triton_plan.forward_tiles(z, B, None), **more, **place)
+    done[name] = built(forward_kernel, z, triton_tiles.forward_tiles(z, B, None), **more, **place)
 whole = {"W_UNIT": None, "D_UNIT": None}
 for name, z, B, phase, how, more in (
     ("back, tf32, few", tf32, 64, 7, "tf32", {}),
-    ("back, tf32, many", tf32, 65, 7, "tf32", {}),
+    ("back, tf32, many", tf32, 257, 7, "tf32", {}),
     ("back, bf16, many", bf16, 65, 7, "ieee", whole),
     ("back, exact", exact, 64, 7, "tf32x3", whole),
     ("back, the end", tf32, 64, 8, "tf32", {}),
 ):
     if name == ("back, tf32, many" if ARCH < 90 else "back, exact"):
         continue
-    tile = triton_plan.backward_tiles(z, B, None)
+    tile = triton_tiles.backward_tiles(z, B, None)
     done[name] = built(
         backward_kernel, z, tile, PHASE=phase, PRECISION=how, ZEROS=z is not bf16, **more
     )
@@ -189,8 +191,8 @@ for name, chip, apart, rows, z, more in (
 ):
     if apart != (ARCH >= 90):
         continue
-    triton_plan.chip = lambda device: (chip, ROOM)
-    tile = triton_plan.resident_tiles(z, 64, None)
+    triton_tiles.chip = lambda device: (chip, ROOM)
+    tile = triton_tiles.resident_tiles(z, 64, None)
     assert (tile["APART"], tile["RB"]) == (apart, rows), (name, tile)
     done[name] = built(resident_kernel, z, tile, PRECISION="ieee", **more, **views, **place)
 print(json.dumps(done))
@@ -213,17 +215,60 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from riglstm.scan.fused import plan as triton_plan
+    from riglstm.scan.fused import tiles as triton_tiles
 
-    monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
+    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
     half, cuda = torch.bfloat16, torch.device("cuda")
     z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
     for tiles, expected in (
-        (triton_plan.forward_tiles(z, 64, cuda), forward),
-        (triton_plan.backward_tiles(z, 64, cuda), back),
+        (triton_tiles.forward_tiles(z, 64, cuda), forward),
+        (triton_tiles.backward_tiles(z, 64, cuda), back),
     ):
         assert (tiles["BN"], tiles["RB"]) == expected
-    assert triton_plan.forward_tiles(z, 65, cuda)["BN"] == 128
+
+
+# Rows, columns, sequences at a time and warps.
+WIDE, FLAT = (128, 128, 4, 8), (64, 128, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "B", "forward", "back"),
+    [
+        (132, 65, (64, 64, 2, 4), (64, 64, 1, 4)),
+        (132, 128, (64, 64, 2, 4), (64, 64, 1, 4)),
+        (132, 129, (64, 128, 2, 4), FLAT),
+        (132, 256, (64, 128, 2, 4), FLAT),
+        (132, 257, WIDE, WIDE),
+        # As many as an A100 has: two sequences each are 216, and 120 tiles are too many.
+        (108, 128, (64, 64, 2, 4), FLAT),
+        (108, 129, WIDE, WIDE),
+        (32, 65, WIDE, WIDE),
+    ],
+)
+def test_tiles_have_half_the_rows_where_all_are_done_at_once(
+    multiprocessors: int,
+    B: int,
+    forward: tuple[int, ...],
+    back: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from riglstm.scan.fused import plan as triton_plan
+    from riglstm.scan.fused import tiles as triton_tiles
+
+    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
+    half, single, cuda = torch.bfloat16, torch.float32, torch.device("cuda")
+    z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
+    for tiles, expected in (
+        (triton_tiles.forward_tiles(z, B, cuda), forward),
+        (triton_tiles.backward_tiles(z, B, cuda), back),
+    ):
+        assert tuple(tiles[n] for n in ("BM", "BN", "RB", "num_warps")) == expected
+    # float32 without TF32 has the widest ones always.
+    wide = z._replace(held=single, back=single)
+    assert triton_tiles.forward_tiles(wide, B, cuda)["BM"] == 128
+    assert triton_tiles.backward_tiles(wide, B, cuda)["BM"] == 128
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.

@@ -42,7 +42,9 @@ MODES = {
 PAPER: dict[str, Any] = {"N": 6, "K": 6, "d": 100, "D": 60, "K_a": 4, "K_x": 4, "K_h": 4}
 SIZES: dict[str, dict[str, Any]] = {
     "the paper's": {"B": 64, "T": 24},
+    "a hundred sequences": {"B": 100, "T": 12, "live": True},
     "many sequences": {"B": 150, "T": 12, "reset": True, "live": True},
+    "more than fit at once": {"B": 270, "T": 6, "reset": True, "live": True},
     "one sequence": {"B": 1, "T": 20, "update_bias": True, "update_scale": 0.1},
     "no soft update": {"B": 10, "T": 20, "soft_update": False, "live": True},
     "balls": {"B": 33, "T": 20, "N": 5, "K": 5, "d": 50, "K_a": 3, "K_x": 3, "K_h": 3},
@@ -56,6 +58,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "everyone": {"B": 7, "T": 12, "N": 4, "K": 2, "cells": "all", "views": "all", "peers": "all"},
     "split views": {"B": 7, "T": 12, "N": 4, "K": 2, "K_x": 1, "K_h": 2, "input_views": "split"},
 }
+
+
+MANY = ["a hundred sequences", "many sequences", "more than fit at once"]
+"""At the paper's size on a GPU of 132 multiprocessors, each has tiles of another kind."""
 
 
 def problem(name: str) -> Problem:
@@ -166,22 +172,23 @@ def test_a_part_of_a_gpu_computes_the_same(
     from riglstm.scan.fused import back as triton_back
     from riglstm.scan.fused import plan as triton_plan
     from riglstm.scan.fused import run as triton_run
+    from riglstm.scan.fused import tiles as triton_tiles
 
     # Nothing is kept.
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    room = triton_plan.chip(torch.device("cuda"))[1]
+    room = triton_tiles.chip(torch.device("cuda"))[1]
     p = problem("the paper's")
     torch.set_float32_matmul_precision(MODES[mode].matmul)
     z = triton_plan.sizes(100, p.sel, True, torch.float32)
-    usual = triton_plan.forward_tiles(z, 64, torch.device("cuda"))
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, room))
+    usual = triton_tiles.forward_tiles(z, 64, torch.device("cuda"))
+    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, room))
     if multiprocessors < 96:
-        assert triton_plan.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
+        assert triton_tiles.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
     else:
         # As many as an A100 has: in halves programs select and multiply.
         halves = z._replace(held=torch.bfloat16)
-        tile = triton_plan.resident_tiles(halves, 64, torch.device("cuda"))
+        tile = triton_tiles.resident_tiles(halves, 64, torch.device("cuda"))
         assert not tile["APART"]
     out, grads, saved = kernel(p, MODES[mode])
     want, want_grads = forced(p, saved.bits)
@@ -268,12 +275,29 @@ def whole_numbers(p: Problem, device: str) -> Problem:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["the paper's", "many sequences"])
+@pytest.mark.parametrize("name", ["the paper's", *MANY])
 def test_two_runs_are_equal_to_the_last_bit(name: str, mode: str) -> None:
     p = problem(name)
     (out, grads, _), (again, grads_again, _) = (kernel(p, MODES[mode]) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(out, again, strict=True))
     assert all(torch.equal(grads[n], grads_again[n]) for n in grads)
+
+
+@pytest.mark.parametrize("mode", ["tf32", "bf16"])
+def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode: str) -> None:
+    from riglstm.scan import triton
+
+    p = problem("more than fit at once")
+    torch.set_float32_matmul_precision(MODES[mode].matmul)
+
+    def run(B: int) -> Tensor:
+        flags = {"live": p.live[:, :B], "reset": p.reset[:, :B]}
+        args = (p.x[:, :B], p.h[:B], p.c[:B], p.weights, p.sel)
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+            return triton.scan(*args, **flags)[0]
+
+    every = run(270)
+    assert all(torch.equal(run(B), every[:, :B]) for B in (100, 200))
 
 
 def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits() -> None:

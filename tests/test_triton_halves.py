@@ -21,6 +21,7 @@ pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
     "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
+triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
 triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
 triton_run = pytest.importorskip("riglstm.scan.fused.run")
 triton_back = pytest.importorskip("riglstm.scan.fused.back")
@@ -39,8 +40,8 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is kept.
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    monkeypatch.setattr(triton_plan, "_narrowest", lambda tiles, device: 128)
-    monkeypatch.setattr(triton_plan, "_rows", lambda device: 2)
+    monkeypatch.setattr(triton_tiles, "_narrowest", lambda tiles, device: 128)
+    monkeypatch.setattr(triton_tiles, "_rows", lambda device: 2)
 
 
 def relative(got: Tensor, want: Tensor) -> float:

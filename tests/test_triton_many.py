@@ -29,6 +29,7 @@ triton = pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
     "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
+triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
 triton_launch = pytest.importorskip("riglstm.scan.fused.launch")
 triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
 triton_run = pytest.importorskip("riglstm.scan.fused.run")
@@ -65,12 +66,19 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is kept.
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    monkeypatch.setattr(triton_plan, "FEW", 2)
+    monkeypatch.setattr(triton_tiles, "FEW", 2)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_many_sequences_equal_the_reference(name: str) -> None:
     assert_equals_the_reference(clear_problem(**{**SMALL, **PROBLEMS[name]}), "triton")
+
+
+def test_tiles_may_be_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are not multiprocessors enough: four sequences at a time, eight warps."""
+    monkeypatch.setattr(triton_tiles, "_shorter", lambda B, tiles, device: None)
+    p = clear_problem(**{**SMALL, **PROBLEMS["vectors of two pieces"], "reset": True})
+    assert_equals_the_reference(p, "triton")
 
 
 @pytest.mark.usefixtures("tf32")

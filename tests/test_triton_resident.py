@@ -24,6 +24,7 @@ pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
     "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
+triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
 triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
 triton_run = pytest.importorskip("riglstm.scan.fused.run")
 triton_pack = pytest.importorskip("riglstm.scan.fused.pack")
@@ -156,9 +157,9 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
         p.weights.W_q.mul_(2.0**-20)  # in a unit of its own
     got = outputs_and_gradients(p, "triton")
     z = triton_plan.Sizes(2, 2, 33, 40, 192, 5, *(torch.float16,) * 3)
-    assert triton_plan.columns(z, 32, by_gate=True) == triton_plan.columns(z, 32) - 1
-    apart = triton_plan.columns
-    for module in (triton_plan, triton_prepare, triton_pack):
+    assert triton_tiles.columns(z, 32, by_gate=True) == triton_tiles.columns(z, 32) - 1
+    apart = triton_tiles.columns
+    for module in (triton_tiles, triton_prepare, triton_pack):
         monkeypatch.setattr(module, "columns", lambda z, BN, by_gate=False: apart(z, BN))
     triton_pack._pack.cache_clear()
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
@@ -172,9 +173,9 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
 def test_there_is_a_program_for_each_pair_of_sequences_and_each_tile(
     B: int, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (triton_plan, triton_prepare):
+    for module in (triton_tiles, triton_prepare):
         monkeypatch.setattr(module, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (132, 232_448))
+    monkeypatch.setattr(triton_tiles, "chip", lambda device: (132, 232_448))
     sel = Selection(6, 6, 4, 4, 4)
     plan = triton_prepare.plan_of.__wrapped__(
         *(sel, B, 100, torch.device("cuda"), torch.bfloat16, True, True, None, False, False)
@@ -197,12 +198,12 @@ def test_there_is_a_program_for_each_pair_of_sequences_and_each_tile(
 def test_programs_select_or_multiply_where_there_are_enough_of_them(
     N: int, d: int, multiprocessors: int, apart: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
+    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
     b16, P = torch.bfloat16, triton_plan.aligned(d, torch.bfloat16)
     z = triton_plan.Sizes(N, N, d, P, 5 * P, 5, b16, b16, b16)
     for B in (1, 64):
-        tile = triton_plan.resident_tiles(z, B, torch.device("cuda"))
+        tile = triton_tiles.resident_tiles(z, B, torch.device("cuda"))
         assert (tile["APART"], tile["RB"]) == (apart, rows)
         assert not apart or N * tile["TILES"] + -(-64 // rows) <= multiprocessors
 
@@ -220,10 +221,10 @@ def test_programs_select_or_multiply_where_there_are_enough_of_them(
 def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
     held: torch.dtype, B: int, multiprocessors: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "chip", lambda device: (multiprocessors, 232_448))
+    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
     z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, torch.float32, held, held)
-    assert (triton_plan.resident_tiles(z, B, torch.device("cuda")) is not None) == kept
+    assert (triton_tiles.resident_tiles(z, B, torch.device("cuda")) is not None) == kept
 
 
 def test_both_counters_are_there_and_set_to_zero() -> None:

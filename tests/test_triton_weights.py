@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 triton_plan = pytest.importorskip(
     "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
+triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
 triton_back = pytest.importorskip("riglstm.scan.fused.back")
 triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
 triton_views = pytest.importorskip("riglstm.scan.fused.views")
@@ -178,8 +179,8 @@ def test_who_multiplies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(triton_gradients, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_plan, "chip", lambda device: chip)
+    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
+    monkeypatch.setattr(triton_tiles, "chip", lambda device: chip)
     monkeypatch.setattr(triton_gradients, "chip", lambda device: chip)
     P, L = triton_plan.aligned(d, dtype), triton_plan.in_pieces(5 * d)
     z = triton_plan.Sizes(cells, cells, d, P, L, 5, dtype, dtype, dtype)

@@ -23,17 +23,8 @@ from riglstm.scan.fused.gradients import (
     width,
 )
 from riglstm.scan.fused.launch import Launch, Layout, nth, prepare
-from riglstm.scan.fused.plan import (
-    PERSISTENT,
-    ROWS_AT_ONCE,
-    Saved,
-    Sizes,
-    backward_tiles,
-    precision,
-    programs_on,
-    sizes,
-    sizes_back,
-)
+from riglstm.scan.fused.plan import ROWS_AT_ONCE, Saved, Sizes, precision, sizes, sizes_back
+from riglstm.scan.fused.tiles import PERSISTENT, backward_tiles, programs_on
 from riglstm.scan.fused.views import Views, add_views, sort_views, sum_views, views_of
 from riglstm.scan.fused.views import room as room_for_views
 from riglstm.scan.input_back import input_map

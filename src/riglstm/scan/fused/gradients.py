@@ -13,7 +13,8 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Launch, Place, nth, prepare
-from riglstm.scan.fused.plan import Saved, Sizes, chip, stages
+from riglstm.scan.fused.plan import Saved, Sizes
+from riglstm.scan.fused.tiles import chip, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.products import inputs_kernel
 from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel

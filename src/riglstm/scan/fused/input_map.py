@@ -12,7 +12,8 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Argument, Launch, Place, prepare
-from riglstm.scan.fused.plan import FEW, Sizes, aligned, stages
+from riglstm.scan.fused.plan import Sizes, aligned
+from riglstm.scan.fused.tiles import FEW, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.input_map import LINES, halve_kernel, map_kernel, round_kernel
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.scan.fused.launch import Argument, Launch, Place, prepare
-from riglstm.scan.fused.plan import Sizes, columns
+from riglstm.scan.fused.plan import Sizes
+from riglstm.scan.fused.tiles import columns
 from riglstm.scan.kernels.common import power_of_two
 from riglstm.scan.kernels.input_map import LINES
 from riglstm.scan.kernels.products import pack_kernel

@@ -1,4 +1,4 @@
-"""Sizes, tiles and buffers of the `triton` backend, and the layouts that its kernels read.
+"""Sizes and buffers of the `triton` backend, and the layouts that its kernels read.
 
 Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
 G = 4 or 5 gates (W_q Q is the fifth), P: d rounded up to 16 bytes, L: G·d to whole pieces.
@@ -6,19 +6,15 @@ G = 4 or 5 gates (W_q Q is the fifth), P: d rounded up to 16 bytes, L: G·d to w
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.common import interpreted
 from riglstm.scan.kernels.weights import ROWS
 from riglstm.selection import Selection
 
-FEW = 64
-"""Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
 ROWS_AT_ONCE = ROWS
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
@@ -101,11 +97,6 @@ def in_pieces(n: int) -> int:
     return -(-n // PIECE) * PIECE
 
 
-def _in_pairs(L: int) -> int:
-    """Two pieces at a time, where L has whole pairs of them: loads need no mask."""
-    return PIECE if L % (2 * PIECE) else 2 * PIECE
-
-
 def rounds(product: torch.dtype) -> bool:
     """Whether products may round what they multiply; float32's by torch.backends.cuda.matmul."""
     # What torch.backends.cuda.matmul.fp32_precision says, which takes its time.
@@ -151,97 +142,3 @@ def empty_saved(
 def empty_unit(T: int, B: int, z: Sizes, like: Tensor) -> Tensor:
     """That of `Saved`, unwritten."""
     return like.new_empty(T if z.held == torch.float16 else 0, B, dtype=torch.float32)
-
-
-def columns(z: Sizes, BN: int, by_gate: bool = False) -> int:
-    """Tiles of BN columns for a cell: of the four gates, and of W_q Q.
-
-    `by_gate`, as the resident kernel has them, what is left of W_q Q by whole tiles goes to the
-    last tile of units, where that has room for it.
-    """
-    of_units, whole, rest = -(-4 * z.d // BN), z.d // BN, z.d % BN
-    if rest and not (by_gate and rest <= -z.d % (BN // 4)):
-        whole += 1
-    return of_units + (z.G - 4) * whole
-
-
-@functools.cache
-def chip(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that a program can have."""
-    of = torch.cuda.get_device_properties(device)
-    return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
-
-
-def programs_on(device: torch.device, most: int) -> int:
-    """Programs of a persistent grid: one for each multiprocessor at most."""
-    return min(most, chip(device)[0])
-
-
-def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dtype) -> int:
-    """How many pieces of a product's operands, `rows` lines of BK numbers, fit in shared memory."""
-    if interpreted():
-        return 1
-    room = chip(device)[1] - 4096
-    return max(1, min(most, room // (rows * BK * dtype.itemsize)))
-
-
-def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:
-    """Columns of a tile: as few as give each multiprocessor one tile at most, or 128.
-
-    Where there is a multiprocessor for each, narrow tiles are done at once. On a small GPU, on a
-    part of one that processes share, or with very many tiles, they would wait in line, and each
-    would load the same sequences again.
-    """
-    if interpreted():
-        return 32
-    return next((BN for BN in (32, 64) if tiles(BN) <= chip(device)[0]), 128)
-
-
-def _rows(device: torch.device) -> int:
-    """Sequences that a program takes at a time, where there may be a program for each, or not."""
-    return 1 if interpreted() or chip(device)[0] >= FEW else 2
-
-
-def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
-    """Tiles of the forward kernel, by the number of sequences and the width of a number."""
-    BP, short = power_of_two(z.P), z.held.itemsize == 2
-    BM, BN, RB = 128, 128, 4
-    if B <= FEW:
-        BM, BN, RB = 64, _narrowest(lambda BN: z.N * columns(z, BN), device), _rows(device)
-    BK = BP if short and B <= FEW else min(BP, 64)
-    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP}
-    tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
-    return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short, "num_warps": 8}
-
-
-def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
-    """Tiles of the forward kernel that keeps its weights; None where they are not one a program.
-
-    APART: there are multiprocessors enough for programs that select and do nothing else. How many
-    sequences these take at a time depends on the most there can be: B is not compiled for.
-    """
-    many = columns(z, 32, by_gate=True)
-    left = 0 if interpreted() else chip(device)[0] - z.N * many
-    if B > FEW or z.held.itemsize > 2 or left < 0:
-        return None
-    tile = {n: v for n, v in forward_tiles(z, B, device).items() if n in ("BM", "BP", "num_warps")}
-    RB = next((RB for RB in (1, 2) if left >= -(-FEW // RB)), None)
-    tile |= {"BN": 32, "TILES": many, "APART": RB is not None}
-    return tile | {"RB": _rows(device) if RB is None else RB}
-
-
-def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
-    """Tiles of the backward kernel, likewise."""
-    # Four sequences at a time have all 512 of the largest bench done at once; with units, a thread
-    # has not the registers for them.
-    BM, BN, BK, RB = 128, 128, PIECE, 4 if z.back == torch.bfloat16 else 2
-    if B <= FEW:
-        BN = _narrowest(lambda BN: z.N * -(-z.N * z.d // BN), device)
-        BM, BK, RB = 64, _in_pairs(z.L), _rows(device)
-    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d)}
-    tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
-    return tile | {"COMPACT": B > FEW, "num_warps": 8}
-
-
-PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}
-"""The whole grid at once, since its programs wait for each other."""

@@ -15,17 +15,8 @@ from riglstm.cell import Weights
 from riglstm.scan.fused.input_map import Map, Mapped, has_map, map_of, mapped, to_views
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
-from riglstm.scan.fused.plan import (
-    PERSISTENT,
-    Sizes,
-    columns,
-    empty_unit,
-    forward_tiles,
-    precision,
-    programs_on,
-    resident_tiles,
-    sizes,
-)
+from riglstm.scan.fused.plan import Sizes, empty_unit, precision, sizes
+from riglstm.scan.fused.tiles import PERSISTENT, columns, forward_tiles, programs_on, resident_tiles
 from riglstm.scan.kernels.common import LINE, interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.products import hold_kernel

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
-from riglstm.scan.fused.plan import Sizes, columns, forward_tiles, sizes
+from riglstm.scan.fused.plan import Sizes, sizes
+from riglstm.scan.fused.tiles import FEW, columns, forward_tiles
 from riglstm.scan.kernels.common import ROOM
 from riglstm.selection import Selection
 
@@ -27,10 +28,13 @@ class Symbols(NamedTuple):
 
 
 def fits(B: int, d: int, sel: Selection, W: Tensor, soft_update: bool) -> bool:
-    """Whether all that symbols bring to a tile has room beside its product; else it is spilled."""
+    """Whether all that symbols bring to a tile has room beside its product; else it is spilled.
+
+    Of more than FEW sequences it has not: a thread has more of a tile there.
+    """
     z = sizes(d, sel, soft_update, product_dtype(W.device, W.dtype))
     tile = forward_tiles(z, B, W.device)
-    return bool(sel.K * tile["BM"] * tile["BN"] <= ROOM)
+    return bool(B <= FEW and sel.K * tile["BM"] * tile["BN"] <= ROOM)
 
 
 def views_of(table: Tensor, weights: Weights, z: Sizes) -> Tensor:

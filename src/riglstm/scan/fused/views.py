@@ -13,7 +13,8 @@ from torch import Tensor
 
 from riglstm.scan.fused.gradients import Lines, Piece
 from riglstm.scan.fused.launch import Launch, Place, nth, prepare
-from riglstm.scan.fused.plan import PIECE, Sizes, stages
+from riglstm.scan.fused.plan import PIECE, Sizes
+from riglstm.scan.fused.tiles import stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.views import (
     count_kernel,

@@ -182,7 +182,7 @@ def forward_kernel(
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr,
-    WIDE: tl.constexpr, PHASE: tl.constexpr,
+    WIDE: tl.constexpr, WARPS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -198,7 +198,7 @@ def forward_kernel(
                 rows_many(
                     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
                     PROP, ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h,
-                    SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
+                    SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB, WARPS,
                 )  # fmt: skip
             else:
                 rows_phase(

@@ -18,7 +18,6 @@ from riglstm.scan.kernels.pieces import read, score, tile_of, write
 from riglstm.scan.kernels.select import finish
 
 _BYTES = tl.constexpr(0x01010101)
-_THREADS = tl.constexpr(256)
 
 
 @triton.jit
@@ -43,7 +42,7 @@ def select_many(
     t, b0, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
     N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
     PIECE: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
-    RB: tl.constexpr,
+    RB: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16): as `select`. Each sequence is added to the lists of the cells that wake."""
     tl.static_assert(RB * _SLOTS <= 32, "who woke is a bit of one whole number")
@@ -97,7 +96,7 @@ def select_many(
     # waits for a place in a list: one atomic a cell for all sequences of the program, whose places
     # are sums of bits.
     cell, seq = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, RB)[None, :, None]
-    warp = tl.arange(0, _THREADS // (RB * _SLOTS))[None, None, :]
+    warp = tl.arange(0, 32 * WARPS // (RB * _SLOTS))[None, None, :]
     woke = ((who >> cell) & _BYTES) + 0 * seq + 0 * warp
     first = (warp == 0) & (seq == 0) & (cell < N) & (woke != 0)
     place = tl.atomic_add(COUNT + cell + 0 * woke, (woke * _BYTES) >> 24, mask=first, sem="relaxed")
@@ -159,7 +158,7 @@ def rows_many(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    RB: tl.constexpr,
+    RB: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """As `rows_phase`: states of this program's sequences are finished, and their cells choose."""
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
@@ -171,5 +170,5 @@ def rows_many(
         )  # fmt: skip
         select_many(
             t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-            COUNT + t * N, N, K, FIRST, d, P, PIECE, K_a, K_x, K_h, RB,
+            COUNT + t * N, N, K, FIRST, d, P, PIECE, K_a, K_x, K_h, RB, WARPS,
         )  # fmt: skip
