@@ -27,11 +27,11 @@ from riglstm.scan.fused import plan as triton_plan
 
 from riglstm.scan.fused import tiles as triton_tiles
 from riglstm.scan.fused.gradients import product_tile
-from riglstm.scan.fused.input_map import map_tiles
+from riglstm.scan.fused.input_map import inner_map, map_of, map_tiles
 from riglstm.scan.fused.views import COUNTED, SORTED, views_tiles
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
-from riglstm.scan.kernels.input_map import halve_kernel, map_kernel, round_kernel
+from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
@@ -55,9 +55,11 @@ def built(kernel, z, tile, **constants):
     kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": back, "DV": product,
              "D5": back, "GATES": product, "X": product, "W": held if kernel in STEPS else back}
     kinds |= {"ONES": back, "PART": "*fp32" if z.back == torch.float16 else back}
+    if kernel is forward_kernel:
+        kinds |= {"INPUT": held if z.held == torch.float16 else "*fp32", "W_IN": held, "LOW": held}
     if kernel in (lines_kernel, pack_kernel):
         kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back, "OUT_IN": held}
-    if kernel in (map_kernel, halve_kernel, round_kernel):
+    if kernel in (map_kernel, halve_kernel):
         halved = kernel is map_kernel and z is tf32
         kinds |= {"X": held if halved else "*fp32", "W": held, "OUT": held, "LINES": held}
     signature, values, attrs = {}, {}, {}
@@ -87,7 +89,8 @@ def sizes(product, held, G, d=20):
 f16, b16, f32 = torch.float16, torch.bfloat16, torch.float32
 tf32, bf16, exact = sizes(f32, f16, 5), sizes(b16, b16, 4), sizes(f32, f32, 5)
 folded = sizes(f32, f16, 5, 36)
-plain, every, place = {"X_UNIT": None, "W_UNIT": None}, {"LIVE": None, "RESET": None}, {"PHASE": 15}
+plain = {"X_UNIT": None, "W_UNIT": None, "IN_SIZE": None}
+every, place = {"LIVE": None, "RESET": None}, {"PHASE": 15}
 views = {"SYMBOLS": None, "TABLE": None}
 peers = {"N": 3, "K_h": 1}  # three cells, so that they choose among peers
 done = {}
@@ -106,7 +109,14 @@ for name, z, B, more in (
     # With a multiprocessor for each tile, few sequences in halves take the resident kernel.
     if name == "exact, symbols" or "many" in name if ARCH < 90 else "few" in name:
         continue
-    done[name] = built(forward_kernel, z, triton_tiles.forward_tiles(z, B, None), **more, **place)
+    tile = triton_tiles.forward_tiles(z, B, None)
+    of = map_of(z, 20, None) if "many" in name else None
+    if of is None:
+        more |= dict.fromkeys(("INPUT", "IN_SIZE", "W_IN", "IN_BIAS"))
+    if not (of and more["SAVE"]):
+        more["LOW"] = None
+    inner = inner_map(of, z, tile, None)
+    done[name] = built(forward_kernel, z, tile, **inner, **more, **place)
 whole = {"W_UNIT": None, "D_UNIT": None}
 for name, z, B, phase, how, more in (
     ("back, tf32, few", tf32, 64, 7, "tf32", {}),
@@ -165,7 +175,6 @@ done |= {
         *(map_kernel, bf16, map_tiles(b16, None)),
         **{"D": 20, "X_ROW": 20, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
     ),
-    "round": built(round_kernel, bf16, {"BR": 8, "BD": 1024, "BW": 64}, D=20, X_ROW=24),
     "halves": built(halve_kernel, tf32, of_halves),
     "halves, no bias, no state": built(halve_kernel, tf32, of_halves, BIAS=None, h0=None),
     # With the last of W_q Q beside the last units.
@@ -272,7 +281,7 @@ def test_tiles_have_half_the_rows_where_all_are_done_at_once(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 34), (90, 232_448, 132, 36)]
+CHIPS = [(80, 166_912, 4, 33), (90, 232_448, 132, 35)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

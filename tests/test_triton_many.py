@@ -30,6 +30,7 @@ triton_plan = pytest.importorskip(
     "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
 )
 triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
+triton_map = pytest.importorskip("riglstm.scan.fused.input_map")
 triton_launch = pytest.importorskip("riglstm.scan.fused.launch")
 triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
 triton_run = pytest.importorskip("riglstm.scan.fused.run")
@@ -66,7 +67,8 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is kept.
     monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    monkeypatch.setattr(triton_tiles, "FEW", 2)
+    for module in (triton_tiles, triton_map):
+        monkeypatch.setattr(module, "FEW", 2)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -53,13 +53,13 @@ def mapped(
     from riglstm.scan.fused.plan import sizes
 
     w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
-    of = input_map.map_of(z, B, D, CPU, False)
+    of = input_map.map_of(z, D, CPU)
     # Packing has no slots of the gates to pack, as that takes longer than all the rest.
     W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, R, of)).make(p.h)
     made = input_map.Mapped(*rest)
     pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
     XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
-    views = input_map.to_views(of, made, x, p.h, w, XH, unit)
+    views = input_map.to_views(of, made, x, p.h, w, XH, unit, R)
     want = x.view(R, D).double() @ w.W_in.double()
     want = want if w.b_in is None else want + w.b_in.double()
     return views, XH, unit, want.view(R, K, d)
@@ -72,11 +72,12 @@ def in_XH(XH: Tensor, unit: Tensor) -> Tensor:
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few sequences there are, they count as many, for the map alone."""
-    monkeypatch.setattr(input_map, "FEW", 0)
-    prepare = pytest.importorskip("riglstm.scan.fused.prepare")
-    run = pytest.importorskip("riglstm.scan.fused.run")
-    monkeypatch.setattr(run, "plan_of", prepare.plan_of.__wrapped__)  # nothing is kept
+    """However few sequences there are, they count as many; nothing is kept."""
+    for module in (input_map, pytest.importorskip("riglstm.scan.fused.tiles")):
+        monkeypatch.setattr(module, "FEW", 0)
+    for name, kept in (("run", "plan_of"), ("back", "plan_back")):
+        module = pytest.importorskip(f"riglstm.scan.fused.{name}")
+        monkeypatch.setattr(module, kept, getattr(module, kept).__wrapped__)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -203,62 +204,80 @@ def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> Non
         assert (plan.map is not None) == own, (product, precision, features)
 
 
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("R", "features", "kind"),
+    ("product", "kind", "idle"),
     [
-        (1, 7, torch.float32),
-        (9, 8, torch.bfloat16),
-        (19, 15, torch.float32),
-        (5, 1030, torch.float32),
+        (torch.bfloat16, torch.float32, 0),
+        (torch.bfloat16, torch.bfloat16, 1),
+        (torch.float32, torch.float32, 3),
     ],
 )
-def test_the_input_is_rounded_with_a_one_behind_it_and_mapped(
-    R: int, features: int, kind: torch.dtype, bias: bool
+def test_the_forward_kernel_maps_the_input_of_all_steps(
+    product: torch.dtype, kind: torch.dtype, idle: int, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from riglstm.scan.fused.plan import sizes
+    """By all programs, where there is none without a tile, or by those that have none."""
+    from riglstm.scan.fused import run
 
-    z = sizes(d, problem().sel, True, torch.bfloat16)
-    width = input_map.rounded(z, 65, features, True)
-    assert width % 8 == 0
-    assert features < width <= features + 8
-    b_in = normal(K * d).bfloat16().float() if bias else None
-    w = problem(normal(features, K * d).bfloat16().float(), b_in).weights
-    x = normal(R, 1, features).to(kind)
-    low, XH = input_map.map_ahead(input_map.map_of(z, 65, features, CPU, True).rounding, x, w, z)
-    assert torch.equal(low[:, :features], x[:, 0].bfloat16())
-    assert low[:, features:].tolist() == [[1.0] + [0.0] * (width - features - 1)] * R
-    want = low[:, :features].double() @ w.W_in.double() + (0 if b_in is None else b_in)
-    # The result is rounded to eight bits.
-    assert (XH[:, 0, :K, :d].flatten(1) - want).norm() < 2**-8 * want.norm()
-    assert XH[:, :, :K, d:].eq(0).all()
-    assert XH[:, :, K:].isnan().all(), "nothing else is written"
+    plan_of, plans = run.plan_of, []
+
+    def with_more(*args: Any) -> Any:
+        plan = plan_of(*args)
+        plans.append(plan._replace(programs=plan.programs + idle))
+        return plans[-1]
+
+    monkeypatch.setattr(run, "plan_of", with_more)
+    p = random_problem(seeded(0), T=3, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
+    p = replace(p, weights=p.weights._replace(b_in=normal(K * d) if bias else None))
+    x = p.x.to(kind)
+    *_, saved, _ = run.forward(
+        x, p.h, p.c, p.weights, p.sel, None, None, product, save=True, keep=True
+    )
+    assert plans[0].inside
+    unit = torch.ones(15) if product == torch.bfloat16 else saved.unit.flatten()
+    want = x.flatten(0, 1).double() @ p.weights.W_in.double()
+    want += p.weights.b_in.double() if bias else 0
+    got = in_XH(saved.XH.flatten(0, 1), unit).flatten(1)
+    # The operands and the result are rounded, to eight or eleven bits.
+    assert (got - want).norm() < (2**-7 if product == torch.bfloat16 else 2**-10) * want.norm()
+    assert saved.XH[:, :, :K, d:].eq(0).all()
+    if product == torch.bfloat16:
+        assert torch.equal(saved.x[:, :D], x.flatten(0, 1).bfloat16())
+        assert saved.x.shape[1] % 8 == 0
+    else:
+        assert saved.x.numel() == 0
 
 
 @pytest.mark.usefixtures("precision_as_before")
-def test_the_input_is_rounded_first_in_training_in_bf16_of_many_sequences() -> None:
+def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> None:
     from riglstm.scan.fused.plan import sizes
     from riglstm.scan.fused.prepare import plan_of
 
     torch.set_float32_matmul_precision("high")
-    for product, sequences, features, save, first in (
-        (torch.bfloat16, 65, 5, True, True),
-        (torch.bfloat16, 65, 5, False, False),
-        (torch.bfloat16, 64, 5, True, False),
-        (torch.bfloat16, 65, 2**31 // (K * P) - 1, True, False),
-        (torch.float32, 65, 5, True, False),
+    most = 2 * (K + N) * P // 3
+    for product, sequences, features, save, mapped, kept in (
+        (torch.bfloat16, 65, 5, True, True, True),
+        (torch.bfloat16, 65, 5, False, True, False),
+        (torch.bfloat16, 64, 5, True, False, False),
+        (torch.bfloat16, 65, most, True, True, True),
+        (torch.bfloat16, 65, most + 1, True, False, False),
+        (torch.float32, 65, most, True, True, False),
+        (torch.float32, 64, 5, True, False, False),
     ):
         z = sizes(d, problem().sel, True, product)
-        assert (input_map.rounded(z, sequences, features, save) > 0) == first
+        assert (input_map.rounded(z, sequences, features, save) > 0) == kept
         plan = plan_of.__wrapped__(
             *(problem().sel, sequences, d, CPU, product, True, True, features, False, save)
         )
-        assert plan.direct == first
+        assert plan.inside == mapped
+    plan = plan_of.__wrapped__(problem().sel, 65, d, CPU, product, True, True, 5, True, False)
+    assert not plan.inside, "symbols bring their views"
 
 
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("bias", [True, False])
-def test_an_input_that_was_rounded_first_has_the_right_gradients(bias: bool) -> None:
+def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: bool) -> None:
     p = clear_problem(T=2, B=2, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1)
     if not bias:
         p = replace(p, weights=p.weights._replace(b_in=None))

@@ -235,5 +235,5 @@ def test_both_counters_are_there_and_set_to_zero() -> None:
         *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, True, None, False, False)
     )
     assert plan.by_gate
-    work = triton_prepare.working(3, 2, plan, p.h, keep=False, begun=False, XH=None)
+    work = triton_prepare.working(3, 2, plan, p.h, keep=False, begun=False)
     assert min(work.counter.numel(), work.zeros) > LINE

@@ -15,7 +15,7 @@ from riglstm.scan.fused.launch import Argument, Launch, Place, prepare
 from riglstm.scan.fused.plan import Sizes, aligned
 from riglstm.scan.fused.tiles import FEW, stages
 from riglstm.scan.kernels.common import interpreted, power_of_two
-from riglstm.scan.kernels.input_map import LINES, halve_kernel, map_kernel, round_kernel
+from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 
 MOST_FEATURES = 8192
 """With TF32 in halves the map to views is ours up to so many: one program holds a row of them."""
@@ -31,27 +31,11 @@ class Halving(NamedTuple):
     """Numbers of a row of halves in memory."""
 
 
-class Rounding(NamedTuple):
-    """What rounds the input and W_in for cuBLAS."""
-
-    run: Launch
-    rows: int
-    """That a program takes."""
-    parts: int
-    """Programs beside each other, of the same rows."""
-    packing: int
-    """Programs that take lines of W_in."""
-    width: int
-    """Numbers of a rounded row in memory, and lines of W_in."""
-
-
 class Map(NamedTuple):
     """The map of D features to views, which writes them to XH."""
 
     run: Launch
     D: int
-    rounding: Rounding | None
-    """Where the input is rounded first, and cuBLAS multiplies: the rest is not used then."""
     rows: int
     """Of a tile."""
     columns: int
@@ -83,18 +67,24 @@ def has_map(z: Sizes, D: int) -> bool:
     return z.held == torch.bfloat16 or (z.held == torch.float16 and D <= MOST_FEATURES)
 
 
-def rounded(z: Sizes, B: int, D: int, save: bool) -> int:
-    """Numbers of a row of the input in memory, where it is rounded before its map; 0: it is not.
+def inside(z: Sizes, B: int, D: int) -> bool:
+    """Whether the forward kernel maps D features itself, a step ahead.
 
-    That is in training with many sequences in bfloat16. cuBLAS can multiply it then, and so it can
-    for the gradient of W_in, which had to round it anyway. In inference our map, which rounds on
-    the way, is as quick, and the host launches it sooner; of few sequences it is the host's time
-    that counts.
+    Of many sequences some of its programs have nothing to multiply meanwhile; but a sum must not
+    take them longer than that of the gates takes the others, and of float32 it is half as long
+    again.
     """
-    # A one behind the features, for the bias.
-    width = aligned(D + 1, z.held)
-    many = save and z.held == torch.bfloat16 and B > FEW
-    return width if many and has_map(z, width) else 0
+    return B > FEW and has_map(z, D) and 3 * D <= 2 * z.S * z.P
+
+
+def rounded(z: Sizes, B: int, D: int, save: bool) -> int:
+    """Numbers of a row of the rounded input that is kept for the backward pass; 0: it is not.
+
+    That is in training in bfloat16, where the forward kernel reads the input anyway: the gradient
+    of W_in would else have to round it.
+    """
+    kept = save and z.held == torch.bfloat16 and inside(z, B, D)
+    return aligned(D, z.held) if kept else 0
 
 
 def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -106,7 +96,7 @@ def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
     return tile | {"BK": 32, "STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
 
 
-def map_of(z: Sizes, B: int, D: int, device: torch.device, save: bool) -> Map:
+def map_of(z: Sizes, D: int, device: torch.device) -> Map:
     """The map of D features to views."""
     tile = map_tiles(z.held, device)
     halving = _halving(z, D) if z.held == torch.float16 else None
@@ -114,39 +104,7 @@ def map_of(z: Sizes, B: int, D: int, device: torch.device, save: bool) -> Map:
         map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
         WIDE=interpreted(), **tile,
     )  # fmt: skip
-    rounding = _rounding(z, D, width) if (width := rounded(z, B, D, save)) else None
-    return Map(run, D, rounding, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
-
-
-def _rounding(z: Sizes, D: int, width: int) -> Rounding:
-    BD = min(1024, power_of_two(width))
-    BR = 8192 // BD
-    run = prepare(
-        round_kernel, D=D, X_ROW=width, K=z.K, d=z.d, P=z.P, BR=BR, BD=BD,
-        BW=power_of_two(z.K * z.P),
-    )  # fmt: skip
-    return Rounding(run, BR, -(-width // BD), -(-width // LINES), width)
-
-
-class Ahead(NamedTuple):
-    """What a map by cuBLAS leaves, before all else of a call."""
-
-    x: Tensor
-    """(T·B, width): the input as it was multiplied."""
-    XH: Tensor
-    """(T, B, S, P): the views are written."""
-
-
-def map_ahead(by: Rounding, x: Tensor, weights: Weights, z: Sizes) -> Ahead:
-    """The map of x (T, B, D): rounded, and then multiplied by cuBLAS."""
-    (T, B, _), W_in = x.shape, weights.W_in
-    low = x.new_empty(T * B, by.width, dtype=z.held)
-    lines = x.new_empty(by.width, z.K * z.P, dtype=z.held)
-    programs = by.packing + by.parts * -(-T * B // by.rows)
-    by.run((programs,), (x, W_in, weights.b_in, low, lines, T * B))
-    XH = x.new_empty(T, B, z.S, z.P, dtype=z.held)
-    torch.mm(low, lines, out=XH.view(T * B, z.S * z.P)[:, : z.K * z.P])
-    return Ahead(low, XH)
+    return Map(run, D, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
 
 
 def _halving(z: Sizes, D: int) -> Halving:
@@ -163,7 +121,7 @@ def _halving(z: Sizes, D: int) -> Halving:
 
 def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """The buffers of `Mapped`."""
-    D = 0 if of is None or of.rounding is not None else of.D
+    D = 0 if of is None else of.D
     halving = None if of is None else of.halving
     halved, width = (0, 0) if halving is None else (R, halving.width)
     float32 = torch.float32
@@ -175,7 +133,7 @@ def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[in
 
 def to_pack(of: Map | None, made: Mapped) -> tuple[Argument, Argument]:
     """What packing writes for the map: `Into`'s lines, and their sizes."""
-    if of is None or of.rounding is not None:
+    if of is None:
         return None, None
     return made.lines, None if of.halving is None else made.sizes
 
@@ -188,18 +146,42 @@ def to_views(
     weights: Weights,
     XH: Tensor | Place,
     unit: Tensor | Place,
+    first: int,
 ) -> Tensor | Place:
-    """Write the views of x (T, B, D) to XH, and in halves each row's unit; where scores find them.
+    """Write the views of x (T, B, D) to XH, of the `first` rows; where scores find them.
 
-    h is the state that is given, if any.
+    In halves, also each row's unit, and halves of x: of all rows. h is the state that is given, if
+    any.
     """
     T, B, _ = x.shape
     R, bias = T * B, weights.b_in
-    grid = (of.columns * -(-R // of.rows),)
+    grid = (of.columns * -(-first // of.rows),)
     if of.halving is None:
-        of.run(grid, (x, None, made.lines, bias, XH, None, None, R))
+        of.run(grid, (x, None, made.lines, bias, XH, None, None, first))
         return XH
     rows = (x, made.sizes, bias, h, made.x, made.x_size, unit, B, R)
     of.halving.run((-(-R // of.halving.rows),), rows)
-    of.run(grid, (made.x, made.x_size, made.lines, bias, XH, unit, made.views, R))
+    of.run(grid, (made.x, made.x_size, made.lines, bias, XH, unit, made.views, first))
     return made.views
+
+
+def inner_map(
+    of: Map | None, z: Sizes, tile: dict[str, Any], device: torch.device
+) -> dict[str, int]:
+    """What the forward kernel is compiled with for the map; without one, nothing that counts."""
+    if of is None:
+        return dict.fromkeys(("D", "IN_ROW", "LOW_ROW", "IN_BK", "IN_STAGES"), 0)
+    BM, BN, D = tile["BM"], tile["BN"], of.D
+    sizes = {"D": D, "IN_ROW": D, "LOW_ROW": aligned(D, z.held)}
+    if of.halving is not None:
+        many = stages(device, 3, BM + BN, 64, z.held)
+        return sizes | {"IN_ROW": of.halving.width, "IN_BK": 64, "IN_STAGES": many}
+    # In float32, as `map_tiles`.
+    return sizes | {"IN_BK": 32, "IN_STAGES": stages(device, 4, BM + BN // 2, 32, torch.float32)}
+
+
+def to_map(of: Map, made: Mapped, x: Tensor, weights: Weights) -> tuple[Argument, ...]:
+    """What the forward kernel maps: the input, its sizes, W_in and the bias."""
+    if of.halving is None:
+        return x, None, made.lines, weights.b_in
+    return made.x, made.x_size, made.lines, weights.b_in

@@ -42,7 +42,7 @@ class Saved(NamedTuple):
     unit: Tensor
     """(T, B): what one stands for in XH; empty where it is one."""
     x: Tensor
-    """(T·B, `rounded`): the input as cuBLAS mapped it; empty where it did not, or without SAVE."""
+    """(T·B, `rounded`): the input, rounded; empty where the forward kernel keeps none of it."""
 
 
 class Sizes(NamedTuple):

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.input_map import Map, Mapped, has_map, map_of, mapped, to_views
+from riglstm.scan.fused.input_map import (
+    Map,
+    Mapped,
+    has_map,
+    inner_map,
+    inside,
+    map_of,
+    mapped,
+    to_views,
+)
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import Sizes, empty_unit, precision, sizes
@@ -34,11 +43,12 @@ class Plan(NamedTuple):
     first: int
     """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
-    """Whether torch's product that gives the views writes them to XH: they have no gaps there, or
-    the weights have the same ones."""
+    """Whether torch's product that gives the views writes them to XH: they have no gaps there."""
     map: Map | None
     """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
     hold: Launch
+    inside: bool
+    """Whether the forward kernel maps the input of all steps but the first."""
     phases: dict[int, Launch]
     """The forward kernel, by PHASE."""
     programs: int
@@ -69,8 +79,8 @@ def plan_of(
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
     own = z.dtype == z.held and not symbols
-    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, B, D, device, save)
-    direct = own and D is not None and (z.d == z.P if ours is None else ours.rounding is not None)
+    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, D, device)
+    direct = own and D is not None and z.d == z.P and ours is None
     # Where scores find views: a row has so many slots of P numbers.
     if direct or (own and ours is not None):
         slots, P = z.S, z.P  # in XH
@@ -85,6 +95,9 @@ def plan_of(
         K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
         WIDE=interpreted(), **tile,
     )  # fmt: skip
+    mapping = ours is not None and inside(z, B, ours.D)
+    if kept is None:
+        constants |= inner_map(ours if mapping else None, z, tile, device)
     apart = tile.get("APART", False)
     options: dict[int, dict[str, Any]] = {15: PERSISTENT}
     if interpreted():
@@ -103,7 +116,8 @@ def plan_of(
         BH=power_of_two(N * d),
     )  # fmt: skip
     first = z.K if symbols else 0
-    return Plan(z, tile, kept is not None, first, direct, ours, held, phases, programs, {})
+    rest = (direct, ours, held, mapping, phases, programs)
+    return Plan(z, tile, kept is not None, first, *rest, layouts={})
 
 
 class Passing(NamedTuple):
@@ -143,13 +157,8 @@ class Working(NamedTuple):
     """The rest of it, but where it is kept: that is made after the map is launched."""
 
 
-def working(
-    T: int, B: int, plan: Plan, like: Tensor, keep: bool, begun: bool, XH: Tensor | None
-) -> Working:
-    """Buffers of one call. What it is to keep is left out but for what the map writes to.
-
-    XH may be there already.
-    """
+def working(T: int, B: int, plan: Plan, like: Tensor, keep: bool, begun: bool) -> Working:
+    """Buffers of one call. What it is to keep is left out but for what the map writes to."""
     if (known := plan.layouts.get((T, keep, begun))) is None:
         if len(plan.layouts) >= 16:
             plan.layouts.clear()
@@ -162,7 +171,8 @@ def working(
         # The backward pass begins from it, too.
         zero = like.new_empty(B, z.N, z.d)
     made = W, w_unit, proposal, counter, counts, zeros, listed, ours, zero
-    if XH is None and (keep or plan.direct):
+    XH = None
+    if keep or plan.direct:
         XH = like.new_empty(T, B, z.S - plan.first, z.P, dtype=z.held)
     if keep:
         assert XH is not None
@@ -199,7 +209,8 @@ def write_views(
     T, B, D = x.shape
     z, XH = plan.z, work.XH
     if plan.map is not None:
-        return to_views(plan.map, work.map, x, h, weights, XH, work.unit)
+        rows = B if plan.inside else T * B
+        return to_views(plan.map, work.map, x, h, weights, XH, work.unit, rows)
     views = x
     if weights.W_in is not None:
         x, W = _as(z.dtype, x.view(T * B, D)), _as(z.dtype, weights.W_in)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.input_map import map_ahead, to_pack
-from riglstm.scan.fused.launch import Place
+from riglstm.scan.fused.input_map import rounded, to_map, to_pack
+from riglstm.scan.fused.launch import Argument, Place
 from riglstm.scan.fused.pack import Into, pack
 from riglstm.scan.fused.plan import Saved, Sizes, empty_saved, rounds
 from riglstm.scan.fused.prepare import Passing, Working, hold, plan_of, working, write_views
@@ -65,9 +65,11 @@ def on_device(
 
 
 def _saved(
-    T: int, B: int, z: Sizes, like: Tensor, save: bool, work: Working, low: Tensor | None
+    T: int, B: int, z: Sizes, like: Tensor, save: bool, work: Working, D: int | None
 ) -> Saved:
     """What a call keeps, with what the map wrote to."""
+    width = 0 if D is None else rounded(z, B, D, save)
+    low = like.new_empty(T * B, width, dtype=z.held) if width else None
     assert isinstance(work.XH, Tensor)
     assert isinstance(work.unit, Tensor)
     return empty_saved(T, B, z, like, save, work.XH, work.unit, low)
@@ -112,14 +114,8 @@ def forward(
         *(sel, B, d, like.device, product, rounds(product)),
         *(weights.W_q is not None, D, isinstance(x, Symbols), save),
     )
-    z, tile, ahead = plan.z, plan.tile, None
-    # What is launched early the GPU does while the host goes on: until the forward kernel is
-    # launched, the host is what a call waits for. So first comes what takes long, and behind it all
-    # that it does not need.
-    if plan.map is not None and plan.map.rounding is not None and isinstance(x, Tensor):
-        ahead = map_ahead(plan.map.rounding, x, weights, z)
-    XH = None if ahead is None else ahead.XH
-    work = working(T, B, plan, like, keep, h is not None, XH)
+    z, tile = plan.z, plan.tile
+    work = working(T, B, plan, like, keep, h is not None)
     proposal = work.proposal
     if isinstance(proposal, Tensor):
         # In the interpreter, which warns of what a compiled kernel loads and throws away.
@@ -131,29 +127,33 @@ def forward(
         h=work.zero if h is None else None,
         c_0=c,
     )
+    # What is launched early the GPU does while the host goes on: until the forward kernel is
+    # launched, the host is what a call waits for.
     W, w_unit = pack(weights, z, tile["BN"], into, plan.first, plan.by_gate)
     ids = table = None
     X: Tensor | Place
-    if ahead is not None:
-        X = ahead.XH
-    elif isinstance(x, Symbols):
+    if isinstance(x, Symbols):
         ids, X = x.ids, views_of(x.table, weights, z)
         table = gates_of(X, weights, z, tile["BN"])
         if z.held == torch.float16:
             hold(None, h0, plan, work, T * B, B)
     else:
         X = write_views(x, h, weights, plan, work)
-    low = None if ahead is None else ahead.x
-    held = work.passing or _saved(T, B, z, like, save, work, low)
+    held = work.passing or _saved(T, B, z, like, save, work, D)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit
+    source: tuple[Argument, ...] = () if plan.by_gate else (None,) * 5
+    if plan.inside and plan.map is not None and isinstance(x, Tensor):
+        low = held.x if isinstance(held, Saved) and held.x.numel() else None
+        source = (*to_map(plan.map, work.map, x, weights), low)
+    steps = () if plan.by_gate else (T,)
 
     def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (
             h0, c_n, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, ids, table, live,
             reset, y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a,
-            work.listed, work.counts, work.counter, B, t0, t1,
+            work.listed, work.counts, work.counter, *source, B, *steps, t0, t1,
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
 

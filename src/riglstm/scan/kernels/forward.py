@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
-from riglstm.scan.kernels.common import _ROOM, column_unit, dealt, grid_barrier, quarters
+from riglstm.scan.kernels.common import _ROOM, column_unit, dealt, fetch, grid_barrier, quarters
+from riglstm.scan.kernels.input_map import map_ahead
 from riglstm.scan.kernels.many import rows_many
 from riglstm.scan.kernels.pieces import _PIECE
 from riglstm.scan.kernels.rows import ask_ahead, rows_phase
@@ -173,25 +174,35 @@ def _gates(
                 tl.store(kept + kept_at, four[part].to(kind), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "t0", "t1"])
+@triton.jit(do_not_specialize=["B", "T", "t0", "t1"])
 def forward_kernel(
     h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, SYMBOLS, TABLE, LIVE, RESET, Y, PROP, ACT,
-    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
+    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, INPUT, IN_SIZE, W_IN, IN_BIAS, LOW, B, T, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr,
-    WIDE: tl.constexpr, WARPS: tl.constexpr, PHASE: tl.constexpr,
+    WIDE: tl.constexpr, WARPS: tl.constexpr, D: tl.constexpr, IN_ROW: tl.constexpr,
+    LOW_ROW: tl.constexpr, IN_BK: tl.constexpr, IN_STAGES: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step."""
+    """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
+
+    With INPUT, `gates` also maps it to views for the step after, up to step T: those of the first
+    are there. LOW keeps it in the products' dtype.
+    """
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     SOFT: tl.constexpr = G == 5
     PIECE: tl.constexpr = min(_PIECE, BP) if COMPACT else BP
     target = 0
     for t in tl.range(t0, t1, num_stages=1):
-        if (PHASE & 4) and SYMBOLS is None:
+        if (PHASE & 4) and INPUT is not None:
+            after = tl.cast(tl.minimum(t + 2, t1 - 1), tl.int64) * B
+            # As far as 32 bits count.
+            many = tl.minimum(B, (2**31 - 1) // IN_ROW) * IN_ROW
+            fetch(INPUT + after * IN_ROW, many, p, programs)
+        elif (PHASE & 4) and SYMBOLS is None:
             ask_ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         if PHASE & 1:
             if COMPACT:
@@ -210,10 +221,11 @@ def forward_kernel(
             target += programs
             grid_barrier(COUNTER, target)
         if PHASE & 2:
+            busy = 0
             for tile in tl.range(p, N * TILES * tl.cdiv(B, BM), programs, num_stages=1):
                 j, r_u = tile % N, tile // N
                 r, u = r_u // TILES, r_u % TILES
-                place = dealt(r, B, BM)
+                place = dealt(r, B, BM) if INPUT is None else r * BM + tl.arange(0, BM)
                 count = B
                 if COMPACT:
                     count = tl.load(COUNT + t * N + j)
@@ -225,12 +237,18 @@ def forward_kernel(
                 if W_UNIT is not None:
                     w_unit = tl.load(W_UNIT + (j * TILES + u) * BN + tl.arange(0, BN))
                     w_unit = w_unit[None, :]
-                if r < count:
+                if (r if INPUT is None else r * BM) < count:
+                    busy = 1
                     _gates(
                         t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W,
                         SYMBOLS, TABLE, PROP, GATES, C, N, K, d, P, G, BM, BN, BK,
                         STAGES, PRECISION, COMPACT, FLAT, SAVE, WIDE,
                     )  # fmt: skip
+            if INPUT is not None:
+                map_ahead(
+                    t, T, p, programs, busy, B, INPUT, IN_SIZE, W_IN, IN_BIAS, XH, X_UNIT, X, LOW,
+                    COUNT, D, IN_ROW, LOW_ROW, N, K, d, P, TILES, BM, BN, IN_BK, IN_STAGES, WIDE,
+                )  # fmt: skip
         if PHASE & 4:
             target += programs
             grid_barrier(COUNTER, target)

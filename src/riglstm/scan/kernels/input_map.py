@@ -1,8 +1,8 @@
 """The map from the input to views, for the `triton` backend's products in bfloat16 and in halves.
 
 One kernel does what would else be three: round the input, multiply it, and put each view to its
-place. Its weights come rounded and with the views' gaps from `pack_kernel`. In training with
-many sequences in bfloat16 the input is rounded first, and cuBLAS multiplies.
+place. Its weights come rounded and with the views' gaps from `pack_kernel`. Of many sequences the
+forward kernel does that itself, a step ahead, by programs that have nothing else to do.
 
 With TF32 in halves another kernel makes halves of the input first. float16 has not TF32's range: so
 each line of W_in is divided by a power of two, by which its feature is multiplied, and then each
@@ -23,6 +23,8 @@ from riglstm.scan.kernels.common import power_below, to_nearest, unit_of
 LINES = 8
 """Lines of W_in that a program packs."""
 _LINES = tl.constexpr(LINES)
+# Programs that are counted at once: more than multiprocessors, and less than the sum below holds.
+_LANES = tl.constexpr(256)
 # Where the largest numbers of a line and of a row end up: float16 ends at 2^16.
 _HIGH = tl.constexpr(2.0**14)
 _BOTH = tl.constexpr(2.0**-28)
@@ -30,23 +32,18 @@ _BOTH = tl.constexpr(2.0**-28)
 
 @triton.jit
 def pack_lines(
-    W_IN, BIAS, OUT, SIZES, i,
-    D: tl.constexpr, ALL: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
-    BW: tl.constexpr,
+    W_IN, OUT, SIZES, i,
+    D: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """Lines of W_in (D, K·d) as (ALL, K·P), zero in the gaps; BW is a power of two that holds K·P.
+    """Lines of W_in (D, K·d) as (D, K·P), zero in the gaps; BW is a power of two that holds K·P.
 
-    With SIZES (D,), each line is divided by one. Behind them are the BIAS, if any, and zeros.
+    With SIZES (D,), each line is divided by one.
     """
     line, col = i * _LINES + tl.arange(0, _LINES)[:, None], tl.arange(0, BW)[None, :]
     view, e = col // P, col % P
-    inside = (line < ALL) & (view < K)
-    number = inside & (e < d)
-    w = tl.load(W_IN + line * (K * d) + view * d + e, mask=number & (line < D), other=0.0)
+    inside = (line < D) & (view < K)
+    w = tl.load(W_IN + line * (K * d) + view * d + e, mask=inside & (e < d), other=0.0)
     w = w.to(tl.float32)
-    if BIAS is not None:
-        bias = tl.load(BIAS + view * d + e + 0 * line, mask=number & (line == D), other=0.0)
-        w += bias.to(tl.float32)
     if SIZES is not None:
         size = tl.abs(w)
         # A weight that is infinite takes no bits from the others.
@@ -55,36 +52,6 @@ def pack_lines(
         tl.store(SIZES + line, size, mask=line < D)
         w = w * per * _HIGH
     tl.store(OUT + line * (K * P) + col, to_nearest(w, OUT.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _round_rows(X, OUT, i, R, D: tl.constexpr, X_ROW: tl.constexpr, BR: tl.constexpr,
-                BD: tl.constexpr):  # fmt: skip
-    """BD numbers of BR rows of x (R, D) as (R, X_ROW): behind a row are a one and zeros."""
-    PARTS: tl.constexpr = (X_ROW + BD - 1) // BD
-    row = tl.cast(i // PARTS, tl.int64) * BR + tl.arange(0, BR)[:, None]
-    k = i % PARTS * BD + tl.arange(0, BD)[None, :]
-    x = tl.load(X + row * D + k, mask=(row < R) & (k < D), other=0.0).to(tl.float32)
-    x = to_nearest(tl.where(k == D, 1.0, x), OUT.dtype.element_ty)
-    tl.store(OUT + row * X_ROW + k, x, mask=(row < R) & (k < X_ROW))
-
-
-@triton.jit(do_not_specialize=["R"])
-def round_kernel(
-    X, W_IN, BIAS, OUT, LINES, R,
-    D: tl.constexpr, X_ROW: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
-    BR: tl.constexpr, BD: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
-    """x (R, D) and W_in for a product in bfloat16: as OUT (R, X_ROW) and LINES (X_ROW, K·P).
-
-    Behind the features is a one, which is multiplied with the bias. The first programs take lines.
-    """
-    PACKING: tl.constexpr = (X_ROW + _LINES - 1) // _LINES
-    p = tl.program_id(0)
-    if p < PACKING:
-        pack_lines(W_IN, BIAS, LINES, None, p, D, X_ROW, K, d, P, BW)
-    else:
-        _round_rows(X, OUT, p - PACKING, R, D, X_ROW, BR, BD)
 
 
 @triton.jit(do_not_specialize=["B", "R"])
@@ -123,30 +90,27 @@ def halve_kernel(
     tl.store(X_UNIT + row, unit, mask=there)
 
 
-@triton.jit(do_not_specialize=["R"])
-def map_kernel(
-    X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, R,
+@triton.jit
+def map_tile(
+    row, there, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS,
     D: tl.constexpr, X_ROW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, d: tl.constexpr,
     P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BM rows of x (R, D) times BN columns of W (D, K·P), plus the bias (K·d), to XH (R, S, P).
+    """Rows (BM) of x (R, D) that are `there`, times BN columns of W (D, K·P), plus the bias (K·d).
 
-    With X_SIZE they are those of `halve_kernel`, X_ROW numbers each, and the views go to VIEWS
-    (R, K, P) in float32, and to XH in units of X_UNIT.
+    To XH (R, S, P). With X_SIZE they are those of `halve_kernel`, X_ROW numbers each, and the views
+    go to VIEWS (R, K, P) in float32, and to XH in units of X_UNIT.
     """
     WIDTH: tl.constexpr = K * P
-    COLUMNS: tl.constexpr = (WIDTH + BN - 1) // BN
-    # Programs that run side by side share rows, the larger of both operands.
-    r, u = tl.program_id(0) // COLUMNS, tl.program_id(0) % COLUMNS
-    row, col = tl.cast(r, tl.int64) * BM + tl.arange(0, BM), u * BN + tl.arange(0, BN)
-    there, inside = (row < R)[:, None], (col < WIDTH)[None, :]
+    col = u * BN + tl.arange(0, BN)
+    rows, inside = there[:, None], (col < WIDTH)[None, :]
     kind = XH.dtype.element_ty
     acc = tl.zeros((BM, BN), tl.float32)
     for m in tl.range(0, (D + BK - 1) // BK, num_stages=STAGES):
         k = m * BK + tl.arange(0, BK)
         x = tl.load(
-            X + (row * X_ROW)[:, None] + k[None, :], mask=there & (k < X_ROW)[None, :], other=0.0
+            X + (row * X_ROW)[:, None] + k[None, :], mask=rows & (k < X_ROW)[None, :], other=0.0
         )
         w = tl.load(
             W + (k * WIDTH)[:, None] + col[None, :], mask=(k < D)[:, None] & inside, other=0.0
@@ -156,15 +120,93 @@ def map_kernel(
             x, w = x.to(tl.float32), w.to(tl.float32)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     if X_SIZE is not None:
-        acc = acc * _BOTH * tl.load(X_SIZE + row, mask=row < R, other=0.0)[:, None]
+        acc = acc * _BOTH * tl.load(X_SIZE + row, mask=there, other=0.0)[:, None]
     if BIAS is not None:
         view, e = col // P, col % P
         bias = tl.load(BIAS + view * d + e, mask=(view < K) & (e < d), other=0.0).to(tl.float32)
         if X_SIZE is None:
             bias = to_nearest(bias, kind).to(tl.float32)
         acc += bias[None, :]
-    if VIEWS is not None:
-        tl.store(VIEWS + (row * WIDTH)[:, None] + col[None, :], acc, mask=there & inside)
-        acc = acc * (1.0 / tl.load(X_UNIT + row, mask=row < R, other=1.0))[:, None]
+    if X_SIZE is not None:
+        tl.store(VIEWS + (row * WIDTH)[:, None] + col[None, :], acc, mask=rows & inside)
+        acc = acc * (1.0 / tl.load(X_UNIT + row, mask=there, other=1.0))[:, None]
     out = XH + (row * (S * P))[:, None] + col[None, :]
-    tl.store(out, to_nearest(acc, kind), mask=there & inside)
+    tl.store(out, to_nearest(acc, kind), mask=rows & inside)
+
+
+@triton.jit(do_not_specialize=["R"])
+def map_kernel(
+    X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, R,
+    D: tl.constexpr, X_ROW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, d: tl.constexpr,
+    P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """All rows: a `map_tile` a program."""
+    COLUMNS: tl.constexpr = (K * P + BN - 1) // BN
+    # Programs that run side by side share rows, the larger of both operands.
+    r, u = tl.program_id(0) // COLUMNS, tl.program_id(0) % COLUMNS
+    row = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
+    map_tile(
+        row, row < R, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, D, X_ROW, K, S, d, P, BM, BN, BK,
+        STAGES, WIDE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _unused(t, p, programs, B, COUNT, N: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr):
+    """Which one program p is of those that have no tile of gates in step t, and how many are.
+
+    There is one at the least, and there are up to _LANES programs.
+    """
+    tiles = N * TILES * tl.cdiv(B, BM)
+    other = tl.arange(0, _LANES)
+    j, r = other % N, other // (N * TILES)
+    count = tl.load(COUNT + t * N + j, mask=other < tiles, other=0)
+    free = (other < programs) & (r * BM >= count)
+    # Both numbers in one sum.
+    both = tl.sum(tl.where(free, 1 + tl.where(other < p, 1 << 10, 0), 0))
+    return both >> 10, both & 1023
+
+
+@triton.jit
+def _round_rows(t, first, step, B, X, OUT, D: tl.constexpr, X_ROW: tl.constexpr, ROW: tl.constexpr):
+    """Step t of x in the products' dtype, for the backward pass: every `step`-th of its parts."""
+    BD: tl.constexpr = 256
+    BR: tl.constexpr = 32
+    PARTS: tl.constexpr = (D + BD - 1) // BD
+    for i in tl.range(first, PARTS * tl.cdiv(B, BR), step, num_stages=1):
+        b, k = i // PARTS * BR + tl.arange(0, BR)[:, None], i % PARTS * BD + tl.arange(0, BD)
+        row, inside = tl.cast(t, tl.int64) * B + b, (b < B) & (k < D)[None, :]
+        x = tl.load(X + row * X_ROW + k[None, :], mask=inside, other=0.0)
+        x = to_nearest(x.to(tl.float32), OUT.dtype.element_ty)
+        tl.store(OUT + row * ROW + k[None, :], x, mask=inside)
+
+
+@triton.jit
+def map_ahead(
+    t, T, p, programs, busy, B, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, LOW, COUNT,
+    D: tl.constexpr, X_ROW: tl.constexpr, LOW_ROW: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    d: tl.constexpr, P: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The views of step t + 1, by the programs that have no tile of gates in step t.
+
+    Where there may be none, by all. With LOW, x of step t is kept there, rounded.
+    """
+    COLUMNS: tl.constexpr = (K * P + BN - 1) // BN
+    everyone = (N * TILES * tl.cdiv(B, BM) >= programs) | (programs > _LANES)
+    if everyone | (busy == 0):
+        first, step = programs - 1 - p, programs
+        if not everyone:
+            first, step = _unused(t, p, programs, B, COUNT, N, TILES, BM)
+        if LOW is not None:
+            _round_rows(t, first, step, B, X, LOW, D, X_ROW, LOW_ROW)
+        tiles = tl.where(t + 1 < T, COLUMNS * tl.cdiv(B, BM), 0)
+        for tile in tl.range(first, tiles, step, num_stages=1):
+            r, u = tile // COLUMNS, tile % COLUMNS
+            b = r * BM + tl.arange(0, BM)
+            row = tl.cast(t + 1, tl.int64) * B + b
+            map_tile(
+                row, b < B, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, D, X_ROW, K, K + N, d, P, BM,
+                BN, BK, STAGES, WIDE,
+            )  # fmt: skip

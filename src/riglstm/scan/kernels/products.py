@@ -203,4 +203,4 @@ def pack_kernel(
             W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, FOLDED, PER_CELL, FIRST, BY_GATE
         )  # fmt: skip
     elif OUT_IN is not None:
-        pack_lines(W_IN, None, OUT_IN, SIZES, tile - N * TILES, D, D, K, d, P, BW)
+        pack_lines(W_IN, OUT_IN, SIZES, tile - N * TILES, D, K, d, P, BW)
