@@ -17,7 +17,7 @@ from riglstm.scan.fused.plan import Sizes
 from riglstm.scan.fused.tiles import columns
 from riglstm.scan.kernels.common import power_of_two
 from riglstm.scan.kernels.input_map import LINES
-from riglstm.scan.kernels.products import pack_kernel
+from riglstm.scan.kernels.products import COLUMNS, pack_kernel
 
 
 class Into(NamedTuple):
@@ -91,4 +91,4 @@ def _pack(
         BW=power_of_two(z.K * z.P), TILES=columns(z, BN, by_gate), PER_CELL=per_cell, FIRST=first,
         BY_GATE=by_gate,
     )  # fmt: skip
-    return run, (z.N * columns(z, BN, by_gate) + -(-D // LINES),)
+    return run, (z.N * columns(z, BN, by_gate) * (BN // COLUMNS) + -(-D // LINES),)

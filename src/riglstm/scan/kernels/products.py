@@ -14,6 +14,12 @@ import triton.language as tl
 from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
 from riglstm.scan.kernels.input_map import pack_lines
 
+COLUMNS = 32
+"""Columns of a tile that a program packs."""
+_COLUMNS = tl.constexpr(COLUMNS)
+# Slots that are loaded at once: a thread holds 32 numbers of each.
+_AT_ONCE = tl.constexpr(4)
+
 
 @triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "X_UNIT", "D_UNIT"])
 def inputs_kernel(
@@ -99,13 +105,16 @@ def _column(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Slot s of columns `col` (BN, 1) of tile u of cell j, (BN, BP)."""
+    """Slot s, if there is one, of columns `col` (1, BC) of tile u of cell j, (BP, BC).
+
+    Columns lie side by side, as in W, so that threads beside each other read what lies together.
+    """
     S: tl.constexpr = K + N
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
     # The last of W_q, where its tiles leave them to the last one of units.
     REST: tl.constexpr = (TILES - UNITS) * BN
-    k = tl.arange(0, BP)[None, :]
+    k = tl.where(s < S, tl.arange(0, BP), d)[:, None]
     if BY_GATE:
         gate = col // U
         unit = u * U + col % U
@@ -129,32 +138,54 @@ def _column(
 
 
 @triton.jit
+def _columns(
+    W, W_Q, j, u, first, col,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
+    TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
+):  # fmt: skip
+    """`_column` of _AT_ONCE slots from the first on."""
+    out = ()
+    for i in tl.static_range(_AT_ONCE):
+        s = first + i
+        out += (_column(W, W_Q, j, u, s, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE),)
+    return out
+
+
+@triton.jit
 def _pack_tile(
     W, W_Q, OUT, W_UNIT, tile,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
     BP: tl.constexpr, TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr,
     FIRST: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """BN columns, see `pack_kernel`."""
+    """_COLUMNS of its columns, see `pack_kernel`: part `tile` of all."""
     S: tl.constexpr = K + N
     HELD: tl.constexpr = S - FIRST
+    PARTS: tl.constexpr = BN // _COLUMNS
+    part, tile = tile % PARTS, tile // PARTS
     j, u = tile // TILES, tile % TILES
-    k, col = tl.arange(0, BP)[None, :], tl.arange(0, BN)[:, None]
-    size = tl.full((BN, 1), 1.0, tl.float32)
+    k, col = tl.arange(0, BP)[None, :], part * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+    size = tl.full((1, _COLUMNS), 1.0, tl.float32)
+    # No load passes a store: so those of several slots are under way before the first store.
     if W_UNIT is not None:
-        largest = tl.zeros((BN, BP), tl.float32)
-        for s in tl.range(FIRST, S):
-            w = _column(
-                W, W_Q, j, u, s, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
+        largest = tl.zeros((BP, _COLUMNS), tl.float32)
+        for first in tl.range(FIRST, S, _AT_ONCE):
+            slots = _columns(
+                W, W_Q, j, u, first, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
             )  # fmt: skip
-            largest = tl.maximum(largest, tl.abs(w))
-        size = unit_of(tl.max(largest, 1)[:, None])
+            for i in tl.static_range(_AT_ONCE):
+                largest = tl.maximum(largest, tl.abs(slots[i]))
+        size = unit_of(tl.max(largest, 0)[None, :])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
-    for s in tl.range(FIRST, S):
-        w = _column(W, W_Q, j, u, s, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE)
-        w = (w / size).to(OUT.dtype.element_ty)
-        tl.store(OUT + (tile * BN + col) * (HELD * P) + (s - FIRST) * P + k, w, mask=k < P)
+    out = OUT + (tile * BN + col).trans() * (HELD * P) + k
+    for first in tl.range(FIRST, S, _AT_ONCE):
+        slots = _columns(
+            W, W_Q, j, u, first, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
+        )  # fmt: skip
+        for i in tl.static_range(_AT_ONCE):
+            packed = (slots[i] / size).to(OUT.dtype.element_ty).trans()
+            tl.store(out + (first + i - FIRST) * P, packed, mask=(k < P) & (first + i < S))
 
 
 @triton.jit
@@ -177,7 +208,7 @@ def pack_kernel(
     D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr, TILES: tl.constexpr,
     PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """BN columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
+    """_COLUMNS columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
 
     To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
@@ -191,6 +222,7 @@ def pack_kernel(
     """
     FOLDED: tl.constexpr = G == 5 and (TILES - (4 * d + BN - 1) // BN) * BN < d
     tl.static_assert(BY_GATE or not FOLDED)
+    PARTS: tl.constexpr = N * TILES * (BN // _COLUMNS)
     tile = tl.program_id(0)
     if COUNTER is not None:
         _fill(COUNTER, None, zeros)
@@ -198,9 +230,9 @@ def pack_kernel(
         _fill(C, C0, numbers)
     if H is not None:
         _fill(H, None, numbers)
-    if tile < N * TILES:
+    if tile < PARTS:
         _pack_tile(
             W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, FOLDED, PER_CELL, FIRST, BY_GATE
         )  # fmt: skip
     elif OUT_IN is not None:
-        pack_lines(W_IN, OUT_IN, SIZES, tile - N * TILES, D, K, d, P, BW)
+        pack_lines(W_IN, OUT_IN, SIZES, tile - PARTS, D, K, d, P, BW)
