@@ -110,7 +110,7 @@ for name, z, B, more in (
     if name == "exact, symbols" or "many" in name if ARCH < 90 else "few" in name:
         continue
     tile = triton_tiles.forward_tiles(z, B, None)
-    of = map_of(z, 20, None) if "many" in name else None
+    of = map_of(z, 100, None) if "many" in name else None
     if of is None:
         more |= dict.fromkeys(("INPUT", "IN_SIZE", "W_IN", "IN_BIAS"))
     if not (of and more["SAVE"]):

@@ -15,7 +15,6 @@ from torch import Tensor
 from helpers import (
     TOL,
     Problem,
-    assert_close,
     assert_equals_the_reference,
     clear_problem,
     outputs_and_gradients,
@@ -35,7 +34,6 @@ triton_launch = pytest.importorskip("riglstm.scan.fused.launch")
 triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
 triton_run = pytest.importorskip("riglstm.scan.fused.run")
 triton_back = pytest.importorskip("riglstm.scan.fused.back")
-triton_symbols = pytest.importorskip("riglstm.scan.fused.symbols")
 common = pytest.importorskip("riglstm.scan.kernels.common")
 cell = pytest.importorskip("riglstm.scan.kernels.cell").cell
 tl, best, comparable = triton.language, common.best, common.comparable
@@ -127,19 +125,6 @@ def test_nan_comes_first() -> None:
     h[0, 1, 33], h[5, 2, 0] = float("nan"), float("nan")
     act, _ = bits(replace(p.to(torch.float32), h=h))
     assert act[0, [0, 5]].tolist() == [0b010, 0b100]
-
-
-def test_symbols_are_chosen_from_as_their_vectors() -> None:
-    p = clear_problem(**{**SMALL, "B": 5, "K": 1, "K_h": 1}).to(torch.float32)
-    table = p.x.flatten(0, 1)
-    x = triton_symbols.Symbols(torch.arange(10, dtype=torch.int32).view(2, 5), table)
-    where = (p.h, p.c, p.weights, p.sel, None, None, torch.float32)
-    want = p.run("triton")
-    with torch.no_grad():
-        got = triton_run.forward(x, *where, save=False)
-    assert torch.equal(got[3].woke, want[3])
-    for one, other in zip(got[:3], want[:3], strict=True):
-        assert_close(one, other, FLOAT.value)
 
 
 def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:

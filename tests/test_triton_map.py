@@ -209,7 +209,7 @@ def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> Non
 @pytest.mark.parametrize(
     ("product", "kind", "idle"),
     [
-        (torch.bfloat16, torch.float32, 0),
+        (torch.bfloat16, torch.float64, 0),
         (torch.bfloat16, torch.bfloat16, 1),
         (torch.float32, torch.float32, 3),
     ],
@@ -242,11 +242,35 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
     # The operands and the result are rounded, to eight or eleven bits.
     assert (got - want).norm() < (2**-7 if product == torch.bfloat16 else 2**-10) * want.norm()
     assert saved.XH[:, :, :K, d:].eq(0).all()
-    if product == torch.bfloat16:
+    if kind == torch.float64:
         assert torch.equal(saved.x[:, :D], x.flatten(0, 1).bfloat16())
         assert saved.x.shape[1] % 8 == 0
     else:
         assert saved.x.numel() == 0
+
+
+@pytest.mark.usefixtures("many")
+def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tiles of rows by three of columns, by programs without a tile or with an empty one."""
+    from riglstm.scan.fused import prepare, run
+
+    forward_tiles, plan_of = prepare.forward_tiles, run.plan_of
+    monkeypatch.setattr(prepare, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    plan = lambda *a: (p := plan_of(*a))._replace(programs=p.programs + 5)  # noqa: E731
+    monkeypatch.setattr(run, "plan_of", plan)
+    sizes = {"T": 2, "B": 37, "N": 4, "K": 3, "d": 50, "D": 260, "K_a": 1, "K_x": 1, "K_h": 0}
+    p = random_problem(seeded(0), **sizes, soft_update=False).to(torch.float32)
+    # In the first step three live, and cell 0 sleeps.
+    others = (~p.run("reference")[3][0, :, 0]).nonzero().flatten()
+    live = torch.ones(2, 37, dtype=torch.bool)
+    live[0] = torch.isin(torch.arange(37), others[:3])
+    given = (p.x, p.h, p.c, p.weights, p.sel, live, None, torch.bfloat16)
+    *_, saved, _ = run.forward(*given, save=True, keep=True)
+    x = p.x.flatten(0, 1)
+    assert torch.equal(saved.x[:, :260], x.bfloat16())
+    want = x.double() @ p.weights.W_in.double() + p.weights.b_in.double()
+    got = saved.XH.flatten(0, 1)[:, :3, :50].double().flatten(1)
+    assert ((got - want).norm(dim=1) < 2**-7 * want.norm(dim=1)).all()
 
 
 @pytest.mark.usefixtures("precision_as_before")
@@ -266,7 +290,8 @@ def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> No
         (torch.float32, 64, 5, True, False, False),
     ):
         z = sizes(d, problem().sel, True, product)
-        assert (input_map.rounded(z, sequences, features, save) > 0) == kept
+        assert (input_map.rounded(z, sequences, features, torch.float32, save) > 0) == kept
+        assert input_map.rounded(z, sequences, features, torch.bfloat16, save) == 0
         plan = plan_of.__wrapped__(
             *(problem().sel, sequences, d, CPU, product, True, True, features, False, save)
         )

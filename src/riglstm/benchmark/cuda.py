@@ -36,7 +36,7 @@ class Size(NamedTuple):
 
 SIZES = (
     *(Size(6, 100, 64, T) for T in (196, 361, 576, 1024)),
-    Size(6, 100, 512, 196),
+    *(Size(6, 100, B, 196) for B in (128, 256, 512)),
     Size(5, 50, 64, 51),
     *(Size(4, d, 64, 128) for d in (16, 32, 64)),
     Size(6, 100, 1, 1, ("inference",)),

@@ -77,13 +77,13 @@ def inside(z: Sizes, B: int, D: int) -> bool:
     return B > FEW and has_map(z, D) and 3 * D <= 2 * z.S * z.P
 
 
-def rounded(z: Sizes, B: int, D: int, save: bool) -> int:
+def rounded(z: Sizes, B: int, D: int, kind: torch.dtype, save: bool) -> int:
     """Numbers of a row of the rounded input that is kept for the backward pass; 0: it is not.
 
-    That is in training in bfloat16, where the forward kernel reads the input anyway: the gradient
-    of W_in would else have to round it.
+    That is in training in bfloat16, where the forward kernel reads the input, of another kind,
+    anyway: the gradient of W_in would else have to round it.
     """
-    kept = save and z.held == torch.bfloat16 and inside(z, B, D)
+    kept = save and z.held == torch.bfloat16 != kind and inside(z, B, D)
     return aligned(D, z.held) if kept else 0
 
 

@@ -61,7 +61,7 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     T, (B, _, d) = x.shape[0], h.shape
     z = sizes(d, Selection(*rules), W_q is not None, product)
     y = h.new_empty(T, *h.shape)
-    width = 0 if W_in is None else rounded(z, B, x.shape[2], save)
+    width = 0 if W_in is None else rounded(z, B, x.shape[2], x.dtype, save)
     low = x.new_empty(T * B, width, dtype=z.held) if width else None
     return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save, x=low)
 

@@ -25,7 +25,14 @@ from riglstm.scan.fused.input_map import (
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import Sizes, empty_unit, precision, sizes
-from riglstm.scan.fused.tiles import PERSISTENT, columns, forward_tiles, programs_on, resident_tiles
+from riglstm.scan.fused.tiles import (
+    PERSISTENT,
+    chip,
+    columns,
+    forward_tiles,
+    programs_on,
+    resident_tiles,
+)
 from riglstm.scan.kernels.common import LINE, interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.products import hold_kernel
@@ -110,7 +117,9 @@ def plan_of(
         # Not one less than that: sequences would have nobody to select for them.
         programs = tiles + -(-B // tile["RB"])
     else:
-        programs = tiles if interpreted() else programs_on(device, max(tiles, B))
+        # Where the kernel maps its input, those without a tile do it.
+        most = chip(device)[0] if mapping and not interpreted() else max(tiles, B)
+        programs = tiles if interpreted() else programs_on(device, most)
     held = prepare(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
         BH=power_of_two(N * d),
@@ -204,7 +213,8 @@ def write_views(
 ) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views.
 
-    h is the state that is given, if any.
+    Where the kernel maps its input, those of the first step alone. h is the state that is given, if
+    any.
     """
     T, B, D = x.shape
     z, XH = plan.z, work.XH

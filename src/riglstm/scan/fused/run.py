@@ -64,11 +64,8 @@ def on_device(
     return y, h.clone(), c, held, h0
 
 
-def _saved(
-    T: int, B: int, z: Sizes, like: Tensor, save: bool, work: Working, D: int | None
-) -> Saved:
+def _saved(T: int, B: int, z: Sizes, like: Tensor, save: bool, work: Working, width: int) -> Saved:
     """What a call keeps, with what the map wrote to."""
-    width = 0 if D is None else rounded(z, B, D, save)
     low = like.new_empty(T * B, width, dtype=z.held) if width else None
     assert isinstance(work.XH, Tensor)
     assert isinstance(work.unit, Tensor)
@@ -139,7 +136,9 @@ def forward(
             hold(None, h0, plan, work, T * B, B)
     else:
         X = write_views(x, h, weights, plan, work)
-    held = work.passing or _saved(T, B, z, like, save, work, D)
+    # Of the input, numbers of a row that are kept.
+    width = rounded(z, B, D, x.dtype, save) if D and isinstance(x, Tensor) else 0
+    held = work.passing or _saved(T, B, z, like, save, work, width)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit

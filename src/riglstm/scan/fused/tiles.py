@@ -73,7 +73,8 @@ def _shorter(B: int, tiles: Callable[[int], int], device: torch.device) -> int |
 
     What a tile takes is not what its tensor cores do but what goes through shared memory for them:
     of half the rows three fifths, and then of half the columns two thirds. B counts as the next
-    power of two, so that kernels are of few kinds; they take two sequences at a time, all at once.
+    power of two, so that kernels are of few kinds. With two sequences a program takes, all are
+    taken at once.
     """
     most, rows = 132 if interpreted() else chip(device)[0], power_of_two(B)
     if rows > 2 * most:

@@ -199,17 +199,16 @@ def forward_kernel(
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and INPUT is not None:
             after = tl.cast(tl.minimum(t + 2, t1 - 1), tl.int64) * B
-            # As far as 32 bits count.
-            many = tl.minimum(B, (2**31 - 1) // IN_ROW) * IN_ROW
-            fetch(INPUT + after * IN_ROW, many, p, programs)
+            fetch(INPUT + after * IN_ROW, B * IN_ROW, p, programs)
         elif (PHASE & 4) and SYMBOLS is None:
             ask_ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         if PHASE & 1:
             if COMPACT:
+                tl.static_assert(SYMBOLS is None, "symbols are of few sequences")
                 rows_many(
-                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
-                    PROP, ACT, WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h,
-                    SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB, WARPS,
+                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT,
+                    WOKE, BITS, A, LIST, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h, SCALE, X_ROW,
+                    X_SLOT, SOFT, SAVE, RB, WARPS,
                 )  # fmt: skip
             else:
                 rows_phase(

@@ -2,7 +2,7 @@
 
 One kernel does what would else be three: round the input, multiply it, and put each view to its
 place. Its weights come rounded and with the views' gaps from `pack_kernel`. Of many sequences the
-forward kernel does that itself, a step ahead, by programs that have nothing else to do.
+forward kernel does that itself, a step ahead, by programs that have nothing else to do, if any.
 
 With TF32 in halves another kernel makes halves of the input first. float16 has not TF32's range: so
 each line of W_in is divided by a power of two, by which its feature is multiplied, and then each
@@ -153,15 +153,14 @@ def map_kernel(
 
 
 @triton.jit
-def _unused(t, p, programs, B, COUNT, N: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr):
+def _unused(t, p, programs, COUNT, N: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr):
     """Which one program p is of those that have no tile of gates in step t, and how many are.
 
     There is one at the least, and there are up to _LANES programs.
     """
-    tiles = N * TILES * tl.cdiv(B, BM)
     other = tl.arange(0, _LANES)
     j, r = other % N, other // (N * TILES)
-    count = tl.load(COUNT + t * N + j, mask=other < tiles, other=0)
+    count = tl.load(COUNT + t * N + j)
     free = (other < programs) & (r * BM >= count)
     # Both numbers in one sum.
     both = tl.sum(tl.where(free, 1 + tl.where(other < p, 1 << 10, 0), 0))
@@ -191,17 +190,19 @@ def map_ahead(
 ):  # fmt: skip
     """The views of step t + 1, by the programs that have no tile of gates in step t.
 
-    Where there may be none, by all. With LOW, x of step t is kept there, rounded.
+    Where these may be too few for two tiles each, by all. With LOW, x of step t is kept there,
+    rounded.
     """
     COLUMNS: tl.constexpr = (K * P + BN - 1) // BN
-    everyone = (N * TILES * tl.cdiv(B, BM) >= programs) | (programs > _LANES)
+    tiles, left = COLUMNS * tl.cdiv(B, BM), programs - N * TILES * tl.cdiv(B, BM)
+    everyone = (2 * left < tiles) | (programs > _LANES)
     if everyone | (busy == 0):
         first, step = programs - 1 - p, programs
         if not everyone:
-            first, step = _unused(t, p, programs, B, COUNT, N, TILES, BM)
+            first, step = _unused(t, p, programs, COUNT, N, TILES, BM)
         if LOW is not None:
             _round_rows(t, first, step, B, X, LOW, D, X_ROW, LOW_ROW)
-        tiles = tl.where(t + 1 < T, COLUMNS * tl.cdiv(B, BM), 0)
+        tiles = tl.where(t + 1 < T, tiles, 0)
         for tile in tl.range(first, tiles, step, num_stages=1):
             r, u = tile // COLUMNS, tile % COLUMNS
             b = r * BM + tl.arange(0, BM)

@@ -40,7 +40,7 @@ def awake_cells(scores, mask, K_a: tl.constexpr, N: tl.constexpr, K: tl.constexp
 @triton.jit
 def select_many(
     t, b0, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
-    N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
     PIECE: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     RB: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def select_many(
     b = b0 + tl.arange(0, RB)
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
-    HELD: tl.constexpr = K + N - FIRST
+    HELD: tl.constexpr = K + N
     M: tl.constexpr = (d + PIECE - 1) // PIECE
     held = states
     if X_UNIT is not None:
@@ -58,7 +58,7 @@ def select_many(
         held = ()
         for i in tl.static_range(M):
             held += (states[i] * per,)
-    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + (K - FIRST) * P
+    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
     write(tile_of(step, b, HELD * P, P, PIECE), held, there, N, P, PIECE)
     fresh = (b * 0)[None, :]
     if RESET is not None:
@@ -135,40 +135,36 @@ def select_many(
 
 @triton.jit
 def views_of_rows(
-    t, b, B, X, SYMBOLS,
+    t, b, B, X,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, K_a: tl.constexpr,
     K_x: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
 ):  # fmt: skip
     """The K · M pieces of the views of sequences b in step t, where cells look at any."""
     x = ()
     if (K_a < N) or (K_x < K):
-        if SYMBOLS is None:
-            now, at = X + tl.cast(t, tl.int64) * B * X_ROW, b
-        else:
-            now, at = X, tl.load(SYMBOLS + tl.cast(t, tl.int64) * B + b, mask=b < B, other=0)
+        now = X + tl.cast(t, tl.int64) * B * X_ROW
         for k in tl.static_range(K):
-            x += read(tile_of(now + k * X_SLOT, at, X_ROW, 0, PIECE), b < B, N, d, PIECE)
+            x += read(tile_of(now + k * X_SLOT, b, X_ROW, 0, PIECE), b < B, N, d, PIECE)
     return x
 
 
 @triton.jit
 def rows_many(
-    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
-    BITS, A, LIST, COUNT, B,
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A,
+    LIST, COUNT, B,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
     RB: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """As `rows_phase`: states of this program's sequences are finished, and their cells choose."""
-    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         b = r * RB + tl.arange(0, RB)
-        x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
+        x = views_of_rows(t, b, B, X, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
         states = finish(
             t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE
         )  # fmt: skip
         select_many(
             t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-            COUNT + t * N, N, K, FIRST, d, P, PIECE, K_a, K_x, K_h, RB, WARPS,
+            COUNT + t * N, N, K, d, P, PIECE, K_a, K_x, K_h, RB, WARPS,
         )  # fmt: skip
