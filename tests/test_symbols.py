@@ -21,7 +21,6 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "the soft update": {},
     "one query for each cell": {"query": "per_cell", "update_bias": True, "update_scale": 0.5},
     "no soft update, resets, steps left out": {"soft_update": False, "reset": True, "live": True},
-    "more sequences than a tile holds": {"B": 67, "T": 2},
 }
 
 
@@ -40,8 +39,7 @@ def problem(**options: Any) -> tuple[Problem, Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [(name, "highest") for name in PROBLEMS]
-    + [("one query for each cell", "high"), ("more sequences than a tile holds", "high")],
+    [*((name, "highest") for name in PROBLEMS), ("one query for each cell", "high")],
 )
 def test_the_kernel_equals_the_reference_on_the_vectors_of_the_symbols(
     name: str, precision: str
@@ -129,6 +127,13 @@ def test_where_it_does_not_apply_the_layer_runs_as_ever(taken: list[int], what: 
     assert taken == []
     assert output.requires_grad == (what in ("table", "weights", "state"))
     assert called == [1] * (what == "hook")
+
+
+def test_it_is_for_up_to_64_sequences() -> None:
+    symbols = pytest.importorskip("riglstm.scan.fused.symbols", reason="no kernels in this copy")
+    layer, _, _ = small(num_cells=2, num_views=1)
+    given = (18, layer.selection, layer.weights().W, True)
+    assert [symbols.fits(B, *given) for B in (1, 64, 65, 128, 600)] == [True, True, *[False] * 3]
 
 
 # torch's own, on the way to tangents.
