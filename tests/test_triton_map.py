@@ -300,6 +300,23 @@ def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> No
     assert not plan.inside, "symbols bring their views"
 
 
+def test_all_multiprocessors_run_where_the_kernel_maps_its_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from riglstm.scan.fused import prepare, tiles
+
+    for module in (prepare, tiles):
+        monkeypatch.setattr(module, "interpreted", lambda: False)
+    monkeypatch.setattr(tiles, "chip", lambda device: (132, 232_448))
+    sel = random_problem(seeded(0), T=1, B=1, N=6, K=6, d=100, D=600, K_a=4, K_x=4).sel
+    for features, sequences, programs in (
+        *((600, B, 132) for B in (65, 109, 512)),
+        *((None, 65, 108), (None, 109, 109)),  # views as they come: tiles, or sequences
+    ):
+        given = (sel, sequences, 100, CPU, torch.bfloat16, True, True, features, False, False)
+        assert prepare.plan_of.__wrapped__(*given).programs == programs
+
+
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("bias", [True, False])
 def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: bool) -> None:

@@ -27,7 +27,6 @@ from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import Sizes, empty_unit, precision, sizes
 from riglstm.scan.fused.tiles import (
     PERSISTENT,
-    chip,
     columns,
     forward_tiles,
     programs_on,
@@ -118,7 +117,7 @@ def plan_of(
         programs = tiles + -(-B // tile["RB"])
     else:
         # Where the kernel maps its input, those without a tile do it.
-        most = chip(device)[0] if mapping and not interpreted() else max(tiles, B)
+        most = None if mapping else max(tiles, B)
         programs = tiles if interpreted() else programs_on(device, most)
     held = prepare(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),

@@ -38,9 +38,10 @@ def chip(device: torch.device) -> tuple[int, int]:
     return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
-def programs_on(device: torch.device, most: int) -> int:
-    """Programs of a persistent grid: one for each multiprocessor at most."""
-    return min(most, chip(device)[0])
+def programs_on(device: torch.device, most: int | None = None) -> int:
+    """Programs of a persistent grid: one for each multiprocessor, so many at most."""
+    every = chip(device)[0]
+    return every if most is None else min(most, every)
 
 
 def _in_pairs(L: int) -> int:
