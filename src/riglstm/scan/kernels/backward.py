@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.cell import tanh
-from riglstm.scan.kernels.common import _FRESH, _SLOTS, dealt, fetch, grid_barrier, unit_of
+from riglstm.scan.kernels.columns import dealt
+from riglstm.scan.kernels.common import _FRESH, _SLOTS, fetch, grid_barrier, unit_of
 from riglstm.scan.kernels.spread import spread
 
 

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
-from riglstm.scan.kernels.common import _ROOM, column_unit, dealt, fetch, grid_barrier, quarters
+from riglstm.scan.kernels.columns import column_unit, dealt, quarters
+from riglstm.scan.kernels.common import _ROOM, fetch, grid_barrier
 from riglstm.scan.kernels.input_map import map_ahead
 from riglstm.scan.kernels.many import rows_many
 from riglstm.scan.kernels.pieces import _PIECE

@@ -11,7 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.kernels.common import column_unit, quarter_of, unit_of
+from riglstm.scan.kernels.columns import column_unit, quarter_of
+from riglstm.scan.kernels.common import unit_of
 from riglstm.scan.kernels.input_map import pack_lines
 
 COLUMNS = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.kernels.common import quarter_of, quarters
+from riglstm.scan.kernels.columns import quarter_of, quarters
 
 
 @triton.jit
