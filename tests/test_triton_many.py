@@ -25,10 +25,9 @@ from helpers import (
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 triton = pytest.importorskip("triton")
-triton_plan = pytest.importorskip(
-    "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
+triton_tiles = pytest.importorskip(
+    "riglstm.scan.fused.tiles", reason="the kernels are not in this copy"
 )
-triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
 triton_map = pytest.importorskip("riglstm.scan.fused.input_map")
 triton_launch = pytest.importorskip("riglstm.scan.fused.launch")
 triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")

@@ -89,11 +89,16 @@ def rounded(z: Sizes, B: int, D: int, kind: torch.dtype, save: bool) -> int:
 
 def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
-    tile = {"BM": 128, "BN": 128, "num_warps": 4}
+    BK, many = _pieces(held, 128, 128, device)
+    return {"BM": 128, "BN": 128, "num_warps": 4, "BK": BK, "STAGES": many}
+
+
+def _pieces(held: torch.dtype, BM: int, BN: int, device: torch.device) -> tuple[int, int]:
+    """Numbers that a tile of the map takes at a time, and how many such pieces are on their way."""
     if held == torch.float16:
-        return tile | {"BK": 64, "STAGES": stages(device, 3, 128 + 128, 64, held)}
-    # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
-    return tile | {"BK": 32, "STAGES": stages(device, 4, 128 + 64, 32, torch.float32)}
+        return 64, stages(device, 3, BM + BN, 64, held)
+    # In float32: BM rows of x, and BN columns of W_in, which has halves.
+    return 32, stages(device, 4, BM + BN // 2, 32, torch.float32)
 
 
 def map_of(z: Sizes, D: int, device: torch.device) -> Map:
@@ -171,13 +176,10 @@ def inner_map(
     """What the forward kernel is compiled with for the map; without one, nothing that counts."""
     if of is None:
         return dict.fromkeys(("D", "IN_ROW", "LOW_ROW", "IN_BK", "IN_STAGES"), 0)
-    BM, BN, D = tile["BM"], tile["BN"], of.D
-    sizes = {"D": D, "IN_ROW": D, "LOW_ROW": aligned(D, z.held)}
-    if of.halving is not None:
-        many = stages(device, 3, BM + BN, 64, z.held)
-        return sizes | {"IN_ROW": of.halving.width, "IN_BK": 64, "IN_STAGES": many}
-    # In float32, as `map_tiles`.
-    return sizes | {"IN_BK": 32, "IN_STAGES": stages(device, 4, BM + BN // 2, 32, torch.float32)}
+    D, row = of.D, of.D if of.halving is None else of.halving.width
+    BK, many = _pieces(z.held, tile["BM"], tile["BN"], device)
+    sizes = {"D": D, "IN_ROW": row, "LOW_ROW": aligned(D, z.held)}
+    return sizes | {"IN_BK": BK, "IN_STAGES": many}
 
 
 def to_map(of: Map, made: Mapped, x: Tensor, weights: Weights) -> tuple[Argument, ...]:

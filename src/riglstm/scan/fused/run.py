@@ -142,17 +142,17 @@ def forward(
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit
-    source: tuple[Argument, ...] = () if plan.by_gate else (None,) * 5
+    # The resident kernel maps nothing.
+    source: tuple[Argument, ...] = () if plan.by_gate else (*(None,) * 5, T)
     if plan.inside and plan.map is not None and isinstance(x, Tensor):
         low = held.x if isinstance(held, Saved) and held.x.numel() else None
-        source = (*to_map(plan.map, work.map, x, weights), low)
-    steps = () if plan.by_gate else (T,)
+        source = (*to_map(plan.map, work.map, x, weights), low, T)
 
     def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (
             h0, c_n, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, ids, table, live,
             reset, y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a,
-            work.listed, work.counts, work.counter, *source, B, *steps, t0, t1,
+            work.listed, work.counts, work.counter, *source, B, t0, t1,
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
 

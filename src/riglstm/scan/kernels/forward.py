@@ -178,7 +178,7 @@ def _gates(
 @triton.jit(do_not_specialize=["B", "T", "t0", "t1"])
 def forward_kernel(
     h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, SYMBOLS, TABLE, LIVE, RESET, Y, PROP, ACT,
-    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, INPUT, IN_SIZE, W_IN, IN_BIAS, LOW, B, T, t0, t1,
+    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, INPUT, IN_SIZE, W_IN, IN_BIAS, LOW, T, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
