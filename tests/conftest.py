@@ -31,19 +31,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _language_replaced_once() -> Iterator[None]:
+def _interpreter_does_nothing_twice() -> Iterator[None]:
     """Triton's interpreter looks for what to replace in its language once for each launch.
 
     Left alone it looks again at each call inside a kernel, finds nothing left to replace, and
-    takes a fifth of the time of all that it runs.
+    takes a fifth of the time of all that it runs. And it computes every sum of whole numbers again
+    to see whether it overflows: half of the time, for an answer that only a debugger gets.
     """
     if "TRITON_INTERPRET" not in os.environ or find_spec("triton") is None:
         yield
         return
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     replace = getattr(interpreter, "_patch_lang", None)
+    overflow = getattr(TritonSemantic, "binary_op_sanitize_overflow_impl", None)
 
     def where_it_is_not(kernel: FunctionType) -> Any:
         seen = (v for v in kernel.__globals__.values() if v is tl or v is tl.core)
@@ -52,10 +55,16 @@ def _language_replaced_once() -> Iterator[None]:
         # A launch puts back what it is given here: nothing, where nothing was replaced.
         return SimpleNamespace(restore=lambda: None)
 
+    def where_it_is_asked(semantic: Any, *given: Any) -> None:
+        if semantic.builder.options.debug:
+            overflow(semantic, *given)
+
     with pytest.MonkeyPatch.context() as patch:
         # Another Triton may do this elsewhere; then it is only slower.
         if replace is not None:
             patch.setattr(interpreter, "_patch_lang", where_it_is_not)
+        if overflow is not None:
+            patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", where_it_is_asked)
         yield
 
 

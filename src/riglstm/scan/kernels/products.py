@@ -101,12 +101,13 @@ def hold_kernel(
 
 
 @triton.jit
-def _column(
-    W, W_Q, j, u, s, col,
+def _columns(
+    W, W_Q, j, u, first, col,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Slot s, if there is one, of columns `col` (1, BC) of tile u of cell j, (BP, BC).
+    """_AT_ONCE slots from the first on, as far as there are any, of columns `col` (1, BC) of tile u
+    of cell j, (BP, BC) each.
 
     Columns lie side by side, as in W, so that threads beside each other read what lies together.
     """
@@ -115,7 +116,6 @@ def _column(
     UNITS: tl.constexpr = (4 * d + BN - 1) // BN
     # The last of W_q, where its tiles leave them to the last one of units.
     REST: tl.constexpr = (TILES - UNITS) * BN
-    k = tl.where(s < S, tl.arange(0, BP), d)[:, None]
     if BY_GATE:
         gate = col // U
         unit = u * U + col % U
@@ -124,31 +124,22 @@ def _column(
     else:
         gate, _ = quarter_of(col)
         unit = column_unit(u, col, d, BN)
-    slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
-    heard = (k < d) & (s + 0 * k != K + j)
-    if u >= UNITS:
-        w = tl.load(W_Q + (slot * d + k) * d + unit, mask=heard & (unit < d), other=0.0)
-    else:
-        at = ((j * S + s) * d + k) * (4 * d) + gate * d + unit
-        w = tl.load(W + at, mask=(k < d) & (unit < d), other=0.0)
-        if FOLDED:
-            q = REST + col - d % U
-            here = (u + 0 * col == UNITS - 1) & (col >= d % U) & (col < U) & (q < d)
-            w += tl.load(W_Q + (slot * d + k) * d + q, mask=heard & here, other=0.0)
-    return w
-
-
-@triton.jit
-def _columns(
-    W, W_Q, j, u, first, col,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
-    TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
-):  # fmt: skip
-    """`_column` of _AT_ONCE slots from the first on."""
     out = ()
     for i in tl.static_range(_AT_ONCE):
         s = first + i
-        out += (_column(W, W_Q, j, u, s, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE),)
+        k = tl.where(s < S, tl.arange(0, BP), d)[:, None]
+        slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
+        heard = (k < d) & (s + 0 * k != K + j)
+        if u >= UNITS:
+            w = tl.load(W_Q + (slot * d + k) * d + unit, mask=heard & (unit < d), other=0.0)
+        else:
+            at = ((j * S + s) * d + k) * (4 * d) + gate * d + unit
+            w = tl.load(W + at, mask=(k < d) & (unit < d), other=0.0)
+            if FOLDED:
+                q = REST + col - d % U
+                here = (u + 0 * col == UNITS - 1) & (col >= d % U) & (col < U) & (q < d)
+                w += tl.load(W_Q + (slot * d + k) * d + q, mask=heard & here, other=0.0)
+        out += (w,)
     return out
 
 
