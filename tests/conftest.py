@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -42,11 +43,11 @@ def _interpreter_does_nothing_twice() -> Iterator[None]:
         yield
         return
     import triton.language as tl
-    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     replace = getattr(interpreter, "_patch_lang", None)
-    overflow = getattr(TritonSemantic, "binary_op_sanitize_overflow_impl", None)
+    builder = getattr(interpreter, "interpreter_builder", None)
+    options = getattr(builder, "options", None)
 
     def where_it_is_not(kernel: FunctionType) -> Any:
         seen = (v for v in kernel.__globals__.values() if v is tl or v is tl.core)
@@ -55,16 +56,12 @@ def _interpreter_does_nothing_twice() -> Iterator[None]:
         # A launch puts back what it is given here: nothing, where nothing was replaced.
         return SimpleNamespace(restore=lambda: None)
 
-    def where_it_is_asked(semantic: Any, *given: Any) -> None:
-        if semantic.builder.options.debug:
-            overflow(semantic, *given)
-
     with pytest.MonkeyPatch.context() as patch:
         # Another Triton may do this elsewhere; then it is only slower.
         if replace is not None:
             patch.setattr(interpreter, "_patch_lang", where_it_is_not)
-        if overflow is not None:
-            patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", where_it_is_asked)
+        if hasattr(options, "sanitize_overflow"):
+            patch.setattr(builder, "options", dataclasses.replace(options, sanitize_overflow=False))
         yield
 
 

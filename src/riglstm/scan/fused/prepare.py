@@ -25,13 +25,7 @@ from riglstm.scan.fused.input_map import (
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import Sizes, empty_unit, precision, sizes
-from riglstm.scan.fused.tiles import (
-    PERSISTENT,
-    columns,
-    forward_tiles,
-    programs_on,
-    resident_tiles,
-)
+from riglstm.scan.fused.tiles import PERSISTENT, columns, forward_tiles, programs_on, resident_tiles
 from riglstm.scan.kernels.common import LINE, interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.products import hold_kernel

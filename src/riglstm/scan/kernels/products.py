@@ -106,10 +106,10 @@ def _columns(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """_AT_ONCE slots from the first on, as far as there are any, of columns `col` (1, BC) of tile u
-    of cell j, (BP, BC) each.
+    """_AT_ONCE slots (BP, BC) from the first on, of columns `col` (1, BC) of tile u of cell j.
 
-    Columns lie side by side, as in W, so that threads beside each other read what lies together.
+    Beyond the last slot they are zero. Columns lie side by side, as in W, so that threads beside
+    each other read what lies together.
     """
     S: tl.constexpr = K + N
     U: tl.constexpr = BN // 4
