@@ -45,6 +45,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "a hundred sequences": {"B": 100, "T": 12, "live": True},
     "many sequences": {"B": 150, "T": 12, "reset": True, "live": True},
     "more than fit at once": {"B": 270, "T": 6, "reset": True, "live": True},
+    "more than programs select": {"B": 600, "T": 5, "live": True},
+    "many, no soft update": {"B": 100, "T": 12, "soft_update": False, "live": True},
+    "many, of odd cells": {"B": 70, "T": 12, "N": 5, "K": 5, "d": 50, "K_a": 3, "K_x": 3, "K_h": 3},
     "one sequence": {"B": 1, "T": 20, "update_bias": True, "update_scale": 0.1},
     "no soft update": {"B": 10, "T": 20, "soft_update": False, "live": True},
     "balls": {"B": 33, "T": 20, "N": 5, "K": 5, "d": 50, "K_a": 3, "K_x": 3, "K_h": 3},
@@ -264,6 +267,23 @@ def test_ties_nan_and_infinities_choose_as_the_reference_does(B: int, mode: str)
     assert torch.equal(saved.woke, seen.active)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("B", [100, 512])
+def test_a_nan_stays_in_its_sequence_whatever_its_bits(B: int, mode: str) -> None:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision(MODES[mode].matmul)
+    layer, x = (
+        RigLSTM(60, 600, backend="triton", device="cuda"),
+        torch.randn(5, B, 60, device="cuda"),
+    )
+    x.view(torch.int32)[2, 5, 3] = -1
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+        assert layer(x)[0].isnan().any(2).nonzero().tolist() == [[2, 5], [3, 5], [4, 5]]
+        for w in layer.parameters():
+            w.view(torch.int32).view(-1)[5] = -1
+        assert layer(x)[0].isnan().any(2).all()
+
+
 def whole_numbers(p: Problem, device: str) -> Problem:
     """Rows 0 and 1 have equal states and views; from 2 on one number each is none, or infinite."""
     numbers = {n: v.sign() * (v.abs() > 0.7) for n, v in p.leaves().items()}
@@ -300,12 +320,13 @@ def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode: str) -> None:
     assert all(torch.equal(run(B), every[:, :B]) for B in (100, 200))
 
 
-def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits() -> None:
+@pytest.mark.parametrize(("B", "half"), [(64, False), (130, True), (512, True)])
+def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, half: bool) -> None:
     torch.manual_seed(0)
     layer = RigLSTM(60, 600, backend="triton", device="cuda")
-    x = torch.randn(6, 64, 60, device="cuda")
+    x = torch.randn(6, B, 60, device="cuda")
     noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
         want = layer(x)[0]
         different = torch.zeros((), dtype=torch.int64, device="cuda")
         for _ in range(1000):
