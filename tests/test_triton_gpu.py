@@ -272,10 +272,8 @@ def test_ties_nan_and_infinities_choose_as_the_reference_does(B: int, mode: str)
 def test_a_nan_stays_in_its_sequence_whatever_its_bits(B: int, mode: str) -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision(MODES[mode].matmul)
-    layer, x = (
-        RigLSTM(60, 600, backend="triton", device="cuda"),
-        torch.randn(5, B, 60, device="cuda"),
-    )
+    layer = RigLSTM(60, 600, backend="triton", device="cuda")
+    x = torch.randn(5, B, 60, device="cuda")
     x.view(torch.int32)[2, 5, 3] = -1
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
         assert layer(x)[0].isnan().any(2).nonzero().tolist() == [[2, 5], [3, 5], [4, 5]]
