@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
 
 CODE = """
-import json, sys
+import json, re, sys
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -47,6 +47,7 @@ INTEGERS = {"ACT", "START", "BITS", "LIST", "COUNT", "COUNTER", "SYMBOLS", "ZERO
 NUMBERS = {"B", "T", "R", "Z", "PER", "TILES", "BLOCKS", "first", "t0", "t1", "zeros", "numbers"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
 NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+IN_REGISTERS = "wgmma[.]mma_async[^{]*[{][^}]*[}], *[{]"
 
 
 def built(kernel, z, tile, **constants):
@@ -76,8 +77,13 @@ def built(kernel, z, tile, **constants):
     options = {"num_warps": tile.get("num_warps", 4)}
     source = ASTSource(kernel, signature, values, attrs)
     made = compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
+    ptx = made.asm["ptx"]
     # Numbers that are loaded one by one are not copied ahead either.
-    assert kernel is not weights_kernel or "ld.global.b16" not in made.asm["ptx"]
+    assert kernel is not weights_kernel or "ld.global.b16" not in ptx
+    # A product that reads registers is waited for before a loop's next turn writes to them.
+    for product in re.finditer(IN_REGISTERS, ptx):
+        turn = ptx[product.end() : ptx.index("bra", product.end())]
+        assert "wgmma.wait_group.sync.aligned 0" in turn, kernel.__name__
     return made.metadata.shared
 
 
@@ -173,7 +179,7 @@ done |= {
     "map": built(map_kernel, tf32, map_tiles(f16, None), D=20, X_ROW=24),
     "map, bf16": built(
         *(map_kernel, bf16, map_tiles(b16, None)),
-        **{"D": 20, "X_ROW": 20, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
+        **{"D": 100, "X_ROW": 100, "X_SIZE": None, "X_UNIT": None, "VIEWS": None},
     ),
     "halves": built(halve_kernel, tf32, of_halves),
     "halves, no bias, no state": built(halve_kernel, tf32, of_halves, BIAS=None, h0=None),

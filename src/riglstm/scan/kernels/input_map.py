@@ -106,7 +106,11 @@ def map_tile(
     col = u * BN + tl.arange(0, BN)
     rows, inside = there[:, None], (col < WIDTH)[None, :]
     kind = XH.dtype.element_ty
-    acc = tl.zeros((BM, BN), tl.float32)
+    # Numbers that are rounded on their way are the second operand, which lies in shared memory. As
+    # the first one Triton has them in registers, and writes to these while a product of the turn
+    # before still reads them (its issue 9433): now and then a tile was wrong by a few products.
+    TURNED: tl.constexpr = X.dtype.element_ty != kind
+    acc = tl.zeros((BN, BM) if TURNED else (BM, BN), tl.float32)
     for m in tl.range(0, (D + BK - 1) // BK, num_stages=STAGES):
         k = m * BK + tl.arange(0, BK)
         x = tl.load(
@@ -118,7 +122,12 @@ def map_tile(
         x = to_nearest(x, kind)
         if WIDE:
             x, w = x.to(tl.float32), w.to(tl.float32)
-        acc = tl.dot(x, w, acc, input_precision="ieee")
+        if TURNED:
+            acc = tl.dot(w.T, x.T, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, w, acc, input_precision="ieee")
+    if TURNED:
+        acc = acc.T
     if X_SIZE is not None:
         acc = acc * _BOTH * tl.load(X_SIZE + row, mask=there, other=0.0)[:, None]
     if BIAS is not None:
