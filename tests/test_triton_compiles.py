@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
 
-CODE = """
+CODE = r"""
 import json, re, sys
 
 import torch
@@ -84,6 +84,15 @@ def built(kernel, z, tile, **constants):
     for product in re.finditer(IN_REGISTERS, ptx):
         turn = ptx[product.end() : ptx.index("bra", product.end())]
         assert "wgmma.wait_group.sync.aligned 0" in turn, kernel.__name__
+    told = given.get("TOLD") and (kernel is resident_kernel or "RESET" in given)
+    asked = [line for line in made.asm["ttgir"].splitlines() if "ld.relaxed.gpu" in line]
+    # What is waited for is loaded once in the loop over steps, and once after it.
+    assert len(asked) == (2 if told else 0), len(asked)
+    for line in asked:
+        layout = re.search(r"tensor<\w+, (#\w+)>", line)[1]
+        laid = re.search(rf"^{layout} = (.*)", made.asm["ttgir"], re.M)[1]
+        # A thread has fours of it, side by side.
+        assert re.search(r"sizePerThread = \[1, 1, (4|8)\].*order = \[2,", laid), laid
     return made.metadata.shared
 
 
@@ -109,6 +118,7 @@ for name, z, B, more in (
     ("tf32, symbols", tf32, 64, {"SAVE": False, "PRECISION": "ieee", **every}),
     ("bf16, few", bf16, 64, {"SAVE": False, "PRECISION": "ieee", **plain, **every, **views}),
     ("bf16, many", bf16, 65, {"SAVE": True, "PRECISION": "ieee", **plain, **views}),
+    ("bf16, many, told", bf16, 65, {"SAVE": True, "PRECISION": "ieee"} | plain | every | views),
     ("exact, symbols", exact, 64, {"SAVE": False, "PRECISION": "tf32x3", **plain, **every}),
     ("exact", exact, 64, {"SAVE": True, "PRECISION": "tf32x3", **plain, **every, **views}),
 ):
@@ -200,6 +210,8 @@ done |= {
 for name, chip, apart, rows, z, more in (
     # Programs that select, of one sequence and of two; and too few for that.
     ("resident, tf32", 132, True, 1, tf32, {"SAVE": True, **peers}),
+    # Where a thread has two fours of what is waited for.
+    ("resident, told", 66, True, 2, sizes(f32, f16, 5, 100), {"SAVE": False, **peers}),
     # Likewise folded, and of two pieces.
     ("resident, tf32, both", 20, False, 2, folded, {"SAVE": True, **peers}),
     ("resident, bf16", 48, True, 2, bf16, {"SAVE": False, "UPDATE_BIAS": None, **plain, **every}),
@@ -287,7 +299,7 @@ def test_tiles_have_half_the_rows_where_all_are_done_at_once(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 33), (90, 232_448, 132, 35)]
+CHIPS = [(80, 166_912, 4, 33), (90, 232_448, 132, 37)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -270,6 +270,7 @@ def test_ties_nan_and_infinities_choose_as_the_reference_does(B: int, mode: str)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("B", [100, 512])
 def test_a_nan_stays_in_its_sequence_whatever_its_bits(B: int, mode: str) -> None:
+    # All set is what stands where a number is waited for.
     torch.manual_seed(0)
     torch.set_float32_matmul_precision(MODES[mode].matmul)
     layer = RigLSTM(60, 600, backend="triton", device="cuda")
@@ -316,6 +317,22 @@ def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode: str) -> None:
 
     every = run(270)
     assert all(torch.equal(run(B), every[:, :B]) for B in (100, 200))
+
+
+@pytest.mark.parametrize("mode", ["tf32", "bf16"])
+@pytest.mark.parametrize("B", [100, 200, 600])
+def test_a_step_of_one_barrier_is_one_of_two(B: int, mode: str) -> None:
+    # Where there are resets, even none, `select` waits for all programs.
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision(MODES[mode].matmul)
+    layer = RigLSTM(60, 600, backend="triton", device="cuda")
+    for T in (1, 2, 12):
+        x, none = torch.randn(T, B, 60, device="cuda"), torch.zeros(T, B, dtype=torch.bool).cuda()
+        for learns in (False, True):
+            on = torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast)
+            with torch.set_grad_enabled(learns), on:
+                (y, state), (want, last) = layer(x), layer(x, reset=none)
+            assert all(map(torch.equal, (y, *state), (want, *last)))
 
 
 @pytest.mark.parametrize(("B", "half"), [(64, False), (130, True), (512, True)])

@@ -61,7 +61,7 @@ class Active:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(triton_launch, "interpreted", lambda: False)
     monkeypatch.setattr(triton_launch, "_LAUNCHES", {})
-    monkeypatch.setattr(triton_launch, "_KNOWN", True)
+    monkeypatch.setattr(triton_launch, "KNOWN", True)
     monkeypatch.setattr(triton_launch, "driver", Active)
     # That of a tensor on a CPU.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
@@ -94,13 +94,13 @@ def test_where_addresses_do_not_do_triton_launches_itself(
     elif why == "a tensor elsewhere":
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     else:
-        monkeypatch.setattr(triton_launch, "_KNOWN", False)
+        monkeypatch.setattr(triton_launch, "KNOWN", False)
     other = twice(kernel)
     assert kernel.direct == [((4, 2, 1), (other, None, 7, True, 2))]
 
 
 def test_the_compiled_kernel_of_this_triton_has_what_a_launch_uses() -> None:
-    if not triton_launch._KNOWN:
+    if not triton_launch.KNOWN:
         pytest.skip("of this version of Triton nothing is known")
     from triton.compiler import CompiledKernel
 

@@ -5,6 +5,7 @@ Here three are as many as 65 are on a GPU, which the interpreter would take minu
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,9 @@ FLOAT = TOL[torch.float32]
 SMALL: dict[str, Any] = {"T": 2, "B": 6, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1}
 PROBLEMS: dict[str, dict[str, Any]] = {
     "vectors of two pieces": {"N": 3, "K": 3, "d": 36, "K_a": 2, "K_x": 2, "K_h": 1, "B": 5},
+    "in fours, steps left out, no soft update": {
+        **{"T": 3, "N": 3, "d": 36, "live": True, "soft_update": False, "K_h": 1},
+    },
     "resets, steps left out, no soft update": {
         **{"N": 3, "reset": True, "live": True, "soft_update": False, "K_h": 1},
     },
@@ -137,16 +141,20 @@ def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.Mon
         launch(self, (1,) if rows else grid, arguments)
 
     monkeypatch.setattr(triton_launch.Launch, "__call__", in_one)
-    p = clear_problem(**{**SMALL, "T": 1, "B": 9, "N": 3, "K_a": 2, "K_h": 1})
+    p = clear_problem(**{**SMALL, "T": 3, "B": 9, "N": 3, "d": 20, "K_a": 2, "K_h": 1})
     act, slots = bits(p.to(torch.float32))
-    active = p.run("reference")[3][0]  # (B, N)
-    for n in range(3):
-        woke = active[:, n].nonzero().flatten().tolist()
-        assert ((act[0] >> n) & 1).nonzero().flatten().tolist() == woke
-        assert made[0].counts[0, n] == len(woke)
-        who, what = made[0].listed[n, : len(woke)].unbind(1)
+    active = p.run("reference")[3]  # (T, B, N)
+    for t, n in itertools.product((1, 2), range(3)):
+        woke = active[t, :, n].nonzero().flatten().tolist()
+        assert ((act[t] >> n) & 1).nonzero().flatten().tolist() == woke
+        assert made[0].counts[t, n] == len(woke)
+        # Of even and of odd steps there is one each.
+        who, what = made[0].listed[t % 2, n, : len(woke)].unbind(1)
         assert sorted(who.tolist()) == woke
-        assert torch.equal(what, slots[0, who, n])
+        assert torch.equal(what, slots[t, who, n])
+    # All that was waited for was taken back, and the rest never came.
+    assert not active.any(0).all()
+    assert (made[0].proposal.view(torch.int32) == -1).all()
 
 
 @triton.jit

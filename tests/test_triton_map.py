@@ -273,6 +273,25 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
     assert ((got - want).norm(dim=1) < 2**-7 * want.norm(dim=1)).all()
 
 
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(("T", "rows"), [(1, 5), (2, 10), (3, 10)])
+def test_the_first_two_steps_are_mapped_before(
+    T: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from riglstm.scan.fused import prepare, run
+
+    firsts = []
+
+    def to_views(*args: Any) -> Any:
+        firsts.append(args[-1])
+        return input_map.to_views(*args)
+
+    monkeypatch.setattr(prepare, "to_views", to_views)
+    p = random_problem(seeded(0), T=T, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
+    run.run(p.x, p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
+    assert firsts == [rows]
+
+
 @pytest.mark.usefixtures("precision_as_before")
 def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> None:
     from riglstm.scan.fused.plan import sizes

@@ -68,7 +68,7 @@ def has_map(z: Sizes, D: int) -> bool:
 
 
 def inside(z: Sizes, B: int, D: int) -> bool:
-    """Whether the forward kernel maps D features itself, a step ahead.
+    """Whether the forward kernel maps D features itself, two steps ahead.
 
     Of many sequences some of its programs have nothing to multiply meanwhile; but a sum must not
     take them longer than that of the gates takes the others, and of float32 it is half as long

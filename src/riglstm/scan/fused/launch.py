@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
-from riglstm.scan.kernels.common import interpreted
+from riglstm.scan.kernels.common import KNOWN, interpreted
 
 
 class Place:
@@ -116,7 +115,7 @@ class Launch:
             compiled = self.kernel[grid](*arguments, **self.constants)
             if compiled is not None:  # a hook of Triton's may keep it
                 self.ready[key] = compiled
-        elif here and _KNOWN and not _watched():  # of a tensor elsewhere, Triton says so
+        elif here and KNOWN and not _watched():  # of a tensor elsewhere, Triton says so
             stream = driver.active.get_current_stream(device)
             compiled.run(
                 *(*(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata),
@@ -124,11 +123,6 @@ class Launch:
             )
         else:
             compiled[(*grid, 1, 1)[:3]](*arguments, *self.rest)
-
-
-_KNOWN = triton.__version__.startswith(("3.6.", "3.9."))
-"""Whether `run` of a compiled kernel is known to take what `Launch` gives it: addresses too, where
-Triton would ask the driver about each tensor. What other versions take has not been read."""
 
 
 def _watched() -> bool:

@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
     hold: Launch
     inside: bool
-    """Whether the forward kernel maps the input of all steps but the first."""
+    """Whether the forward kernel maps the input of all steps but the first two."""
     phases: dict[int, Launch]
     """The forward kernel, by PHASE."""
     programs: int
@@ -142,13 +142,15 @@ class Working(NamedTuple):
     w_unit: Tensor | Place
     proposal: Tensor | Place
     counter: Tensor | Place
-    """Of the kernel's barrier, or two of them, a line of memory apart."""
+    """Of the kernel's barrier, and a line of memory behind it a second one: of another barrier, or
+    of tiles that are about to end."""
     counts: Tensor | Place
     """(T, N): how many a list of the step has; empty where there are no lists."""
     zeros: int
     """Whole numbers from the counter on that must be zero: the counts lie behind it."""
     listed: Tensor | Place
-    """(N, B, 2): for tiles of rows that are awake a sequence, and what its cell takes in."""
+    """(2, N, B, 2): for tiles of rows that are awake a sequence, and what its cell takes in; one
+    for even steps, and one for odd ones."""
     map: Mapped
     """For our own map."""
     zero: Tensor | Place
@@ -192,7 +194,7 @@ def _layout(T: int, B: int, plan: Plan, passing: bool, begun: bool) -> tuple[Lay
     int32, float32 = torch.int32, torch.float32
     zero = [(int32, (2 * LINE,)), (int32, (T if compact else 0, z.N))]
     wanted = packed(z, plan.tile["BN"], plan.first, plan.by_gate)
-    wanted += [(float32, (z.G - 3, B, z.N, z.d)), *zero, (int32, (z.N, B if compact else 0, 2))]
+    wanted += [(float32, (z.G - 3, B, z.N, z.d)), *zero, (int32, (2, z.N, B if compact else 0, 2))]
     wanted += [(float32, (B if passing and not begun else 0, z.N, z.d))]
     wanted += mapped(z, T * B, plan.map)
     if passing:
@@ -206,13 +208,13 @@ def write_views(
 ) -> Tensor | Place:
     """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views.
 
-    Where the kernel maps its input, those of the first step alone. h is the state that is given, if
-    any.
+    Where the kernel maps its input, those of the first two steps alone. h is the state that is
+    given, if any.
     """
     T, B, D = x.shape
     z, XH = plan.z, work.XH
     if plan.map is not None:
-        rows = B if plan.inside else T * B
+        rows = min(2, T) * B if plan.inside else T * B
         return to_views(plan.map, work.map, x, h, weights, XH, work.unit, rows)
     views = x
     if weights.W_in is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from riglstm.scan.fused.plan import PIECE, Sizes
-from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.common import KNOWN, interpreted, power_of_two
 
 FEW = 64
 """Up to so many sequences one tile holds them all; above, tiles are filled with those awake."""
@@ -103,6 +103,7 @@ def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     BK = BP if short and B <= FEW else min(BP, 64)
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "WARPS": warps, "num_warps": warps}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
+    tile["TOLD"] = KNOWN and B > FEW and z.d % 4 == 0 and BP >= 32
     return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short}
 
 
@@ -119,7 +120,9 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
     tile = {n: v for n, v in forward_tiles(z, B, device).items() if n in ("BM", "BP", "num_warps")}
     RB = next((RB for RB in (1, 2) if left >= -(-FEW // RB)), None)
     tile |= {"BN": 32, "TILES": many, "APART": RB is not None}
-    return tile | {"RB": _rows(device) if RB is None else RB}
+    # A thread of a program that selects has four numbers of a vector then, side by side.
+    told = KNOWN and RB is not None and z.d % 4 == 0 and RB * tile["BP"] >= 128
+    return tile | {"RB": _rows(device) if RB is None else RB, "TOLD": told}
 
 
 def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+KNOWN = triton.__version__.startswith(("3.6.", "3.9."))
+"""Whether this version of Triton has been read. `run` of a kernel that it compiled takes what
+`Launch` gives it: addresses too, where Triton would ask the driver about each tensor. And a thread
+has fours of what is loaded, which `told.py` relies on."""
 SLOTS = 8
 """Most cells, and most views: tiles of a row have this many lines, and the resident kernel as many
 warps, a slot each."""

@@ -2,7 +2,7 @@
 
 One kernel does what would else be three: round the input, multiply it, and put each view to its
 place. Its weights come rounded and with the views' gaps from `pack_kernel`. Of many sequences the
-forward kernel does that itself, a step ahead, by programs that have nothing else to do, if any.
+forward kernel does that itself, two steps ahead, by programs that have nothing else to do, if any.
 
 With TF32 in halves another kernel makes halves of the input first. float16 has not TF32's range: so
 each line of W_in is divided by a power of two, by which its feature is multiplied, and then each
@@ -197,7 +197,7 @@ def map_ahead(
     d: tl.constexpr, P: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The views of step t + 1, by the programs that have no tile of gates in step t.
+    """The views of step t + 2, by the programs that have no tile of gates in step t.
 
     Where these may be too few for two tiles each, by all. With LOW, x of step t is kept there,
     rounded.
@@ -211,11 +211,11 @@ def map_ahead(
             first, step = _unused(t, p, programs, COUNT, N, TILES, BM)
         if LOW is not None:
             _round_rows(t, first, step, B, X, LOW, D, X_ROW, LOW_ROW)
-        tiles = tl.where(t + 1 < T, tiles, 0)
+        tiles = tl.where(t + 2 < T, tiles, 0)
         for tile in tl.range(first, tiles, step, num_stages=1):
             r, u = tile // COLUMNS, tile % COLUMNS
             b = r * BM + tl.arange(0, BM)
-            row = tl.cast(t + 1, tl.int64) * B + b
+            row = tl.cast(t + 2, tl.int64) * B + b
             map_tile(
                 row, b < B, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, D, X_ROW, K, K + N, d, P, BM,
                 BN, BK, STAGES, WIDE,

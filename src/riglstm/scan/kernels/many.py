@@ -16,6 +16,7 @@ import triton.language as tl
 from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable
 from riglstm.scan.kernels.pieces import read, score, tile_of, write
 from riglstm.scan.kernels.select import finish
+from riglstm.scan.kernels.told import awake_before
 
 _BYTES = tl.constexpr(0x01010101)
 
@@ -155,15 +156,25 @@ def rows_many(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    RB: tl.constexpr, WARPS: tl.constexpr,
+    RB: tl.constexpr, WARPS: tl.constexpr, POLL: tl.constexpr, act,
 ):  # fmt: skip
-    """As `rows_phase`: states of this program's sequences are finished, and their cells choose."""
+    """As `rows_phase`: states of this program's sequences are finished, and their cells choose.
+
+    POLL: h~ and W_q Q are waited for here, of the first sequences those that `act` says.
+    """
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         b = r * RB + tl.arange(0, RB)
         x = views_of_rows(t, b, B, X, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
-        states = finish(
-            t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE
-        )  # fmt: skip
+        if POLL:
+            if r != p:
+                act = awake_before(t, b, B, ACT)
+            states = finish(
+                t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE, act
+            )  # fmt: skip
+        else:
+            states = finish(
+                t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE
+            )  # fmt: skip
         select_many(
             t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
             COUNT + t * N, N, K, d, P, PIECE, K_a, K_x, K_h, RB, WARPS,

@@ -28,6 +28,7 @@ from riglstm.scan.kernels.common import _INTERPRETED, _LINE, _SLOTS, arrive, wai
 from riglstm.scan.kernels.rows import ask_ahead, rows_phase, rows_step
 from riglstm.scan.kernels.select import finish
 from riglstm.scan.kernels.slots import masked, product, slot_and_line, sum_slots, taken, weights_of
+from riglstm.scan.kernels.told import awake_before
 
 _ALL = tl.constexpr(4)
 """Pieces of 32 numbers that d up to 128 has."""
@@ -76,11 +77,11 @@ def _views(
 @triton.jit
 def _gates(
     acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS, GATES, C,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    ENDS, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     SAVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     TILES: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The rest of a tile's step, when it is known what cells take in: c after it."""
+    """The rest of a tile's step, when it is known what cells take in: c. ENDS as in `gates`."""
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
     FOLDED: tl.constexpr = G == 5 and d > (TILES - UNITS) * BN
@@ -96,6 +97,8 @@ def _gates(
     acc = masked(acc, take, BM, BN)
     states = XH + step * D + K * P
     acc = product(acc, states, take >> 8, weights, D, P, BM, PRECISION, WIDE, AHEAD)
+    if ENDS is not None:
+        tl.atomic_add(ENDS, 1, sem="relaxed")
     b_f, b_i, b_o, b_g = _four(BIAS + j * (4 * d) + unit, d, unit < units)
     if x_unit is not None:
         w_unit = W_UNIT + (j * TILES + u) * BN + lane
@@ -145,12 +148,14 @@ def resident_kernel(
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, RB: tl.constexpr,
-    TILES: tl.constexpr, APART: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+    TILES: tl.constexpr, APART: tl.constexpr, TOLD: tl.constexpr, WIDE: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
     The arguments are those of `forward_kernel`; of symbols and lists it makes no use. APART is of
-    all phases together, and has a second counter a line of memory behind COUNTER, zero as well.
+    all phases together, and has a second counter a line of memory behind COUNTER, zero as well:
+    of tiles that are done or, if TOLD, about to be.
     """
     # `taken` has a byte for the rows of a line, and `sum_slots` four gates of eight units.
     tl.static_assert(BM <= 64)
@@ -182,7 +187,7 @@ def resident_kernel(
             rows_step(
                 t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE,
                 RESET, Y, PROP, ACT, WOKE, BITS, A, B, MULTIPLIED, (t - t0) * (N * TILES), N, K, d,
-                P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE,
+                P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, TOLD,
             )  # fmt: skip
             arrive(SELECTED)
             ask_ahead(t + 1, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
@@ -190,6 +195,7 @@ def resident_kernel(
     elif APART:
         weights = weights_of(W + K * P, tl.where(slot < N, blocks, 0), D, P, BN)
         c_now = tl.load(c + at, mask=inside, other=0.0)
+        ends = MULTIPLIED if TOLD and not _INTERPRETED else None
         for t in tl.range(t0, t1, num_stages=1):
             step = tl.cast(t, tl.int64) * B
             # There is time for these, and then registers for all states at once.
@@ -201,9 +207,10 @@ def resident_kernel(
             wait(SELECTED, (t - t0 + 1) * selecting)
             c_now = _gates(
                 acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, _anew(PROP),
-                BITS, GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, _ALL,
+                BITS, GATES, C, ends, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, _ALL,
             )  # fmt: skip
-            arrive(MULTIPLIED)
+            if not TOLD:
+                arrive(MULTIPLIED)
         tl.store(c + at, c_now, mask=inside)
     else:
         if PHASE & 2:
@@ -235,7 +242,7 @@ def resident_kernel(
                 # One piece ahead: for more there is no room in registers.
                 c_now = _gates(
                     acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS,
-                    GATES, C, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, 1,
+                    GATES, C, None, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, 1,
                 )  # fmt: skip
             if PHASE & 4:
                 target += programs
@@ -248,4 +255,5 @@ def resident_kernel(
         # Apart, there is one that selects for each RB sequences: here the others find none.
         for r in tl.range(p, tl.cdiv(B, RB), selecting, num_stages=1):
             b_r = r * RB + tl.arange(0, RB)
-            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
+            act = awake_before(t1, b_r, B, ACT) if TOLD else None
+            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE, act)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from riglstm.scan.kernels.common import _SLOTS, fetch, wait
 from riglstm.scan.kernels.select import _PART, finish, select
+from riglstm.scan.kernels.told import awake_before
 
 
 @triton.jit
@@ -54,10 +55,12 @@ def rows_step(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+    TOLD: tl.constexpr = False,
 ):  # fmt: skip
     """The states of sequences b are finished, and their cells choose, in step t.
 
-    With COUNTER, it is waited for between what is known before the step and what is not.
+    With COUNTER, it is waited for between what is known before the step and what is not; if TOLD,
+    it says no more than that h~ and W_q Q are about to come.
     """
     FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     row = tl.cast(t, tl.int64) * B + b
@@ -73,9 +76,12 @@ def rows_step(
         live = tl.load(LIVE + row, mask=b < B, other=0) != 0
     if RESET is not None:
         fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
+    act = None
+    if TOLD:
+        act = awake_before(t, b, B, ACT)
     if COUNTER is not None:
         wait(COUNTER, target)
-    states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE)
+    states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE, act)
     select(
         t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, FIRST, d, P, BP,
         K_a, K_x, K_h,

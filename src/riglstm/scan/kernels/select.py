@@ -24,6 +24,7 @@ import triton.language as tl
 from riglstm.scan.kernels.cell import sigmoid
 from riglstm.scan.kernels.common import _FRESH, _MOST, _SLOTS, best, comparable
 from riglstm.scan.kernels.pieces import products, read, score, store_each, tile_of, write
+from riglstm.scan.kernels.told import read_told, take_back
 
 _PART = tl.constexpr(16)
 
@@ -32,27 +33,43 @@ _PART = tl.constexpr(16)
 def finish(
     t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A,
     N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SCALE: tl.constexpr,
-    SOFT: tl.constexpr, SAVE: tl.constexpr,
+    SOFT: tl.constexpr, SAVE: tl.constexpr, act=None,
 ):  # fmt: skip
-    """Eqs. (20)-(21): the pieces of the cells' states before step t, also written to y."""
+    """Eqs. (20)-(21): the pieces of the cells' states before step t, also written to y.
+
+    With `act`, which is what `awake_before` says, no barrier comes before: h~ and W_q Q are waited
+    for here (`told.py`).
+    """
     size = tl.cast(B, tl.int64) * (N * d)
     there = b < B
     row = tl.cast(t - 1, tl.int64) * B + b
     began = there & (b * 0 + t > 0)
     was = tl.where(t < 2, h0, Y + (t - 2) * size)
     old = read(tile_of(was, b, N * d, d, PIECE), there, N, d, PIECE)
-    new = read(tile_of(PROP, b, N * d, d, PIECE), there, N, d, PIECE)
-    if SOFT:
-        q = read(tile_of(PROP + size, b, N * d, d, PIECE), there, N, d, PIECE)
+    POLL: tl.constexpr = act is not None
+    if POLL:
+        new, q = read_told(PROP, PROP + size, b, there, act, old[0], N, d, PIECE, SOFT)
+    else:
+        new = read(tile_of(PROP, b, N * d, d, PIECE), there, N, d, PIECE)
+        if SOFT:
+            q = read(tile_of(PROP + size, b, N * d, d, PIECE), there, N, d, PIECE)
     n = tl.arange(0, _SLOTS)[:, None]
     if SOFT and UPDATE_BIAS is not None:
         bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
     # No load passes a barrier, and all that follows needs the one behind it: so every vector is
     # under way before the first sum waits for its own.
     tl.debug_barrier()
-    act = tl.load(ACT + row, mask=began, other=0)[None, :]
+    if not POLL:
+        act = tl.load(ACT + row, mask=began, other=0)
+    act = act[None, :]
     woke = ((act >> n) & 1) != 0
     stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
+    if POLL:
+        # Every warp has what it waited for. In the first step nothing has been written yet.
+        came = there[None, :] & (woke | (t < 1))
+        take_back(tile_of(PROP, b, N * d, d, PIECE), came, N, d, PIECE)
+        if SOFT:
+            take_back(tile_of(PROP + size, b, N * d, d, PIECE), came, N, d, PIECE)
     before = ()
     for i in tl.static_range(len(old)):
         before += (tl.where(stays, old[i], 0.0),)
