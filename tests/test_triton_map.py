@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import Problem, clear_problem, outputs_and_gradients, random_problem, seeded
@@ -55,7 +55,7 @@ def mapped(
     w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
     of = input_map.map_of(z, D, CPU)
     # Packing has no slots of the gates to pack, as that takes longer than all the rest.
-    W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, R, of)).make(p.h)
+    W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, 1, R, of, False)).make(p.h)
     made = input_map.Mapped(*rest)
     pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
     XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
@@ -228,14 +228,14 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
         return plans[-1]
 
     monkeypatch.setattr(run, "plan_of", with_more)
-    p = random_problem(seeded(0), T=3, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
+    p = random_problem(seeded(0), T=5, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
     p = replace(p, weights=p.weights._replace(b_in=normal(K * d) if bias else None))
     x = p.x.to(kind)
     *_, saved, _ = run.forward(
         x, p.h, p.c, p.weights, p.sel, None, None, product, save=True, keep=True
     )
     assert plans[0].inside
-    unit = torch.ones(15) if product == torch.bfloat16 else saved.unit.flatten()
+    unit = torch.ones(25) if product == torch.bfloat16 else saved.unit.flatten()
     want = x.flatten(0, 1).double() @ p.weights.W_in.double()
     want += p.weights.b_in.double() if bias else 0
     got = in_XH(saved.XH.flatten(0, 1), unit).flatten(1)
@@ -271,6 +271,31 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
     want = x.double() @ p.weights.W_in.double() + p.weights.b_in.double()
     got = saved.XH.flatten(0, 1)[:, :3, :50].double().flatten(1)
     assert ((got - want).norm(dim=1) < 2**-7 * want.norm(dim=1)).all()
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize(("T", "idle"), [(2, 0), (3, 0), (7, 0), (7, 3)])
+def test_an_input_is_rounded_a_step_before_it_is_mapped(
+    T: int, idle: int, save: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes to what an input gives that comes rounded, of which nothing is kept."""
+    from riglstm.scan.fused import run
+
+    plan_of = run.plan_of
+    plan = lambda *a: (p := plan_of(*a))._replace(programs=p.programs + idle)  # noqa: E731
+    monkeypatch.setattr(run, "plan_of", plan)
+    sizes = {"T": T, "B": 40, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1}
+    p = random_problem(seeded(0), **sizes).to(torch.float32)
+    (*got, kept, _), (*want, none, _) = (
+        run.forward(x, *given, save=save, keep=True)
+        for given in [(p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)]
+        for x in (p.x, p.x.bfloat16())
+    )
+    assert all(map(torch.equal, got, want))
+    assert torch.equal(kept.XH[:, :, :K], none.XH[:, :, :K])
+    rounded = nn.functional.pad(p.x.flatten(0, 1).bfloat16(), (0, 3))
+    assert torch.equal(kept.x, rounded) if save else not kept.x.numel()
 
 
 @pytest.mark.usefixtures("many")

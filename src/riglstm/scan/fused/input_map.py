@@ -45,14 +45,15 @@ class Map(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """What the map works with; all but `lines` is for TF32 in halves."""
+    """What the map works with; all but `lines` and x is for TF32 in halves."""
 
     lines: Tensor | Place
     """(D, K·P): W_in as `map_kernel` takes it."""
     sizes: Tensor | Place
     """(D,): the power of two at or below the largest number of a line."""
     x: Tensor | Place
-    """(R, width): the input in halves."""
+    """(R, width): the input in halves. In bfloat16 what the forward kernel rounds of it before it
+    maps it, (2 B, width): of two steps."""
     x_size: Tensor | Place
     """(R,): what a row of it is to be multiplied by."""
     views: Tensor | Place
@@ -80,8 +81,8 @@ def inside(z: Sizes, B: int, D: int) -> bool:
 def rounded(z: Sizes, B: int, D: int, kind: torch.dtype, save: bool) -> int:
     """Numbers of a row of the rounded input that is kept for the backward pass; 0: it is not.
 
-    That is in training in bfloat16, where the forward kernel reads the input, of another kind,
-    anyway: the gradient of W_in would else have to round it.
+    That is in training in bfloat16, where the forward kernel rounds the input, of another kind,
+    anyway: the gradient of W_in would else have to do that.
     """
     kept = save and z.held == torch.bfloat16 != kind and inside(z, B, D)
     return aligned(D, z.held) if kept else 0
@@ -89,16 +90,12 @@ def rounded(z: Sizes, B: int, D: int, kind: torch.dtype, save: bool) -> int:
 
 def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
-    BK, many = _pieces(held, 128, 128, device)
-    return {"BM": 128, "BN": 128, "num_warps": 4, "BK": BK, "STAGES": many}
-
-
-def _pieces(held: torch.dtype, BM: int, BN: int, device: torch.device) -> tuple[int, int]:
-    """Numbers that a tile of the map takes at a time, and how many such pieces are on their way."""
     if held == torch.float16:
-        return 64, stages(device, 3, BM + BN, 64, held)
-    # In float32: BM rows of x, and BN columns of W_in, which has halves.
-    return 32, stages(device, 4, BM + BN // 2, 32, torch.float32)
+        BK, many = 64, stages(device, 3, 128 + 128, 64, held)
+    else:
+        # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
+        BK, many = 32, stages(device, 4, 128 + 64, 32, torch.float32)
+    return {"BM": 128, "BN": 128, "num_warps": 4, "BK": BK, "STAGES": many}
 
 
 def map_of(z: Sizes, D: int, device: torch.device) -> Map:
@@ -124,15 +121,18 @@ def _halving(z: Sizes, D: int) -> Halving:
     return Halving(run, rows, width)
 
 
-def mapped(z: Sizes, R: int, of: Map | None) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+def mapped(
+    z: Sizes, T: int, B: int, of: Map | None, inside: bool
+) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """The buffers of `Mapped`."""
     D = 0 if of is None else of.D
-    halving = None if of is None else of.halving
-    halved, width = (0, 0) if halving is None else (R, halving.width)
+    halved = T * B if of and of.halving else 0
+    rows = halved or (2 * B if inside else 0)
     float32 = torch.float32
     return [
         *((z.held, (D, z.K * z.P)), (float32, (D if halved else 0,))),
-        *((z.held, (halved, width)), (float32, (halved,)), (float32, (halved, z.K, z.P))),
+        *((z.held, (rows, aligned(D, z.held))), (float32, (halved,))),
+        (float32, (halved, z.K, z.P)),
     ]
 
 
@@ -177,13 +177,20 @@ def inner_map(
     if of is None:
         return dict.fromkeys(("D", "IN_ROW", "LOW_ROW", "IN_BK", "IN_STAGES"), 0)
     D, row = of.D, of.D if of.halving is None else of.halving.width
-    BK, many = _pieces(z.held, tile["BM"], tile["BN"], device)
+    many = stages(device, 3, tile["BM"] + tile["BN"], 64, z.held)
     sizes = {"D": D, "IN_ROW": row, "LOW_ROW": aligned(D, z.held)}
-    return sizes | {"IN_BK": BK, "IN_STAGES": many}
+    return sizes | {"IN_BK": 64, "IN_STAGES": many}
 
 
-def to_map(of: Map, made: Mapped, x: Tensor, weights: Weights) -> tuple[Argument, ...]:
-    """What the forward kernel maps: the input, its sizes, W_in and the bias."""
-    if of.halving is None:
-        return x, None, made.lines, weights.b_in
-    return made.x, made.x_size, made.lines, weights.b_in
+def to_map(
+    of: Map, made: Mapped, x: Tensor, weights: Weights, kept: Tensor | None
+) -> tuple[Argument, ...]:
+    """What the forward kernel maps: the input, its sizes, W_in, the bias, and where it is rounded.
+
+    That is where it is `kept`, if it is. Halves are rounded already.
+    """
+    if of.halving is not None:
+        return made.x, made.x_size, made.lines, weights.b_in, None
+    if x.dtype == made.lines.dtype:
+        return x, None, made.lines, weights.b_in, None
+    return x, None, made.lines, weights.b_in, made.x if kept is None else kept

@@ -145,8 +145,8 @@ def forward(
     # The resident kernel maps nothing.
     source: tuple[Argument, ...] = () if plan.by_gate else (*(None,) * 5, T)
     if plan.inside and plan.map is not None and isinstance(x, Tensor):
-        low = held.x if isinstance(held, Saved) and held.x.numel() else None
-        source = (*to_map(plan.map, work.map, x, weights), low, T)
+        kept = held.x if isinstance(held, Saved) and held.x.numel() else None
+        source = (*to_map(plan.map, work.map, x, weights, kept), T)
 
     def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (

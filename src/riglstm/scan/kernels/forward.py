@@ -15,10 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from riglstm.scan.kernels.ahead import map_ahead, round_rows
 from riglstm.scan.kernels.columns import dealt
 from riglstm.scan.kernels.common import _LINE, fetch, grid_barrier, wait
 from riglstm.scan.kernels.gates import biases_of, gates, rows_of
-from riglstm.scan.kernels.input_map import map_ahead
 from riglstm.scan.kernels.many import rows_many
 from riglstm.scan.kernels.pieces import _PIECE
 from riglstm.scan.kernels.rows import ask_ahead, rows_phase
@@ -42,7 +42,7 @@ def forward_kernel(
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
     With INPUT, `gates` also maps it to views two steps ahead, up to step T: those of the first two
-    are there. LOW keeps it in the products' dtype.
+    are there. LOW is where it is rounded to before, if it is of another dtype than products are.
     """
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
@@ -53,6 +53,10 @@ def forward_kernel(
     first = p * RB + tl.arange(0, RB)
     act = awake_before(t0, first, B, ACT)
     tiles, target = N * TILES * tl.cdiv(B, BM), 0
+    if (PHASE & 1) and LOW is not None:
+        # The third step is mapped first. The two before it are only kept.
+        for t in tl.range(0 if SAVE else 2, tl.where(t0 > 0, 0, 3), num_stages=1):
+            round_rows(t, T, p, programs, 0, B, INPUT, LOW, D, IN_ROW, LOW_ROW, SAVE)
     for t in tl.range(t0, t1, num_stages=1):
         if (PHASE & 4) and INPUT is not None:
             after = tl.cast(tl.minimum(t + 3, t1 - 1), tl.int64) * B
@@ -112,6 +116,7 @@ def forward_kernel(
                 map_ahead(
                     t, T, p, programs, busy, B, INPUT, IN_SIZE, W_IN, IN_BIAS, XH, X_UNIT, X, LOW,
                     COUNT, D, IN_ROW, LOW_ROW, N, K, d, P, TILES, BM, BN, IN_BK, IN_STAGES, WIDE,
+                    SAVE,
                 )  # fmt: skip
         if (PHASE & 4) and POLL:
             # Who has nothing to do asks for one number, and not for all that is to come. It only

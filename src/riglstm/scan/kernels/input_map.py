@@ -2,7 +2,7 @@
 
 One kernel does what would else be three: round the input, multiply it, and put each view to its
 place. Its weights come rounded and with the views' gaps from `pack_kernel`. Of many sequences the
-forward kernel does that itself, two steps ahead, by programs that have nothing else to do, if any.
+forward kernel does that itself (`ahead.py`).
 
 With TF32 in halves another kernel makes halves of the input first. float16 has not TF32's range: so
 each line of W_in is divided by a power of two, by which its feature is multiplied, and then each
@@ -23,8 +23,6 @@ from riglstm.scan.kernels.common import power_below, to_nearest, unit_of
 LINES = 8
 """Lines of W_in that a program packs."""
 _LINES = tl.constexpr(LINES)
-# Programs that are counted at once: more than multiprocessors, and less than the sum below holds.
-_LANES = tl.constexpr(256)
 # Where the largest numbers of a line and of a row end up: float16 ends at 2^16.
 _HIGH = tl.constexpr(2.0**14)
 _BOTH = tl.constexpr(2.0**-28)
@@ -92,15 +90,15 @@ def halve_kernel(
 
 @triton.jit
 def map_tile(
-    row, there, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS,
+    row, at, there, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS,
     D: tl.constexpr, X_ROW: tl.constexpr, K: tl.constexpr, S: tl.constexpr, d: tl.constexpr,
     P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Rows (BM) of x (R, D) that are `there`, times BN columns of W (D, K·P), plus the bias (K·d).
+    """Rows `at` (BM) of x that are `there`, times BN columns of W (D, K·P), plus the bias (K·d).
 
-    To XH (R, S, P). With X_SIZE they are those of `halve_kernel`, X_ROW numbers each, and the views
-    go to VIEWS (R, K, P) in float32, and to XH in units of X_UNIT.
+    To `row` of XH (R, S, P). With X_SIZE they are those of `halve_kernel`, X_ROW numbers each, and
+    the views go to VIEWS (R, K, P) in float32, and to XH in units of X_UNIT.
     """
     WIDTH: tl.constexpr = K * P
     col = u * BN + tl.arange(0, BN)
@@ -114,7 +112,7 @@ def map_tile(
     for m in tl.range(0, (D + BK - 1) // BK, num_stages=STAGES):
         k = m * BK + tl.arange(0, BK)
         x = tl.load(
-            X + (row * X_ROW)[:, None] + k[None, :], mask=rows & (k < X_ROW)[None, :], other=0.0
+            X + (at * X_ROW)[:, None] + k[None, :], mask=rows & (k < X_ROW)[None, :], other=0.0
         )
         w = tl.load(
             W + (k * WIDTH)[:, None] + col[None, :], mask=(k < D)[:, None] & inside, other=0.0
@@ -156,67 +154,6 @@ def map_kernel(
     r, u = tl.program_id(0) // COLUMNS, tl.program_id(0) % COLUMNS
     row = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
     map_tile(
-        row, row < R, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, D, X_ROW, K, S, d, P, BM, BN, BK,
-        STAGES, WIDE,
+        row, row, row < R, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, D, X_ROW, K, S, d, P, BM, BN,
+        BK, STAGES, WIDE,
     )  # fmt: skip
-
-
-@triton.jit
-def _unused(t, p, programs, COUNT, N: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr):
-    """Which one program p is of those that have no tile of gates in step t, and how many are.
-
-    There is one at the least, and there are up to _LANES programs.
-    """
-    other = tl.arange(0, _LANES)
-    j, r = other % N, other // (N * TILES)
-    count = tl.load(COUNT + t * N + j)
-    free = (other < programs) & (r * BM >= count)
-    # Both numbers in one sum.
-    both = tl.sum(tl.where(free, 1 + tl.where(other < p, 1 << 10, 0), 0))
-    return both >> 10, both & 1023
-
-
-@triton.jit
-def _round_rows(t, first, step, B, X, OUT, D: tl.constexpr, X_ROW: tl.constexpr, ROW: tl.constexpr):
-    """Step t of x in the products' dtype, for the backward pass: every `step`-th of its parts."""
-    BD: tl.constexpr = 256
-    BR: tl.constexpr = 32
-    PARTS: tl.constexpr = (D + BD - 1) // BD
-    for i in tl.range(first, PARTS * tl.cdiv(B, BR), step, num_stages=1):
-        b, k = i // PARTS * BR + tl.arange(0, BR)[:, None], i % PARTS * BD + tl.arange(0, BD)
-        row, inside = tl.cast(t, tl.int64) * B + b, (b < B) & (k < D)[None, :]
-        x = tl.load(X + row * X_ROW + k[None, :], mask=inside, other=0.0)
-        x = to_nearest(x.to(tl.float32), OUT.dtype.element_ty)
-        tl.store(OUT + row * ROW + k[None, :], x, mask=inside)
-
-
-@triton.jit
-def map_ahead(
-    t, T, p, programs, busy, B, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, LOW, COUNT,
-    D: tl.constexpr, X_ROW: tl.constexpr, LOW_ROW: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    d: tl.constexpr, P: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """The views of step t + 2, by the programs that have no tile of gates in step t.
-
-    Where these may be too few for two tiles each, by all. With LOW, x of step t is kept there,
-    rounded.
-    """
-    COLUMNS: tl.constexpr = (K * P + BN - 1) // BN
-    tiles, left = COLUMNS * tl.cdiv(B, BM), programs - N * TILES * tl.cdiv(B, BM)
-    everyone = (2 * left < tiles) | (programs > _LANES)
-    if everyone | (busy == 0):
-        first, step = programs - 1 - p, programs
-        if not everyone:
-            first, step = _unused(t, p, programs, COUNT, N, TILES, BM)
-        if LOW is not None:
-            _round_rows(t, first, step, B, X, LOW, D, X_ROW, LOW_ROW)
-        tiles = tl.where(t + 2 < T, tiles, 0)
-        for tile in tl.range(first, tiles, step, num_stages=1):
-            r, u = tile // COLUMNS, tile % COLUMNS
-            b = r * BM + tl.arange(0, BM)
-            row = tl.cast(t + 2, tl.int64) * B + b
-            map_tile(
-                row, b < B, u, X, X_SIZE, W, BIAS, XH, X_UNIT, VIEWS, D, X_ROW, K, K + N, d, P, BM,
-                BN, BK, STAGES, WIDE,
-            )  # fmt: skip
