@@ -323,7 +323,7 @@ def test_nothing_is_replayed_where_someone_else_is_in_charge(
     assert machine.direct == 3
     machine.capturing = why == "capture"
     if why == "hook":
-        monkeypatch.setattr(triton_replay, "_watched", lambda: True)
+        monkeypatch.setattr("riglstm.scan.fused.launch._watched", lambda: True)
     elif why == "off":
         monkeypatch.setattr(triton_replay, "ON", False)
     elif why == "elsewhere":

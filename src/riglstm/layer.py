@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from riglstm import checks
+from riglstm import checks, straight
 from riglstm.cell import Weights
 from riglstm.parameters import (
     NAMES,
@@ -36,7 +36,17 @@ from riglstm.selection import (
     settle_update,
     two_thirds,
 )
-from riglstm.sequence import Sequences, State, States, join, reverse_reset, split, unfold
+from riglstm.sequence import (
+    Flags,
+    Given,
+    Sequences,
+    State,
+    States,
+    join,
+    reverse_reset,
+    split,
+    unfold,
+)
 
 
 class Trace(NamedTuple):
@@ -186,6 +196,7 @@ class RigLSTM(nn.Module):
         update = settle_update(soft_update, update_scale, update_bias, d, bias)
 
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self._seen = straight.Seen()
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
         self.bidirectional, self.backend, self.steady_start = bidirectional, backend, steady_start
         self.num_cells, self.num_views, self.cell_size = N, K, d
@@ -266,28 +277,27 @@ class RigLSTM(nn.Module):
         mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, State]:
         """See the class."""
+        if reset is None and mask is None and straight.may_be(input):
+            return straight.call(self, input, hx)
+        return self._in_full(input, hx, reset, mask)
+
+    def _in_full(
+        self, input: Given, hx: State | None = None, reset: Flags = None, mask: Flags = None
+    ) -> tuple[Given, State]:
+        """`forward` with all its checks, whatever came before."""
         sequences, h, c = self._prepare(input, hx, reset, mask)
         y, h_n, c_n, _ = self._run(sequences, h, c, record=False)
         return sequences.restore(y), sequences.state_out(h_n, c_n)
 
     @torch.no_grad()
     def trace(
-        self,
-        input: Tensor | PackedSequence,
-        hx: State | None = None,
-        *,
-        reset: Tensor | None = None,
-        mask: Tensor | None = None,
+        self, input: Given, hx: State | None = None, *, reset: Flags = None, mask: Flags = None
     ) -> list[Trace]:
         """What each layer did in each direction, in the order of h_n; by the reference backend."""
         return self._run(*self._prepare(input, hx, reset, mask), record=True)[3]
 
     def _prepare(
-        self,
-        input: Tensor | PackedSequence,
-        hx: State | None,
-        reset: Tensor | None,
-        mask: Tensor | None,
+        self, input: Given, hx: State | None, reset: Flags, mask: Flags
     ) -> tuple[Sequences, States, States]:
         """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
         like = parameter_of(self, "weight_gates_l0")

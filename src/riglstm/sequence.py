@@ -11,6 +11,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
 
+Given: TypeAlias = Tensor | PackedSequence
+"""An input, in any of its forms."""
+Flags: TypeAlias = Tensor | None
 State: TypeAlias = tuple[Tensor, Tensor]
 States: TypeAlias = Sequence[Tensor | None]
 """(B, N, d) for each layer and direction; None: zero."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from triton import knobs
 from triton.runtime.driver import driver
 
@@ -123,6 +126,46 @@ class Launch:
             )
         else:
             compiled[(*grid, 1, 1)[:3]](*arguments, *self.rest)
+        if (heard := getattr(_HEARD, "launches", None)) is not None:
+            heard.append(Launched(grid, tuple(arguments), compiled, self.rest))
+
+
+class Launched(NamedTuple):
+    """A launch that was made."""
+
+    grid: tuple[int, ...]
+    arguments: tuple[Argument, ...]
+    compiled: Any
+    rest: tuple[Any, ...]
+    """The constants."""
+
+
+_HEARD = threading.local()
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[Launched]]:
+    """The launches that this thread makes meanwhile."""
+    launches: list[Launched] = []
+    _HEARD.launches = launches
+    try:
+        yield launches
+    finally:
+        _HEARD.launches = None
+
+
+def undisturbed() -> bool:
+    """Whether nobody but the GPU is to hear of launches, and of the calls of torch around them.
+
+    Modes want to see each operation, transforms and forward derivatives change it, and hooks, a
+    profiler's say, want to see each launch.
+    """
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or _functorch.peek_interpreter_stack() is not None
+        or _watched()
+    )
 
 
 def _watched() -> bool:

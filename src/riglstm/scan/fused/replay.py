@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
 
 from riglstm.cell import Weights
 from riglstm.scan.base import begin
 from riglstm.scan.fused.capture import UNENDED, CaptureError, Place, Replay, Results, Run
 from riglstm.scan.fused.input_map import has_map
-from riglstm.scan.fused.launch import _watched
+from riglstm.scan.fused.launch import undisturbed
 from riglstm.scan.fused.plan import aligned, sizes
 from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Selection
@@ -122,18 +121,15 @@ atexit.register(_leave, os.getpid())
 def _place(W: Tensor) -> Place | None:
     """Device and stream of a call; None where nothing may be captured or replayed.
 
-    Modes want to see each operation, hooks each launch, and a capture of the caller's has to hold
-    the work itself. Off the current device, `run` changes it, and is left to do so.
+    A capture of the caller's has to hold the work itself. Off the current device, `run` changes it,
+    and is left to do so.
     """
     if not ON or interpreted():
         return None
     device = W.get_device()
     if (
         device != torch.cuda.current_device()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or _functorch.peek_interpreter_stack() is not None
-        or _watched()
+        or not undisturbed()
         or torch.cuda.is_current_stream_capturing()
     ):
         return None

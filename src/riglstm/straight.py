@@ -1,0 +1,138 @@
+"""Calls of a layer without gradients that come again on a GPU, straight to their launches.
+
+Until a call's kernel is launched the GPU has nothing to do, and that is a matter of Python: checks,
+the choice of a backend, plans and buffers took 0.3 to 0.45 ms where a step takes 0.01. What they
+come to depends on the kind of a call alone. So the launches of one are written down
+(`fused/tape.py`), and the next ones of that kind make just these.
+
+A kind is all that they depend on: the input's shape and dtype, whether a state is given, and what
+torch is told about precision. Weights must be where they were; they are packed anew by each call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from riglstm.autocast import product_on
+from riglstm.parameters import NAMES
+from riglstm.scan import Backend, resolve
+from riglstm.selection import Selection
+from riglstm.sequence import Given, State
+
+if TYPE_CHECKING:
+    from riglstm.scan.fused.tape import Tape
+
+MOST = 16
+"""Kinds that are kept of a layer: as many lengths or sizes of batch as come again and again."""
+_OWN = tuple(f"{name}_l0" for name in NAMES)
+
+
+class Seen(dict[tuple[Any, ...], "Tape | bool"]):
+    """What a layer keeps, by kind: its tape; True: it came once; False: it is not written down.
+
+    A copy of a layer has seen nothing: its weights are elsewhere.
+    """
+
+    def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
+        return Seen, ()
+
+
+class Layer(Protocol):
+    """What is asked of a layer."""
+
+    num_layers: int
+    bidirectional: bool
+    batch_first: bool
+    hidden_size: int
+    cell_size: int
+    backend: Backend
+    selection: Selection
+    _parameters: dict[str, nn.Parameter | None]
+    _seen: Seen
+
+    def _in_full(self, input: Given, hx: State | None = None) -> tuple[Given, State]: ...
+
+
+def may_be(input: Any) -> TypeGuard[Tensor]:
+    """Whether a call may go straight: soon said, as each call on a CPU asks, too."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(input) is Tensor
+        and input.is_cuda
+        and not torch.is_grad_enabled()
+    )
+
+
+def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
+    """`_in_full`, or what comes to the same."""
+    kind, seen = _kind(layer, input, hx), layer._seen
+    if kind is None:
+        return layer._in_full(input, hx)
+    tape = seen.get(kind)
+    if tape is None:
+        out = layer._in_full(input, hx)
+        if len(seen) >= MOST:
+            seen.clear()
+        # Its checks found nothing.
+        seen[kind] = _by_kernels(layer, input)
+        return out
+    if tape is False:
+        return layer._in_full(input, hx)
+    own = _own(layer)
+    if tape is True:
+        from riglstm.scan.fused.tape import write
+
+        made, written = (None, None) if own is None else write(input, hx, own, layer.selection)
+        seen[kind] = written or False
+    else:
+        made = None if own is None else tape.play(input, hx, own, layer.selection)
+        if made is None:
+            # It may come again with what is there now.
+            seen.pop(kind, None)
+    return layer._in_full(input, hx) if made is None else made
+
+
+def _own(layer: Layer) -> list[nn.Parameter | None] | None:
+    """The layer's weights, where they are parameters of its own: none is computed for the call."""
+    own = layer._parameters
+    return [own[name] for name in _OWN] if all(name in own for name in _OWN) else None
+
+
+def _kind(layer: Layer, x: Tensor, hx: State | None) -> tuple[Any, ...] | None:
+    """All that launches depend on but for the weights; None: a call goes another way."""
+    if (
+        x.dim() != 3
+        or layer.num_layers != 1
+        or layer.bidirectional
+        or layer.batch_first
+        or getattr(forward_ad, "_current_level", -1) >= 0
+        or not _plain(x)
+    ):
+        return None
+    if hx is not None:
+        if type(hx) is not tuple or len(hx) != 2:
+            return None
+        shape = (1, x.shape[1], layer.hidden_size)
+        for state in hx:
+            if type(state) is not Tensor or state.shape != shape or not _plain(state):
+                return None
+            if state.dtype != torch.float32 or state.get_device() != x.get_device():
+                return None
+    return (
+        *(x.shape, x.dtype, x.get_device(), hx is None, layer.backend),
+        *(product_on("cuda", torch.float32), torch._C._get_fp32_precision_getter("cuda", "matmul")),
+    )
+
+
+def _plain(t: Tensor) -> bool:
+    """Whether a tensor lies in memory as kernels want it: they are compiled for such addresses."""
+    return t.is_contiguous() and not t.is_neg() and t.data_ptr() % 16 == 0 and t.numel() > 0
+
+
+def _by_kernels(layer: Layer, x: Tensor) -> bool:
+    """Whether `_in_full` runs kernels of ours."""
+    return resolve(layer.backend, x.device, layer.selection, layer.cell_size) == "triton"

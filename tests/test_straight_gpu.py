@@ -1,0 +1,94 @@
+"""Calls that go straight to their launches, on a GPU: the bits of calls in full, as ever."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from riglstm import RigLSTM
+
+pytest.importorskip("triton")
+tape = pytest.importorskip("riglstm.scan.fused.tape", reason="the kernels are not in this copy")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("poisoned", "precision_as_before"),
+    pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
+MODES = {"fp32": ("highest", False), "tf32": ("high", False), "bf16": ("highest", True)}
+State = tuple[Tensor, Tensor]
+
+
+def layer_of(D: int = 60) -> RigLSTM:
+    torch.manual_seed(0)
+    return RigLSTM(D, 600, backend="triton", device="cuda")
+
+
+def taped(layer: RigLSTM) -> bool:
+    return any(isinstance(kept, tape.Tape) for kept in layer._seen.values())
+
+
+def same(layer: RigLSTM, x: Tensor, hx: State | None = None) -> bool:
+    """Whether a call gives the bits of one in full."""
+    (y, state), (want, last) = layer(x, hx), layer._in_full(x, hx)
+    return all(map(torch.equal, (y, *state), (want, *last)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("T", "B", "given"), [(1, 1, True), (7, 64, False), (7, 130, True)])
+def test_it_gives_the_same_bits(T: int, B: int, given: bool, mode: str) -> None:
+    matmul, half = MODES[mode]
+    torch.set_float32_matmul_precision(matmul)
+    layer = layer_of()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
+        for _ in range(5):
+            x, (h, c) = torch.randn(T, B, 60).cuda(), torch.randn(2, 1, B, 600).cuda()
+            assert same(layer, x, (h, c) if given else None)
+    # Without TF32, torch maps the input.
+    assert taped(layer) == (mode != "fp32")
+
+
+def test_weights_may_change_and_go() -> None:
+    torch.set_float32_matmul_precision("high")
+    layer, x = layer_of(), torch.randn(3, 5, 60, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            before = layer(x)[0]
+        assert taped(layer)
+        layer.weight_gates_l0.data.mul_(0.5)
+        assert same(layer, x)
+        assert not torch.equal(layer(x)[0], before)
+        layer.cpu()
+        with pytest.raises(ValueError, match="cpu"):
+            layer(x)
+        layer.cuda()
+        assert all(same(layer, x) for _ in range(4))
+        layer.double()
+        with pytest.raises((ValueError, TypeError), match="float64"):
+            layer(x)
+        layer.float()
+        assert all(same(layer, x) for _ in range(4))
+        assert taped(layer)
+
+
+def test_it_runs_on_the_stream_of_the_caller_and_is_captured_there() -> None:
+    torch.set_float32_matmul_precision("high")
+    layer, x = layer_of(), torch.randn(5, 70, 60, device="cuda")
+    with torch.no_grad():
+        want = layer._in_full(x)[0]
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(4):
+                got = layer(x)[0]
+        side.synchronize()
+        assert torch.equal(got, want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)[0]
+        x.mul_(2)
+        graph.replay()
+        assert taped(layer)
+        assert torch.equal(y, layer._in_full(x)[0])
