@@ -99,7 +99,7 @@ def said(layer, x, hx, out):
 
 def full(layer, x, hx):
     made.clear()
-    return said(layer, x, hx, layer._in_full(x, hx))
+    return said(layer, x, hx, layer._in_full(x, hx, None, None))
 
 
 def short(layer, x, hx):

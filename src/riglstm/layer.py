@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, overload
+from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -36,42 +36,8 @@ from riglstm.selection import (
     settle_update,
     two_thirds,
 )
-from riglstm.sequence import (
-    Flags,
-    Given,
-    Sequences,
-    State,
-    States,
-    join,
-    reverse_reset,
-    split,
-    unfold,
-)
-
-
-class Trace(NamedTuple):
-    """What one layer did in one direction; time first, in the order of the input.
-
-    T steps, B sequences, N cells, K views. With `soft` rules `views` and `peers` hold weights,
-    else they are bool.
-    """
-
-    layer: int
-    reverse: bool
-    output: Tensor
-    """(T, B, hidden_size)."""
-    active: Tensor
-    """(T, B, N): the cell woke."""
-    views: Tensor
-    """(T, B, N, K): the views that each cell took in."""
-    peers: Tensor
-    """(T, B, N, N): [j, i] is true where cell j listened to cell i; the diagonal always is."""
-    view_scores: Tensor
-    """(T, B, N, K), Eq. (13)."""
-    peer_scores: Tensor
-    """(T, B, N, N): h^j · h^i."""
-    keep: Tensor
-    """(T, B, N): the weight of the old state in the soft update; 1 where a cell slept."""
+from riglstm.sequence import Given, Sequences, State, States, join, reverse_reset, split, unfold
+from riglstm.traces import Trace
 
 
 class RigLSTM(nn.Module):
@@ -282,7 +248,7 @@ class RigLSTM(nn.Module):
         return self._in_full(input, hx, reset, mask)
 
     def _in_full(
-        self, input: Given, hx: State | None = None, reset: Flags = None, mask: Flags = None
+        self, input: Given, hx: State | None, reset: Tensor | None, mask: Tensor | None
     ) -> tuple[Given, State]:
         """`forward` with all its checks, whatever came before."""
         sequences, h, c = self._prepare(input, hx, reset, mask)
@@ -291,13 +257,18 @@ class RigLSTM(nn.Module):
 
     @torch.no_grad()
     def trace(
-        self, input: Given, hx: State | None = None, *, reset: Flags = None, mask: Flags = None
+        self,
+        input: Given,
+        hx: State | None = None,
+        *,
+        reset: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> list[Trace]:
         """What each layer did in each direction, in the order of h_n; by the reference backend."""
         return self._run(*self._prepare(input, hx, reset, mask), record=True)[3]
 
     def _prepare(
-        self, input: Given, hx: State | None, reset: Flags, mask: Flags
+        self, input: Given, hx: State | None, reset: Tensor | None, mask: Tensor | None
     ) -> tuple[Sequences, States, States]:
         """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
         like = parameter_of(self, "weight_gates_l0")

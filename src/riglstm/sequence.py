@@ -13,7 +13,6 @@ from riglstm.checks import check_flags, check_pair, check_rank, check_state, che
 
 Given: TypeAlias = Tensor | PackedSequence
 """An input, in any of its forms."""
-Flags: TypeAlias = Tensor | None
 State: TypeAlias = tuple[Tensor, Tensor]
 States: TypeAlias = Sequence[Tensor | None]
 """(B, N, d) for each layer and direction; None: zero."""

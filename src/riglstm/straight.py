@@ -54,7 +54,9 @@ class Layer(Protocol):
     _parameters: dict[str, nn.Parameter | None]
     _seen: Seen
 
-    def _in_full(self, input: Given, hx: State | None = None) -> tuple[Given, State]: ...
+    def _in_full(
+        self, input: Given, hx: State | None, reset: Tensor | None, mask: Tensor | None
+    ) -> tuple[Given, State]: ...
 
 
 def may_be(input: Any) -> TypeGuard[Tensor]:
@@ -71,17 +73,17 @@ def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
     """`_in_full`, or what comes to the same."""
     kind, seen = _kind(layer, input, hx), layer._seen
     if kind is None:
-        return layer._in_full(input, hx)
+        return layer._in_full(input, hx, None, None)
     tape = seen.get(kind)
     if tape is None:
-        out = layer._in_full(input, hx)
+        out = layer._in_full(input, hx, None, None)
         if len(seen) >= MOST:
             seen.clear()
         # Its checks found nothing.
         seen[kind] = _by_kernels(layer, input)
         return out
     if tape is False:
-        return layer._in_full(input, hx)
+        return layer._in_full(input, hx, None, None)
     own = _own(layer)
     if tape is True:
         from riglstm.scan.fused.tape import write
@@ -93,7 +95,7 @@ def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
         if made is None:
             # It may come again with what is there now.
             seen.pop(kind, None)
-    return layer._in_full(input, hx) if made is None else made
+    return layer._in_full(input, hx, None, None) if made is None else made
 
 
 def _own(layer: Layer) -> list[nn.Parameter | None] | None:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from riglstm.cell import step
 from riglstm.checks import check_choice, check_divides, check_positive, check_update
-from riglstm.layer import RigLSTM, Trace
+from riglstm.layer import RigLSTM
 from riglstm.models.base import State, check_sequence, check_state
 from riglstm.selection import Update, draw_noise, settle_update
+from riglstm.traces import Trace
 from riglstm.variants import VARIANTS
 
 
