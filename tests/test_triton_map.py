@@ -210,6 +210,7 @@ def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> Non
     ("product", "kind", "idle"),
     [
         (torch.bfloat16, torch.float64, 0),
+        (torch.bfloat16, torch.float16, 3),
         (torch.bfloat16, torch.bfloat16, 1),
         (torch.float32, torch.float32, 3),
     ],
@@ -242,7 +243,7 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
     # The operands and the result are rounded, to eight or eleven bits.
     assert (got - want).norm() < (2**-7 if product == torch.bfloat16 else 2**-10) * want.norm()
     assert saved.XH[:, :, :K, d:].eq(0).all()
-    if kind == torch.float64:
+    if kind in (torch.float64, torch.float16):
         assert torch.equal(saved.x[:, :D], x.flatten(0, 1).bfloat16())
         assert saved.x.shape[1] % 8 == 0
     else:
@@ -275,27 +276,37 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("save", [True, False])
-@pytest.mark.parametrize(("T", "idle"), [(2, 0), (3, 0), (7, 0), (7, 3)])
+@pytest.mark.parametrize(
+    ("T", "B", "programs"),
+    [
+        *((2, 5, None), (3, 5, None), (5, 5, None), (5, 40, 9)),
+        # Three parts and five tiles of the map: one program has no tile, or there are too few.
+        *((4, 70, 6), (4, 70, 3)),
+    ],
+)
 def test_an_input_is_rounded_a_step_before_it_is_mapped(
-    T: int, idle: int, save: bool, monkeypatch: pytest.MonkeyPatch
+    T: int, B: int, programs: int | None, save: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes to what an input gives that comes rounded, of which nothing is kept."""
-    from riglstm.scan.fused import run
+    from riglstm.scan.fused import prepare, run
 
-    plan_of = run.plan_of
-    plan = lambda *a: (p := plan_of(*a))._replace(programs=p.programs + idle)  # noqa: E731
+    forward_tiles, plan_of = prepare.forward_tiles, run.plan_of
+    monkeypatch.setattr(prepare, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    plan = lambda *a: (p := plan_of(*a))._replace(programs=programs or p.programs)  # noqa: E731
     monkeypatch.setattr(run, "plan_of", plan)
-    sizes = {"T": T, "B": 40, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1}
-    p = random_problem(seeded(0), **sizes).to(torch.float32)
+    sizes = {"T": T, "B": B, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1, "K_h": 0}
+    p = random_problem(seeded(0), **sizes, soft_update=False).to(torch.float32)
+    given = (p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
     (*got, kept, _), (*want, none, _) = (
-        run.forward(x, *given, save=save, keep=True)
-        for given in [(p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)]
-        for x in (p.x, p.x.bfloat16())
+        run.forward(x, *given, save=save, keep=True) for x in (p.x, p.x.bfloat16())
     )
     assert all(map(torch.equal, got, want))
     assert torch.equal(kept.XH[:, :, :K], none.XH[:, :, :K])
     rounded = nn.functional.pad(p.x.flatten(0, 1).bfloat16(), (0, 3))
     assert torch.equal(kept.x, rounded) if save else not kept.x.numel()
+    if B == 5 and not save:
+        # With nothing kept, other buffers lie behind the two steps that are rounded.
+        assert all(map(torch.equal, run.run(p.x, *given), run.run(p.x.bfloat16(), *given)))
 
 
 @pytest.mark.usefixtures("many")

@@ -72,8 +72,7 @@ def inside(z: Sizes, B: int, D: int) -> bool:
     """Whether the forward kernel maps D features itself, two steps ahead.
 
     Of many sequences some of its programs have nothing to multiply meanwhile; but a sum must not
-    take them longer than that of the gates takes the others, and of float32 it is half as long
-    again.
+    take them longer than that of the gates takes the others, and what they round takes time, too.
     """
     return B > FEW and has_map(z, D) and 3 * D <= 2 * z.S * z.P
 

@@ -146,6 +146,7 @@ def forward(
     source: tuple[Argument, ...] = () if plan.by_gate else (*(None,) * 5, T)
     if plan.inside and plan.map is not None and isinstance(x, Tensor):
         kept = held.x if isinstance(held, Saved) and held.x.numel() else None
+        assert keep or not save, "the kernel keeps all steps of what it rounds"
         source = (*to_map(plan.map, work.map, x, weights, kept), T)
 
     def run(phase: int, programs: int, t0: int, t1: int) -> None:

@@ -53,6 +53,7 @@ def round_rows(
     BD: tl.constexpr = 256
     PARTS: tl.constexpr = (ROW + BD - 1) // BD
     OUT, parts = _rounded(t, B, LOW, ROW, SAVE), PARTS * tl.cdiv(B, BR)
+    # Three parts take no longer than a tile of the map.
     enough = 3 * (step - taken) >= parts
     first, step = tl.where(enough, first - taken, first), tl.where(enough, step - taken, step)
     if (first >= 0) & (t < T):
@@ -62,7 +63,7 @@ def round_rows(
             inside = (b < B) & (k < ROW)[None, :]
             at = X + (tl.cast(t, tl.int64) * B + b) * X_ROW + k[None, :]
             x = tl.load(at, mask=inside & (k < D)[None, :], other=0.0)
-            x = to_nearest(x.to(tl.float32), LOW.dtype.element_ty)
+            x = to_nearest(x, LOW.dtype.element_ty)
             tl.store(OUT + b * ROW + k[None, :], x, mask=inside)
 
 

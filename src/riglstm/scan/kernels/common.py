@@ -167,8 +167,8 @@ def power_below(largest):
 
 @triton.jit
 def to_nearest(x, kind: tl.constexpr):
-    """Numbers in another dtype, the nearest there is; float64 by way of float32."""
-    if x.dtype == tl.float64:
+    """Numbers in another dtype, the nearest there is, by way of float32."""
+    if x.dtype != kind:
         x = x.to(tl.float32)
     if _INTERPRETED and kind == tl.bfloat16 and x.dtype == tl.float32:
         # The interpreter would cut off what a compiled kernel rounds.
