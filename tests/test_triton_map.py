@@ -275,13 +275,13 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("many")
-@pytest.mark.parametrize("save", [True, False])
 @pytest.mark.parametrize(
-    ("T", "B", "programs"),
+    ("T", "B", "programs", "save"),
     [
-        *((2, 5, None), (3, 5, None), (5, 5, None), (5, 40, 9)),
+        *((T, 5, None, save) for T in (2, 3, 5) for save in (True, False)),
+        (5, 40, 9, True),
         # Three parts and five tiles of the map: one program has no tile, or there are too few.
-        *((4, 70, 6), (4, 70, 3)),
+        *((4, 70, 6, False), (4, 70, 3, True)),
     ],
 )
 def test_an_input_is_rounded_a_step_before_it_is_mapped(
