@@ -105,8 +105,8 @@ def map_tile(
     rows, inside = there[:, None], (col < WIDTH)[None, :]
     kind = XH.dtype.element_ty
     # Numbers that are rounded on their way are the second operand, which lies in shared memory. As
-    # the first one Triton has them in registers, and writes to these while a product of the turn
-    # before still reads them (its issue 9433): now and then a tile was wrong by a few products.
+    # the first one Triton has them in registers, and up to 3.6 writes to these while a product of
+    # the turn before still reads them (its issue 9433): at times a tile was wrong by some products.
     TURNED: tl.constexpr = X.dtype.element_ty != kind
     acc = tl.zeros((BN, BM) if TURNED else (BM, BN), tl.float32)
     for m in tl.range(0, (D + BK - 1) // BK, num_stages=STAGES):
