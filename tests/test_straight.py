@@ -15,9 +15,10 @@ pytest.importorskip("triton")
 pytest.importorskip("riglstm.scan.fused.tape", reason="the kernels are not in this copy")
 
 CODE = '''
-import copy, pickle
+import copy, dataclasses, pickle
 import torch
 import torch.nn.utils.prune
+from torch.autograd import forward_ad
 from torch import nn
 from triton.runtime.jit import JITFunction
 
@@ -35,6 +36,9 @@ class Compiled:
 
     def __init__(self, name, kinds):
         self.name, self.kinds = name, kinds
+
+    def __getitem__(self, grid):
+        return lambda *arguments: None
 
     def run(self, *given):
         assert given[3:9] == (7, 42, (8, 1, 0), None, None, None)
@@ -64,7 +68,19 @@ torch._C._cuda_getCurrentRawStream = lambda device: 7
 from riglstm.scan import triton as backend
 backend._refusal = lambda *problem: None
 backend.product_on = tape.product_on = straight.product_on = lambda *of: product
-straight.may_be = lambda x: type(x) is torch.Tensor and not torch.is_grad_enabled()
+torch.Tensor.is_cuda = property(lambda tensor: True)
+torch.cuda.is_current_stream_capturing = lambda: False
+allocated = []  # start and end of each buffer that is made for a call
+new_empty = torch.Tensor.new_empty
+
+
+def spied(self, *given, **options):
+    made = new_empty(self, *given, **options)
+    allocated.append((made.data_ptr(), made.data_ptr() + made.nbytes))
+    return made
+
+
+torch.Tensor.new_empty = spied
 played = []
 play = tape.Tape.play
 
@@ -89,6 +105,20 @@ def said(layer, x, hx, out):
     # The memory that is worked with begins with what packing writes.
     assert made[0][0] == "pack_kernel"
     start = made[0][2][4]
+    # All of it lies in one buffer; but for who woke, who may have one of its own.
+    inside = [(a, b) for a, b in allocated if a <= start < b]
+    assert [a for a, _ in inside] == [start], (start, allocated)
+    for name, _, values in made:
+        for v in values:
+            if isinstance(v, int) and v > 2**20 and v not in names:
+                assert any(a <= v < b for a, b in allocated), name
+    end, (T, B, N) = inside[0][1], (*x.shape[:2], 2)
+    woke = made[-1][2][at_woke(made[-1][0])]
+    if played[-1:] == [True]:
+        # Behind all that a call in full works with, and whole.
+        assert end - woke >= T * B * N and woke - start == worked_with[B, T, hx is None, product]
+    else:
+        worked_with[B, T, hx is None, product] = end - start
     told = []
     for name, grid, values in made:
         told.append((name, grid, tuple(names.get(v, v - start if v and v > 2**20 else v)
@@ -97,21 +127,28 @@ def said(layer, x, hx, out):
     return told
 
 
+worked_with = {}
+
+
+def at_woke(name):
+    kernels = {"forward_kernel": forward_kernel, "resident_kernel": resident_kernel}
+    return kernels[name].arg_names.index("WOKE")
+
+
 def full(layer, x, hx):
-    made.clear()
+    made.clear(), allocated.clear(), played.clear()
     return said(layer, x, hx, layer._in_full(x, hx, None, None))
 
 
 def short(layer, x, hx):
-    made.clear()
+    made.clear(), allocated.clear()
     return said(layer, x, hx, layer(x, hx))
 
 
 def but_woke(told):
     """Who woke lies behind the rest, or is a tensor of its own."""
     name, grid, values = told[-1]
-    at = {"forward_kernel": forward_kernel, "resident_kernel": resident_kernel}[name]
-    at = at.arg_names.index("WOKE")
+    at = at_woke(name)
     return [*told[:-1], (name, grid, values[:at] + values[at + 1 :])]
 
 
@@ -119,12 +156,12 @@ def layer_of(**options):
     return riglstm.RigLSTM(64, 64, num_cells=2, num_views=2, backend="triton", **options)
 
 
-def plays(layer, *shape, calls=4, **options):
+def plays(layer, *shape, calls=4, dtype=torch.float32, **options):
     """Which of some calls are played."""
     outcome = []
     for _ in range(calls):
         played.clear()
-        held.append(layer(torch.randn(*shape), **options))
+        held.append(layer(torch.randn(*shape).to(dtype), **options))
         outcome.append(played == [True])
     return outcome
 
@@ -165,15 +202,92 @@ with torch.no_grad():
     layer = layer_of()
     assert plays(layer, 2, 3, 64) == THIRD
     assert plays(layer, 3, 3, 64) == THIRD, "another length is another kind"
+    state = (torch.randn(1, 3, 64), torch.randn(1, 3, 64))
+    assert plays(layer, 2, 3, 64, hx=state) == THIRD, "so is a call with a state"
+    assert plays(layer, 2, 3, 64, hx=list(state), calls=1) == [False], "a pair of another kind"
+    product = torch.float32
+    assert plays(layer, 2, 3, 64) == THIRD, "so is another precision"
+    torch.set_float32_matmul_precision("highest")
+    assert plays(layer, 2, 3, 64) == NEVER, "torch maps the input then"
+    torch.set_float32_matmul_precision("high")
+    product = torch.bfloat16
+    backend.product_on = riglstm.checks.product_dtype = lambda *of: product
+    assert plays(layer, 2, 3, 64, dtype=torch.float16) == THIRD, "so is another dtype"
+    assert plays(layer, 2, 3, 64, calls=1) == [True]
+    for bad in (torch.randn(1, 2, 64), torch.randn(1, 3, 64).double(), torch.randn(1, 3, 8)):
+        try:
+            layer(torch.randn(2, 3, 64), (state[0], bad))
+        except ValueError:
+            continue
+        raise AssertionError("a state that does not fit")
+
+    # What two buffers have in common in one call is nothing that they have in all.
+    both, x = torch.zeros(1, 3, 64), torch.randn(1, 3, 64)
+    for one in ("h and c", "x and h", "x and a weight"):
+        other = layer_of()
+        given = {
+            "h and c": (x, (both, both)),
+            "x and h": (x, (x, state[1])),
+            "x and a weight": (other.weight_in_l0[:3].detach().unsqueeze(0), state),
+        }[one]
+        for _ in range(3):
+            held.append(other(*given))
+        want = but_woke(full(other, torch.randn(1, 3, 64), state))
+        told = [but_woke(short(other, torch.randn(1, 3, 64), state)) for _ in range(4)]
+        assert played[-1] and all(launches == want for launches in told), told
+
+    # Weights and rules.
     layer.weight_gates_l0.mul_(2)
     assert plays(layer, 2, 3, 64) == [True] * 4, "it is packed by each call"
-    layer.weight_gates_l0 = nn.Parameter(layer.weight_gates_l0.clone())
-    assert plays(layer, 2, 3, 64, calls=5) == [False, *THIRD], "not where it was"
-    held.append(layer.weight_gates_l0)
+    for change in (
+        lambda: setattr(layer, "weight_gates_l0", nn.Parameter(layer.weight_gates_l0.clone())),
+        lambda: setattr(layer.weight_gates_l0, "data", layer.weight_gates_l0.data.clone()),
+        lambda: setattr(layer, "selection", dataclasses.replace(layer.selection)),
+        lambda: layer.double().float(),
+    ):
+        held.append([w.data for w in layer.parameters()])
+        change()
+        assert plays(layer, 2, 3, 64, calls=5) == [False, *THIRD], "not what it was"
+        # Also between the call that is checked and the one that is written down.
+        plays(layer, 4, 3, 64, calls=1)
+        held.append([w.data for w in layer.parameters()])
+        change()
+        assert plays(layer, 4, 3, 64, calls=4) == [False, *THIRD[:3]]
+        layer._seen.clear()
+        assert plays(layer, 2, 3, 64) == THIRD
+    held.append(torch.func.functional_call(
+        layer, {name: w.clone() for name, w in layer.named_parameters()}, torch.randn(2, 3, 64)
+    ))
+    assert played[-1:] != [True] or not plays(layer, 2, 3, 64, calls=1)[0]
+    assert plays(layer, 2, 3, 64)[-1]
+    del layer.__dict__["_seen"]
+    assert plays(layer, 2, 3, 64) == THIRD, "a layer that was pickled before"
+
+    # Who is in charge.
     with torch.enable_grad():
         assert plays(layer, 2, 3, 64) == NEVER
     with Mode():
         assert plays(layer, 2, 3, 64, calls=1) == [False]
+    assert plays(layer, 2, 3, 64) == THIRD
+    launch._watched = lambda: True
+    assert plays(layer, 2, 3, 64) == NEVER
+    launch._watched = lambda: False
+    assert plays(layer, 2, 3, 64)[-1]
+    torch.cuda.current_device = lambda: 5
+    assert not tape._alone(-1)
+    torch.cuda.current_device = lambda: -1
+    with forward_ad.dual_level():
+        assert plays(layer, 2, 3, 64) == NEVER
+    with launch.heard() as outer:
+        with launch.heard():
+            pass
+        assert launch._HEARD.launches is outer
+    assert launch._HEARD.launches is None
+    Sub = type("Sub", (riglstm.RigLSTM,), {})
+    assert plays(Sub(64, 64, num_cells=2, backend="triton"), 2, 3, 64) == NEVER, "it may differ"
+    own = riglstm.RigLSTM(64, 64, num_cells=2, backend="reference")
+    torch.func.vmap(lambda x: own(x)[0])(torch.randn(2, 2, 3, 64)), "has no memory of its own"
+    assert plays(own, 2, 3, 64) == NEVER, "no kernels of ours"
     assert plays(layer, 2, 3, 64)[-1]
     assert plays(layer, 2, 3, 64, reset=torch.zeros(2, 3, dtype=torch.bool)) == NEVER
     for x in (torch.randn(3, 2, 64).transpose(0, 1), torch.randn(385)[1:].view(2, 3, 64)):
@@ -195,9 +309,7 @@ with torch.no_grad():
     assert plays(pruned, 2, 3, 64) == NEVER, "weights that are computed"
     replay.ON, replay._place = True, lambda W: None
     assert plays(layer, 2, 3, 64) == NEVER, "graphs do it"
-    replay.ON, product = False, torch.float32
-    torch.set_float32_matmul_precision("highest")
-    assert plays(layer_of(), 2, 3, 64) == NEVER, "torch maps the input then"
+    replay.ON = False
 '''
 
 

@@ -162,7 +162,6 @@ class RigLSTM(nn.Module):
         update = settle_update(soft_update, update_scale, update_bias, d, bias)
 
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self._seen = straight.Seen()
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
         self.bidirectional, self.backend, self.steady_start = bidirectional, backend, steady_start
         self.num_cells, self.num_views, self.cell_size = N, K, d
@@ -243,7 +242,7 @@ class RigLSTM(nn.Module):
         mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, State]:
         """See the class."""
-        if reset is None and mask is None and straight.may_be(input):
+        if type(self) is RigLSTM and reset is None and mask is None and straight.may_be(input):
             return straight.call(self, input, hx)
         return self._in_full(input, hx, reset, mask)
 

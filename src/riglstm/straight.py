@@ -2,11 +2,12 @@
 
 Until a call's kernel is launched the GPU has nothing to do, and that is a matter of Python: checks,
 the choice of a backend, plans and buffers took 0.3 to 0.45 ms where a step takes 0.01. What they
-come to depends on the kind of a call alone. So the launches of one are written down
-(`fused/tape.py`), and the next ones of that kind make just these.
+come to depends on the kind of a call, on the weights' places and the layer's rules. So the launches
+of one call are written down (`scan/fused/tape.py`), and the next ones of that kind make just these.
 
-A kind is all that they depend on: the input's shape and dtype, whether a state is given, and what
-torch is told about precision. Weights must be where they were; they are packed anew by each call.
+A kind is the input's shape and dtype, its device, whether a state is given, the backend, and what
+torch is told about precision. The first call of a kind is checked; the second one is written down,
+if weights and rules are still those that were checked; those that follow are played.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from riglstm.autocast import product_on
@@ -24,17 +26,17 @@ from riglstm.selection import Selection
 from riglstm.sequence import Given, State
 
 if TYPE_CHECKING:
-    from riglstm.scan.fused.tape import Tape
+    from riglstm.scan.fused.tape import Standing, Tape
 
 MOST = 16
 """Kinds that are kept of a layer: as many lengths or sizes of batch as come again and again."""
 _OWN = tuple(f"{name}_l0" for name in NAMES)
 
 
-class Seen(dict[tuple[Any, ...], "Tape | bool"]):
-    """What a layer keeps, by kind: its tape; True: it came once; False: it is not written down.
+class Seen(dict[tuple[Any, ...], "Tape | Standing | None"]):
+    """What a layer keeps, by kind: a tape, or how things stood when it was checked.
 
-    A copy of a layer has seen nothing: its weights are elsewhere.
+    None: it cannot be written down. A copy of a layer has seen nothing: its weights are elsewhere.
     """
 
     def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
@@ -44,6 +46,7 @@ class Seen(dict[tuple[Any, ...], "Tape | bool"]):
 class Layer(Protocol):
     """What is asked of a layer."""
 
+    input_size: int
     num_layers: int
     bidirectional: bool
     batch_first: bool
@@ -52,7 +55,6 @@ class Layer(Protocol):
     backend: Backend
     selection: Selection
     _parameters: dict[str, nn.Parameter | None]
-    _seen: Seen
 
     def _in_full(
         self, input: Given, hx: State | None, reset: Tensor | None, mask: Tensor | None
@@ -66,36 +68,38 @@ def may_be(input: Any) -> TypeGuard[Tensor]:
         and type(input) is Tensor
         and input.is_cuda
         and not torch.is_grad_enabled()
+        # A transform's tensors are no memory.
+        and _functorch.peek_interpreter_stack() is None
     )
 
 
 def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
     """`_in_full`, or what comes to the same."""
-    kind, seen = _kind(layer, input, hx), layer._seen
-    if kind is None:
+    kind, own = _kind(layer, input, hx), _own(layer)
+    if kind is None or own is None:
         return layer._in_full(input, hx, None, None)
-    tape = seen.get(kind)
-    if tape is None:
+    # Layers that were pickled before there was such a thing have none.
+    seen: Seen = layer.__dict__.setdefault("_seen", Seen())
+    if kind not in seen:
         out = layer._in_full(input, hx, None, None)
         if len(seen) >= MOST:
-            seen.clear()
-        # Its checks found nothing.
-        seen[kind] = _by_kernels(layer, input)
+            seen.pop(next(iter(seen)), None)
+        seen[kind] = _checked(layer, input, own)
         return out
-    if tape is False:
+    kept = seen[kind]
+    if kept is None:
         return layer._in_full(input, hx, None, None)
-    own = _own(layer)
-    if tape is True:
-        from riglstm.scan.fused.tape import write
-
-        made, written = (None, None) if own is None else write(input, hx, own, layer.selection)
-        seen[kind] = written or False
-    else:
-        made = None if own is None else tape.play(input, hx, own, layer.selection)
-        if made is None:
-            # It may come again with what is there now.
-            seen.pop(kind, None)
-    return layer._in_full(input, hx, None, None) if made is None else made
+    if not kept.holds(own, layer.selection):
+        # Tapes would keep weights that are the layer's no more.
+        seen.clear()
+        return layer._in_full(input, hx, None, None)
+    made, now = kept.next(input, hx)
+    if made is None:
+        seen.pop(kind, None)
+        return layer._in_full(input, hx, None, None)
+    if now is not kept:
+        seen[kind] = now
+    return made
 
 
 def _own(layer: Layer) -> list[nn.Parameter | None] | None:
@@ -105,9 +109,10 @@ def _own(layer: Layer) -> list[nn.Parameter | None] | None:
 
 
 def _kind(layer: Layer, x: Tensor, hx: State | None) -> tuple[Any, ...] | None:
-    """All that launches depend on but for the weights; None: a call goes another way."""
+    """What launches depend on but for weights and rules; None: a call goes another way."""
     if (
         x.dim() != 3
+        or x.shape[2] != layer.input_size
         or layer.num_layers != 1
         or layer.bidirectional
         or layer.batch_first
@@ -135,6 +140,14 @@ def _plain(t: Tensor) -> bool:
     return t.is_contiguous() and not t.is_neg() and t.data_ptr() % 16 == 0 and t.numel() > 0
 
 
-def _by_kernels(layer: Layer, x: Tensor) -> bool:
-    """Whether `_in_full` runs kernels of ours."""
-    return resolve(layer.backend, x.device, layer.selection, layer.cell_size) == "triton"
+def _checked(layer: Layer, x: Tensor, own: list[nn.Parameter | None]) -> Standing | None:
+    """How things stand after a call that `_in_full` made; None where kernels are not ours."""
+    W = own[_OWN.index("weight_gates_l0")]
+    if (
+        W is None
+        or resolve(layer.backend, x.device, layer.selection, layer.cell_size, W.dtype) != "triton"
+    ):
+        return None
+    from riglstm.scan.fused.tape import stands
+
+    return stands(own, layer.selection, x.get_device())

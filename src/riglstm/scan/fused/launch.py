@@ -126,8 +126,8 @@ class Launch:
             )
         else:
             compiled[(*grid, 1, 1)[:3]](*arguments, *self.rest)
-        if (heard := getattr(_HEARD, "launches", None)) is not None:
-            heard.append(Launched(grid, tuple(arguments), compiled, self.rest))
+        if (listener := getattr(_HEARD, "launches", None)) is not None:
+            listener.append(Launched(grid, tuple(arguments), compiled, self.rest))
 
 
 class Launched(NamedTuple):
@@ -145,20 +145,23 @@ _HEARD = threading.local()
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[Launched]]:
-    """The launches that this thread makes meanwhile."""
-    launches: list[Launched] = []
+    """The launches that this thread makes meanwhile.
+
+    Those of another layer's call in the midst, a finalizer's say, are its own if it listens, too.
+    """
+    before, launches = getattr(_HEARD, "launches", None), list[Launched]()
     _HEARD.launches = launches
     try:
         yield launches
     finally:
-        _HEARD.launches = None
+        _HEARD.launches = before
 
 
 def undisturbed() -> bool:
     """Whether nobody but the GPU is to hear of launches, and of the calls of torch around them.
 
-    Modes want to see each operation, transforms and forward derivatives change it, and hooks, a
-    profiler's say, want to see each launch.
+    Modes want to see each operation, transforms change it, and hooks, a profiler's say, want to see
+    each launch.
     """
     return not (
         torch._C._len_torch_dispatch_stack()

@@ -27,6 +27,29 @@ from riglstm.scan.kernels.common import KNOWN
 from riglstm.selection import Selection
 
 Parameters = Sequence[nn.Parameter | None]
+Made = tuple[Tensor, State]
+"""y (T, B, N·d), and the final h and c (1, B, N·d)."""
+
+
+class Standing(NamedTuple):
+    """A layer's weights and rules, as they were when a call was checked."""
+
+    own: Parameters
+    were: list[tuple[Any, ...] | None]
+    """What `_whereabouts` said of each."""
+    sel: Selection
+
+    def holds(self, own: Parameters, sel: Selection) -> bool:
+        """Whether nothing has changed but numbers."""
+        return (
+            sel is self.sel
+            and all(map(operator.is_, own, self.own))
+            and [_whereabouts(w) for w in own] == self.were
+        )
+
+    def next(self, x: Tensor, hx: State | None) -> tuple[Made | None, Tape | None]:
+        """What a call gives, if it could be written down, and its tape, if it was."""
+        return write(x, hx, self)
 
 
 class Again(NamedTuple):
@@ -46,40 +69,33 @@ class Again(NamedTuple):
 class Tape(NamedTuple):
     """Launches, and what they need to be made again."""
 
+    standing: Standing
     device: int
     launches: tuple[Again, ...]
     size: int
     """Bytes of memory that they work with."""
     shape: tuple[int, int, int]
     """(T, B, N·d)."""
-    weights: Parameters
-    were: list[tuple[Any, ...] | None]
-    """What `_seen` said of each."""
-    sel: Selection
 
-    def play(
-        self, x: Tensor, hx: State | None, own: Parameters, sel: Selection
-    ) -> tuple[Tensor, State] | None:
-        """y, and the final state.
+    def holds(self, own: Parameters, sel: Selection) -> bool:
+        """Whether weights and rules are what they were."""
+        return self.standing.holds(own, sel)
 
-        None where weights or rules are not what they were, or someone watches.
-        """
-        W = own[2]
-        if (
-            W is None
-            or sel is not self.sel
-            or not all(map(operator.is_, own, self.weights))
-            or [_seen(w) for w in own] != self.were
-            or torch.cuda.current_device() != self.device
-            or replay.ON
-            or not undisturbed()
-        ):
+    def next(self, x: Tensor, hx: State | None) -> tuple[Made | None, Tape]:
+        """What a call gives, unless someone watches."""
+        return self.play(x, hx), self
+
+    def play(self, x: Tensor, hx: State | None) -> Made | None:
+        """What a call gives; None where launches are not to be made so."""
+        if not _alone(self.device):
             return None
+        like = Weights(*self.standing.own).W  # type: ignore[arg-type]
         T, B, H = self.shape
-        memory, y, c = W.new_empty(self.size // 4), W.new_empty(T, B, H), W.new_empty(1, B, H)
+        memory, y = like.new_empty(self.size // 4), like.new_empty(T, B, H)
+        c = like.new_empty(1, B, H)
         starts = [memory.data_ptr(), y.data_ptr(), c.data_ptr(), x.data_ptr()]
         starts += (0, 0) if hx is None else (hx[0].data_ptr(), hx[1].data_ptr())
-        starts += [0 if seen is None else seen[0] for seen in self.were]
+        starts += [0 if was is None else was[0] for was in self.standing.were]
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         for launch, head, tail, values, moving, rest in self.launches:
             now = list(values)
@@ -89,29 +105,40 @@ class Tape(NamedTuple):
         return y, (y[-1:].clone(), c)
 
 
-def _seen(w: nn.Parameter | None) -> tuple[Any, ...] | None:
+def _alone(device: int) -> bool:
+    """Whether calls on this device may be made by launches alone."""
+    # What is replayed by graphs is counted there.
+    return not replay.ON and torch.cuda.current_device() == device and undisturbed()
+
+
+def _whereabouts(w: nn.Parameter | None) -> tuple[Any, ...] | None:
     """Where a weight is, and what: `to` of a layer changes that, and leaves it the parameter."""
-    return None if w is None else (w.data_ptr(), w.dtype, w.shape, w.is_contiguous())
+    return None if w is None else (w.data_ptr(), w.dtype, w.shape, w.is_contiguous(), w.is_neg())
 
 
-def write(
-    x: Tensor, hx: State | None, own: Parameters, sel: Selection
-) -> tuple[tuple[Tensor, State] | None, Tape | None]:
+def stands(own: Parameters, sel: Selection, device: int) -> Standing | None:
+    """How things stand; None where weights are not as kernels read them."""
+    for w in own:
+        if w is not None and (
+            *(type(w), w.dtype, w.get_device(), w.is_contiguous(), w.is_neg()),
+        ) != (nn.Parameter, torch.float32, device, True, False):
+            return None
+    return Standing(own, [_whereabouts(w) for w in own], sel)
+
+
+def write(x: Tensor, hx: State | None, standing: Standing) -> tuple[Made | None, Tape | None]:
     """What a call gives, if it could be written down, and its tape, if it was.
 
     x (T, B, D) and the state (1, B, N·d) are checked, and lie in memory without gaps.
     """
-    device = x.get_device()
-    # What is replayed by graphs is counted there.
-    if replay.ON or not KNOWN or not undisturbed() or torch.cuda.current_device() != device:
+    weights, sel = Weights(*standing.own), standing.sel  # type: ignore[arg-type]
+    given = {t.data_ptr() for t in (x, *(hx or ()))}
+    apart = len(given) == 1 + len(hx or ()) and not given & {
+        None if was is None else was[0] for was in standing.were
+    }
+    # Of two buffers at one address, nobody could say which of them an argument was.
+    if not apart or not KNOWN or not _alone(x.get_device()):
         return None, None
-    for w in own:
-        # A kind says nothing of them: they may have changed since the call that was checked.
-        if w is not None and (
-            *(type(w), w.dtype, w.get_device(), w.is_contiguous(), w.is_neg()),
-        ) != (nn.Parameter, torch.float32, device, True, False):
-            return None, None
-    weights = Weights(*own)  # type: ignore[arg-type]
     d = weights.W.shape[2] // 4
     T, B, H = (*x.shape[:2], sel.N * d)
     h, c = (None, None) if hx is None else (s.view(B, sel.N, d) for s in hx)
@@ -119,7 +146,7 @@ def write(
     with heard() as launches:
         y, h_n, c_n, woke = run(x, h, c, weights, sel, None, None, product)
     made = y.flatten(2), (h_n.view(1, B, H), c_n.view(1, B, H))
-    return made, _tape(launches, (y, c_n, x, h, c, *weights), woke, (T, B, H), own, sel)
+    return made, _tape(launches, (y, c_n, x, h, c, *weights), woke, (T, B, H), standing)
 
 
 def _tape(
@@ -127,8 +154,7 @@ def _tape(
     buffers: Sequence[Tensor | None],
     woke: Tensor,
     shape: tuple[int, int, int],
-    own: Parameters,
-    sel: Selection,
+    standing: Standing,
 ) -> Tape | None:
     places = [a for one in launches for a in one.arguments if isinstance(a, Place)]
     memories = {id(place.memory): place.memory for place in places}
@@ -159,5 +185,4 @@ def _tape(
         tail = (compiled.function, compiled.packed_metadata, None, None, None)
         again.append(Again(compiled.run, head, tail, tuple(values), tuple(moving), rest))
     size += -(-woke.nbytes // 128) * 128
-    were = [_seen(w) for w in own]
-    return Tape(torch.cuda.current_device(), tuple(again), size, shape, own, were, sel)
+    return Tape(standing, torch.cuda.current_device(), tuple(again), size, shape)
