@@ -20,6 +20,15 @@ from riglstm.variants import VARIANTS
 # A CPU without bf16 instructions says so once, and multiplies another way.
 slow_bf16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 
+ON_A_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("poisoned", "precision_as_before"),
+    pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
+"""Marks of files whose tests run the kernels for real, in memory that is poisoned."""
+
 ALL_VARIANTS: dict[str, dict[str, Any]] = {"default": {}, **VARIANTS}
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import ON_A_GPU
 from riglstm import RigLSTM
 
 pytest.importorskip("triton")
@@ -22,13 +23,7 @@ triton = pytest.importorskip("riglstm.scan.triton", reason="the kernels are not 
 triton_replay = pytest.importorskip("riglstm.scan.fused.replay")
 triton_capture = pytest.importorskip("riglstm.scan.fused.capture")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.usefixtures("poisoned", "precision_as_before"),
-    pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
-]
+pytestmark = ON_A_GPU
 
 MODES = {"fp32": ("highest", False), "tf32": ("high", False), "bf16": ("highest", True)}
 D, H, N, d = 8, 128, 4, 32

@@ -8,32 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import ON_A_GPU
 from riglstm import RigLSTM
 
 pytest.importorskip("triton")
 tape = pytest.importorskip("riglstm.scan.fused.tape", reason="the kernels are not in this copy")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.usefixtures("poisoned", "precision_as_before"),
-    pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
-]
+pytestmark = ON_A_GPU
 MODES = {"fp32": ("highest", False), "tf32": ("high", False), "bf16": ("highest", True)}
 State = tuple[Tensor, Tensor]
-
-
-def test_a_state_that_was_one_tensor_once_is_two_later(played: list[bool]) -> None:
-    torch.set_float32_matmul_precision("high")
-    layer, x = layer_of(), torch.randn(2, 5, 60, device="cuda")
-    both, h, c = torch.randn(3, 1, 5, 600, device="cuda")
-    with torch.no_grad():
-        for _ in range(3):
-            assert same(layer, x, (both, both))
-        for _ in range(4):
-            assert same(layer, x, (h, c))
-    assert played[-1:] == [True]
 
 
 def layer_of(D: int = 60) -> RigLSTM:
@@ -74,6 +57,18 @@ def test_it_gives_the_same_bits(T: int, B: int, given: bool, mode: str, played: 
             assert same(layer, x, (h, c) if given else None)
     # Without TF32, torch maps the input.
     assert played == ([] if mode == "fp32" else [True] * 3)
+
+
+def test_a_state_that_was_one_tensor_once_is_two_later(played: list[bool]) -> None:
+    torch.set_float32_matmul_precision("high")
+    layer, x = layer_of(), torch.randn(2, 5, 60, device="cuda")
+    both, h, c = torch.randn(3, 1, 5, 600, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            assert same(layer, x, (both, both))
+        for _ in range(4):
+            assert same(layer, x, (h, c))
+    assert played[-1:] == [True]
 
 
 def test_weights_may_change_and_go(played: list[bool]) -> None:

@@ -10,20 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from helpers import Problem, random_problem, seeded
+from helpers import ON_A_GPU, Problem, random_problem, seeded
 from riglstm import RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
 from riglstm.parameters import initialise
 from riglstm.scan import reference, resolve
 from riglstm.symbols import run_symbols
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.usefixtures("poisoned", "precision_as_before"),
-    pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
-]
+pytestmark = ON_A_GPU
 
 
 class Mode(NamedTuple):

@@ -55,7 +55,7 @@ def mapped(
     w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
     of = input_map.map_of(z, D, CPU)
     # Packing has no slots of the gates to pack, as that takes longer than all the rest.
-    W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, 1, R, of, False)).make(p.h)
+    W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, 1, R, of)).make(p.h)
     made = input_map.Mapped(*rest)
     pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
     XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)

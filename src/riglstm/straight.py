@@ -86,20 +86,17 @@ def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
             seen.pop(next(iter(seen)), None)
         seen[kind] = _checked(layer, input, own)
         return out
-    kept = seen[kind]
-    if kept is None:
-        return layer._in_full(input, hx, None, None)
-    if not kept.holds(own, layer.selection):
+    kept, made = seen[kind], None
+    if kept is not None and not kept.holds(own, layer.selection):
         # Tapes would keep weights that are the layer's no more.
         seen.clear()
-        return layer._in_full(input, hx, None, None)
-    made, now = kept.next(input, hx)
-    if made is None:
-        seen.pop(kind, None)
-        return layer._in_full(input, hx, None, None)
-    if now is not kept:
-        seen[kind] = now
-    return made
+    elif kept is not None:
+        made, now = kept.next(input, hx)
+        if made is None:
+            seen.pop(kind, None)
+        elif now is not kept:
+            seen[kind] = now
+    return layer._in_full(input, hx, None, None) if made is None else made
 
 
 def _own(layer: Layer) -> list[nn.Parameter | None] | None:

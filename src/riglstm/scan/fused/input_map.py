@@ -90,11 +90,16 @@ def rounded(z: Sizes, B: int, D: int, kind: torch.dtype, save: bool) -> int:
 def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
     if held == torch.float16:
-        BK, many = 64, stages(device, 3, 128 + 128, 64, held)
+        BK, many = _halves(held, 128 + 128, device)
     else:
         # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
         BK, many = 32, stages(device, 4, 128 + 64, 32, torch.float32)
     return {"BM": 128, "BN": 128, "num_warps": 4, "BK": BK, "STAGES": many}
+
+
+def _halves(held: torch.dtype, rows: int, device: torch.device) -> tuple[int, int]:
+    """Of so many rows and columns in halves, numbers at a time, and pieces on their way."""
+    return 64, stages(device, 3, rows, 64, held)
 
 
 def map_of(z: Sizes, D: int, device: torch.device) -> Map:
@@ -120,13 +125,11 @@ def _halving(z: Sizes, D: int) -> Halving:
     return Halving(run, rows, width)
 
 
-def mapped(
-    z: Sizes, T: int, B: int, of: Map | None, inside: bool
-) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+def mapped(z: Sizes, T: int, B: int, of: Map | None) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     """The buffers of `Mapped`."""
     D = 0 if of is None else of.D
     halved = T * B if of and of.halving else 0
-    rows = halved or (2 * B if inside else 0)
+    rows = halved or (2 * B if of and inside(z, B, D) else 0)
     float32 = torch.float32
     return [
         *((z.held, (D, z.K * z.P)), (float32, (D if halved else 0,))),
@@ -176,9 +179,9 @@ def inner_map(
     if of is None:
         return dict.fromkeys(("D", "IN_ROW", "LOW_ROW", "IN_BK", "IN_STAGES"), 0)
     D, row = of.D, of.D if of.halving is None else of.halving.width
-    many = stages(device, 3, tile["BM"] + tile["BN"], 64, z.held)
+    BK, many = _halves(z.held, tile["BM"] + tile["BN"], device)
     sizes = {"D": D, "IN_ROW": row, "LOW_ROW": aligned(D, z.held)}
-    return sizes | {"IN_BK": 64, "IN_STAGES": many}
+    return sizes | {"IN_BK": BK, "IN_STAGES": many}
 
 
 def to_map(

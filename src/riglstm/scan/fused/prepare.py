@@ -196,7 +196,7 @@ def _layout(T: int, B: int, plan: Plan, passing: bool, begun: bool) -> tuple[Lay
     wanted = packed(z, plan.tile["BN"], plan.first, plan.by_gate)
     wanted += [(float32, (z.G - 3, B, z.N, z.d)), *zero, (int32, (2, z.N, B if compact else 0, 2))]
     wanted += [(float32, (B if passing and not begun else 0, z.N, z.d))]
-    wanted += mapped(z, T, B, plan.map, plan.inside)
+    wanted += mapped(z, T, B, plan.map)
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]
         wanted += [(z.held, (0 if plan.direct else T, B, z.S - plan.first, z.P))]

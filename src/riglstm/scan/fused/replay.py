@@ -163,9 +163,16 @@ def _key(
         elif type(w) not in _PLAIN:
             return None
         else:
-            # No two devices have an address in common.
-            parts += (w.data_ptr(), w.shape, w.is_contiguous(), w.dtype)
+            parts.append(whereabouts(w))
     return tuple(parts)
+
+
+def whereabouts(w: Tensor | None) -> tuple[Any, ...] | None:
+    """Where a weight is, and what: `to` of a layer changes that, and leaves it the parameter.
+
+    The address comes first. No two devices have one in common.
+    """
+    return None if w is None else (w.data_ptr(), w.dtype, w.shape, w.is_contiguous(), w.is_neg())
 
 
 _PLAIN = (Tensor, nn.Parameter)

@@ -36,7 +36,7 @@ class Standing(NamedTuple):
 
     own: Parameters
     were: list[tuple[Any, ...] | None]
-    """What `_whereabouts` said of each."""
+    """What `replay.whereabouts` said of each."""
     sel: Selection
 
     def holds(self, own: Parameters, sel: Selection) -> bool:
@@ -44,7 +44,7 @@ class Standing(NamedTuple):
         return (
             sel is self.sel
             and all(map(operator.is_, own, self.own))
-            and [_whereabouts(w) for w in own] == self.were
+            and [replay.whereabouts(w) for w in own] == self.were
         )
 
     def next(self, x: Tensor, hx: State | None) -> tuple[Made | None, Tape | None]:
@@ -111,11 +111,6 @@ def _alone(device: int) -> bool:
     return not replay.ON and torch.cuda.current_device() == device and undisturbed()
 
 
-def _whereabouts(w: nn.Parameter | None) -> tuple[Any, ...] | None:
-    """Where a weight is, and what: `to` of a layer changes that, and leaves it the parameter."""
-    return None if w is None else (w.data_ptr(), w.dtype, w.shape, w.is_contiguous(), w.is_neg())
-
-
 def stands(own: Parameters, sel: Selection, device: int) -> Standing | None:
     """How things stand; None where weights are not as kernels read them."""
     for w in own:
@@ -123,7 +118,7 @@ def stands(own: Parameters, sel: Selection, device: int) -> Standing | None:
             *(type(w), w.dtype, w.get_device(), w.is_contiguous(), w.is_neg()),
         ) != (nn.Parameter, torch.float32, device, True, False):
             return None
-    return Standing(own, [_whereabouts(w) for w in own], sel)
+    return Standing(own, [replay.whereabouts(w) for w in own], sel)
 
 
 def write(x: Tensor, hx: State | None, standing: Standing) -> tuple[Made | None, Tape | None]:
