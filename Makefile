@@ -49,6 +49,8 @@ test: style
 	wait $$types; typed=$$?; cat $(VENV)/types.log; test $$tests = 0 && test $$typed = 0
 
 test-gpu: $(READY)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \
+	  "make test-gpu needs a CUDA device, got none; make test runs what needs none")'
 	$(BIN)/python -m pytest tests -m gpu -n 8 -p no:benchmark
 
 bench: $(READY)

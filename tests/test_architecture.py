@@ -131,9 +131,10 @@ def test_the_layer_needs_torch_alone() -> None:
 def test_without_its_kernels_the_package_still_runs(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "riglstm")
     scan = tmp_path / "riglstm" / "scan"
-    (scan / "triton.py").unlink()
-    shutil.rmtree(scan / "kernels")
-    shutil.rmtree(scan / "fused")
+    # They may be gone already: all other tests pass without them, too.
+    (scan / "triton.py").unlink(missing_ok=True)
+    for folder in ("kernels", "fused"):
+        shutil.rmtree(scan / folder, ignore_errors=True)
     code = """
 import torch, riglstm
 print(riglstm.RigLSTM(4, 6)(torch.randn(3, 2, 4))[0].shape)

@@ -52,6 +52,9 @@ class Driver:
 
 def compiled(kernel, grid):
     def run(*arguments, **constants):
+        # Programs that wait for each other are all there, or none is.
+        if kernel.__name__ in ("forward_kernel", "resident_kernel"):
+            assert constants["launch_cooperative_grid"] is True
         values = [a.data_ptr() if hasattr(a, "data_ptr") else a for a in arguments]
         made.append((kernel.__name__, (*grid, 1, 1)[:3], tuple(values)))
         return Compiled(kernel.__name__, len(arguments))
@@ -299,6 +302,29 @@ with torch.no_grad():
     for T in range(1, 2 * straight.MOST):
         plays(layer, T, 3, 64, calls=1)
     assert len(layer._seen) <= straight.MOST
+
+    class Shared(straight.Seen):
+        """Another thread empties it whenever somebody has looked."""
+
+        def __contains__(self, kind):
+            return self.and_clear(super().__contains__(kind))
+
+        def get(self, *kind):
+            return self.and_clear(super().get(*kind))
+
+        def __len__(self):
+            return self.and_clear(super().__len__())
+
+        def and_clear(self, seen):
+            self.clear()
+            return seen
+
+    shared = layer_of()
+    for full in (False, True):
+        shared._seen = Shared()
+        for T in range(1, 2 * straight.MOST):
+            shared._seen.update(dict.fromkeys(range(straight.MOST if full else 0)))
+            plays(shared, T, 3, 64)
     assert plays(layer_of(bias=False), 2, 3, 64) == NEVER, "a bias of zeros is made for each call"
     assert plays(layer_of(num_layers=2), 2, 3, 64) == NEVER
     assert plays(layer_of(bidirectional=True), 2, 3, 64) == NEVER

@@ -327,6 +327,25 @@ def test_what_it_does_not_support_it_refuses_by_name() -> None:
         assert "float16" in refused(p)
 
 
+def test_auto_leaves_more_sequences_than_it_counts_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("riglstm.scan._no_triton", lambda device: None)
+    p = random_problem(seeded(0), **{**SMALL, "B": 1, "N": 8, "K": 8, "d": 128})
+    problem = ("auto", torch.device("cuda"), p.sel, 128, torch.float32)
+    assert [resolve(*problem, B=B) for B in (262143, 262144)] == ["triton", "batched"]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_trace_computes_anew(learns: bool) -> None:
+    layer = RigLSTM(5, 36, num_cells=2, backend="triton")
+    with torch.set_grad_enabled(learns):
+        traced = torch.jit.trace(layer, (torch.randn(2, 2, 5),), check_trace=False)  # type: ignore[no-untyped-call]
+        x = torch.randn(2, 2, 5)
+        assert torch.equal(traced(x)[0], layer(x)[0])
+
+
 # Of torch's own, as it makes fake tensors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_backward_pass_that_is_compiled_sees_operators() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -195,15 +198,20 @@ def test_a_part_of_a_gpu_computes_the_same(
         assert relative(grads[n], expected) < MODES[mode].error, f"d{n}"
 
 
+@pytest.mark.parametrize("mode", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["the paper's", "many sequences", "balls"])
-def test_masks_are_those_of_the_scores(name: str) -> None:
+def test_masks_are_those_of_the_scores(name: str, mode: str) -> None:
     p = problem(name)
-    (y, _, _), _, saved = kernel(p, MODES["fp32"])
+    (y, _, _), _, saved = kernel(p, MODES[mode])
     sel = p.sel
     before = torch.cat((p.h.unsqueeze(0), y[:-1])).double()
     if p.reset is not None:
         before = before.masked_fill(p.reset[:, :, None, None], 0)
-    x = input_views(p.x.double(), p.weights.W_in.double(), p.weights.b_in.double(), sel.K)
+    if mode == "bf16":
+        # Views are what a product of bfloat16 gives, and cells choose by these.
+        x = saved.XH[:, :, : sel.K, : y.shape[3]].double()
+    else:
+        x = input_views(p.x.double(), p.weights.W_in.double(), p.weights.b_in.double(), sel.K)
     h, v = before.flatten(0, 1), torch.cat((x, before), dim=2).flatten(0, 1)
     s = scores(h, v)  # (T·B, N, K+N)
     bits = saved.bits.flatten(0, 1)
@@ -329,13 +337,15 @@ def test_a_step_of_one_barrier_is_one_of_two(B: int, mode: str) -> None:
             assert all(map(torch.equal, (y, *state), (want, *last)))
 
 
-@pytest.mark.parametrize(("B", "half"), [(64, False), (130, True), (512, True)])
-def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, half: bool) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("B", [64, 130, 512])
+def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, mode: str) -> None:
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision(MODES[mode].matmul)
     layer = RigLSTM(60, 600, backend="triton", device="cuda")
     x = torch.randn(6, B, 60, device="cuda")
     noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
         want = layer(x)[0]
         different = torch.zeros((), dtype=torch.int64, device="cuda")
         for _ in range(1000):
@@ -345,12 +355,62 @@ def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, hal
     assert int(different) == 0
 
 
-def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other() -> None:
+@pytest.mark.parametrize("mode", ["tf32", "bf16"])
+@pytest.mark.parametrize("B", [64, 130, 512])
+def test_two_hundred_backward_passes_beside_a_busy_stream_give_the_same_bits(
+    B: int, mode: str
+) -> None:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision(MODES[mode].matmul)
+    layer = RigLSTM(60, 600, backend="triton", device="cuda")
+    x = torch.randn(6, B, 60, device="cuda", requires_grad=True)
+    noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
+
+    def all_of_it() -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+            y = layer(x)[0]
+        return [y, *torch.autograd.grad(y, (x, *layer.parameters()), torch.ones_like(y))]
+
+    want = all_of_it()
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(200):
+        with torch.cuda.stream(side):
+            noise = (noise @ noise).tanh()
+        for got, right in zip(all_of_it(), want, strict=True):
+            different += (got != right).sum()
+    assert int(different) == 0
+
+
+STUCK = """
+import torch, triton
+from riglstm.scan.kernels.common import wait
+
+@triton.jit
+def waits_for_nobody(COUNTER):
+    wait(COUNTER, 1)
+
+waits_for_nobody[(1,)](torch.zeros(1, dtype=torch.int32, device="cuda"))
+torch.cuda.synchronize()
+"""
+
+
+def test_a_barrier_that_nobody_comes_to_ends_in_an_error(tmp_path: Path) -> None:
+    # In a process of its own: CUDA is of no use in one after that. It takes half a minute.
+    (tmp_path / "stuck.py").write_text(STUCK)
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "stuck.py")], capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode != 0
+    assert "CUDA error" in ran.stderr
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other(half: bool) -> None:
     torch.manual_seed(0)
     layers = [RigLSTM(60, 600, backend="triton", device="cuda") for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in layers]
     x = torch.randn(6, 64, 60, device="cuda")
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
         want = [layer(x)[0] for layer in layers]
         different = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in layers]
         torch.cuda.synchronize()
@@ -484,12 +544,13 @@ def test_auto_takes_it_where_it_applies() -> None:
     assert resolve("auto", cuda, p.sel, 50, torch.float32) == "triton"
     assert resolve("auto", cuda, p.sel, 129, torch.float32) == "batched"
     assert resolve("auto", cuda, p.sel, 50, torch.float64) == "batched"
+    assert resolve("auto", cuda, p.sel, 50, torch.float32, B=2**31) == "batched"
 
 
-def test_training_takes_at_most_twice_the_memory_of_an_lstm() -> None:
-    x = torch.randn(1024, 64, 600, device="cuda", requires_grad=True)
-
-    def peak(layer: nn.Module) -> int:
+@pytest.mark.parametrize("half", [False, True])
+def test_training_takes_at_most_twice_the_memory_of_an_lstm(half: bool) -> None:
+    def peak(layer: nn.Module, dtype: torch.dtype) -> int:
+        x = torch.randn(1024, 64, 600, device="cuda", dtype=dtype, requires_grad=True)
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -498,5 +559,7 @@ def test_training_takes_at_most_twice_the_memory_of_an_lstm() -> None:
         return torch.cuda.max_memory_allocated() - held
 
     torch.set_float32_matmul_precision("high")
-    ours = peak(RigLSTM(600, 600, backend="triton", device="cuda"))
-    assert ours <= 2 * peak(nn.LSTM(600, 600, device="cuda"))
+    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+        ours = peak(RigLSTM(600, 600, backend="triton", device="cuda"), torch.float32)
+    dtype = torch.bfloat16 if half else torch.float32
+    assert ours <= 2 * peak(nn.LSTM(600, 600, device="cuda", dtype=dtype), dtype)

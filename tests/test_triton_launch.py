@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -153,3 +154,17 @@ def test_each_device_has_its_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
         triton_launch.prepare(kernel, WIDE=1, TALL=2)((1,), (torch.zeros(16), None, 5))
     assert (len(kernel.compiled), len(kernel.direct)) == (2, 1)
+
+
+def test_a_trace_is_to_hear_of_everything() -> None:
+    heard = []
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        heard.append(triton_launch.undisturbed())
+        return x + 1
+
+    called(torch.ones(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(called, (torch.ones(1),), check_trace=False)  # type: ignore[no-untyped-call]
+    assert heard == [True, False]

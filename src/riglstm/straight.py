@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MOST = 16
 """Kinds that are kept of a layer: as many lengths or sizes of batch as come again and again."""
 _OWN = tuple(f"{name}_l0" for name in NAMES)
+_UNSEEN: Any = object()
 
 
 class Seen(dict[tuple[Any, ...], "Tape | Standing | None"]):
@@ -80,13 +81,15 @@ def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
         return layer._in_full(input, hx, None, None)
     # Layers that were pickled before there was such a thing have none.
     seen: Seen = layer.__dict__.setdefault("_seen", Seen())
-    if kind not in seen:
+    # One look: another thread may take a kind out at any time.
+    kept, made = seen.get(kind, _UNSEEN), None
+    if kept is _UNSEEN:
         out = layer._in_full(input, hx, None, None)
         if len(seen) >= MOST:
-            seen.pop(next(iter(seen)), None)
+            for first in list(seen)[:1]:
+                seen.pop(first, None)
         seen[kind] = _checked(layer, input, own)
         return out
-    kept, made = seen[kind], None
     if kept is not None and not kept.holds(own, layer.selection):
         # Tapes would keep weights that are the layer's no more.
         seen.clear()

@@ -41,17 +41,19 @@ def resolve(
     sel: Selection | None = None,
     d: int | None = None,
     dtype: torch.dtype = torch.float32,
+    B: int = 1,
 ) -> str:
     """The backend that runs on a device when `backend` is asked for; only `auto` may choose.
 
-    With a problem's selection, cell size and dtype, `auto` knows whether `triton` runs it.
+    With a problem's selection, cell size, dtype and sequences, `auto` knows whether `triton` runs
+    it.
     """
     if backend == "auto":
         if device.type != "cuda" or sel is None or d is None or _no_triton(device) is not None:
             return "batched"
         from riglstm.scan import triton
 
-        return "batched" if triton.refusal(sel, d, dtype, device) else "triton"
+        return "batched" if triton.refusal(sel, d, dtype, device, B) else "triton"
     if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(("auto", *BACKENDS))
         raise BackendError(f"backend must be one of {names}, got {backend!r}")
@@ -101,5 +103,5 @@ def scan(
     """
     W = weights.W
     dtype = W.dtype if h is None else h.dtype
-    run = BACKENDS[resolve(backend, x.device, sel, W.shape[2] // 4, dtype)]
+    run = BACKENDS[resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

@@ -20,9 +20,22 @@ from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Noise, Selection
 
 
-def refusal(sel: Selection, d: int, dtype: torch.dtype, device: torch.device) -> str | None:
+def refusal(
+    sel: Selection, d: int, dtype: torch.dtype, device: torch.device, B: int = 1
+) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    return _refusal(sel, d, dtype, product_dtype(device, dtype), device.type)
+    why = _refusal(sel, d, dtype, product_dtype(device, dtype), device.type)
+    return _too_many(sel, d, B) if why is None else why
+
+
+def _too_many(sel: Selection, d: int, B: int) -> str | None:
+    """Whether B sequences are more than the kernels count: numbers of a step are of 32 bits.
+
+    Those are gates, what cells give each other, and slots.
+    """
+    N = sel.N
+    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
+    return f"at most {most} sequences of {N} cells of size {d}, got {B}" if most < B else None
 
 
 def _refusal(*problem: Any) -> str | None:
@@ -67,7 +80,7 @@ def scan(
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
-    if learns or torch.compiler.is_compiling():
+    if learns or torch.compiler.is_compiling() or torch._C._get_tracing_state():
         y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, learns)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
@@ -85,12 +98,9 @@ def _checked(
     why = _refusal(sel, d, like.dtype, product, kind)
     if why is not None:
         raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
-    # The kernels count the numbers of a step in 32 bits: gates, what cells give each other, slots.
-    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
-    if most < B:
+    if (why := _too_many(sel, d, B)) is not None:
         raise BackendError(
-            f"backend='triton' needs at most {most} sequences of {N} cells of size {d}, got {B}; "
-            "run them in parts, or use backend='batched'"
+            f"backend='triton' needs {why}; run them in parts, or use backend='batched' or 'auto'"
         )
     for name, state in (("h", h), ("c", c)):
         # Kernels would read what lies behind it.

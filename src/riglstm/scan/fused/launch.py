@@ -160,12 +160,13 @@ def heard() -> Iterator[list[Launched]]:
 def undisturbed() -> bool:
     """Whether nobody but the GPU is to hear of launches, and of the calls of torch around them.
 
-    Modes want to see each operation, transforms change it, and hooks, a profiler's say, want to see
-    each launch.
+    Modes and traces want to see each operation, transforms change it, and hooks, a profiler's say,
+    want to see each launch.
     """
     return not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
         or _functorch.peek_interpreter_stack() is not None
         or _watched()
     )
