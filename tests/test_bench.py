@@ -1,8 +1,9 @@
 """The benchmark: the per-cell loop, the measuring, and a small run of all of it."""
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from riglstm import RigLSTM
 from riglstm.benchmark import cuda, per_cell_loop
-from riglstm.benchmark.contestants import LOOP, WORK, contestants, onednn
+from riglstm.benchmark.contestants import LOOP, WORK, Contestant, contestants, onednn
 from riglstm.benchmark.cuda import symbol_sections
 from riglstm.benchmark.tables import Section, growth, rows
 from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs, spread
@@ -181,6 +182,37 @@ def test_symbols_are_timed_beside_the_layer_on_their_vectors_and_compared_with_i
     assert 0 < float((half[0] - half[1]).abs().max()) < 2e-2
 
 
+@pytest.mark.parametrize("work", ["inference", "training"])
+def test_ours_is_timed_on_a_gpu_if_it_is_near_float64_and_repeats(work: str) -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(6, 8, num_cells=2, backend="reference")
+    x, before = torch.randn(5, 4, 6, requires_grad=True), torch.get_float32_matmul_precision()
+    who = Contestant("ours", layer, tuple(layer.parameters()))
+    try:
+        difference, share = cuda.sound(who, "fp32", work, x)
+        assert share == 1
+        assert 0 < difference < 1e-5
+        layer.register_forward_hook(lambda layer, given, out: (1.001 * out[0], out[1]))
+        assert cuda.sound(who, "bf16", work, x)[1] == 1
+        # The hook is the copy's, too: what is wrong is wrong in float64.
+        layer.register_forward_hook(
+            lambda layer, given, out: (out[0] + 1e-3 * (out[0].dtype == torch.float32), out[1])
+        )
+        assert cuda.sound(who, "fp32", work, x)[1] == 0
+        layer.register_forward_hook(lambda layer, given, out: (out[0] + torch.rand(()), out[1]))
+        assert cuda.sound(who, "bf16", work, x) == (math.inf, 0)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+    def job(name: str, share: float) -> Job:
+        return Job(name, lambda: (torch.ones(1),), 2, True, lambda: (0.5, share), 0.8)
+
+    jobs = [job("near", 0.9), job("far", 0.7)]
+    near, far = rows(Section("t", work, 4, jobs, ["near"], 2), METERS["cpu"], lambda name: None)
+    assert (near.rounds, near.agreeing, near.difference) == (2, 0.9, 0.5)
+    assert (far.rounds, far.ms, far.least) == (0, None, 0.8)
+
+
 def test_growth_is_measured_a_step() -> None:
     who = contestants(6, 8, 2, ["batched"], "cpu")[2]
     section = growth("g", "inference", who, [torch.randn(T, 1, 6) for T in (2, 4)], 1)
@@ -282,3 +314,26 @@ def test_a_busy_machine_is_said_to_be_one() -> None:
     assert "Other programs are at work" in headline({"device": "cpu", "load": 1.0}, "abc", 7)
     idle = headline({"device": "cpu", "load": 0.1}, "abc", 7)
     assert idle == "device cpu, load 0.1\ncommit abc, 7 rounds"
+
+
+def test_kernels_are_named_once_all_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event(NamedTuple):
+        key: str
+        device_time_total: float
+
+    class Profile:
+        def __init__(self, activities: object) -> None: ...
+        def __enter__(self) -> "Profile":
+            return self
+
+        def __exit__(self, *raised: object) -> None: ...
+        def key_averages(self) -> list[Event]:
+            return [Event("a", 1.0), Event("b", 3.0), Event("c", 0.5), Event("d", 2.0)]
+
+    monkeypatch.setattr(cuda, "profile", Profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ran = []
+    jobs = [Job("ours", lambda: (torch.tensor(ran.append("ours") is None),), 1)]
+    parts = [Section("t", f"{work}, tf32", 1, jobs, ["ours"], 1) for work in WORK]
+    assert cuda.kernels(parts) == {"t, inference, tf32": {"ours": ["b", "d", "a"]}}
+    assert ran == ["ours"]

@@ -5,17 +5,20 @@ Shapes: T steps, B sequences, N cells of size d.
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from riglstm.benchmark.contestants import WORK, Call, Contestant
 from riglstm.benchmark.tables import Section
-from riglstm.benchmark.timing import Job
+from riglstm.benchmark.timing import Job, compare
 from riglstm.layer import RigLSTM
 from riglstm.scan import State
 from riglstm.symbols import run_symbols
@@ -36,7 +39,7 @@ class Size(NamedTuple):
 
 SIZES = (
     *(Size(6, 100, 64, T) for T in (196, 361, 576, 1024)),
-    *(Size(6, 100, B, 196) for B in (128, 256, 512)),
+    *(Size(6, 100, B, 196) for B in (128, 256, 512, 1024, 2048)),
     Size(5, 50, 64, 51),
     *(Size(4, d, 64, 128) for d in (16, 32, 64)),
     Size(6, 100, 1, 1, ("inference",)),
@@ -46,6 +49,12 @@ SIZES = (
 QUICK_SIZES = (Size(2, 16, 4, 3),)
 
 PRECISIONS = ("tf32", "bf16", "fp32")
+LIMITS = {"tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-5}
+"""How far from float64 outputs may be, as a share of the largest."""
+STEPS = 3
+"""That are compared with float64 before ours is timed: from step to step more near ties tip."""
+AGREEING = 0.8
+"""Least share of sequences within the limit in these."""
 
 
 def sections(quick: bool, rounds: int) -> list[Section]:
@@ -56,7 +65,8 @@ def sections(quick: bool, rounds: int) -> list[Section]:
         first = size.T == 196 and size.B == 64
         for precision in PRECISIONS if first or quick else PRECISIONS[:2]:
             who = _contestants(size, precision, persistent=first and precision == "bf16")
-            made += [_section(size, precision, work, who, rounds) for work in size.work]
+            inputs = {(c.parameters[0].dtype, width): _inputs(size, c, width) for c, width in who}
+            made += [_section(size, precision, work, who, inputs, rounds) for work in size.work]
     return made + symbol_sections(quick, rounds)
 
 
@@ -149,19 +159,65 @@ def _section(
     precision: str,
     work: str,
     who: Sequence[tuple[Contestant, int]],
+    inputs: Mapping[tuple[torch.dtype, int], Sequence[Tensor]],
     rounds: int,
 ) -> Section:
     jobs = []
     for contestant, width in who:
-        dtype = next(iter(contestant.parameters)).dtype
-        xs = [
-            torch.randn(size.T, size.B, width, device="cuda", dtype=dtype, requires_grad=True)
-            for _ in range(INPUTS)
-        ]
-        run = _in_turn(contestant, precision, work, xs)
-        jobs.append(Job(contestant.name, run, size.T, contestant.ours))
+        xs = inputs[contestant.parameters[0].dtype, width]
+        run, check = _in_turn(contestant, precision, work, xs), None
+        if contestant.ours:
+            check = functools.partial(sound, contestant, precision, work, xs[0])
+        jobs.append(Job(contestant.name, run, size.T, contestant.ours, check, AGREEING))
     table = f"N = K = {size.N}, d = {size.d}, B = {size.B}, T = {size.T}"
     return Section(table, f"{work}, {precision}", size.B, jobs, ["nn.LSTM"], rounds)
+
+
+def _inputs(size: Size, who: Contestant, width: int) -> list[Tensor]:
+    dtype = who.parameters[0].dtype
+    return [
+        torch.randn(size.T, size.B, width, device="cuda", dtype=dtype, requires_grad=True)
+        for _ in range(INPUTS)
+    ]
+
+
+def sound(who: Contestant, precision: str, work: str, x: Tensor) -> tuple[float, float]:
+    """How far a layer's first steps are from float64, and the share of sequences that agree.
+
+    None does where two runs of the work differ in a bit. What a kernel makes of its own choices,
+    gradients too, `make test-gpu` compares: in the long run other choices are as good.
+    """
+    again = _in_turn(who, precision, work, [x])
+    if not all(map(torch.equal, again(), again())):
+        return math.inf, 0.0
+    assert isinstance(who.call, RigLSTM)
+    exact, first = copy.deepcopy(who.call).double(), x[:STEPS].detach()
+    exact.backend = "batched"
+    (got,) = _in_turn(who, precision, "inference", [first])()
+    with torch.no_grad():
+        return compare([got.double()], [exact(first.double())[0]], LIMITS[precision])
+
+
+def kernels(sections: Sequence[Section]) -> dict[str, dict[str, list[str]]]:
+    """By table and work, of each job without gradients: which kernels take most of its time.
+
+    They tell which of its ways cuDNN took. To be asked when all is timed: what is watched once may
+    be slower ever after.
+    """
+    named: dict[str, dict[str, list[str]]] = {}
+    for section in sections:
+        if section.work.startswith("inference"):
+            names = {job.name: _longest(job.run) for job in section.jobs}
+            named[f"{section.table}, {section.work}"] = names
+    return named
+
+
+def _longest(run: Callable[[], object], most: int = 3) -> list[str]:
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    spent = sorted(seen.key_averages(), key=lambda event: -event.device_time_total)
+    return [event.key for event in spent[:most]]
 
 
 def _in_turn(

@@ -74,6 +74,8 @@ class Row:
     """Largest difference to the reference, as a share of its largest value; None: not compared."""
     agreeing: float | None
     """Share of the sequences that agree with the reference."""
+    least: float
+    """Of which so many must."""
     rounds: int
 
 
@@ -114,5 +116,6 @@ def _row(section: Section, base: str, base_ms: list[float], job: Job, timing: Ti
         peak_mb=timing.peak_bytes / 1e6,
         difference=timing.difference,
         agreeing=timing.agreeing,
+        least=job.least,
         rounds=len(ms),
     )

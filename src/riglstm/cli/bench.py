@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from riglstm.benchmark import cuda
 from riglstm.benchmark.tables import rows
 from riglstm.benchmark.timing import METERS
 from riglstm.cli import bench_harness, bench_minigrid, bench_parts, flags, text
@@ -27,7 +28,7 @@ class Bench:
     if its output, and in training the input's gradient, is the reference's. The last table has
     what the training harness adds to an update. Takes about eight minutes on two cores.
     On a GPU the table kernels has fixed sizes, each precision beside cuDNN's nn.LSTM in the same
-    one; there, `make test-gpu` compares the numbers.
+    one. There the first steps are compared with float64, and `make test-gpu` compares the rest.
 
     Example: riglstm bench --device cpu --no-compiled --json bench.json
     """
@@ -56,8 +57,9 @@ class Bench:
     """Which to measure; none: all that the device has, batch stream growth harness minigrid on a
     CPU, kernels harness on a GPU. harness: what training by `riglstm train` adds to an update;
     minigrid: training beside mere stepping, where riglstm[rl] is installed."""
-    rounds: int = 7
-    """Timed rounds, after the warm-up; at most three in the third and fourth table."""
+    rounds: int | None = None
+    """Timed rounds, after the warm-up; none: 7 on a CPU, 15 on a GPU. At most three in the third
+    and fourth table."""
     compiled: bool = True
     """Also the compiled backend, which takes half a minute or more to build."""
     seed: int = 0
@@ -68,7 +70,14 @@ class Bench:
     """File for the rows, with versions, commit, processor, threads and load. A bench that is cut
     off leaves what it has measured beside it, as FILE.part."""
 
+    @property
+    def timed(self) -> int:
+        """Its rounds, once it is known where it runs."""
+        assert self.rounds is not None
+        return self.rounds
 
+
+ROUNDS = {"cpu": 7, "cuda": 15}
 QUICK = Bench(
     input_size=12,
     hidden_size=12,
@@ -93,7 +102,8 @@ def main(args: Sequence[str]) -> None:
         config = replace(QUICK, **kept)
     device = pick(Fit(device=config.device))
     tables = bench_parts.TABLES[device.type] if config.tables is None else config.tables
-    config = replace(config, device=str(device), tables=tables)
+    rounds = ROUNDS[device.type] if config.rounds is None else config.rounds
+    config = replace(config, device=str(device), tables=tables, rounds=rounds)
     bench_parts.check(config)
     run(config)
 
@@ -105,7 +115,7 @@ def run(config: Bench) -> None:
     meter = METERS[config.device.partition(":")[0]]
     content: dict[str, Any] = {"machine": machine, "commit": commit()}
     content |= {"rows": [], "harness": [], "minigrid": {}}
-    print(bench_parts.headline(machine, content["commit"], config.rounds))
+    print(bench_parts.headline(machine, content["commit"], config.timed))
     runs = sum(section.runs for section in sections)
     ticker = text.Ticker(runs + 4 * bench_harness.rounds(config) * ("harness" in config.tables))
     for table, parts in itertools.groupby(sections, lambda section: section.table):
@@ -125,4 +135,6 @@ def run(config: Bench) -> None:
         bench_parts.keep(config, content)
     if "minigrid" in config.tables:
         content["minigrid"] = bench_minigrid.show(config)
+    if config.device != "cpu":
+        content["kernels"] = cuda.kernels(sections)
     bench_parts.write(config, content)

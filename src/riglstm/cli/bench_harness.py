@@ -34,7 +34,7 @@ overhead: of fit over bare in the same round; median over the rounds (10–90 %)
 
 def rounds(config: Bench) -> int:
     """Rounds of each model."""
-    return min(config.rounds, ROUNDS)
+    return min(config.timed, ROUNDS)
 
 
 def measure(config: Bench, tick: Callable[[str], None]) -> dict[str, Overhead]:

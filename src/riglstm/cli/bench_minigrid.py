@@ -29,7 +29,7 @@ def show(config: Bench) -> dict[str, list[float]]:
         print(f"\n{error}")
         return {}
     sizes = PPO(envs=4, steps=8, window=4, minibatch=16) if config.quick else PPO()
-    speeds = measure(config.rounds, sizes)
+    speeds = measure(config.timed, sizes)
     print(f"\n{table(speeds, sizes)}")
     return speeds
 

@@ -20,7 +20,6 @@ from riglstm import BackendError, __version__
 from riglstm.benchmark import cuda
 from riglstm.benchmark.contestants import BATCHED, contestants
 from riglstm.benchmark.tables import Row, Section, against_lstm, growth
-from riglstm.benchmark.timing import AGREEING
 from riglstm.cli import UsageError, flags, text
 from riglstm.scan import Backend
 from riglstm.train.record import device_name
@@ -80,7 +79,7 @@ def sections(config: Bench) -> list[Section]:
     assert config.tables is not None
     torch.manual_seed(config.seed)
     if "kernels" in config.tables:
-        return cuda.sections(config.quick, config.rounds)
+        return cuda.sections(config.quick, config.timed)
     if set(config.tables) <= {"harness", "minigrid"}:
         return []
     backends: list[Backend] = ["batched", "compiled", "reference"]
@@ -100,7 +99,7 @@ def sections(config: Bench) -> list[Section]:
     batch, one = x(config.length, config.batch_size), x(config.stream_length, 1)
     long = [x(T, config.growth_batch_size) for T in config.growth_lengths]
     batched = next(w for w in who if w.name == BATCHED)
-    rounds, fewer = config.rounds, min(config.rounds, 3)
+    rounds, fewer = config.timed, min(config.timed, 3)
     sections = [
         against_lstm("batch", "inference", who, batch, rounds),
         against_lstm("batch", "training", who, batch, rounds),
@@ -141,7 +140,7 @@ def _cells(row: Row, factor: float) -> tuple[str, str, str, str]:
     differs = "" if row.difference is None else f"{row.difference:.0e}"
     peak = f"{row.peak_mb:.1f}"
     if row.ms is None or row.ratio is None:
-        return "not timed", f"{row.agreeing:.0%} of {AGREEING:.0%} agree", peak, differs
+        return "not timed", f"{row.agreeing:.0%} of {row.least:.0%} agree", peak, differs
     ratio = f"{row.ratio.median:.2f} ({row.ratio.low:.2f}–{row.ratio.high:.2f})"
     time = f"{factor * row.ms.median:.2f}"
     return time, "base" if row.name == row.base else ratio, peak, differs

@@ -93,13 +93,13 @@ def select_many(
 
     r = tl.arange(0, RB)[None, :]
     who = tl.sum(tl.where(act, 1 << (r * _SLOTS + n), 0))
-    # A number for each thread, (8, RB, warps), of which the first warp's count, so that nobody else
+    # A number for each thread, (8, RB, rest), of which the first warp's count, so that nobody else
     # waits for a place in a list: one atomic a cell for all sequences of the program, whose places
     # are sums of bits.
     cell, seq = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, RB)[None, :, None]
-    warp = tl.arange(0, 32 * WARPS // (RB * _SLOTS))[None, None, :]
-    woke = ((who >> cell) & _BYTES) + 0 * seq + 0 * warp
-    first = (warp == 0) & (seq == 0) & (cell < N) & (woke != 0)
+    rest = tl.arange(0, 32 * WARPS // (RB * _SLOTS))[None, None, :]
+    woke = ((who >> cell) & _BYTES) + 0 * seq + 0 * rest
+    first = (rest == 0) & (seq == 0) & (cell < N) & (woke != 0)
     place = tl.atomic_add(COUNT + cell + 0 * woke, (woke * _BYTES) >> 24, mask=first, sem="relaxed")
 
     bits = ((1 << K) - 1) + 0 * peers
@@ -118,11 +118,11 @@ def select_many(
         peers = best(keys, K_h, N) | (1 << n)
     peers = tl.where(fresh != 0, 0, peers)
     on = ((who >> (seq * _SLOTS + cell)) & 1) != 0
-    bits = tl.where(on, (bits | (peers << K))[:, :, None], 0) + 0 * warp
-    at = row[None, :, None] * N + cell + 0 * warp
-    mask = there[None, :, None] & (cell < N) & (warp == 0)
+    bits = tl.where(on, (bits | (peers << K))[:, :, None], 0) + 0 * rest
+    at = row[None, :, None] * N + cell + 0 * rest
+    mask = there[None, :, None] & (cell < N) & (rest == 0)
     tl.store(BITS + at, bits, mask=mask)
-    tl.store(WOKE + at, on & (warp == 0), mask=mask)
+    tl.store(WOKE + at, on & (rest == 0), mask=mask)
     code = (who >> (tl.arange(0, RB) * _SLOTS)) & 255
     if RESET is not None:
         code |= tl.load(RESET + row, mask=there, other=0).to(tl.int32) << _FRESH

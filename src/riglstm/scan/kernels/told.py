@@ -8,7 +8,8 @@ is written. Each number speaks for itself alone, of 32 bits: the load is no acqu
 else `gates` wrote, c say, is known to be there behind that barrier. (By the letter of CUDA's memory
 model plain stores race with such loads. They go to L2 as they are, a number at a time.)
 
-Shapes: B sequences, N cells of size d, tiles (8, RB, 32) of `pieces.py`, up to four of a vector.
+Shapes: B sequences, N cells of size d, tiles (8, RB, 32) of `pieces.py`, up to four of a vector, or
+one of whole vectors.
 """
 
 from __future__ import annotations
