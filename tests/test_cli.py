@@ -401,6 +401,11 @@ def test_the_verdict_names_the_largest_difference() -> None:
         "recorded 0.5 on CPU, now 0.75 on GPU."
     )
     assert evaluate.verdict(RESULT, RESULT) == "This equals the recorded result."
+    near = {**RESULT, "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.5001)]}
+    said = "now 0.5001 on {}."
+    assert evaluate.verdict(near, RESULT).endswith(said.format("CPU"))
+    elsewhere = evaluate.verdict({**near, "device": "GPU"}, RESULT)
+    assert elsewhere.endswith(f"{said.format('GPU')} Rounding on another device can do that.")
     strange = {**RESULT, "rows": [row("P=99", "P=4", 0.0)]}
     assert "None of these conditions is in the recorded result" in evaluate.verdict(strange, RESULT)
 

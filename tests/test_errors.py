@@ -189,11 +189,14 @@ def test_wrong_rank_of_the_input(shape: tuple[int, ...], call: Callable[..., Any
             call(build(batch_first=batch_first), torch.zeros(shape))
 
 
+LAST = "; features come last, as many as the layer is built for"
+
+
 @pytest.mark.parametrize("features", [0, 3, 5])
 def test_wrong_feature_size(features: int, call: Callable[..., Any]) -> None:
     with raises(
         "the input's last dimension must be input_size = 4, "
-        f"got an input of shape (5, 2, {features})"
+        f"got an input of shape (5, 2, {features}){LAST}"
     ):
         call(build(), torch.zeros(5, 2, features))
 
@@ -217,7 +220,7 @@ def test_message_shows_the_shape_as_it_was_given(
     batch_first: bool, shape: tuple[int, ...], call: Callable[..., Any]
 ) -> None:
     with raises(
-        f"the input's last dimension must be input_size = 4, got an input of shape {shape}"
+        f"the input's last dimension must be input_size = 4, got an input of shape {shape}{LAST}"
     ):
         call(build(batch_first=batch_first), torch.zeros(shape))
 
@@ -424,7 +427,7 @@ def test_wrong_rank_of_a_cells_input(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(3,), (2, 3)])
 def test_cell_shows_the_shape_of_the_input_as_it_was_given(shape: tuple[int, ...]) -> None:
     with raises(
-        f"the input's last dimension must be input_size = 4, got an input of shape {shape}"
+        f"the input's last dimension must be input_size = 4, got an input of shape {shape}{LAST}"
     ):
         RigLSTMCell(4, 6, num_cells=3)(torch.zeros(shape))
 

@@ -145,8 +145,8 @@ def check_input(
     shape = tuple(x.shape) if given is None else given
     if x.shape[-1] != features:
         raise ValueError(
-            f"the input's last dimension must be input_size = {features}, "
-            f"got an input of shape {shape}"
+            f"the input's last dimension must be input_size = {features}, got an input of shape "
+            f"{shape}; features come last, as many as the layer is built for"
         )
     if x.device != like.device:
         raise ValueError(

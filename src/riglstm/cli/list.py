@@ -40,7 +40,10 @@ def main(args: Sequence[str]) -> None:
     for name in NAMES:
         title = TABLES[name].title if name in TABLES else "Inference time, parameters and memory"
         print(f"  {name:<24}{title}")
-    print("models: riglstm train TASK --model NAME --set option=value; riglstm.models.build(NAME)")
+    print(
+        "models: riglstm train TASK --model NAME --set option=value; "
+        "from riglstm.models import build"
+    )
     for model in MODELS:
         print(f"  {model:<24}{', '.join(options.types_of(model))}".rstrip())
     print("variants: riglstm train TASK --set variant=NAME; RigLSTM(..., **VARIANTS[NAME])")

@@ -105,6 +105,8 @@ def run(
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+        if progress:
+            say(f"testing on {', '.join(task.conditions)}")
         try:
             figures = tested(spec, task, net, folder.weights_of, chosen, task.conditions)
         except KeyboardInterrupt:

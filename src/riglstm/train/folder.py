@@ -158,7 +158,8 @@ class RunFolder:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ValueError(
-                f"{self.path} is not a run: expected the file {path.name} in it, got none"
+                f"{self.path} is not a run: expected the file {path.name} in it, got none; "
+                "`riglstm train` writes such folders, fit alone does not"
             ) from None
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} must be a JSON file, and cannot be read: {error}") from error
