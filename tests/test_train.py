@@ -384,6 +384,30 @@ def test_what_is_left_is_said_with_evaluations_and_a_speed_once_it_is_known(
     ]
 
 
+def test_a_slow_run_says_soon_how_long_it_will_take(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    progress = Progress(100, Halves.metric, shown=True)
+    progress.start(0)
+    for step in range(1, 6):
+        now = 12.0 * step
+        progress.tick(step)
+    progress.evaluation(6, {"T=6": 0.5}, 2.0)
+    progress.tick(7)
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == "update 3 of 100; 0:19:24 left"
+    assert second.startswith("update 6 of 100: validation T=6")
+    quick = Progress(100, Halves.metric, shown=True)
+    quick.start(0)
+    quick.evaluation(1, {"T=6": 0.5}, 2.0)
+    now += 100
+    quick.tick(2)
+    Progress(100, Halves.metric, shown=False).tick(2)
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, elsewhere one line for each evaluation."""
+"""How far a run is: a bar on a terminal, elsewhere a line soon, and one for each evaluation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from riglstm.tasks.base import Metric
 
 REFRESH_SECONDS = 0.2
+FIRST_SECONDS = 30
+"""Where there is no bar, a run says by then how long it will take: evaluations may be hours off."""
 
 
 class Bar:
@@ -45,6 +47,8 @@ class Progress(Bar):
         self.since = self.began = time.monotonic()
         self.first = 0
         """Where this session began."""
+        self.silent = True
+        """Whether no line has come yet."""
 
     def start(self, step: int) -> None:
         """The run begins, or goes on, after `step` updates."""
@@ -57,6 +61,9 @@ class Progress(Bar):
         """An update is done."""
         if self.bar is not None and time.monotonic() - self.since > REFRESH_SECONDS:
             self._move(step)
+        elif self.lines and self.silent and time.monotonic() - self.began > FIRST_SECONDS:
+            self.silent = False
+            self.say(f"update {step} of {self.updates}; {self._left(step)}")
 
     def training(self, step: int, loss: float, metric: float) -> None:
         """Means of the last updates."""
@@ -68,16 +75,20 @@ class Progress(Bar):
         """The metric on validation data of each condition; `speed`: 0 while it is not known."""
         if self.lines:
             words = ", ".join(f"{name} {self._words(value)}" for name, value in values.items())
-            # By the time that has gone, so that the evaluations to come are in it.
-            each = (time.monotonic() - self.began) / max(step - self.first, 1)
             rest = [f"{speed:.3g} updates/s"] if speed else []
-            rest += [f"{_duration(each * (self.updates - step))} left"]
+            rest += [self._left(step)]
+            self.silent = False
             self.say(f"update {step} of {self.updates}: validation {words}; {', '.join(rest)}")
 
     def _move(self, step: int) -> None:
         assert self.bar is not None
         self.bar.update(step - self.at)
         self.at, self.since = step, time.monotonic()
+
+    def _left(self, step: int) -> str:
+        """By the time that has gone, so that the evaluations to come are in it."""
+        each = (time.monotonic() - self.began) / max(step - self.first, 1)
+        return f"{_duration(each * (self.updates - step))} left"
 
     def _words(self, value: float) -> str:
         return f"{self.metric.name} {self.metric.scale * value:.4g}{self.metric.unit}"
