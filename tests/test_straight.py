@@ -320,11 +320,15 @@ with torch.no_grad():
             return seen
 
     shared = layer_of()
-    for full in (False, True):
+    for kept in (0, straight.MOST):
         shared._seen = Shared()
         for T in range(1, 2 * straight.MOST):
-            shared._seen.update(dict.fromkeys(range(straight.MOST if full else 0)))
+            shared._seen.update(dict.fromkeys(range(kept)))
             plays(shared, T, 3, 64)
+    resolve = straight.resolve
+    straight.resolve = lambda *problem: "batched" if problem[-1] > 3 else resolve(*problem)
+    assert [plays(layer_of(), 2, B, 64) for B in (3, 4)] == [THIRD, NEVER], "more than it counts"
+    straight.resolve = resolve
     assert plays(layer_of(bias=False), 2, 3, 64) == NEVER, "a bias of zeros is made for each call"
     assert plays(layer_of(num_layers=2), 2, 3, 64) == NEVER
     assert plays(layer_of(bidirectional=True), 2, 3, 64) == NEVER

@@ -143,10 +143,10 @@ def _plain(t: Tensor) -> bool:
 def _checked(layer: Layer, x: Tensor, own: list[nn.Parameter | None]) -> Standing | None:
     """How things stand after a call that `_in_full` made; None where kernels are not ours."""
     W = own[_OWN.index("weight_gates_l0")]
-    if (
-        W is None
-        or resolve(layer.backend, x.device, layer.selection, layer.cell_size, W.dtype) != "triton"
-    ):
+    if W is None:
+        return None
+    problem = (layer.selection, layer.cell_size, W.dtype, x.shape[1])
+    if resolve(layer.backend, x.device, *problem) != "triton":
         return None
     from riglstm.scan.fused.tape import stands
 
