@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -337,6 +338,19 @@ def test_a_step_of_one_barrier_is_one_of_two(B: int, mode: str) -> None:
             assert all(map(torch.equal, (y, *state), (want, *last)))
 
 
+def different_beside_a_busy_stream(work: Callable[[], list[Tensor]], times: int) -> int:
+    """How many numbers of so many runs are not those of the first, which has the GPU for itself."""
+    noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
+    want = work()
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(times):
+        with torch.cuda.stream(side):
+            noise = (noise @ noise).tanh()
+        for got, right in zip(work(), want, strict=True):
+            different += (got != right).sum()
+    return int(different)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("B", [64, 130, 512])
 def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, mode: str) -> None:
@@ -344,15 +358,8 @@ def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, mod
     torch.set_float32_matmul_precision(MODES[mode].matmul)
     layer = RigLSTM(60, 600, backend="triton", device="cuda")
     x = torch.randn(6, B, 60, device="cuda")
-    noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
-        want = layer(x)[0]
-        different = torch.zeros((), dtype=torch.int64, device="cuda")
-        for _ in range(1000):
-            with torch.cuda.stream(side):
-                noise = (noise @ noise).tanh()
-            different += (layer(x)[0] != want).sum()
-    assert int(different) == 0
+        assert different_beside_a_busy_stream(lambda: [layer(x)[0]], 1000) == 0
 
 
 @pytest.mark.parametrize("mode", ["tf32", "bf16"])
@@ -364,21 +371,13 @@ def test_two_hundred_backward_passes_beside_a_busy_stream_give_the_same_bits(
     torch.set_float32_matmul_precision(MODES[mode].matmul)
     layer = RigLSTM(60, 600, backend="triton", device="cuda")
     x = torch.randn(6, B, 60, device="cuda", requires_grad=True)
-    noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
 
     def all_of_it() -> list[Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
             y = layer(x)[0]
         return [y, *torch.autograd.grad(y, (x, *layer.parameters()), torch.ones_like(y))]
 
-    want = all_of_it()
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(200):
-        with torch.cuda.stream(side):
-            noise = (noise @ noise).tanh()
-        for got, right in zip(all_of_it(), want, strict=True):
-            different += (got != right).sum()
-    assert int(different) == 0
+    assert different_beside_a_busy_stream(all_of_it, 200) == 0
 
 
 STUCK = """

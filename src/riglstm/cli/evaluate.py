@@ -67,15 +67,10 @@ def verdict(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
         return "This equals the recorded result."
     condition, chosen_on = worst = max(both, key=lambda key: differences[key])
     small = differences[worst] <= 1e-3 * abs(before[worst])
-    why = (
-        " Rounding on another device can do that." if small and _elsewhere(result, recorded) else ""
-    )
+    elsewhere = result["device"] != recorded["device"]
+    why = " Rounding on another device can do that." if small and elsewhere else ""
     return (
         f"This differs from the recorded result, most at {condition}, chosen on {chosen_on}: "
         f"recorded {before[worst]:.6g} on {recorded['device']}, now {now[worst]:.6g} on "
         f"{result['device']}.{why}"
     )
-
-
-def _elsewhere(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
-    return bool(result["device"] != recorded["device"])
