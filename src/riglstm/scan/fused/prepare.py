@@ -25,7 +25,14 @@ from riglstm.scan.fused.input_map import (
 from riglstm.scan.fused.launch import Launch, Layout, Place, prepare
 from riglstm.scan.fused.pack import packed
 from riglstm.scan.fused.plan import Sizes, empty_unit, precision, sizes
-from riglstm.scan.fused.tiles import PERSISTENT, columns, forward_tiles, programs_on, resident_tiles
+from riglstm.scan.fused.tiles import (
+    PERSISTENT,
+    columns,
+    forward_tiles,
+    programs_on,
+    resident_tiles,
+    spread,
+)
 from riglstm.scan.kernels.common import LINE, interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.products import hold_kernel
@@ -97,7 +104,7 @@ def plan_of(
     )  # fmt: skip
     mapping = ours is not None and inside(z, B, ours.D)
     if kept is None:
-        constants |= inner_map(ours if mapping else None, z, tile, device)
+        constants |= inner_map(ours if mapping else None, z, tile, device) | spread(device)
     apart = tile.get("APART", False)
     options: dict[int, dict[str, Any]] = {15: PERSISTENT}
     if interpreted():
