@@ -400,7 +400,7 @@ def test_a_barrier_that_nobody_comes_to_ends_in_an_error(tmp_path: Path) -> None
         [sys.executable, str(tmp_path / "stuck.py")], capture_output=True, text=True, timeout=300
     )
     assert ran.returncode != 0
-    assert "CUDA error" in ran.stderr
+    assert "CUDA error: unspecified launch failure" in ran.stderr, ran.stderr
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -546,6 +546,8 @@ def test_auto_takes_it_where_it_applies() -> None:
     assert resolve("auto", cuda, p.sel, 50, torch.float32, B=2**31) == "batched"
 
 
+# torch leaves weights of bf16 in pieces, and says so; 6 MB of what is compared.
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part")
 @pytest.mark.parametrize("half", [False, True])
 def test_training_takes_at_most_twice_the_memory_of_an_lstm(half: bool) -> None:
     def peak(layer: nn.Module, dtype: torch.dtype) -> int:
