@@ -60,7 +60,7 @@ TOL = {
         8e-2, 2.5e-1, 8e-2, 0.4, "rounding by 4e-3 of each state and gate, carried over 8 steps"
     ),
 }
-"""The only tolerances of these tests: twice the worst of 12 draws of each short-dtype problem."""
+"""Of the layer, on every backend: twice the worst of 12 draws of each short-dtype problem."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Transformer(nn.Module):
 
     Args:
         input_size: features of the input.
-        hidden_size: H, the width of the encoder; 256 in the specification.
+        hidden_size: H, the width of the encoder; 256 in our tables.
         num_layers, num_heads: 4 and 8 there.
         ffn_size: width between the two maps of each layer; default: 4·H.
         dropout: on attention weights, on each branch, and on the embedded input; when training.
