@@ -11,7 +11,7 @@ from torch import Tensor
 
 from riglstm import RigLSTM
 from riglstm.benchmark import cuda, per_cell_loop
-from riglstm.benchmark.contestants import LOOP, WORK, Contestant, contestants, onednn
+from riglstm.benchmark.contestants import LOOP, WORK, Contestant, contestants, job, onednn
 from riglstm.benchmark.cuda import symbol_sections
 from riglstm.benchmark.tables import Section, growth, rows
 from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs, spread
@@ -66,6 +66,27 @@ def test_all_our_contestants_do_the_same_work() -> None:
             difference, agreeing = compare(other, first)
             assert difference < 1e-5
             assert agreeing == 1
+
+
+def test_all_but_training_is_timed_in_eval_mode_on_the_same_weights() -> None:
+    # In training mode cuDNN saves for a backward pass, whether torch records one or not.
+    seen = []
+
+    class Layer(torch.nn.LSTM):
+        def forward(self, x: Tensor, hx: Any = None) -> Any:
+            seen.append((self.training, self.weight_ih_l0))
+            return super().forward(x, hx)
+
+    layer = Layer(3, 4)
+    who = Contestant("nn.LSTM", layer, tuple(layer.parameters()), False)
+    x = torch.randn(2, 2, 3, requires_grad=True)
+    for work, modes in (("inference", {False}), ("streaming", {False}), ("training", {True})):
+        for run in (job(who, work, x).run, cuda._in_turn(who, "fp32", work, [x])):
+            seen.clear()
+            run()
+            assert {training for training, _ in seen} == modes
+            assert all(weight is layer.weight_ih_l0 for _, weight in seen)
+    assert layer.training
 
 
 def test_streaming_gives_the_outputs_of_one_call() -> None:

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, parametrize
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from riglstm import RigLSTM
+from riglstm import BackendError, RigLSTM, scan
 
 both_backends = pytest.mark.parametrize("backend", ["reference", "batched"])
 
@@ -476,6 +476,30 @@ def test_layer_made_on_meta_gets_its_weights_later(by_context: bool, backend: st
     layer.load_state_dict(source.state_dict())
     x = numbers(5, 3, 4)
     close(layer(x), source(x))
+
+
+@pytest.mark.parametrize("backend", ["triton", "compiled"])
+def test_a_layer_may_be_made_on_meta_for_a_backend_that_runs_elsewhere(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan.compiled, "available", lambda device: device.type == "cpu")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with torch.device("meta"):
+        assert "backend" in repr(RigLSTM(4, 12, backend=backend))
+    with torch.device("meta"), pytest.raises(BackendError, match="backend must be one of"):
+        RigLSTM(4, 12, backend="tritn")  # type: ignore[arg-type]
+
+
+def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(scan, "_no_triton", lambda device: asked.append(device.type))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    RigLSTM(4, 12, backend="triton")
+    assert asked == ["cuda"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    RigLSTM(4, 12, backend="triton")
+    assert asked == ["cuda", "cpu"]
 
 
 @both_backends

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 pytest.importorskip("riglstm.scan.fused.tape", reason="the kernels are not in this copy")
 
 CODE = '''
-import copy, dataclasses, pickle
+import copy, dataclasses, pickle, weakref
 import torch
 import torch.nn.utils.prune
 from torch.autograd import forward_ad
@@ -302,6 +302,12 @@ with torch.no_grad():
     for T in range(1, 2 * straight.MOST):
         plays(layer, T, 3, 64, calls=1)
     assert len(layer._seen) <= straight.MOST
+    assert plays(gone := layer_of(), 2, 3, 64) == THIRD
+    before = weakref.ref(gone.weight_gates_l0)
+    gone.weight_gates_l0 = torch.nn.Parameter(gone.weight_gates_l0.detach().clone())
+    held.clear()
+    plays(gone, 5, 3, 64, calls=1)
+    assert before() is None, "no tape of another kind keeps weights that are the layer's no more"
 
     class Shared(straight.Seen):
         """Another thread empties it whenever somebody has looked."""

@@ -225,3 +225,22 @@ def test_programs_with_a_tile_are_spread_over_the_chip(
     # With tiles for two thirds of them, of any sixteen in a row no more than four fifths have one.
     busy = [n < 2 * every / 3 for n in numbers]
     assert all(sum(busy[i : i + 16]) < 13 for i in range(every - 15))
+
+
+@pytest.mark.parametrize(("every", "stride"), [(3, 2), (6, 5), (7, 3), (12, 5)])
+def test_however_programs_are_numbered_no_bit_changes(
+    every: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = random_problem(seeded(0), **{**SMALL, **PROBLEMS["vectors of two pieces"], "B": 6})
+    p = p.to(torch.float32)
+    given = (p.x, p.h, p.c, p.weights, p.sel, p.live, p.reset, torch.float32)
+    seen = []
+    for count, step in ((1, 1), (every, stride)):
+        monkeypatch.setattr(
+            triton_prepare,
+            "spread",
+            lambda device, count=count, step=step: {"EVERY": count, "STRIDE": step},
+        )
+        seen.append(triton_run.forward(*given, save=False)[:3])
+    for one, other in zip(*seen, strict=True):
+        assert torch.equal(one, other)

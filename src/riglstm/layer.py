@@ -22,7 +22,7 @@ from riglstm.parameters import (
     to_paper,
     weights_of,
 )
-from riglstm.scan import Backend, BackendError, reference, resolve, scan
+from riglstm.scan import Backend, BackendError, check_possible, reference, resolve, scan
 from riglstm.selection import (
     CELL_RULES,
     SLOT_RULES,
@@ -158,7 +158,7 @@ class RigLSTM(nn.Module):
         checks.check_choice("input_views", input_views, ("linear", "split"))
         checks.check_choice("query", query, ("shared", "per_cell"))
         checks.check_steady_start(steady_start, bias and input_views == "linear", K, cells)
-        resolve(backend, torch.device("cpu" if device is None else device))
+        check_possible(backend, device)
         update = settle_update(soft_update, update_scale, update_bias, d, bias)
 
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers

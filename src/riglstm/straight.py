@@ -85,6 +85,8 @@ def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
     kept, made = seen.get(kind, _UNSEEN), None
     if kept is _UNSEEN:
         out = layer._in_full(input, hx, None, None)
+        if any(k is not None and not k.holds(own, layer.selection) for k in list(seen.values())):
+            seen.clear()
         if len(seen) >= MOST:
             for first in list(seen)[:1]:
                 seen.pop(first, None)

@@ -6,6 +6,7 @@ Shapes: T steps, B sequences, D input features, N cells of size d, K views.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -110,6 +111,16 @@ def contestants(
     return [*rows, Contestant(LOOP, _as_layer(first), tuple(first.parameters()))]
 
 
+def in_mode(who: Contestant, work: str) -> Contestant:
+    """With its layer in eval mode, but for training.
+
+    Without gradients, too, cuDNN saves all that a backward pass needs while a layer is in training.
+    """
+    if work == "training" or not isinstance(who.call, nn.Module):
+        return who
+    return who._replace(call=copy.copy(who.call).eval())  # with the same weights
+
+
 def infer(who: Contestant, x: Tensor) -> tuple[Tensor, ...]:
     """One call on the whole sequence, without gradients."""
     with torch.no_grad():
@@ -155,6 +166,7 @@ def onednn(enabled: bool | None) -> Iterator[None]:
 
 def job(who: Contestant, work: str, x: Tensor) -> Job:
     """A contestant's work on x (T, B, D), in the contestant's mode."""
+    who = in_mode(who, work)
 
     def run() -> tuple[Tensor, ...]:
         with onednn(who.onednn):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from riglstm.benchmark.contestants import WORK, Call, Contestant
+from riglstm.benchmark.contestants import WORK, Call, Contestant, in_mode
 from riglstm.benchmark.tables import Section
 from riglstm.benchmark.timing import Job, compare
 from riglstm.layer import RigLSTM
@@ -223,7 +223,7 @@ def _longest(run: Callable[[], object], most: int = 3) -> list[str]:
 def _in_turn(
     who: Contestant, precision: str, work: str, xs: Sequence[Tensor]
 ) -> Callable[[], tuple[Tensor, ...]]:
-    calls = 0
+    calls, who = 0, in_mode(who, work)
 
     def run() -> tuple[Tensor, ...]:
         nonlocal calls

@@ -67,6 +67,18 @@ def resolve(
     return backend
 
 
+def check_possible(backend: str, device: torch.device | str | int | None) -> None:
+    """Raise as `resolve` does if a layer that is made on a device can run neither there nor moved.
+
+    Many are made on a CPU, or on `meta`, and get to a GPU later: each call asks again.
+    """
+    device = torch.get_default_device() if device is None else torch.device(device)
+    if device.type == "meta" and backend in BACKENDS:
+        return
+    moved = backend == "triton" and torch.cuda.is_available()
+    resolve(backend, torch.device("cuda", torch.cuda.current_device()) if moved else device)
+
+
 @functools.cache
 def _no_triton(device: torch.device) -> str | None:
     """What `triton` misses on a device; None: nothing."""

@@ -40,6 +40,8 @@ _LESS = tl.constexpr(1.6e38)
 def spin(counter, target):
     """Read the counter until it is `target`, and see everything that was written before that.
 
+    It is the difference that counts, as both may have begun anew beyond 32 bits.
+
     One thread of a program does so, and the others go on at once: were all warps to ask for the
     same address over and over, those who come would wait in line behind them. It is one piece of
     assembly, as a loop of Triton's is one of all threads.
@@ -60,7 +62,8 @@ def spin(counter, target):
         mov.u32 spins, 0;
         AGAIN:
         ld.acquire.gpu.global.s32 now, [$1];
-        setp.ge.s32 done, now, $2;
+        sub.s32 now, now, $2;
+        setp.ge.s32 done, now, 0;
         @done bra END;
         add.u32 spins, spins, 1;
         setp.lt.u32 done, spins, 0x4000000;
@@ -116,7 +119,7 @@ def wait_each(counter, target):
     """As `wait`, but every thread reads: quicker in a kernel that has no registers to spare."""
     if not _INTERPRETED:
         spins = 0
-        while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) < target:
+        while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) - target < 0:
             spins += 1
             if spins > _SPINS:
                 tl.inline_asm_elementwise(
