@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, parametrize
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from riglstm import BackendError, RigLSTM, scan
+from riglstm import BackendError, RigLSTM, RigLSTMCell, scan
 
 both_backends = pytest.mark.parametrize("backend", ["reference", "batched"])
 
@@ -517,3 +517,108 @@ def test_packed_batches_learn_too(backend: str) -> None:
     y, (h_n, _) = layer(x)
     (y.data.sum() + h_n.sum()).backward()
     assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+        lambda f, x: torch.func.jacfwd(f)(x),
+    ],
+)
+def test_a_compiled_call_refuses_forward_mode_where_it_would_give_zeros(transform: Any) -> None:
+    layer, x = RigLSTM(4, 12), torch.randn(3, 2, 4)
+    compiled = torch.compile(lambda x: transform(lambda x: layer(x)[0], x), backend="aot_eager")
+    with pytest.raises(Exception, match="has backward"):
+        compiled(x)
+
+
+def test_several_gradients_at_once_are_refused_by_name() -> None:
+    layer, x = RigLSTM(4, 12), torch.randn(3, 2, 4)
+    with pytest.raises(NotImplementedError, match="one gradient at a time, got a batch of them"):
+        torch.autograd.functional.jacobian(lambda x: layer(x)[0], x, vectorize=True)
+    jacobian = torch.autograd.functional.jacobian(lambda x: layer(x)[0].sum(0), x)
+    layer.backend = "reference"
+    want = torch.autograd.functional.jacobian(lambda x: layer(x)[0].sum(0), x, vectorize=True)
+    torch.testing.assert_close(jacobian, want)
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_runs_one_after_another_without_a_warning() -> None:
+    layer, x = RigLSTM(4, 12), torch.randn(3, 5, 2, 4, requires_grad=True)
+    y = torch.vmap(lambda x: layer(x)[0])(x)
+    want = torch.stack([layer(each)[0] for each in x])
+    torch.testing.assert_close(y, want, rtol=0, atol=0)
+    (dx,) = torch.autograd.grad(y.square().sum(), x)
+    (dx_want,) = torch.autograd.grad(want.square().sum(), x)
+    torch.testing.assert_close(dx, dx_want, rtol=0, atol=0)
+
+
+def test_packed_input_does_not_ask_torch_for_its_default_device() -> None:
+    layer, packed = RigLSTM(4, 12), pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
+    want = layer(packed)[0].data
+    torch.set_default_device("meta")
+    try:
+        got = layer(packed)[0].data
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(got, want)
+
+
+STATES = [{}, {"soft_update": False}, {"active_cells": 6}, {"views": "soft"}, {"num_cells": 1}]
+
+
+@both_backends
+@pytest.mark.parametrize("options", [*STATES, {"num_layers": 2}, {"bidirectional": True}])
+def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(
+    options: dict[str, Any], backend: str
+) -> None:
+    layer, x, saved = RigLSTM(4, 12, backend=backend, **options), torch.randn(3, 2, 4), set()
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y, (h, c) = layer(x)
+    # So that a change in place cannot reach a gradient unseen.
+    assert saved.isdisjoint({h.data_ptr(), c.data_ptr()})
+    h.detach_().zero_()
+    c.detach_().zero_()
+    y.sum().backward()
+    with torch.no_grad():
+        _, (h, _) = layer(x)
+    assert h.mul_(nn.Parameter(torch.ones(1))).requires_grad
+
+
+def test_states_of_a_cell_can_be_detached_in_place() -> None:
+    h, c = RigLSTMCell(4, 12)(torch.randn(2, 4))
+    assert not h.detach_().requires_grad
+    assert not c.detach_().requires_grad
+
+
+@both_backends
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2, "bidirectional": True}, {"cells": "random"}, {"batch_first": True}],
+)
+def test_a_batch_of_no_sequences_is_a_call_like_any_other(
+    options: dict[str, Any], backend: str
+) -> None:
+    """As of nn.LSTM: a process without data must not keep the others waiting for its gradients."""
+    layer = RigLSTM(4, 12, backend=backend, **options)
+    known = {k: v for k, v in options.items() if k != "cells"}
+    lstm, x = nn.LSTM(4, 12, **known), torch.randn(3, 0, 4, requires_grad=True)
+    x_in = x.transpose(0, 1) if layer.batch_first else x
+    y, state = layer(x_in)
+    y_want, state_want = lstm(x_in)
+    assert y.shape == y_want.shape
+    assert [s.shape for s in state] == [s.shape for s in state_want]
+    y, (h, c) = layer(x_in, state)
+    (y.sum() + h.sum() + c.sum()).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
+    assert x.grad is not None
+    flags = torch.ones(x_in.shape[:2], dtype=torch.bool)
+    assert layer(x_in, reset=flags, mask=flags)[0].shape == y.shape
+    assert RigLSTMCell(4, 12)(x[0])[0].shape == (0, 12)

@@ -77,10 +77,13 @@ WRONG_OPTIONS = [
     one_of("query", "own", "shared, per_cell"),
     ({"hidden_size": 7},
      "hidden_size must be a multiple of num_cells = 3, got 7; take hidden_size=6 or 9, "
-     "or another num_cells"),
+     "or another num_cells, 1 say"),
+    ({"hidden_size": 64, "num_cells": 6},
+     "hidden_size must be a multiple of num_cells = 6, got 64; take hidden_size=60 or 66, "
+     "or another num_cells, 4 say"),
     ({"hidden_size": 2},
      "hidden_size must be a multiple of num_cells = 3, got 2; take hidden_size=3, "
-     "or another num_cells"),
+     "or another num_cells, 2 say"),
     *(({"dropout": v, "num_layers": 2}, f"dropout must be a probability in [0, 1], got {v!r}")
       for v in (-0.1, 1.5, True, float("nan"))),
     ({"update_bias": 1.0, "soft_update": False},
@@ -202,13 +205,12 @@ def test_wrong_feature_size(features: int, call: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("shape", [(0, 2, 4), (5, 0, 4), (0, 0, 4)])
-def test_empty_batch_or_sequence(
-    shape: tuple[int, ...], batch_first: bool, call: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize("B", [0, 2])
+def test_sequences_without_steps(B: int, batch_first: bool, call: Callable[..., Any]) -> None:
+    shape = (B, 0, 4) if batch_first else (0, B, 4)
     with raises(
-        "the input must have at least one step and one sequence, "
-        f"got an input of shape {shape}; leave empty batches out"
+        f"the input must have at least one step, got an input of shape {shape}; "
+        "leave sequences without steps out"
     ):
         call(build(batch_first=batch_first), torch.zeros(shape))
 
@@ -227,8 +229,8 @@ def test_message_shows_the_shape_as_it_was_given(
 
 def test_empty_sequence_without_a_batch(call: Callable[..., Any]) -> None:
     with raises(
-        "the input must have at least one step and one sequence, "
-        "got an input of shape (0, 4); leave empty batches out"
+        "the input must have at least one step, got an input of shape (0, 4); "
+        "leave sequences without steps out"
     ):
         call(build(), torch.zeros(0, 4))
 
@@ -484,6 +486,7 @@ def small_cell() -> RigLSTMCell:
 
 
 INPUT = "the input must be a Tensor or a PackedSequence, got {}; use torch.as_tensor"
+BOTH = "{} must be a Tensor, got None; leave hx out to start from zero, or give both"
 WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: small()(X.numpy()), INPUT.format("ndarray")),
     (lambda: small()([[0.0] * 4]), INPUT.format("list")),
@@ -493,9 +496,15 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
         lambda: small_cell()(pack_sequence([X[:, 0]])),
         "the input must be a Tensor, got PackedSequence",
     ),
-    (lambda: small()(X, (H, None)), "c_0 must be a Tensor, got NoneType"),
+    (
+        lambda: small()(X, (H, None)),
+        BOTH.format("c_0"),
+    ),
     (lambda: small()(X, (H.numpy(), H)), "h_0 must be a Tensor, got ndarray"),
-    (lambda: small_cell()(X[0], (H[0], None)), "c_0 must be a Tensor, got NoneType"),
+    (
+        lambda: small_cell()(X[0], (None, None)),
+        BOTH.format("h_0"),
+    ),
     (lambda: small_cell()(X[0], H[0]), "hx must be a pair (h_0, c_0), got Tensor"),
     (lambda: small_cell()(X[0], (H[0],)), "hx must be a pair (h_0, c_0), got tuple"),
     (lambda: small_cell()(X[0], (H[0], H[0], H[0])), "hx must be a pair (h_0, c_0), got tuple"),

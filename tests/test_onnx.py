@@ -259,6 +259,38 @@ def test_docstring_has_the_guides_example() -> None:
     assert sorted(code) == sorted([*start, *filter(None, block.splitlines())])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_guides_other_derivatives_and_start_values_do_what_it_says() -> None:
+    names = run_guide("torch.func, second derivatives")
+    assert names["tangent"].shape == (5, 8, 60)
+    assert names["tangent"].abs().max() > 0
+    names = run_guide("Start values and groups of parameters")
+    biases = {id(p) for name, p in names["rnn"].named_parameters() if "bias" in name}
+    assert len(biases) == 3
+    assert not biases & {id(p) for p in names["decay"]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_around_the_reference_goes_through_torchs_own_export(tmp_path: Path) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = RigLSTM(4, 12), torch.nn.Linear(12, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rnn(x)[0][-1])  # type: ignore[no-any-return]
+
+    model, x, file = Model().eval(), torch.randn(3, 2, 4), str(tmp_path / "model.onnx")
+    model.rnn.backend = "reference"
+    open_batch = {"x": {1: torch.export.Dim("B")}}
+    torch.onnx.export(model, (x,), file, dynamic_shapes=open_batch, verbose=False)
+    session = onnxruntime.InferenceSession(file)
+    for B in (2, 5):
+        x = torch.randn(3, B, 4)
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), atol=1e-5, rtol=0)
+
+
 def test_guides_packed_input_resets_and_masks_do_what_it_says() -> None:
     names = run_guide("Packed input, resets, masks")
     rnn, x = names["rnn"], names["x"]

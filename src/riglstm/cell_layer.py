@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from riglstm import checks
 from riglstm.layer import RigLSTM
-from riglstm.sequence import State
+from riglstm.sequence import State, of_shape
 
 
 class RigLSTMCell(nn.Module):
@@ -46,7 +46,7 @@ class RigLSTMCell(nn.Module):
                 f"got {input.dim()} dimensions: {tuple(input.shape)}"
             )
         like = self.layer.weights().W
-        checks.check_input(input, self.input_size, like)
+        checks.check_input(input.unsqueeze(0), self.input_size, like, tuple(input.shape))
         state = None
         if hx is not None:
             checks.check_pair(hx)
@@ -56,4 +56,4 @@ class RigLSTMCell(nn.Module):
                 checks.check_state(name, given, shape, meaning, like)
             state = (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
         _, (h, c) = self.layer(input.unsqueeze(0), state)
-        return h.squeeze(0), c.squeeze(0)
+        return of_shape(h, *h.shape[1:]), of_shape(c, *c.shape[1:])

@@ -39,9 +39,10 @@ def check_divides(hidden_size: int, parts: int, name: str = "num_cells") -> None
     if hidden_size % parts:
         below = hidden_size // parts * parts
         near = f"{below} or {below + parts}" if below else f"{parts}"
+        fit = next(n for k in range(parts) for n in (parts - k, parts + k) if hidden_size % n == 0)
         raise ValueError(
             f"hidden_size must be a multiple of {name} = {parts}, got {hidden_size}; "
-            f"take hidden_size={near}, or another {name}"
+            f"take hidden_size={near}, or another {name}, {fit} say"
         )
 
 
@@ -141,7 +142,7 @@ def check_tensor(name: str, value: object, kinds: str = "a Tensor") -> None:
 def check_input(
     x: Tensor, features: int, like: Tensor, given: tuple[int, ...] | None = None
 ) -> None:
-    """A sequence fits a layer whose weights are like `like`; `given` is its shape as it came."""
+    """x (T, B, D) fits a layer whose weights are like `like`; `given` is its shape as it came."""
     shape = tuple(x.shape) if given is None else given
     if x.shape[-1] != features:
         raise ValueError(
@@ -158,10 +159,10 @@ def check_input(
             f"the input must have the layer's dtype {like.dtype}, got {x.dtype}; "
             "convert one of them with .to(dtype), or run under torch.autocast"
         )
-    if 0 in shape:
+    if x.shape[0] == 0:
         raise ValueError(
-            "the input must have at least one step and one sequence, "
-            f"got an input of shape {shape}; leave empty batches out"
+            f"the input must have at least one step, got an input of shape {shape}; "
+            "leave sequences without steps out"
         )
 
 
@@ -190,6 +191,10 @@ def check_pair(hx: object) -> None:
             "leave it out to start from zero"
         )
     for name, state in zip(("h_0", "c_0"), hx, strict=True):
+        if state is None:
+            raise ValueError(
+                f"{name} must be a Tensor, got None; leave hx out to start from zero, or give both"
+            )
         check_tensor(name, state)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -145,9 +145,18 @@ def split(state: Tensor, N: int, d: int) -> tuple[Tensor, ...]:
 
 def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
     """Final states (B, N, d) of all layers and directions as (rows, B, hidden_size)."""
-    shape = (len(states), -1, hidden_size)
+    if len(states) > 1:
+        return torch.stack([state.flatten(1) for state in states])
     # A single one is a tensor of its own already: nothing is copied.
-    return (states[0] if len(states) == 1 else torch.stack(states)).reshape(*shape)
+    return of_shape(states[0], 1, states[0].shape[0], hidden_size)
+
+
+def of_shape(own: Tensor, *shape: int) -> Tensor:
+    """A tensor that neither anybody else nor a backward pass has, in another shape.
+
+    To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
+    """
+    return cast(Tensor, torch.ops.aten._unsafe_view.default(own, shape))
 
 
 def _unpack(
@@ -172,7 +181,8 @@ def _unpack(
         reset = reset.t() if batch_first else reset
         if packed.sorted_indices is not None:
             reset = reset.index_select(1, packed.sorted_indices)
-    live = torch.arange(B) < sizes.unsqueeze(1)  # (T, B), known to the host
+    # Lengths are on the CPU, whatever torch's default device is.
+    live = torch.arange(B, device=sizes.device) < sizes.unsqueeze(1)  # (T, B), known to the host
     filled = live.view(-1).nonzero().view(-1).to(data.device)
     x = data.new_zeros(T * B, data.shape[-1]).index_copy(0, filled, data).view(T, B, -1)
     alive = live.to(data.device)

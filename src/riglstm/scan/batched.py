@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
@@ -20,15 +19,8 @@ from riglstm.scan.base import begin
 from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
 from riglstm.scan.rows import some_idle
+from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_tangents, refuse_transforms
 from riglstm.selection import Noise, Selection
-
-try:
-    from torch._C._functorch import is_gradtrackingtensor
-except ImportError:  # a torch that keeps it elsewhere: then torch refuses by itself
-
-    def is_gradtrackingtensor(tensor: Tensor) -> bool:
-        return False
-
 
 Rules = tuple[int, int, int, int, int, str, str, str, float]
 
@@ -55,21 +47,6 @@ def scan(
         x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, learns
     )
     return y, (h, c), active
-
-
-def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
-    """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
-    if torch.compiler.is_compiling():
-        return
-    dual = getattr(forward_ad, "_current_level", -1) >= 0
-    for t in tensors:
-        if t is not None and (
-            is_gradtrackingtensor(t) or (dual and forward_ad.unpack_dual(t).tangent is not None)
-        ):
-            raise NotImplementedError(
-                f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
-                "torch.func's grad, jvp and jac*; use backend='reference'"
-            )
 
 
 def flat(sel: Selection) -> Rules:
@@ -136,6 +113,7 @@ def _forward(
 
 @_forward.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
+    refuse_tangents("batched")
     W_q, rules, save = args[4], args[11:20], args[21]
     saved = empty_saved(x.shape[0] if save else 1, h, Selection(*rules), W_q is not None)
     y = h.new_empty(x.shape[0], *h.shape)
@@ -230,6 +208,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    refuse_batched("batched", *grads)
     x, *rest = ctx.saved_tensors
     weights, reset, active, saved = rest[:6], rest[6], rest[7], rest[8:]
     like = saved[0]
@@ -257,3 +236,4 @@ def _no_second_backward(ctx: Any, *grads: Any) -> Any:
 
 _forward.register_autograd(_apply_backward, setup_context=_setup_context)
 _backward.register_autograd(_no_second_backward)
+_forward.register_vmap(one_by_one(_forward))

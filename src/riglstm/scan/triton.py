@@ -11,12 +11,12 @@ from torch import Tensor
 from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
 from riglstm.scan.base import BackendError
-from riglstm.scan.batched import refuse_transforms
 from riglstm.scan.fused.learn import learn
 from riglstm.scan.fused.replay import again
 from riglstm.scan.fused.run import run
 from riglstm.scan.fused.symbols import Symbols
 from riglstm.scan.kernels.common import interpreted
+from riglstm.scan.transforms import refuse_transforms
 from riglstm.selection import Noise, Selection
 
 

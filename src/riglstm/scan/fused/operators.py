@@ -17,6 +17,7 @@ from riglstm.scan.fused.back import Wanted, backward
 from riglstm.scan.fused.input_map import rounded
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
 from riglstm.scan.fused.run import on_device, plain, whole
+from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_tangents
 from riglstm.selection import Selection
 
 
@@ -57,6 +58,7 @@ def forward(
 
 @forward.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
+    refuse_tangents("triton")
     W_in, W_q, rules, product, save = args[0], args[4], args[8:17], args[17], args[18]
     T, (B, _, d) = x.shape[0], h.shape
     z = sizes(d, Selection(*rules), W_q is not None, product)
@@ -161,6 +163,7 @@ def by_operator(
     ctx: Any, kept: Sequence[Tensor], *grads: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, h, c and the weights; `kept` are ctx's tensors, to be had from it once."""
+    refuse_batched("triton", *grads)
     x, h, y, *rest = kept
     weights, saved = rest[:6], rest[6:]
 
@@ -184,3 +187,4 @@ def _no_second_backward(ctx: Any, *grads: Any) -> Any:
 
 forward.register_autograd(_apply_backward, setup_context=_setup_context)
 _backward.register_autograd(_no_second_backward)
+forward.register_vmap(one_by_one(forward))

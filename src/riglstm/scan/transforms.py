@@ -1,0 +1,77 @@
+"""What torch's transforms may do with our operators: some is refused, vmap goes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+try:
+    from torch._C._functorch import is_gradtrackingtensor, is_legacy_batchedtensor
+except ImportError:  # a torch that keeps them elsewhere: then torch refuses by itself
+
+    def is_gradtrackingtensor(tensor: Tensor) -> bool:
+        return False
+
+    is_legacy_batchedtensor = is_gradtrackingtensor
+
+
+def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
+    """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
+    if torch.compiler.is_compiling():
+        return
+    for t in tensors:
+        if t is not None and (
+            is_gradtrackingtensor(t) or (_dual() and forward_ad.unpack_dual(t).tangent is not None)
+        ):
+            raise _refusal(backend)
+
+
+def refuse_tangents(backend: str) -> None:
+    """The same of a call that is traced, where nobody can say which tensors have tangents."""
+    if _dual():
+        raise _refusal(backend)
+
+
+def refuse_batched(backend: str, *grads: Tensor | None) -> None:
+    """Several gradients in one backward pass."""
+    if torch.compiler.is_compiling():
+        return
+    if any(g is not None and is_legacy_batchedtensor(g) for g in grads):
+        raise NotImplementedError(
+            f"backend={backend!r} has one gradient at a time, got a batch of them "
+            "(is_grads_batched=True, vectorize=True); ask for one after another, or use "
+            "backend='reference'"
+        )
+
+
+def _dual() -> bool:
+    return getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def _refusal(backend: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
+        "torch.func's grad, jvp and jac*; use backend='reference'"
+    )
+
+
+def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule of vmap for an operator that gives tensors: a call for each, and what they give."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        flat, spec = tree_flatten(args)
+        dims, _ = tree_flatten(in_dims)
+        made = []
+        for i in range(info.batch_size):
+            here = (a if at is None else a.select(at, i) for a, at in zip(flat, dims, strict=True))
+            made.append(operator(*tree_unflatten(list(here), spec)))
+        kind = type(made[0])
+        out = kind(torch.stack(each) for each in zip(*made, strict=True))
+        return out, kind(0 for _ in out)
+
+    return rule
