@@ -53,8 +53,8 @@ LIMITS = {"tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-5}
 """How far from float64 outputs may be, as a share of the largest."""
 STEPS = 2
 """That are compared with float64 before ours is timed: in each more near ties tip."""
-AGREEING = 0.8
-"""Least share of sequences within the limit in these."""
+AGREEING = 0.9
+"""Least share of sequences within the limit in these: on an H200 0.96 and more, in 113 checks."""
 
 
 def sections(quick: bool, rounds: int) -> list[Section]:
