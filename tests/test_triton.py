@@ -401,6 +401,14 @@ def test_it_says_that_it_can_be_differentiated_once() -> None:
         dx.sum().backward()
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_vmap_runs_one_after_another(gradients: bool) -> None:
+    layer, x = RigLSTM(5, 32, num_cells=2, backend="triton"), torch.randn(2, 2, 2, 5)
+    with torch.set_grad_enabled(gradients):
+        got = torch.vmap(lambda x: layer(x)[0])(x)
+        assert torch.equal(got, torch.stack([layer(each)[0] for each in x]))
+
+
 def test_gradients_in_a_batch_are_refused_and_not_misread() -> None:
     p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
     p.x.requires_grad_()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from helpers import ON_A_GPU, Problem, random_problem, seeded
-from riglstm import RigLSTM
+from riglstm import BackendError, RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
 from riglstm.parameters import initialise
 from riglstm.scan import reference, resolve
@@ -564,3 +564,75 @@ def test_training_takes_at_most_twice_the_memory_of_an_lstm(half: bool) -> None:
         ours = peak(RigLSTM(600, 600, backend="triton", device="cuda"), torch.float32)
     dtype = torch.bfloat16 if half else torch.float32
     assert ours <= 2 * peak(nn.LSTM(600, 600, device="cuda", dtype=dtype), dtype)
+
+
+def test_a_layer_for_it_may_be_made_on_a_cpu_or_meta_and_moved() -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(20, 60, backend="triton")
+    with pytest.raises(BackendError, match="needs a CUDA device, got 'cpu'"):
+        layer(torch.randn(3, 2, 20))
+    x = torch.randn(3, 2, 20, device="cuda")
+    want = layer.cuda()(x)[0]
+    with torch.device("meta"):
+        other = RigLSTM(20, 60, backend="triton")
+    other = other.to_empty(device="cuda")
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x)[0], want)
+
+
+def test_packed_input_and_layers_of_a_default_device() -> None:
+    lengths = (5, 3, 2)
+    torch.set_default_device("cuda")
+    try:
+        layer = RigLSTM(20, 60, backend="triton")
+        packed = pack_sequence([torch.randn(T, 20) for T in lengths])
+        got = layer(packed)[0].data
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(got, layer(packed)[0].data, rtol=0, atol=0)
+
+
+def test_a_batch_of_no_sequences_on_a_gpu() -> None:
+    layer = RigLSTM(20, 60, backend="triton", device="cuda")
+    x = torch.randn(3, 0, 20, device="cuda", requires_grad=True)
+    for _ in range(4):
+        with torch.no_grad():
+            assert layer(x)[0].shape == (3, 0, 60)
+    y, (h, c) = layer(x)
+    (y.sum() + h.sum() + c.sum()).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
+
+
+def test_its_final_states_are_no_views_and_no_backward_pass_needs_them() -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(20, 60, backend="triton", device="cuda")
+    x = torch.randn(3, 2, 20, device="cuda")
+    (want,) = torch.autograd.grad(layer(x)[0].sum(), layer.weight_gates_l0)
+    y, (h, c) = layer(x)
+    h.detach_().zero_()
+    c.detach_().zero_()
+    (got,) = torch.autograd.grad(y.sum(), layer.weight_gates_l0)
+    assert torch.equal(got, want)
+    for _ in range(4):
+        with torch.no_grad():
+            _, (h, c) = layer(x)
+        assert h.mul_(nn.Parameter(torch.ones(1, device="cuda"))).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transforms_are_refused_or_go_one_by_one() -> None:
+    torch.manual_seed(0)
+    layer = RigLSTM(20, 60, backend="triton", device="cuda")
+    x = torch.randn(4, 3, 2, 20, device="cuda")
+    with torch.no_grad():
+        assert torch.equal(
+            torch.vmap(lambda x: layer(x)[0])(x), torch.stack([layer(each)[0] for each in x])
+        )
+    forward_mode = torch.compile(
+        lambda x: torch.func.jvp(lambda x: layer(x)[0], (x,), (torch.ones_like(x),))[1],
+        backend="aot_eager",
+    )
+    with pytest.raises(Exception, match="has backward"):
+        forward_mode(x[0])
+    with pytest.raises(NotImplementedError, match="one gradient at a time"):
+        torch.autograd.functional.jacobian(lambda x: layer(x)[0], x[0], vectorize=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
 from riglstm.scan.base import BackendError
-from riglstm.scan.fused.learn import learn
+from riglstm.scan.fused.learn import learn, unseen
 from riglstm.scan.fused.replay import again
 from riglstm.scan.fused.run import run
 from riglstm.scan.fused.symbols import Symbols
@@ -80,7 +80,7 @@ def scan(
     learns = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, h, c, *weights)
     )
-    if learns or torch.compiler.is_compiling() or torch._C._get_tracing_state():
+    if learns or not unseen(x, h, c, *weights):
         y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, learns)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.

@@ -36,7 +36,7 @@ def learn(
     What torch does around an operator takes the host most of a millisecond, forward and back, so
     that one is used only where somebody looks at it.
     """
-    if learns and _unseen(x, h, c, *weights, live, reset):
+    if learns and unseen(x, h, c, *weights, live, reset):
         out: tuple[Tensor, Tensor, Tensor, Tensor] = _Scan.apply(  # type: ignore[no-untyped-call]
             x, h, c, *weights, live, reset, sel, product
         )
@@ -46,7 +46,7 @@ def learn(
     return y, h, c, Saved(*saved).woke
 
 
-def _unseen(*tensors: Tensor | None) -> bool:
+def unseen(*tensors: Tensor | None) -> bool:
     """Whether nobody looks at operators: no compiler, mode or transform, no tensor of theirs."""
     return not (
         torch.compiler.is_compiling()
@@ -87,7 +87,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
         given = [g for g in grads[:3] if g is not None]
-        if torch.is_grad_enabled() or not _unseen(*given, *kept) or _batched(given):
+        if torch.is_grad_enabled() or not unseen(*given, *kept) or _batched(given):
             # Its own derivative says why there is none.
             ctx.rules = flat(ctx.sel)
             dx, dh, dc, *dw = by_operator(ctx, kept, *grads)
