@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": {"autocast"},
     "cell": {"selection"},
     "scan": {"cell", "selection", "autocast"},
-    "sequence": {"checks"},
+    "sequence": {"checks", "scan"},
     "parameters": {"cell", "checks"},
     "straight": {"scan", "autocast", "parameters", "selection", "sequence"},
     "layer": {
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "straight",
         "traces",
     },
-    "cell_layer": {"layer", "sequence", "checks"},
+    "cell_layer": {"layer", "sequence", "scan", "checks"},
     "symbols": {"layer", "scan", "sequence", "checks"},
     "riglstm": {"layer", "cell_layer", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},

@@ -494,12 +494,13 @@ def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch: pytest.Mo
     asked = []
     monkeypatch.setattr(scan, "_no_triton", lambda device: asked.append(device.type))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     RigLSTM(4, 12, backend="triton")
-    assert asked == ["cuda"]
+    assert not asked, "nor is CUDA begun with"
+    with pytest.raises(BackendError, match="backend must be one of"):
+        RigLSTM(4, 12, backend=["triton"], device="meta")  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     RigLSTM(4, 12, backend="triton")
-    assert asked == ["cuda", "cpu"]
+    assert asked == ["cpu"]
 
 
 @both_backends
@@ -564,6 +565,45 @@ def test_packed_input_does_not_ask_torch_for_its_default_device() -> None:
     finally:
         torch.set_default_device(None)
     assert torch.equal(got, want)
+
+
+@both_backends
+@pytest.mark.parametrize("of", ["inputs", "weights"])
+def test_gradients_of_what_vmap_goes_over_are_those_of_single_calls(of: str, backend: str) -> None:
+    torch.manual_seed(0)
+    layers = [RigLSTM(4, 12, backend=backend) for _ in range(3)]
+    weights, _ = torch.func.stack_module_state(layers)
+    x = torch.randn(3, 5, 2, 4, requires_grad=of == "inputs")
+    for w in weights.values():
+        w.requires_grad_(of == "weights")
+    wanted = (x,) if of == "inputs" else tuple(weights.values())
+    results = []
+    for many in (True, False):
+
+        def run(w: dict[str, Tensor], x: Tensor) -> Tensor:
+            return functional_call(layers[0], w, x)[0]  # type: ignore[no-any-return]
+
+        if many:
+            y = torch.vmap(run)(weights, x)
+        else:
+            y = torch.stack([run({n: w[i] for n, w in weights.items()}, x[i]) for i in range(3)])
+        results.append(torch.autograd.grad(y.square().sum(), wanted))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_what_vmap_cannot_do_is_named() -> None:
+    layer, x = RigLSTM(4, 12), torch.randn(3, 5, 2, 4)
+    with pytest.raises(ValueError, match="needs a dimension of at least 1 here, got one of size 0"):
+        torch.vmap(lambda x: layer(x)[0])(x[:0])
+    with pytest.raises(NotImplementedError, match="has backward"):
+        torch.func.jvp(torch.vmap(lambda x: layer(x)[0]), (x,), (x,))
+    y = layer(x[0])[0]
+    with pytest.raises(NotImplementedError, match="one gradient at a time, got a batch of them"):
+        torch.vmap(lambda u: torch.autograd.grad(y, layer.weight_gates_l0, u))(
+            y.expand(2, 5, 2, 12)
+        )
 
 
 STATES = [{}, {"soft_update": False}, {"active_cells": 6}, {"views": "soft"}, {"num_cells": 1}]

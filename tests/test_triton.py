@@ -409,6 +409,15 @@ def test_vmap_runs_one_after_another(gradients: bool) -> None:
         assert torch.equal(got, torch.stack([layer(each)[0] for each in x]))
 
 
+def test_vmap_over_an_input_that_alone_needs_a_gradient() -> None:
+    layer = RigLSTM(5, 32, num_cells=2, backend="triton").requires_grad_(False)
+    x = torch.randn(2, 2, 2, 5, requires_grad=True)
+    (got,) = torch.autograd.grad(torch.vmap(lambda x: layer(x)[0])(x).square().sum(), x)
+    y = torch.stack([layer(each)[0] for each in x])
+    (want,) = torch.autograd.grad(y.square().sum(), x)
+    assert torch.equal(got, want)
+
+
 def test_gradients_in_a_batch_are_refused_and_not_misread() -> None:
     p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
     p.x.requires_grad_()

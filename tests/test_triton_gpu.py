@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -568,24 +569,23 @@ def test_training_takes_at_most_twice_the_memory_of_an_lstm(half: bool) -> None:
 
 def test_a_layer_for_it_may_be_made_on_a_cpu_or_meta_and_moved() -> None:
     torch.manual_seed(0)
-    layer = RigLSTM(20, 60, backend="triton")
+    layer = RigLSTM(20, 96, backend="triton")
     with pytest.raises(BackendError, match="needs a CUDA device, got 'cpu'"):
         layer(torch.randn(3, 2, 20))
     x = torch.randn(3, 2, 20, device="cuda")
     want = layer.cuda()(x)[0]
     with torch.device("meta"):
-        other = RigLSTM(20, 60, backend="triton")
+        other = RigLSTM(20, 96, backend="triton")
     other = other.to_empty(device="cuda")
     other.load_state_dict(layer.state_dict())
     assert torch.equal(other(x)[0], want)
 
 
 def test_packed_input_and_layers_of_a_default_device() -> None:
-    lengths = (5, 3, 2)
+    packed = pack_sequence([torch.randn(T, 20, device="cuda") for T in (5, 3, 2)])
     torch.set_default_device("cuda")
     try:
-        layer = RigLSTM(20, 60, backend="triton")
-        packed = pack_sequence([torch.randn(T, 20) for T in lengths])
+        layer = RigLSTM(20, 96, backend="triton")
         got = layer(packed)[0].data
     finally:
         torch.set_default_device(None)
@@ -593,11 +593,11 @@ def test_packed_input_and_layers_of_a_default_device() -> None:
 
 
 def test_a_batch_of_no_sequences_on_a_gpu() -> None:
-    layer = RigLSTM(20, 60, backend="triton", device="cuda")
+    layer = RigLSTM(20, 96, backend="triton", device="cuda")
     x = torch.randn(3, 0, 20, device="cuda", requires_grad=True)
     for _ in range(4):
         with torch.no_grad():
-            assert layer(x)[0].shape == (3, 0, 60)
+            assert layer(x)[0].shape == (3, 0, 96)
     y, (h, c) = layer(x)
     (y.sum() + h.sum() + c.sum()).backward()
     assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
@@ -605,7 +605,7 @@ def test_a_batch_of_no_sequences_on_a_gpu() -> None:
 
 def test_its_final_states_are_no_views_and_no_backward_pass_needs_them() -> None:
     torch.manual_seed(0)
-    layer = RigLSTM(20, 60, backend="triton", device="cuda")
+    layer = RigLSTM(20, 96, backend="triton", device="cuda")
     x = torch.randn(3, 2, 20, device="cuda")
     (want,) = torch.autograd.grad(layer(x)[0].sum(), layer.weight_gates_l0)
     y, (h, c) = layer(x)
@@ -622,12 +622,19 @@ def test_its_final_states_are_no_views_and_no_backward_pass_needs_them() -> None
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_transforms_are_refused_or_go_one_by_one() -> None:
     torch.manual_seed(0)
-    layer = RigLSTM(20, 60, backend="triton", device="cuda")
+    layer = RigLSTM(20, 96, backend="triton", device="cuda")
     x = torch.randn(4, 3, 2, 20, device="cuda")
     with torch.no_grad():
         assert torch.equal(
             torch.vmap(lambda x: layer(x)[0])(x), torch.stack([layer(each)[0] for each in x])
         )
+    frozen = copy.deepcopy(layer).requires_grad_(False)
+    x.requires_grad_()
+    pairs = []
+    for y in (torch.vmap(lambda x: frozen(x)[0])(x), torch.stack([frozen(each)[0] for each in x])):
+        pairs.append(torch.autograd.grad(y.square().sum(), x)[0])
+    torch.testing.assert_close(*pairs, rtol=1e-5, atol=1e-6)
+    x = x.detach()
     forward_mode = torch.compile(
         lambda x: torch.func.jvp(lambda x: layer(x)[0], (x,), (torch.ones_like(x),))[1],
         backend="aot_eager",

@@ -227,7 +227,7 @@ def test_programs_with_a_tile_are_spread_over_the_chip(
     assert all(sum(busy[i : i + 16]) < 13 for i in range(every - 15))
 
 
-@pytest.mark.parametrize(("every", "stride"), [(3, 2), (12, 5)])
+@pytest.mark.parametrize(("every", "stride"), [(9, 4), (6, 5)])
 def test_however_programs_are_numbered_no_bit_changes(
     every: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

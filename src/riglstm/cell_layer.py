@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from riglstm import checks
 from riglstm.layer import RigLSTM
-from riglstm.sequence import State, of_shape
+from riglstm.scan.base import of_shape
+from riglstm.sequence import State
 
 
 class RigLSTMCell(nn.Module):

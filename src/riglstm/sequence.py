@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
+from riglstm.scan.base import of_shape
 
 Given: TypeAlias = Tensor | PackedSequence
 """An input, in any of its forms."""
@@ -149,14 +150,6 @@ def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
         return torch.stack([state.flatten(1) for state in states])
     # A single one is a tensor of its own already: nothing is copied.
     return of_shape(states[0], 1, states[0].shape[0], hidden_size)
-
-
-def of_shape(own: Tensor, *shape: int) -> Tensor:
-    """A tensor that neither anybody else nor a backward pass has, in another shape.
-
-    To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
-    """
-    return cast(Tensor, torch.ops.aten._unsafe_view.default(own, shape))
 
 
 def _unpack(

@@ -9,7 +9,7 @@ from torch import Tensor
 from riglstm import checks
 from riglstm.layer import RigLSTM
 from riglstm.scan import resolve
-from riglstm.sequence import State
+from riglstm.sequence import State, join
 
 LARGEST = 2**25
 """Bytes of the table of gates up to which it pays: it should stay in a GPU's cache."""
@@ -68,7 +68,7 @@ def run_symbols(
         h, c = (s[0].to(weights.W.dtype).unflatten(1, cells) for s in hx)
     y, state = triton.scan_symbols(ids, table, h, c, weights, layer.selection)
     output = y.flatten(2)
-    h_n, c_n = (s.flatten(1).unsqueeze(0) for s in state)
+    h_n, c_n = (join((s,), layer.hidden_size) for s in state)
     return output.transpose(0, 1) if layer.batch_first else output, (h_n, c_n)
 
 

@@ -118,7 +118,9 @@ def in_mode(who: Contestant, work: str) -> Contestant:
     """
     if work == "training" or not isinstance(who.call, nn.Module):
         return who
-    return who._replace(call=copy.copy(who.call).eval())  # with the same weights
+    layer = copy.copy(who.call)  # with the same weights
+    layer.training = False
+    return who._replace(call=layer)
 
 
 def infer(who: Contestant, x: Tensor) -> tuple[Tensor, ...]:

@@ -73,10 +73,9 @@ def check_possible(backend: str, device: torch.device | str | int | None) -> Non
     Many are made on a CPU, or on `meta`, and get to a GPU later: each call asks again.
     """
     device = torch.get_default_device() if device is None else torch.device(device)
-    if device.type == "meta" and backend in BACKENDS:
-        return
-    moved = backend == "triton" and torch.cuda.is_available()
-    resolve(backend, torch.device("cuda", torch.cuda.current_device()) if moved else device)
+    moves = device.type == "meta" or (device.type == "cpu" and torch.cuda.is_available())
+    if not (moves and isinstance(backend, str) and backend in BACKENDS):
+        resolve(backend, device)
 
 
 @functools.cache
@@ -115,8 +114,7 @@ def scan(
     """
     W = weights.W
     dtype = W.dtype if h is None else h.dtype
-    if x.shape[1] == 0:
-        # All that there is to it are shapes, and gradients of zero.
-        backend = "reference"
-    run = BACKENDS[resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])]
+    name = resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])
+    # Of no sequences there are only shapes, and gradients of zero.
+    run = BACKENDS["reference" if x.shape[1] == 0 else name]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

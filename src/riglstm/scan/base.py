@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: 
         zero = weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
         h, c = zero if h is None else h, zero if c is None else c
     return h, c
+
+
+def of_shape(own: Tensor, *shape: int) -> Tensor:
+    """A tensor that neither anybody else nor a backward pass has, in another shape.
+
+    To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
+    """
+    return cast(Tensor, torch.ops.aten._unsafe_view.default(own, shape))
 
 
 class Scan(Protocol):

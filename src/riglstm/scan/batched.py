@@ -91,6 +91,7 @@ def _forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    refuse_transforms("batched", x, h, c, *weights)  # in compiled code nobody has asked before
     if dense.fits(W, sel, some_idle(h.device, sel, live), product, h.dtype):
         y, h, c, active, saved = dense.forward(
             x.contiguous(), h.contiguous(), c, weights, sel, reset, save

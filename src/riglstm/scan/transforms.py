@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 try:
-    from torch._C._functorch import is_gradtrackingtensor, is_legacy_batchedtensor
+    from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor, is_legacy_batchedtensor
 except ImportError:  # a torch that keeps them elsewhere: then torch refuses by itself
 
     def is_gradtrackingtensor(tensor: Tensor) -> bool:
         return False
 
-    is_legacy_batchedtensor = is_gradtrackingtensor
+    is_batchedtensor = is_legacy_batchedtensor = is_gradtrackingtensor
 
 
 def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
@@ -25,9 +24,7 @@ def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
     if torch.compiler.is_compiling():
         return
     for t in tensors:
-        if t is not None and (
-            is_gradtrackingtensor(t) or (_dual() and forward_ad.unpack_dual(t).tangent is not None)
-        ):
+        if t is not None and (is_gradtrackingtensor(t) or (_dual() and _may_have_tangent(t))):
             raise _refusal(backend)
 
 
@@ -41,12 +38,17 @@ def refuse_batched(backend: str, *grads: Tensor | None) -> None:
     """Several gradients in one backward pass."""
     if torch.compiler.is_compiling():
         return
-    if any(g is not None and is_legacy_batchedtensor(g) for g in grads):
+    if any(g is not None and (is_legacy_batchedtensor(g) or is_batchedtensor(g)) for g in grads):
         raise NotImplementedError(
             f"backend={backend!r} has one gradient at a time, got a batch of them "
-            "(is_grads_batched=True, vectorize=True); ask for one after another, or use "
+            "(is_grads_batched=True, vectorize=True, vmap); ask for one after another, or use "
             "backend='reference'"
         )
+
+
+def _may_have_tangent(t: Tensor) -> bool:
+    # torch does not tell of those in a batch of vmap's.
+    return is_batchedtensor(t) or forward_ad.unpack_dual(t).tangent is not None
 
 
 def _dual() -> bool:
@@ -61,17 +63,25 @@ def _refusal(backend: str) -> NotImplementedError:
 
 
 def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule of vmap for an operator that gives tensors: a call for each, and what they give."""
+    """A rule of vmap for a forward operator: a call for each, and what they give side by side.
+
+    Its last argument says whether to save for a backward pass. Tensors in a batch of vmap's do not
+    tell that they need one; here, by themselves, they do.
+    """
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-        flat, spec = tree_flatten(args)
-        dims, _ = tree_flatten(in_dims)
+        if info.batch_size == 0:
+            raise ValueError(
+                "torch.vmap needs a dimension of at least 1 here, got one of size 0; leave it out"
+            )
         made = []
         for i in range(info.batch_size):
-            here = (a if at is None else a.select(at, i) for a, at in zip(flat, dims, strict=True))
-            made.append(operator(*tree_unflatten(list(here), spec)))
-        kind = type(made[0])
-        out = kind(torch.stack(each) for each in zip(*made, strict=True))
-        return out, kind(0 for _ in out)
+            *here, save = (
+                a if at is None else a.select(at, i) for a, at in zip(args, in_dims, strict=True)
+            )
+            needed = any(isinstance(a, Tensor) and a.requires_grad for a in here)
+            made.append(operator(*here, save or (needed and torch.is_grad_enabled())))
+        out = tuple(torch.stack(each) for each in zip(*made, strict=True))
+        return out, (0,) * len(out)
 
     return rule

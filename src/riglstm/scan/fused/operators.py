@@ -17,7 +17,12 @@ from riglstm.scan.fused.back import Wanted, backward
 from riglstm.scan.fused.input_map import rounded
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
 from riglstm.scan.fused.run import on_device, plain, whole
-from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_tangents
+from riglstm.scan.transforms import (
+    one_by_one,
+    refuse_batched,
+    refuse_tangents,
+    refuse_transforms,
+)
 from riglstm.selection import Selection
 
 
@@ -50,6 +55,7 @@ def forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    refuse_transforms("triton", x, h, c, *weights)  # in compiled code nobody has asked before
     given = (x, h, c, weights, sel, live, reset, product)
     y, h, c, saved, _ = on_device(*given, save, keep=True)
     assert isinstance(saved, Saved)

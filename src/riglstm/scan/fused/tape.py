@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from riglstm.autocast import product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import State
+from riglstm.scan.base import State, of_shape
 from riglstm.scan.fused import replay
 from riglstm.scan.fused.launch import Launched, Place, heard, undisturbed
 from riglstm.scan.fused.run import run
@@ -140,7 +140,7 @@ def write(x: Tensor, hx: State | None, standing: Standing) -> tuple[Made | None,
     product = product_on("cuda", torch.float32)
     with heard() as launches:
         y, h_n, c_n, woke = run(x, h, c, weights, sel, None, None, product)
-    made = y.flatten(2), (h_n.view(1, B, H), c_n.view(1, B, H))
+    made = y.flatten(2), (of_shape(h_n, 1, B, H), of_shape(c_n, 1, B, H))
     return made, _tape(launches, (y, c_n, x, h, c, *weights), woke, (T, B, H), standing)
 
 
