@@ -619,7 +619,7 @@ def test_its_final_states_are_no_views_and_no_backward_pass_needs_them() -> None
         assert h.mul_(nn.Parameter(torch.ones(1, device="cuda"))).requires_grad
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_transforms_are_refused_or_go_one_by_one() -> None:
     torch.manual_seed(0)
     layer = RigLSTM(20, 96, backend="triton", device="cuda")
