@@ -577,18 +577,16 @@ def test_gradients_of_what_vmap_goes_over_are_those_of_single_calls(of: str, bac
     for w in weights.values():
         w.requires_grad_(of == "weights")
     wanted = (x,) if of == "inputs" else tuple(weights.values())
-    results = []
-    for many in (True, False):
 
-        def run(w: dict[str, Tensor], x: Tensor) -> Tensor:
-            return functional_call(layers[0], w, x)[0]  # type: ignore[no-any-return]
+    def run(w: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layers[0], w, x)[0]  # type: ignore[no-any-return]
 
-        if many:
-            y = torch.vmap(run)(weights, x)
-        else:
-            y = torch.stack([run({n: w[i] for n, w in weights.items()}, x[i]) for i in range(3)])
-        results.append(torch.autograd.grad(y.square().sum(), wanted))
-    for got, want in zip(*results, strict=True):
+    single = [run({n: w[i] for n, w in weights.items()}, x[i]) for i in range(3)]
+    both = (
+        torch.autograd.grad(y.square().sum(), wanted)
+        for y in (torch.vmap(run)(weights, x), torch.stack(single))
+    )
+    for got, want in zip(*both, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 

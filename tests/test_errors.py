@@ -496,15 +496,9 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
         lambda: small_cell()(pack_sequence([X[:, 0]])),
         "the input must be a Tensor, got PackedSequence",
     ),
-    (
-        lambda: small()(X, (H, None)),
-        BOTH.format("c_0"),
-    ),
+    (lambda: small()(X, (H, None)), BOTH.format("c_0")),
     (lambda: small()(X, (H.numpy(), H)), "h_0 must be a Tensor, got ndarray"),
-    (
-        lambda: small_cell()(X[0], (None, None)),
-        BOTH.format("h_0"),
-    ),
+    (lambda: small_cell()(X[0], (None, None)), BOTH.format("h_0")),
     (lambda: small_cell()(X[0], H[0]), "hx must be a pair (h_0, c_0), got Tensor"),
     (lambda: small_cell()(X[0], (H[0],)), "hx must be a pair (h_0, c_0), got tuple"),
     (lambda: small_cell()(X[0], (H[0], H[0], H[0])), "hx must be a pair (h_0, c_0), got tuple"),

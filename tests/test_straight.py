@@ -302,8 +302,9 @@ with torch.no_grad():
     for T in range(1, 2 * straight.MOST):
         plays(layer, T, 3, 64, calls=1)
     assert len(layer._seen) <= straight.MOST
-    for own in [layer_of()] * 4:
-        _, (h, c) = own(torch.randn(2, 3, 64))
+    again = layer_of()
+    for _ in range(4):
+        _, (h, c) = again(torch.randn(2, 3, 64))
         assert not h._is_view() and not c._is_view(), "whichever way a call goes"
     assert plays(gone := layer_of(), 2, 3, 64) == THIRD
     before = weakref.ref(gone.weight_gates_l0)

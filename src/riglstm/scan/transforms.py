@@ -23,8 +23,9 @@ def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
     """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
     if torch.compiler.is_compiling():
         return
+    dual = _dual()
     for t in tensors:
-        if t is not None and (is_gradtrackingtensor(t) or (_dual() and _may_have_tangent(t))):
+        if t is not None and (is_gradtrackingtensor(t) or (dual and _may_have_tangent(t))):
             raise _refusal(backend)
 
 

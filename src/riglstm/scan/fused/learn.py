@@ -15,6 +15,7 @@ from riglstm.scan.fused.back import Wanted
 from riglstm.scan.fused.operators import by_operator, forward, pull
 from riglstm.scan.fused.plan import Saved
 from riglstm.scan.fused.run import on_device, plain
+from riglstm.scan.transforms import refuse_batched
 from riglstm.selection import Selection
 
 PLAIN = {Tensor, nn.Parameter, type(None)}
@@ -56,11 +57,6 @@ def unseen(*tensors: Tensor | None) -> bool:
     ) and PLAIN.issuperset(map(type, tensors))
 
 
-def _batched(grads: list[Tensor]) -> bool:
-    """Whether they are those of is_grads_batched=True."""
-    return any(map(_functorch.is_legacy_batchedtensor, grads))
-
-
 def _of_given(ctx: Any, *states: Tensor | None) -> list[Tensor | None]:
     """The gradients of h and c: autograd takes none for a state that was not given."""
     wanted = ctx.needs_input_grad[1:3]
@@ -85,9 +81,9 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_batched("triton", *grads)
         kept = ctx.saved_tensors
-        given = [g for g in grads[:3] if g is not None]
-        if torch.is_grad_enabled() or not unseen(*given, *kept) or _batched(given):
+        if torch.is_grad_enabled() or not unseen(*grads[:3], *kept):
             # Its own derivative says why there is none.
             ctx.rules = flat(ctx.sel)
             dx, dh, dc, *dw = by_operator(ctx, kept, *grads)

@@ -161,6 +161,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    refuse_batched("triton", *grads)
     nothing = (None,) * (2 + len(ctx.rules) + 2)
     return *by_operator(ctx, ctx.saved_tensors, *grads), *nothing
 
@@ -169,7 +170,6 @@ def by_operator(
     ctx: Any, kept: Sequence[Tensor], *grads: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, h, c and the weights; `kept` are ctx's tensors, to be had from it once."""
-    refuse_batched("triton", *grads)
     x, h, y, *rest = kept
     weights, saved = rest[:6], rest[6:]
 
