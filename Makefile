@@ -1,6 +1,6 @@
 # Two commands do everything on a machine with Python 3.11+ and make:
 #   make demo    train the layer against an LSTM on a small copying problem, with a page to open
-#   make test    style, types, and every test
+#   make test    style, types, and the fast tests: every behaviour of the layer
 PYTHON ?= python3
 VENV   ?= .venv
 WORKERS ?= 2
@@ -9,11 +9,12 @@ READY  := $(VENV)/.ready
 # Bytecode is kept, whatever the environment says: nothing is compiled before it is imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test style check test-gpu bench wheel clean
+.PHONY: help demo test test-slow style check test-gpu bench wheel clean
 help:
 	@grep -E '^#   make' Makefile | sed 's/^#   //'
 	@echo "make check     ruff and mypy"
 	@echo "make bench     speed on this CPU, beside nn.LSTM; riglstm bench --device cuda on a GPU"
+	@echo "make test-slow the tests that take long: frameworks, faults, compilers, wheels"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make wheel     build the package into dist/"
 	@echo "make clean     remove the environment and everything built"
@@ -45,8 +46,12 @@ check: style
 test: style
 	@echo "== types and tests, on $(WORKERS) workers"
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal; tests=$$?; \
 	wait $$types; typed=$$?; cat $(VENV)/types.log; test $$tests = 0 && test $$typed = 0
+
+test-slow: $(READY)
+	@echo "== slow tests, on $(WORKERS) workers"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else \

@@ -13,6 +13,8 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
 

@@ -9,6 +9,10 @@ import sys
 from importlib.metadata import distribution, distributions, version
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 
