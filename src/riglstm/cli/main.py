@@ -18,6 +18,7 @@ from riglstm.cli import (
     list,
     report,
     reproduce,
+    sweep,
     train,
     values,
 )
@@ -30,6 +31,7 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate.main,
     "export": export.main,
     "reproduce": reproduce.main,
+    "sweep": sweep.main,
     "report": report.main,
     "bench": bench.main,
     "data": data.main,

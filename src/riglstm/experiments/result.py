@@ -36,7 +36,7 @@ def check_result(
     """Raise ValueError where the content of a file is no result."""
     rows, chosen = result.get("rows"), result.get("chosen")
     for what, sound in (
-        ("rows, a list of figures", isinstance(rows, list) and bool(rows) and all(map(_row, rows))),
+        ("rows, a list of figures", isinstance(rows, list) and all(map(_row, rows))),
         (
             "chosen, the step of each condition",
             isinstance(chosen, dict) and all(map(_choice, chosen.values())),

@@ -105,15 +105,18 @@ def run(
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
-        if progress:
-            say(f"testing on {', '.join(task.conditions)}")
+        conditions = task.conditions if spec.fit.test else ()
+        if progress and conditions:
+            say(f"testing on {', '.join(conditions)}")
         try:
-            figures = tested(spec, task, net, folder.weights_of, chosen, task.conditions)
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
         except KeyboardInterrupt:
             raise Interrupted(untested(again)) from None
         result = {
             "rows": figures,
             "chosen": chosen,
+            "metric": task.metric.name,
+            "trained_on": task.trained_on,
             "updates": fitted.updates,
             "stopped": fitted.stopped,
             "seconds": fitted.seconds,
@@ -121,7 +124,7 @@ def run(
             "device": sessions(folder, "device"),
             "commit": sessions(folder, "commit"),
             "jobs": most_jobs(folder),
-            **_yardsticks(task, task.conditions),
+            **_yardsticks(task, conditions),
         }
         folder.finish(result)
     return result

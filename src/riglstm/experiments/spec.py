@@ -111,7 +111,7 @@ class RunSpec:
         Nor does it hold what the first runs had no word for, and is as it was then.
         """
         data = self.resolved()
-        for part in ("fit", "model_options"):
+        for part in ("task_options", "fit", "model_options"):
             said = data[part].items()
             data[part] = {k: v for k, v in said if k not in LATER or v != LATER[k]}
         data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}

@@ -22,6 +22,7 @@ from riglstm.tasks.tokens import (
     batches,
     check_core,
     check_dropout,
+    check_start_range,
     check_whole,
     empty_totals,
     evaluating,
@@ -69,6 +70,8 @@ class Copying:
     """Sequences of the test, for each condition."""
     input_size: int = 600
     """Width of the embedded tokens of a step, all M together."""
+    start_range: float | None = None
+    """Tables and read-out start in ± this, the read-out's bias at 0; none: as torch starts them."""
 
     def __post_init__(self) -> None:
         for name in ("M", "L", "P", "batch_size", "validation_size", "test_size", "input_size"):
@@ -84,6 +87,7 @@ class Copying:
         if self.loss_on not in ("all", "answer"):
             raise ValueError(f"loss_on must be all or answer, got {self.loss_on!r}")
         check_dropout(self.dropout)
+        check_start_range(self.start_range)
         for condition in self.conditions:
             self.read(condition)
 
@@ -152,7 +156,10 @@ class CopyingTask:
         check_core(core, self.input_size)
         M, kinds = self.config.M, self.config.digits
         return TokenNetwork(
-            core, M, kinds + 2, (M, kinds + 1), dropout=self.config.dropout, summarise=False
+            *(core, M, kinds + 2, (M, kinds + 1)),
+            dropout=self.config.dropout,
+            summarise=False,
+            start_range=self.config.start_range,
         )
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.models.base import Core
-from riglstm.tasks.base import Batch, Metric, Split, Totals, check_split
+from riglstm.tasks.base import Batch, Metric, Split, Totals, check_split, generator
 from riglstm.tasks.download import obtain
 from riglstm.tasks.files import Images
 from riglstm.tasks.pictures import Size, positions, read_size, split_up
@@ -25,12 +25,16 @@ from riglstm.tasks.tokens import (
     batches,
     check_core,
     check_dropout,
+    check_start_range,
     check_whole,
     empty_totals,
     evaluating,
 )
 
 CLASSES = 10
+CPU = torch.device("cpu")
+FLIPS = 1
+"""The last number of a seed of mirror images, so that they are not drawn as the order is."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class SequentialImages:
     """Pictures of the test; None: all 10,000."""
     input_size: int = 600
     """Width of an embedded pixel, its channels together."""
+    start_range: float | None = None
+    """Tables and read-out start in ± this, the read-out's bias at 0; none: as torch starts them."""
+    label_smoothing: float = 0.0
+    """Share of each training label that is spread over all classes."""
 
     def __post_init__(self) -> None:
         for name in ("size", "batch_size", "input_size"):
@@ -66,6 +74,11 @@ class SequentialImages:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
         check_dropout(self.dropout)
+        check_start_range(self.start_range)
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing!r}"
+            )
         if self.input_size % self.channels:
             raise ValueError(
                 f"input_size must be a multiple of the {self.channels} channels, "
@@ -79,6 +92,11 @@ class SequentialImages:
     def values(self) -> int:
         """How many values a pixel may have."""
         return 256
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether training pictures are mirrored at random."""
+        return False
 
     def prepare(self, images: Tensor) -> Tensor:
         """The values of pixels as they are shown, before any resizing."""
@@ -140,6 +158,28 @@ class CIFAR10(SequentialImages):
     """Side of the training pictures."""
     conditions: tuple[str, ...] = ("19x19", "24x24", "32x32")
     """Sizes at which the model is tested besides training's own."""
+    flip: bool = False
+    """Each training picture is mirrored left to right in half of the updates that see it."""
+    levels: int = 256
+    """Different values of a pixel in each channel, evenly spaced; 256: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("levels", self.levels, low=2, high=256)
+
+    @property
+    def values(self) -> int:
+        """As many as there are levels."""
+        return self.levels
+
+    @property
+    def mirrored(self) -> bool:
+        """As `flip` says."""
+        return self.flip
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """0 to levels - 1."""
+        return (images.int() * self.levels // 256).to(torch.uint8)
 
 
 class ImageTask:
@@ -163,6 +203,9 @@ class ImageTask:
         self._shuffled = Shuffled(len(self._train), config.batch_size, device)
         self.updates_per_epoch = self._shuffled.updates_per_epoch
         self._positions: dict[Size, Tensor] = {}
+        rows = torch.arange(config.size**2, device=device).view(config.size, config.size)
+        self._mirror = rows.flip(1).flatten()
+        """Where the pixels of a training picture come from in its mirror image."""
 
     def ready(self) -> None:
         """All pictures are there from the start."""
@@ -182,6 +225,7 @@ class ImageTask:
             (CLASSES,),
             dropout=config.dropout,
             summarise=True,
+            start_range=config.start_range,
         )
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
@@ -191,13 +235,21 @@ class ImageTask:
         """
         chosen = self._shuffled.batch(seed, step)[rows]
         pixels = self._train.index_select(0, chosen)  # (B, T, C)
+        if self.config.mirrored:
+            gen = generator(CPU, seed, step, FLIPS)
+            flipped = torch.rand(self.config.batch_size, generator=gen)[rows] < 0.5
+            flipped = flipped[:, None, None].to(self.device)
+            pixels = torch.where(flipped, pixels[:, self._mirror], pixels)
         return Batch(pixels.transpose(0, 1), self._labels["training"].index_select(0, chosen))
 
     def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross entropy, and the share of pictures whose class is right."""
         logits = net(batch.inputs)
         right = logits.detach().argmax(-1) == batch.targets
-        return F.cross_entropy(logits.float(), batch.targets), right.float().mean()
+        loss = F.cross_entropy(
+            logits.float(), batch.targets, label_smoothing=self.config.label_smoothing
+        )
+        return loss, right.float().mean()
 
     def score(
         self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)

@@ -30,7 +30,9 @@ class TokenNetwork(nn.Module):
     """A table of vectors for each of C channels, side by side; a core; a linear read-out.
 
     `outputs`: shape of the logits of one reading. `summarise`: one reading per sequence, of
-    `summary`, or else one per step.
+    `summary`, or else one per step. `start_range`: tables and read-out start uniformly in ± this
+    value, the read-out's bias at zero, as in the scripts of RIM's authors; None: as nn.Embedding
+    and nn.Linear start.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class TokenNetwork(nn.Module):
         *,
         dropout: float,
         summarise: bool,
+        start_range: float | None = None,
     ) -> None:
         super().__init__()
         self.outputs = outputs
@@ -52,6 +55,10 @@ class TokenNetwork(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.core = core
         self.readout = nn.Linear(core.output_size, math.prod(outputs))
+        if start_range is not None:
+            for weight in (self.tables.weight, self.readout.weight):
+                nn.init.uniform_(weight, -start_range, start_range)
+            nn.init.zeros_(self.readout.bias)
 
     start: Tensor
     """(C,): where each channel's table begins."""
@@ -87,6 +94,14 @@ def check_dropout(dropout: float) -> None:
     """An option is a share, and not everything is dropped."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+
+
+def check_start_range(start_range: float | None) -> None:
+    """An option is a range of start values, or none."""
+    if start_range is not None and not 0 < start_range < math.inf:
+        raise ValueError(
+            f"start_range must be a number above 0, or none for torch's own, got {start_range!r}"
+        )
 
 
 @contextmanager

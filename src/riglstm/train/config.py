@@ -20,9 +20,15 @@ LATER: dict[str, float | None] = {
     "steady_start": False,
     "weight_decay": 0.0,
     "flood": 0.0,
+    "test": True,
+    "gate_scale": 1.0,
+    "start_range": None,
+    "label_smoothing": 0.0,
+    "flip": False,
+    "levels": 256,
 }
-"""Options of training and of models that came after the first runs, and what those ran with: a run
-without them is one that has them at these values, and its name is the same."""
+"""Options of tasks, models and training that came after the first runs, and what those ran with: a
+run without them is one that has them at these values, and its name is the same."""
 
 PRINTED: dict[str, float | None] = {"soft_update": True, "update_scale": 1.0, "update_bias": None}
 """RigLSTM's soft update as the paper prints it. It was the default once: a run that does not say
@@ -70,6 +76,9 @@ class Fit:
     """Processes that share each batch, one to a GPU; torchrun's number goes before this one."""
     capture: bool = True
     """On a GPU: the core's forward and backward pass as captured CUDA graphs."""
+    test: bool = True
+    """Score the chosen weights on test data at the end. A trial of a search does not: test data is
+    for the recipe that was found."""
     log_every: int = 50
     """Updates between two lines of the log, each with means over the updates since the last."""
     tensorboard: bool = True

@@ -233,7 +233,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any], within: str = ""
     for name in dict.fromkeys((*was, *now)):
         if within.endswith("fit") and name in FREE:
             continue
-        said_later = within.endswith(("fit", "model_options"))
+        said_later = within.endswith(("task_options", "fit", "model_options"))
         before = {**LATER, **PRINTED}.get(name) if said_later else None
         a, b = was.get(name, before), now.get(name, before)
         full = f"{within}.{name}" if within else name

@@ -127,7 +127,7 @@ def _fit(
         # Lightning leaves it on the CPU.
         net.to(task.device)
     # Too late for this training; whoever asked wants no tests now either.
-    if wish.made or deadline.near(_tests(task, steward.pause)):
+    if wish.made or deadline.near(_tests(task, steward.pause) if config.test else 0.0):
         kind = Interrupted if wish.made else OutOfTime
         raise kind(untested(again))
     return _fitted(steward)
