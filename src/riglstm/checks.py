@@ -102,6 +102,14 @@ def check_forget_bias(value: object, needs: str | None = None) -> None:
         )
 
 
+def check_gate_scale(value: object) -> None:
+    """The factor on the start values of the gates' weight matrices."""
+    if not _is_number(value) or value <= 0:  # type: ignore[operator]
+        raise ValueError(
+            f"gate_scale must be a positive finite number, got {value!r}; 1 changes nothing"
+        )
+
+
 def check_steady_start(value: bool, affine: bool, num_views: int, cells: str) -> None:
     """A steady start needs maps to views that can cancel, biases that do not, and a choice."""
     if value and not (affine and num_views > 1 and cells == "top"):

@@ -205,9 +205,10 @@ def check_state(state: State, expected: State) -> State:
     return tuple(state)
 
 
-def raised(forget_bias: float) -> str:
-    """For a `repr`: the forget gates' start where it is not the usual one."""
-    return f", forget_bias={forget_bias}" if forget_bias else ""
+def changed_start(forget_bias: float, gate_scale: float) -> str:
+    """The options of the gates' start values that are not the usual ones, for a `repr`."""
+    bias = f", forget_bias={forget_bias}" if forget_bias else ""
+    return bias + (f", gate_scale={gate_scale}" if gate_scale != 1 else "")
 
 
 def describe(state: object) -> str:

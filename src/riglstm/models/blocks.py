@@ -48,7 +48,8 @@ class BlockLSTM(nn.Module):
     """h̃_j, c̃_j = LSTM_j(u_j, h_j, c_j): N LSTMs that share nothing; gates i, f, g, o.
 
     The weights start uniform in ±bound. `bias`: two vectors as in nn.LSTM, or none; `forget_bias`
-    is added to the start values of the forget gates in the first.
+    is added to the start values of the forget gates in the first. `gate_scale` is a factor on the
+    start values of the weight matrices (biases keep theirs).
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class BlockLSTM(nn.Module):
         bias: bool,
         bound: float,
         forget_bias: float = 0.0,
+        gate_scale: float = 1.0,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.bound, self.forget_bias = bound, forget_bias
+        self.bound, self.forget_bias, self.gate_scale = bound, forget_bias, gate_scale
         self.weight = nn.Parameter(torch.empty(N, inputs + d, 4 * d, **factory))
         self.bias_ih, self.bias_hh = (
             nn.Parameter(torch.empty(N, 4 * d, **factory)) if bias else None for _ in range(2)
@@ -74,6 +76,7 @@ class BlockLSTM(nn.Module):
         """Draw new start values."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -self.bound, self.bound)
+        self.weight.mul_(self.gate_scale)
         if self.bias_ih is not None:
             self.bias_ih.chunk(4, dim=1)[1].add_(self.forget_bias)
 

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised, run
+from riglstm.models.base import (
+    CompiledSteps,
+    State,
+    Trace,
+    changed_start,
+    check_options,
+    prepare,
+    run,
+)
 from riglstm.models.blocks import cell_counts, check_sizes, reset_parts
 from riglstm.models.rim import RIMCell
 from riglstm.models.seen import Seen, trace
@@ -46,6 +54,7 @@ class BRIM(nn.Module):
         comm_heads, comm_size: heads of the communication, and their d_k = d_v.
         dropout: in training only.
         forget_bias: added to the start values of the LSTMs' forget biases.
+        gate_scale: factor on the start values of the LSTMs' weight matrices (biases keep theirs).
         compile_step: run the step through torch.compile, from the first call on.
 
     The state is (h, c), each (2, B, hidden_size), the lower layer first; zero if not given.
@@ -69,6 +78,7 @@ class BRIM(nn.Module):
         comm_size: int = 32,
         dropout: float = 0.1,
         forget_bias: float = 0.0,
+        gate_scale: float = 1.0,
         compile_step: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -108,6 +118,7 @@ class BRIM(nn.Module):
                 comm_size=comm_size,
                 dropout=dropout,
                 forget_bias=forget_bias,
+                gate_scale=gate_scale,
                 input_heads=input_heads,
                 device=device,
                 dtype=dtype,
@@ -116,7 +127,7 @@ class BRIM(nn.Module):
                 ((input_size, hidden_size), (hidden_size,)), sizes, strict=True
             )
         )
-        self.forget_bias = float(forget_bias)
+        self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
         self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
@@ -156,7 +167,7 @@ class BRIM(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and a start that differs from the authors'."""
-        start = raised(self.forget_bias)
+        start = changed_start(self.forget_bias, self.gate_scale)
         return (
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
             f"active_cells={self.active_cells}{start}"

@@ -18,8 +18,7 @@ class GridLSTM(nn.Module):
 
     The cells' matrices stacked on each other are those of an LSTM of width N·d, and all else is
     elementwise: that LSTM is what runs. Only the start values differ: U(±1/√d), as a cell of
-    size d draws them, instead of U(±1/√(N·d)); `forget_bias` is added to those of the forget gates'
-    biases.
+    size d draws them, instead of U(±1/√(N·d)). `forget_bias` and `gate_scale` are those of `LSTM`.
     """
 
     streaming = True
@@ -31,6 +30,7 @@ class GridLSTM(nn.Module):
         *,
         num_cells: int = 6,
         forget_bias: float = 0.0,
+        gate_scale: float = 1.0,
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -45,6 +45,7 @@ class GridLSTM(nn.Module):
         self.stack = LSTM(
             *(input_size, hidden_size),
             forget_bias=forget_bias,
+            gate_scale=gate_scale,
             batch_first=batch_first,
             device=device,
             dtype=dtype,

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.checks import check_forget_bias, check_positive
-from riglstm.models.base import State, check_options, prepare, raised, unroll
+from riglstm.checks import check_forget_bias, check_gate_scale, check_positive
+from riglstm.models.base import State, changed_start, check_options, prepare, unroll
 
 
 class LSTM(nn.Module):
@@ -22,7 +22,8 @@ class LSTM(nn.Module):
     Parameters are those of `nn.LSTM`, by its names and with its start values U(±1/√H), gates in
     the order i, f, g, o: weight_ih_l0 (4·H, D), weight_hh_l0 (4·H, H), bias_ih_l0 and
     bias_hh_l0 (4·H). They are held here and not in an `nn.LSTM`, as torch.compile refuses to look
-    into one. `forget_bias` is added to the start values of the forget gate's bias, in bias_ih_l0.
+    into one. `forget_bias` is added to the start values of the forget gate's bias, in bias_ih_l0;
+    `gate_scale` is a factor on the start values of both weight matrices (biases keep theirs).
     """
 
     streaming = True
@@ -33,6 +34,7 @@ class LSTM(nn.Module):
         hidden_size: int,
         *,
         forget_bias: float = 0.0,
+        gate_scale: float = 1.0,
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -42,9 +44,11 @@ class LSTM(nn.Module):
         check_positive("input_size", input_size)
         check_positive("hidden_size", hidden_size)
         check_forget_bias(forget_bias)
+        check_gate_scale(gate_scale)
         D, H = input_size, hidden_size
         self.input_size, self.hidden_size, self.output_size = D, H, H
-        self.batch_first, self.forget_bias = batch_first, float(forget_bias)
+        self.batch_first = batch_first
+        self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -60,10 +64,12 @@ class LSTM(nn.Module):
 
     @torch.no_grad()
     def draw(self, bound: float) -> None:
-        """Start values in ±bound, those of the forget gate's bias then raised by `forget_bias`."""
+        """Draw start values in ±bound, then apply `forget_bias` and `gate_scale`."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
         self.bias_ih_l0.chunk(4)[1].add_(self.forget_bias)
+        self.weight_ih_l0.mul_(self.gate_scale)
+        self.weight_hh_l0.mul_(self.gate_scale)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """W_x and W_h, then the bias of each."""
@@ -115,5 +121,5 @@ class LSTM(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and a start that differs from nn.LSTM's."""
-        start = raised(self.forget_bias)
+        start = changed_start(self.forget_bias, self.gate_scale)
         return f"{self.input_size}, {self.hidden_size}{start}"

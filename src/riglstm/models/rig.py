@@ -13,9 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from riglstm.cell import step
-from riglstm.checks import check_choice, check_divides, check_positive, check_update
+from riglstm.checks import (
+    check_choice,
+    check_divides,
+    check_gate_scale,
+    check_positive,
+    check_update,
+)
 from riglstm.layer import RigLSTM
-from riglstm.models.base import State, check_sequence, check_state
+from riglstm.models.base import State, changed_start, check_sequence, check_state
 from riglstm.selection import Update, draw_noise, settle_update
 from riglstm.traces import Trace
 from riglstm.variants import VARIANTS
@@ -27,13 +33,21 @@ class Rig(nn.Module):
     Args:
         input_size, hidden_size: as in `RigLSTM`.
         variant: the paper's name of an ablation, a key of `riglstm.VARIANTS`.
+        gate_scale: factor on the start values of the gates' weight matrices (biases keep theirs).
         options: other arguments of `RigLSTM`.
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, variant: str | None = None, **options: Any
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        variant: str | None = None,
+        gate_scale: float = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__()
+        check_gate_scale(gate_scale)
         changes: dict[str, Any] = {}
         if variant is not None:
             check_choice("variant", variant, tuple(VARIANTS))
@@ -47,10 +61,19 @@ class Rig(nn.Module):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.output_size = hidden_size * (1 + self.layer.bidirectional)
         self.batch_first, self.streaming = self.layer.batch_first, not self.layer.bidirectional
+        self.gate_scale = float(gate_scale)
+        self._scale_gates()
 
     def reset_parameters(self) -> None:
         """Draw new start values."""
         self.layer.reset_parameters()
+        self._scale_gates()
+
+    @torch.no_grad()
+    def _scale_gates(self) -> None:
+        for layer in range(self.layer.num_layers):
+            for reverse in (False, True)[: 1 + self.layer.bidirectional]:
+                self.layer.weights(layer, reverse).W.mul_(self.gate_scale)
 
     def initial_state(self, batch: int) -> State:
         """h and c, (layers · directions, B, N·d) each: zero."""
@@ -87,6 +110,10 @@ class Rig(nn.Module):
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """See `RigLSTM.trace`."""
         return self.layer.trace(x, self._check(x, state))
+
+    def extra_repr(self) -> str:
+        """A start that differs from the layer's."""
+        return changed_start(0.0, self.gate_scale).removeprefix(", ")
 
     def _check(self, x: Tensor, state: State | None) -> tuple[Tensor, Tensor] | None:
         check_sequence(x, self.input_size, self.batch_first)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from riglstm import checks
 from riglstm.models import base, blocks
-from riglstm.models.base import CompiledSteps, State, Trace, check_options, prepare, raised
+from riglstm.models.base import CompiledSteps, State, Trace, changed_start, check_options, prepare
 from riglstm.models.late import Late, Plan, Told, by_step, hooked, product, run
 from riglstm.models.rim_dido import DidoCell
 from riglstm.models.seen import Seen, trace
@@ -41,17 +41,19 @@ class RIMCell(nn.Module):
         comm_size: int,
         dropout: float,
         forget_bias: float,
+        gate_scale: float,
         input_heads: int = 1,
         **factory: Unpack[blocks.Factory],
     ) -> None:
         super().__init__()
         checks.check_forget_bias(forget_bias)
+        checks.check_gate_scale(gate_scale)
         self.K_a, self.dropout = K_a, dropout
         self.input_attention = blocks.InputAttention(
             N, d, slot_sizes, input_heads, key_size, 4 * d // input_heads, **factory
         )
         self.lstm = blocks.BlockLSTM(
-            N, 4 * d, d, bias=True, bound=(N * d) ** -0.5, forget_bias=forget_bias, **factory
+            *(N, 4 * d, d, True, (N * d) ** -0.5, forget_bias, gate_scale), **factory
         )
         self.communication = blocks.Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
@@ -146,6 +148,7 @@ class RIM(nn.Module):
             in its authors' code.
         dropout: in training only.
         forget_bias: added to the start values of the LSTMs' forget biases; 0 in the dido cell.
+        gate_scale: factor on the start values of the LSTMs' weight matrices (biases keep theirs).
         compile_step: run the step through torch.compile, from the first call on.
 
     Inputs: x (T, B, D); state = (h, c), each (1, B, hidden_size), zero if not given.
@@ -172,6 +175,7 @@ class RIM(nn.Module):
         comm_size: int = 32,
         dropout: float = 0.1,
         forget_bias: float = 0.0,
+        gate_scale: float = 1.0,
         compile_step: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -197,10 +201,11 @@ class RIM(nn.Module):
             comm_size=comm_size,
             dropout=dropout,
             forget_bias=forget_bias,
+            gate_scale=gate_scale,
             device=device,
             dtype=dtype,
         )
-        self.forget_bias = float(forget_bias)
+        self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
         self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
@@ -251,7 +256,7 @@ class RIM(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, and a start that differs from the authors'."""
-        start = raised(self.forget_bias)
+        start = changed_start(self.forget_bias, self.gate_scale)
         return (
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
             f"active_cells={self.active_cells}, cell={self.kind!r}{start}"

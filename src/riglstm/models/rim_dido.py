@@ -44,17 +44,21 @@ class DidoCell(nn.Module):
         comm_size: int,
         dropout: float,
         forget_bias: float,
+        gate_scale: float,
         **factory: Unpack[blocks.Factory],
     ) -> None:
         super().__init__()
         checks.check_forget_bias(forget_bias, needs="cell='original'")
+        checks.check_gate_scale(gate_scale)
         (D,) = slot_sizes
         self.K_a, self.key_size, self.dropout = K_a, key_size, dropout
         self.comm_heads, self.comm_size = comm_heads, comm_size
         self.query = blocks.GroupLinear(N, d, key_size, **factory)
         self.key = nn.Linear(D, key_size, **factory)
         self.value = nn.Linear(D, 4 * d, **factory)
-        self.lstm = blocks.BlockLSTM(N, 4 * d, d, bias=False, bound=d**-0.5, **factory)
+        self.lstm = blocks.BlockLSTM(
+            N, 4 * d, d, bias=False, bound=d**-0.5, gate_scale=gate_scale, **factory
+        )
         self.comm_qkv = blocks.GroupLinear(N, d, comm_heads * (2 * comm_size + d), **factory)
         self.comm_out = blocks.GroupLinear(N, comm_heads * d, d, **factory)
 
