@@ -38,7 +38,7 @@ from riglstm.experiments.result import read_cost, read_reason, read_result
 from riglstm.experiments.run import most_jobs, sessions
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import recipe
-from riglstm.models import options_of
+from riglstm.models import build, options_of
 from riglstm.train.folder import RunFolder
 
 PARTS = ("task", "fit", "model")
@@ -85,10 +85,16 @@ def read_space(path: Path) -> Space:
                 )
         for model in how.rows:
             for label in space.labels():
-                spec(space, model, label)
+                _check(spec(space, model, label))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} must be a search space: {error}") from error
     return space
+
+
+def _check(made: RunSpec) -> None:
+    """A trial can be built, which is told before the first one is trained."""
+    made.resolved()
+    build(made.model, 600, made.hidden_size, **made.model_options, device="meta")
 
 
 def options(space: Space, model: str, label: str) -> dict[str, Any]:

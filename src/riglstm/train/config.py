@@ -18,7 +18,6 @@ LATER: dict[str, float | None] = {
     "input_rate": 1.0,
     "forget_bias": 0.0,
     "steady_start": False,
-    "gate_scale": 1.0,
     "weight_decay": 0.0,
     "flood": 0.0,
     "test": True,
