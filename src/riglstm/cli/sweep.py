@@ -11,7 +11,7 @@ from typing import Any
 from riglstm.cli import UsageError, flags, launch, text, values
 from riglstm.experiments import pool, search
 from riglstm.experiments.run import say
-from riglstm.experiments.tables import recipe, table
+from riglstm.experiments.tables import table
 from riglstm.experiments.worker import Job
 
 
@@ -30,7 +30,7 @@ class Sweep:
     space: Path
     """The file of the space."""
     models: tuple[str, ...] | None = None
-    """Rows of the table that are searched; none: those that the table trains."""
+    """Rows of the table that are searched; none: all of the space."""
     trials: tuple[str, ...] | None = None
     """Trials by number or name; none: all of the space."""
     out: Path = Path("runs/sweep")
@@ -55,12 +55,11 @@ def main(args: Sequence[str]) -> None:
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
     space = search.read_space(config.space)
-    rows = recipe(space.table, space.budget)
     for name in config.models or ():
-        values.check_name("--models", name, rows.rows)
+        values.check_name("--models", name, space.models)
     for name in config.trials or ():
         values.check_name("--trials", name, space.labels())
-    models, labels = config.models or rows.models, config.trials or space.labels()
+    models, labels = config.models or space.models, config.trials or space.labels()
     path = config.results or Path("results/trials") / f"{space.name}.jsonl"
     done = search.read_lines(path)
     waiting = search.plan(space, models, labels, config.out, config.device, done)

@@ -6,6 +6,8 @@ A space is a TOML file (`docs/protocol.md` has the rules, `protocol/` the spaces
     setting = "14x14"         # what is trained on
     budget = "tuned"          # the recipe that trial 0 repeats
     trials = 16               # trial 0, and 15 that are drawn
+    models = ["riglstm"]      # rows of the table; all that it trains where this is left out
+    seeds = [0]               # of each trial
     evaluations = 6           # on the way, evenly spaced; the last one after the last update
     [every]                   # set in all trials, trial 0 too
     "task.validation_size" = 4000
@@ -37,7 +39,7 @@ from riglstm.experiments.plan import Planned, folder_name, spec_of, state
 from riglstm.experiments.result import read_cost, read_reason, read_result
 from riglstm.experiments.run import most_jobs, sessions
 from riglstm.experiments.spec import RunSpec
-from riglstm.experiments.tables import recipe
+from riglstm.experiments.tables import chosen, recipe
 from riglstm.models import build, options_of
 from riglstm.train.folder import RunFolder
 
@@ -57,6 +59,7 @@ class Space:
     trials: int = 16
     evaluations: int = 6
     seeds: tuple[int, ...] = (0,)
+    models: tuple[str, ...] = ()
     every: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -71,19 +74,21 @@ def read_space(path: Path) -> Space:
     """A space from its file; raises ValueError where it is none."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        space = Space(path.stem, **{**data, "seeds": tuple(data.get("seeds", (0,)))})
+        lists = {name: tuple(data[name]) for name in ("seeds", "models") if name in data}
+        space = Space(path.stem, **{**data, **lists})
         how = recipe(space.table, space.budget)
+        space = replace(space, models=chosen(how, space.models or None))
         if space.setting not in how.settings:
             raise ValueError(
                 f"setting must be one of {', '.join(how.settings)}, got {space.setting!r}"
             )
         for model, options in space.own.items():
-            if model not in how.rows or len(options) > MOST_OWN:
+            if model not in space.models or len(options) > MOST_OWN:
                 raise ValueError(
-                    f"own.{model} must be at most {MOST_OWN} options of a model of the table, "
+                    f"own.{model} must be at most {MOST_OWN} options of one of {', '.join(space.models)}, "
                     f"got {', '.join(options)}"
                 )
-        for model in how.rows:
+        for model in space.models:
             for label in space.labels():
                 _check(spec(space, model, label))
     except (TypeError, ValueError) as error:
