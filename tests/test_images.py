@@ -16,6 +16,7 @@ from riglstm.tasks.download import load
 from riglstm.tasks.files import Images
 from riglstm.tasks.images import CIFAR10, MNIST, Fashion, ImageTask, SequentialImages
 from riglstm.tasks.pictures import positions, read_size, split_up
+from riglstm.tasks.tokens import TokenNetwork
 
 CPU = torch.device("cpu")
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -427,3 +428,56 @@ def test_options_that_cannot_work_are_refused(
 def test_a_core_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="must have input_size=6 and batch_first=False, got 8"):
         small().network(build("lstm", 8, 6))
+
+
+def test_levels_are_evenly_spaced_and_pictures_keep_their_order_of_brightness() -> None:
+    pixels = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(CIFAR10().prepare(pixels), pixels)
+    few = CIFAR10(levels=16).prepare(pixels)
+    assert few.unique(return_counts=True)[1].tolist() == [16] * 16
+    assert torch.equal(few, few.sort().values)
+    assert CIFAR10(levels=16).values == 16
+    with pytest.raises(ValueError, match="levels must be a whole number from 2 to 256, got 1"):
+        CIFAR10(levels=1)
+
+
+@pytest.mark.parametrize("start_range", [None, 0.1])
+def test_tables_and_readout_start_in_the_range_that_is_asked_for(start_range: float | None) -> None:
+    torch.manual_seed(0)
+    core = build("lstm", 64, 64)
+    net = TokenNetwork(core, 1, 256, (10,), dropout=0.0, summarise=True, start_range=start_range)
+    largest = net.tables.weight.abs().max().item()
+    if start_range is None:
+        assert largest > 3
+        assert net.readout.bias.abs().max() > 0
+    else:
+        assert 0.099 < largest <= 0.1
+        assert 0.09 < net.readout.weight.abs().max().item() <= 0.1
+        assert not net.readout.bias.any()
+
+
+def test_half_of_the_pictures_are_mirrored_and_the_rows_of_several_devices_agree() -> None:
+    options = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 40}
+    images = noise(channels=3, side=32)
+    plain, flipped = (ImageTask(CIFAR10(**options, flip=f), images, CPU) for f in (False, True))
+    before, after = plain.batch(0, 3).inputs, flipped.batch(0, 3).inputs  # (T, B, C)
+    mirror = before.unflatten(0, (4, 4)).flip(1).flatten(0, 1)
+    kept = [torch.equal(after[:, b], before[:, b]) for b in range(40)]
+    turned = [torch.equal(after[:, b], mirror[:, b]) for b in range(40)]
+    assert all(k != t for k, t in zip(kept, turned, strict=True))
+    assert 10 < sum(turned) < 30
+    parts = [flipped.batch(0, 3, slice(i, None, 2)).inputs for i in range(2)]
+    assert torch.equal(torch.stack(parts, dim=2).flatten(1, 2), after)
+    assert not torch.equal(flipped.batch(0, 4).inputs, plain.batch(0, 4).inputs)
+
+
+def test_label_smoothing_is_in_the_training_loss_alone() -> None:
+    plain, smooth = small(), small(label_smoothing=0.2)
+    torch.manual_seed(0)
+    net = plain.network(build("lstm", 6, 6))
+    batch = plain.batch(0, 0)
+    expected = F.cross_entropy(net(batch.inputs), batch.targets, label_smoothing=0.2)
+    assert torch.equal(smooth.loss(net, batch)[0], expected)
+    assert not torch.equal(plain.loss(net, batch)[0], expected)
+    scores = [task.score(net, "5x5", "validation")["loss"] for task in (plain, smooth)]
+    assert scores[0] == scores[1]

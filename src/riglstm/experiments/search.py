@@ -85,8 +85,8 @@ def read_space(path: Path) -> Space:
         for model, options in space.own.items():
             if model not in space.models or len(options) > MOST_OWN:
                 raise ValueError(
-                    f"own.{model} must be at most {MOST_OWN} options of one of {', '.join(space.models)}, "
-                    f"got {', '.join(options)}"
+                    f"own.{model} must be at most {MOST_OWN} options of one of "
+                    f"{', '.join(space.models)}, got {', '.join(options)}"
                 )
         for model in space.models:
             for label in space.labels():
