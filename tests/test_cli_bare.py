@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 RUNNER = """
@@ -34,6 +38,7 @@ class Unknown(importlib.metadata.Distribution):
 found = importlib.metadata.Distribution.from_name
 importlib.metadata.Distribution.from_name = Unknown.from_name
 sys.meta_path[:] = map(Veil, sys.meta_path)
+import pytest
 from riglstm.cli.main import main
 
 said = []

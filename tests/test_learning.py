@@ -17,6 +17,8 @@ from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
 from riglstm.train.supervised import fit
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 CPU = torch.device("cpu")
 

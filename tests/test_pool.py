@@ -32,6 +32,8 @@ from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 from riglstm.train.folder import RunFolder
 from train_helpers import last_step
 
+pytestmark = pytest.mark.slow
+
 TASK: dict[str, Any] = {
     **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "batch_size": 16},
     **{"validation_size": 20, "test_size": 30},

@@ -22,6 +22,8 @@ from riglstm.train.supervised import Interrupted, fit
 from train_helpers import assert_same, finish, last_step, outcome, start
 from train_task import QUICK, Halves, Slow, network
 
+pytestmark = pytest.mark.slow
+
 
 def worker(rank: int, port: int, target: Callable[..., None], *arguments: object) -> None:
     """As torchrun starts it."""

@@ -26,7 +26,7 @@ triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
 triton_run = pytest.importorskip("riglstm.scan.fused.run")
 triton_back = pytest.importorskip("riglstm.scan.fused.back")
 
-pytestmark = pytest.mark.usefixtures("nan_filled_empty", "tf32", "wide")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty", "tf32", "wide")]
 LIMIT = 2e-3
 DTYPES = (torch.float32, torch.bfloat16)
 SMALL: dict[str, Any] = {

@@ -38,7 +38,7 @@ common = pytest.importorskip("riglstm.scan.kernels.common")
 cell = pytest.importorskip("riglstm.scan.kernels.cell").cell
 tl, best, comparable = triton.language, common.best, common.comparable
 
-pytestmark = pytest.mark.usefixtures("nan_filled_empty", "many")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty", "many")]
 FLOAT = TOL[torch.float32]
 SMALL: dict[str, Any] = {"T": 2, "B": 6, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1}
 PROBLEMS: dict[str, dict[str, Any]] = {

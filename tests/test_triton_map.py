@@ -20,6 +20,7 @@ input_map = pytest.importorskip(
 )
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("nan_filled_empty", "tf32"),
     # The interpreter's own; a compiled kernel says nothing.
     pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"),

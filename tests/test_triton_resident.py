@@ -29,7 +29,7 @@ triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
 triton_run = pytest.importorskip("riglstm.scan.fused.run")
 triton_pack = pytest.importorskip("riglstm.scan.fused.pack")
 
-pytestmark = pytest.mark.usefixtures("nan_filled_empty")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
 FLOAT = TOL[torch.float32]
 SMALL: dict[str, Any] = {"T": 2, "B": 2, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1}
 PROBLEMS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 kernels = pytest.importorskip(
     "riglstm.scan.kernels.views", reason="the kernels are not in this copy"
 )
-pytestmark = pytest.mark.usefixtures("nan_filled_empty")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
 
 ROW = kernels.ROWS
 K = 2

@@ -22,7 +22,7 @@ triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
 triton_views = pytest.importorskip("riglstm.scan.fused.views")
 triton_weights = pytest.importorskip("riglstm.scan.kernels.weights")
 
-pytestmark = pytest.mark.usefixtures("nan_filled_empty")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
 N, ROWS = 3, triton_weights.ROWS
 BITS_OF_A_ROW = ROWS.bit_length() - 1
 

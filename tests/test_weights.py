@@ -13,7 +13,10 @@ from riglstm.experiments.finished import finished, load
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
 FILES = ROOT / "weights"
-pytestmark = pytest.mark.skipif(not FILES.is_dir(), reason="there are no weights in this copy")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FILES.is_dir(), reason="there are no weights in this copy"),
+]
 
 
 def right(file: str, condition: str, many: int) -> float:
