@@ -68,7 +68,6 @@ def variant(name: str) -> Case:
 CASES = [
     *(Case(name) for name in MODELS),
     *(variant(name) for name in VARIANTS),
-    Case("rim", {"cell": "dido"}),
     Case("riglstm", {"num_layers": 2}, repeats=True),
     Case("brim", PRESETS["cifar"], repeats=True),
 ]
