@@ -378,7 +378,8 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         r"batch_first, compile_step, device, dtype$",
     ):
         build("rmc", D, H, heads=3)
-    with pytest.raises(ValueError, match=r"'riglstm'; it takes variant, gate_scale, num_layers, .*backend"):
+    known = r"'riglstm'; it takes variant, gate_scale, num_layers, .*backend"
+    with pytest.raises(ValueError, match=known):
         build("riglstm", D, H, heads=3)
     assert not {"options", "input_size", "hidden_size"} & set(options_of("riglstm"))
 
