@@ -1,10 +1,9 @@
-"""RIM, its dido variant and BRIM in NumPy float64, one loop per index, from the specification.
+"""RIM and BRIM in NumPy float64, one loop per index, from the specification.
 
 Shapes: T steps, B samples, N cells of size d, S slots beside the null slot, M heads. Weights are
 for column vectors: an input map W_k[s] (M, d_k, D_s), a map per cell C_k (N, M, d_k, d). Gates are
 in the order i, f, g, o. Dropout is off, unless the weights hold factors for it: `drop_u` (N, M·d_v)
-on what a cell takes in and `drop_update` (N, d) on F a_j + b_f of the original; `drop_views` (N, 2)
-and `drop_peers` (N, M, N) on the weights of dido's attentions.
+on what a cell takes in and `drop_update` (N, d) on F a_j + b_f.
 
 `held` (T, B, N, d): what the communication reads of a cell that sleeps, in place of its candidate.
 With the candidates of another run it makes the gradient mask visible to finite differences: the
@@ -45,33 +44,30 @@ def lstm(u: Array, h: Array, c: Array, p: Weights, j: int) -> tuple[Array, Array
     gates = []
     for gate in range(4):
         z = p["W_ih"][j][gate] @ u + p["W_hh"][j][gate] @ h
-        if "b_ih" in p:
-            z = z + p["b_ih"][j][gate] + p["b_hh"][j][gate]
-        gates.append(z)
+        gates.append(z + p["b_ih"][j][gate] + p["b_hh"][j][gate])
     i, f, g, o = sigmoid(gates[0]), sigmoid(gates[1]), np.tanh(gates[2]), sigmoid(gates[3])
     c = f * c + i * g
     return o * np.tanh(c), c
 
 
-def attend(h: Array, p: Weights, asks: Array) -> tuple[Array, Array]:
-    """Communication: a_j (N, M·d_v) and the weights (N, M, N); a cell that does not ask has q=0."""
+def attend(h: Array, p: Weights) -> tuple[Array, Array]:
+    """Communication: a_j (N, M·d_v) and the weights (N, M, N)."""
     N, M = p["C_q"].shape[:2]
     a = [[np.zeros(0)] * M for _ in range(N)]
     weights = np.zeros((N, M, N))
     for j in range(N):
         for m in range(M):
-            q = p["C_q"][j, m] @ h[j] * asks[j]
+            q = p["C_q"][j, m] @ h[j]
             s = np.zeros(N)
             for i in range(N):
                 k = p["C_k"][i, m] @ h[i]
                 s[i] = q @ k / np.sqrt(len(k))
             weights[j, m] = softmax(s)
-            used = weights[j, m] * p["drop_peers"][j, m] if "drop_peers" in p else weights[j, m]
-            a[j][m] = sum(used[i] * (p["C_v"][i, m] @ h[i]) for i in range(N))
+            a[j][m] = sum(weights[j, m, i] * (p["C_v"][i, m] @ h[i]) for i in range(N))
     return np.array([np.concatenate(heads) for heads in a]), weights
 
 
-def original(
+def step(
     slots: list[Array], h: Array, c: Array, p: Weights, K_a: int, held: Array | None
 ) -> dict[str, Array]:
     """Section 1.1, with the several heads and slots of section 2: one step of one sample."""
@@ -98,7 +94,7 @@ def original(
     read = h_tilde.copy()
     if held is not None:
         read[~active] = held[~active]
-    a, peers = attend(read, p, np.ones(N))
+    a, peers = attend(read, p)
     h_next, c_next = h.copy(), c.copy()
     for j in range(N):
         if active[j]:
@@ -112,47 +108,8 @@ def original(
     }
 
 
-def dido(
-    slots: list[Array], h: Array, c: Array, p: Weights, K_a: int, held: Array | None
-) -> dict[str, Array]:
-    """Section 1.2: one step of one sample."""
-    (x,) = slots
-    N = len(h)
-    keys = [p["W_k"] @ slot + p["b_k"] for slot in (np.zeros_like(x), x)]
-    values = [p["W_v"] @ slot + p["b_v"] for slot in (np.zeros_like(x), x)]
-    scores = np.zeros((N, 2))
-    for j in range(N):
-        q = p["W_q"][j] @ h[j]
-        for s in range(2):
-            scores[j, s] = q @ keys[s] / np.sqrt(len(q))
-    active = keep_best(scores[:, 1], K_a)
-
-    views = np.zeros((N, 2))
-    h_tilde, c_tilde = np.zeros_like(h), np.zeros_like(c)
-    for j in range(N):
-        views[j] = softmax(scores[j])
-        used = views[j] * p["drop_views"][j] if "drop_views" in p else views[j]
-        u = (used[0] * values[0] + used[1] * values[1]) * active[j]
-        h_tilde[j], c_tilde[j] = lstm(u, h[j], c[j], p, j)
-    read = h_tilde.copy()
-    if held is not None:
-        read[~active] = held[~active]
-    a, peers = attend(read, p, active)
-    h_next, c_next = h.copy(), c.copy()
-    for j in range(N):
-        if active[j]:
-            h_next[j], c_next[j] = h_tilde[j] + p["O"][j] @ a[j], c_tilde[j]
-    return {
-        **{"h": h_next, "c": c_next, "active": active, "candidates": h_tilde},
-        **{"views": views, "peers": peers.mean(axis=1)},
-    }
-
-
-CELLS = {"original": original, "dido": dido}
-
-
 def run(
-    x: Array, h: Array, c: Array, p: Weights, K_a: int, cell: str, held: Array | None = None
+    x: Array, h: Array, c: Array, p: Weights, K_a: int, held: Array | None = None
 ) -> dict[str, Array]:
     """RIM over a sequence: x (T, B, D) from the state h, c (B, N, d); what happened, time first."""
     h, c = h.copy(), c.copy()
@@ -161,7 +118,7 @@ def run(
         row = []
         for b in range(x.shape[1]):
             constants = None if held is None else held[t, b]
-            row.append(CELLS[cell]([x[t, b]], h[b], c[b], p, K_a, constants))
+            row.append(step([x[t, b]], h[b], c[b], p, K_a, constants))
             h[b], c[b] = row[b]["h"], row[b]["c"]
         steps.append(row)
     return _stack(steps)
@@ -185,9 +142,9 @@ def run_brim(
         for b in range(x.shape[1]):
             top_down = h_2[b].reshape(-1)
             constants = (None, None) if held is None else (held[0][t, b], held[1][t, b])
-            below = original([x[t, b], top_down], h_1[b], c_1[b], p[0], K_a[0], constants[0])
+            below = step([x[t, b], top_down], h_1[b], c_1[b], p[0], K_a[0], constants[0])
             bottom_up = below["h"].reshape(-1)
-            above = original([bottom_up], h_2[b], c_2[b], p[1], K_a[1], constants[1])
+            above = step([bottom_up], h_2[b], c_2[b], p[1], K_a[1], constants[1])
             lower[t].append(below)
             upper[t].append(above)
             h_1[b], c_1[b], h_2[b], c_2[b] = below["h"], below["c"], above["h"], above["c"]

@@ -58,7 +58,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 LINES: dict[str, int] = {
     "layer.py": 400,
-    "models/rim.py": 270,
     "scan/batched_backward.py": 280,
     "train/ppo.py": 380,
 }

@@ -19,7 +19,7 @@ from helpers import slow_bf16
 from riglstm.models.base import unroll
 from riglstm.models.late import Late, product
 from riglstm.models.rim import RIM
-from test_rim import TOL, a_rim, a_state, both_cells, compiles, random, seeded
+from test_rim import TOL, a_rim, a_state, compiles, random, seeded
 
 Run = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
 
@@ -52,13 +52,12 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
         assert (got[name] - value).abs().max() < TOL, name
 
 
-@both_cells
 @pytest.mark.parametrize("compile_step", [False, True])
 @pytest.mark.parametrize(("K_a", "B"), [(2, 3), (4, 3), (1, 1)])
 def test_a_sequence_equals_its_steps_forward_and_backward(
-    cell: str, compile_step: bool, K_a: int, B: int, uncompiled: None
+    compile_step: bool, K_a: int, B: int, uncompiled: None
 ) -> None:
-    model = a_rim(seeded(20), cell=cell, active_cells=K_a, compile_step=compile_step)
+    model = a_rim(seeded(20), active_cells=K_a, compile_step=compile_step)
     want = results(model, functools.partial(unroll, model.step), B)
     assert_same(results(model, model, B), want)
 
@@ -66,18 +65,16 @@ def test_a_sequence_equals_its_steps_forward_and_backward(
 @compiles
 # The compiler makes an instance of every autograd function that it traces.
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
-@both_cells
-def test_a_compiled_sequence_equals_its_steps(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_sequence_equals_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    model = a_rim(seeded(20), compile_step=True)
     want = results(model, functools.partial(unroll, model.step))
     assert_same(results(model, model), want)
     torch.compiler.reset()
 
 
-@both_cells
-def test_frozen_weights_leave_the_others_gradients_as_they_are(cell: str, uncompiled: None) -> None:
-    model = a_rim(seeded(20), cell=cell, compile_step=True)
+def test_frozen_weights_leave_the_others_gradients_as_they_are(uncompiled: None) -> None:
+    model = a_rim(seeded(20), compile_step=True)
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 2 == 0)
     assert_same(results(model, model), results(model, functools.partial(unroll, model.step)))
@@ -109,10 +106,9 @@ def products(model: RIM, T: int) -> Sequence[int]:
     return counts
 
 
-@both_cells
-def test_a_step_makes_three_products_and_three_backward(cell: str, uncompiled: None) -> None:
+def test_a_step_makes_three_products_and_three_backward(uncompiled: None) -> None:
     """All others, those for the gradients of weights too, are made once a sequence."""
-    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    model = a_rim(seeded(20), compile_step=True)
     short, long = products(model, 4), products(model, 9)
     assert [b - a for a, b in zip(short, long, strict=True)] == [3 * 5, 3 * 5]
 
@@ -134,11 +130,10 @@ def test_gradients_reach_a_compiled_step_as_its_outputs_lie(
     assert lie == [True] * 4
 
 
-@both_cells
-def test_a_changed_start_is_noticed_where_it_is_a_row(cell: str, uncompiled: None) -> None:
+def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
     """A batch of one has the same layout with cells first: nothing is copied."""
     for compile_step in (False, True):
-        model = a_rim(seeded(20), cell=cell, compile_step=compile_step)
+        model = a_rim(seeded(20), compile_step=compile_step)
         state = a_state(seeded(21), model, 1)
         output, _ = model(random(seeded(22), 3, 1, 5), state)
         state[0].zero_()
@@ -146,9 +141,8 @@ def test_a_changed_start_is_noticed_where_it_is_a_row(cell: str, uncompiled: Non
             output.sum().backward()
 
 
-@both_cells
 def test_rows_are_autograds_and_go_after_backward(
-    cell: str, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+    uncompiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_out, made = RIM.lay_out, []
 
@@ -158,7 +152,7 @@ def test_rows_are_autograds_and_go_after_backward(
         return given, products
 
     monkeypatch.setattr(RIM, "lay_out", watched)
-    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    model = a_rim(seeded(20), compile_step=True)
     output, (_, c) = model(random(seeded(22), 4, 2, 5))
     loss, found = output.sum() + c.sum(), []
     for again in (True, False):
@@ -191,10 +185,9 @@ def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled: None
         assert (got - want).abs().max() < TOL
 
 
-@both_cells
-def test_a_step_tells_its_output_in_memory_of_its_own(cell: str) -> None:
+def test_a_step_tells_its_output_in_memory_of_its_own() -> None:
     """The compiler would give one tensor for both, whose gradients autograd would add up."""
-    model = a_rim(seeded(20), cell=cell)
+    model = a_rim(seeded(20))
     given, products = model.lay_out(random(seeded(22), 1, 2, 5), late=False)
     first = [steps[0] for steps in (*given, *(p.slots for p in products))]
     weights = (*(p.weight for p in products), *(p.bias for p in products))
@@ -219,9 +212,8 @@ def test_a_biass_late_gradient_is_summed_in_its_own_precision() -> None:
 
 
 @compiles
-@both_cells
-def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole(cell: str) -> None:
-    model = a_rim(seeded(20), cell=cell, compile_step=True)
+def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole() -> None:
+    model = a_rim(seeded(20), compile_step=True)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     want = results(model, functools.partial(unroll, model.step))
     assert_same(results(model, compiled), want)
@@ -229,10 +221,7 @@ def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole(cell: str) ->
 
 
 @torch.no_grad()
-@both_cells
-def test_a_compiled_step_is_for_sequences_of_any_length(
-    cell: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_step_is_for_sequences_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -240,19 +229,18 @@ def test_a_compiled_step_is_for_sequences_of_any_length(
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
-    model = a_rim(seeded(20), cell=cell, compile_step=True)
+    model = a_rim(seeded(20), compile_step=True)
     for T in (4, 6, 9, 1):
         model(random(seeded(22), T, 3, 5))
     assert len(graphs) == 1
     torch.compiler.reset()
 
 
-@both_cells
-def test_every_step_cell_and_sample_draws_its_own_dropout(cell: str) -> None:
-    model = a_rim(seeded(20), cell=cell, dropout=0.5).train()
+def test_every_step_cell_and_sample_draws_its_own_dropout() -> None:
+    model = a_rim(seeded(20), dropout=0.5).train()
     torch.manual_seed(0)
     given, _ = model.lay_out(torch.ones(40, 8, 5, dtype=torch.float64), late=False)
-    masks = [torch.stack(steps) for steps in (given[-2:] if cell == "dido" else given[1:])]
+    masks = [torch.stack(steps) for steps in given[1:]]
     for mask in masks:
         for dim in range(3):
             assert (mask.diff(dim=dim) != 0).any(dim=dim).all(dim=-1).any()

@@ -68,7 +68,6 @@ def variant(name: str) -> Case:
 CASES = [
     *(Case(name) for name in MODELS),
     *(variant(name) for name in VARIANTS),
-    Case("rim", {"cell": "dido"}),
     Case("riglstm", {"num_layers": 2}, repeats=True),
     Case("brim", PRESETS["cifar"], repeats=True),
 ]
@@ -379,7 +378,8 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         r"batch_first, compile_step, device, dtype$",
     ):
         build("rmc", D, H, heads=3)
-    with pytest.raises(ValueError, match=r"'riglstm'; it takes variant, num_layers, .*backend"):
+    known = r"'riglstm'; it takes variant, gate_scale, num_layers, .*backend"
+    with pytest.raises(ValueError, match=known):
         build("riglstm", D, H, heads=3)
     assert not {"options", "input_size", "hidden_size"} & set(options_of("riglstm"))
 

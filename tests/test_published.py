@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,6 @@ from riglstm.experiments.tables import TABLES
 from riglstm.report import outdated, publish, published, strange
 from riglstm.report.readme import BEGIN, END, NOTHING, block
 from riglstm.tasks.files import DataError
-from riglstm.train.choice import Choice
 from riglstm.train.weights import write_weights
 from test_report import finish, noise, on_digits
 
@@ -559,35 +557,6 @@ def test_the_recipes_make_the_runs_of_the_results_again() -> None:
     assert strangers([row]) == []
     assert strangers([replace(row, precision="fp32")]) == ["run"]
     assert strangers([replace(row, setting="M=2")]) == ["run"]
-
-
-def test_rows_by_recipes_that_are_no_more_are_kept_apart() -> None:
-    found = summary.read_all(ROOT / "results")
-    earlier = summary.read_all(ROOT / "results" / "earlier")
-    assert {row.table for row in earlier} == {"ablation", "copying", "mnist"}
-    assert not {row.recipe for row in earlier} & {row.recipe for row in found}
-
-
-def test_the_log_says_what_the_rule_of_today_takes_of_the_lstms_evaluations() -> None:
-    found: dict[str, dict[int, dict[str, tuple[float, float]]]] = {}
-    with (ROOT / "results" / "validation" / "copying.csv").open() as file:
-        for row in csv.DictReader(file):
-            # Runs of an older commit, of the same recipe and name, were cut off.
-            if (row["model"], row["setting"], row["commit"]) == ("lstm", "M=4", "cfbac1b"):
-                of_run = found.setdefault(row["run"], {}).setdefault(int(row["update"]), {})
-                of_run[row["condition"]] = float(row["accuracy"]), float(row["loss"])
-    assert found.keys() < {row.run for row in summary.read_all(ROOT / "results")}
-    taken, best = [], []
-    for evaluations in found.values():
-        choice = Choice("P=50", higher_is_better=True, patience=None)
-        for update, by in sorted(evaluations.items()):
-            choice.hear(update, *({c: pair[i] for c, pair in by.items()} for i in (0, 1)))
-        taken.append(evaluations[choice.best["P=50"].step]["P=400"][0])
-        best.append(max(by["P=400"][0] for by in evaluations.values()))
-    (a, b, c), (x, y, z) = ([f"{100 * value:.1f}" for value in values] for values in (taken, best))
-    said = f"({a}, {b} and {c}, where validation had {x}, {y} and {z} on the way"
-    log = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert said in " ".join(log.split())
 
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""RIM, both cells: against the NumPy version, and the properties that make it a RIM."""
+"""RIM: against the NumPy version, and the properties that make it a RIM."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ import rim_oracle
 from helpers import slow_bf16
 from riglstm.models import blocks
 from riglstm.models.base import State
-from riglstm.models.rim import RIM, DidoCell, RIMCell
+from riglstm.models.rim import RIM, RIMCell
 
 TOL = 1e-10
 """float64 against NumPy: sums in another order."""
 FD_TOL = 1e-7
 """Central differences with a step of 1e-6 of a loss of some 10: rounding leaves 1e-9."""
-
-both_cells = pytest.mark.parametrize("cell", ["original", "dido"])
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -63,30 +61,22 @@ def oracle_lstm(weight: Tensor, d: int) -> rim_oracle.Weights:
     return {"W_ih": gates[..., :-d], "W_hh": gates[..., -d:]}
 
 
-def oracle_weights(cell: RIMCell | DidoCell) -> rim_oracle.Weights:
+def oracle_weights(cell: RIMCell) -> rim_oracle.Weights:
     """A cell's parameters under the specification's names."""
     d = cell.lstm.weight.shape[2] // 4
     p = oracle_lstm(cell.lstm.weight, d)
-    if isinstance(cell, DidoCell):
-        p["W_q"] = group(cell.query.weight, 1)[:, 0]
-        for name, slot_map in (("k", cell.key), ("v", cell.value)):
-            p[f"W_{name}"] = slot_map.weight.detach().numpy()
-            p[f"b_{name}"] = slot_map.bias.detach().numpy()
-        qkv, size = group(cell.comm_qkv.weight, cell.comm_heads), cell.comm_size
-        p["O"] = group(cell.comm_out.weight, 1)[:, 0]
-    else:
-        for name in ("b_ih", "b_hh"):
-            bias = getattr(cell.lstm, name.replace("b_", "bias_"))
-            p[name] = bias.detach().unflatten(1, (4, d)).numpy()
-        M = cell.input_attention.heads
-        p["W_q"] = group(cell.input_attention.query.weight, M)
-        for name, maps in (("k", cell.input_attention.keys), ("v", cell.input_attention.values)):
-            p[f"W_{name}"] = [group(W.unsqueeze(0), M)[0] for W in maps]
-        comm = cell.communication
-        qkv, size = group(comm.qkv.weight, comm.heads), comm.size
-        p["G"], p["F"] = comm.gate_update.weight.detach().chunk(2)
-        p["b_g"], p["b_f"] = comm.gate_update.bias.detach().chunk(2)
-        p |= {name: p[name].numpy() for name in ("G", "F", "b_g", "b_f")}
+    for name in ("b_ih", "b_hh"):
+        bias = getattr(cell.lstm, name.replace("b_", "bias_"))
+        p[name] = bias.detach().unflatten(1, (4, d)).numpy()
+    M = cell.input_attention.heads
+    p["W_q"] = group(cell.input_attention.query.weight, M)
+    for name, maps in (("k", cell.input_attention.keys), ("v", cell.input_attention.values)):
+        p[f"W_{name}"] = [group(W.unsqueeze(0), M)[0] for W in maps]
+    comm = cell.communication
+    qkv, size = group(comm.qkv.weight, comm.heads), comm.size
+    p["G"], p["F"] = comm.gate_update.weight.detach().chunk(2)
+    p["b_g"], p["b_f"] = comm.gate_update.bias.detach().chunk(2)
+    p |= {name: p[name].numpy() for name in ("G", "F", "b_g", "b_f")}
     p["C_q"], p["C_k"], p["C_v"] = np.split(qkv, [size, 2 * size], axis=2)
     return p
 
@@ -100,7 +90,7 @@ def run_oracle(
 ) -> dict[str, np.ndarray]:
     h, c = (s[0].detach().unflatten(1, (model.num_cells, -1)).numpy() for s in state)
     p = weights or oracle_weights(model.cell)
-    return rim_oracle.run(x.detach().numpy(), h, c, p, model.active_cells, model.kind, held)
+    return rim_oracle.run(x.detach().numpy(), h, c, p, model.active_cells, held)
 
 
 def same(got: Tensor, want: np.ndarray, tol: float = TOL) -> None:
@@ -193,9 +183,8 @@ def ops_of_a_step(model: nn.Module, D: int) -> int:
     return ops.count
 
 
-@both_cells
 @pytest.mark.parametrize("seed", range(5))
-def test_equals_numpy(cell: str, seed: int) -> None:
+def test_equals_numpy(seed: int) -> None:
     gen = seeded(seed)
 
     def draw(low: int, high: int) -> int:
@@ -203,7 +192,7 @@ def test_equals_numpy(cell: str, seed: int) -> None:
 
     T, B, D, N, d = draw(3, 6), draw(1, 3), draw(1, 6), draw(1, 6), draw(1, 5)
     sizes = {"key_size": draw(1, 5), "comm_heads": draw(1, 3), "comm_size": draw(1, 4)}
-    model = a_rim(gen, D, N, d, cell=cell, active_cells=draw(1, N), **sizes)
+    model = a_rim(gen, D, N, d, active_cells=draw(1, N), **sizes)
     x, state = random(gen, T, B, D), a_state(gen, model, B)
     want = run_oracle(model, x, state)
     output, (h, c) = model(x, state)
@@ -216,18 +205,12 @@ def test_equals_numpy(cell: str, seed: int) -> None:
     same(h[0], want["h"][-1].reshape(B, -1))
     same(c[0], want["c"][-1].reshape(B, -1))
     same(trace.views, want["views"])
-    if cell == "original":
-        same(trace.peers, want["peers"])
-    else:
-        # Only the oracle zeroes the queries of sleeping cells: nothing comes of what they read.
-        awake = trace.active
-        same(trace.peers[awake], want["peers"][want["active"]])
+    same(trace.peers, want["peers"])
 
 
-@both_cells
-def test_equals_numpy_from_the_zero_state_at_the_default_sizes(cell: str) -> None:
+def test_equals_numpy_from_the_zero_state_at_the_default_sizes() -> None:
     gen = seeded(9)
-    model = RIM(7, 12, cell=cell, dtype=torch.float64).eval()
+    model = RIM(7, 12, dtype=torch.float64).eval()
     scramble(model, gen)
     x = random(gen, 5, 2, 7)
     want = run_oracle(model, x, model.initial_state(2))
@@ -239,7 +222,6 @@ def test_equals_numpy_from_the_zero_state_at_the_default_sizes(cell: str) -> Non
 def test_a_cells_gain_is_the_logistic_of_its_score() -> None:
     gen = seeded(1)
     model = a_rim(gen)
-    assert isinstance(model.cell, RIMCell)
     x, state = random(gen, 1, 3, 5), a_state(gen, model, 3)
     attention = model.cell.input_attention
     q = torch.einsum("bnd,ndk->bnk", state[0][0].unflatten(1, (4, 3)), attention.query.weight)
@@ -253,11 +235,10 @@ def test_a_cells_gain_is_the_logistic_of_its_score() -> None:
     assert (u - p.unsqueeze(2) * v.unsqueeze(1)).abs().max() < TOL
 
 
-@both_cells
 @pytest.mark.parametrize("K_a", [1, 2, 4])
-def test_exactly_the_active_cells_move_and_the_others_keep_h_and_c(cell: str, K_a: int) -> None:
+def test_exactly_the_active_cells_move_and_the_others_keep_h_and_c(K_a: int) -> None:
     gen = seeded(2)
-    model = a_rim(gen, cell=cell, active_cells=K_a).train()
+    model = a_rim(gen, active_cells=K_a).train()
     x, state = random(gen, 8, 3, 5), a_state(gen, model, 3)
     torch.manual_seed(0)
     (trace,) = model.trace(x, state)
@@ -272,10 +253,9 @@ def test_exactly_the_active_cells_move_and_the_others_keep_h_and_c(cell: str, K_
         state = after
 
 
-@both_cells
-def test_the_cells_with_the_largest_scores_wake(cell: str) -> None:
+def test_the_cells_with_the_largest_scores_wake() -> None:
     gen = seeded(3)
-    model = a_rim(gen, cell=cell)
+    model = a_rim(gen)
     (trace,) = model.trace(random(gen, 20, 3, 5), a_state(gen, model, 3))
     assert trace.active is not None
     assert trace.view_scores is not None
@@ -289,7 +269,6 @@ def test_the_cells_with_the_largest_scores_wake(cell: str) -> None:
 def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
     """The gain of each is below the rounding of its null weight, float32's 1."""
     model = RIM(1, 4, num_cells=4, active_cells=1, key_size=1)
-    assert isinstance(model.cell, RIMCell)
     scores = torch.tensor([-60.0, -50.0, -40.0, -20.0])
     with torch.no_grad():
         model.cell.input_attention.query.weight.copy_(scores.view(4, 1, 1))
@@ -324,22 +303,9 @@ def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps() -> No
     assert torch.equal(blocks.log_odds(F.pad(s.view(1, 5, 1, 1), (1, 0))), s.unsqueeze(0))
 
 
-def test_dido_ranks_by_the_score_of_the_input_not_by_its_weight() -> None:
-    gen = seeded(4)
-    model = a_rim(gen, cell="dido")
-    (trace,) = model.trace(random(gen, 20, 3, 5), a_state(gen, model, 3))
-    assert trace.active is not None
-    assert trace.views is not None
-    weight = trace.views[..., 1]
-    sleeps = weight.masked_fill(trace.active, 0).amax(dim=2)
-    wakes = weight.masked_fill(~trace.active, 1).amin(dim=2)
-    assert (wakes < sleeps).any()
-
-
-@both_cells
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_tie_at_the_zero_state_goes_to_the_lower_index(cell: str, dtype: torch.dtype) -> None:
-    model = RIM(5, 24, num_cells=6, active_cells=4, cell=cell, dtype=dtype)
+def test_the_tie_at_the_zero_state_goes_to_the_lower_index(dtype: torch.dtype) -> None:
+    model = RIM(5, 24, num_cells=6, active_cells=4, dtype=dtype)
     (trace,) = model.trace(torch.randn(1, 3, 5, dtype=dtype))
     assert trace.view_scores is not None
     assert not trace.view_scores.any()
@@ -359,32 +325,25 @@ def one_step_gradients(model: RIM, gen: torch.Generator) -> tuple[Tensor, list[T
     return trace.active[0, 0], gradients
 
 
-@both_cells
-def test_a_sleeping_cells_lstm_and_queries_get_no_gradient(cell: str) -> None:
+def test_a_sleeping_cells_lstm_and_queries_get_no_gradient() -> None:
     gen = seeded(5)
-    model = a_rim(gen, cell=cell)
+    model = a_rim(gen)
     active, _ = one_step_gradients(model, gen)
     lstm = model.cell.lstm
-    query = (
-        model.cell.query if isinstance(model.cell, DidoCell) else model.cell.input_attention.query
-    )
+    query = model.cell.input_attention.query
     for parameter in (lstm.weight, lstm.bias_ih, lstm.bias_hh, query.weight):
-        if parameter is not None:
-            assert parameter.grad is not None
-            assert torch.equal(parameter.grad.flatten(1).any(dim=1), active)
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad.flatten(1).any(dim=1), active)
 
 
-@both_cells
-def test_a_sleeping_cells_messages_learn_and_its_state_carries_gradient(cell: str) -> None:
+def test_a_sleeping_cells_messages_learn_and_its_state_carries_gradient() -> None:
     """The mask stops at the candidate: what the others read of it, they read by learned maps."""
     gen = seeded(6)
-    model = a_rim(gen, cell=cell)
+    model = a_rim(gen)
     active, (grad_h, grad_c) = one_step_gradients(model, gen)
-    comm = model.cell.comm_qkv if isinstance(model.cell, DidoCell) else model.cell.communication.qkv
+    comm = model.cell.communication.qkv
     assert comm.weight.grad is not None
-    q, k, v = comm.weight.grad.unflatten(2, (4, -1)).split(
-        [2, 2, 3 if cell == "dido" else 2], dim=3
-    )
+    q, k, v = comm.weight.grad.unflatten(2, (4, -1)).split(2, dim=3)
     assert torch.equal(q.flatten(1).any(dim=1), active)
     assert k.flatten(1).any(dim=1).all()
     assert v.flatten(1).any(dim=1).all()
@@ -393,15 +352,14 @@ def test_a_sleeping_cells_messages_learn_and_its_state_carries_gradient(cell: st
     assert (grad_h[active] != 1).all()
 
 
-@both_cells
-def test_gradients_equal_central_differences_with_sleeping_candidates_held(cell: str) -> None:
+def test_gradients_equal_central_differences_with_sleeping_candidates_held() -> None:
     """The gradient mask makes autograd differ from the slope of the output, on purpose.
 
     It is the slope of the function in which the candidates of sleeping cells are constants. The
     oracle is that function when it is given the candidates of the unperturbed run.
     """
     gen = seeded(7)
-    model = a_rim(gen, cell=cell)
+    model = a_rim(gen)
     x = random(gen, 4, 2, 5).requires_grad_()
     state = tuple(s.requires_grad_() for s in a_state(gen, model, 2))
     first = run_oracle(model, x, state)
@@ -421,10 +379,9 @@ def test_gradients_equal_central_differences_with_sleeping_candidates_held(cell:
     check_gradients([x, *state, *model.parameters()], loss, oracle_loss)
 
 
-@both_cells
-def test_gradcheck_with_every_cell_awake(cell: str) -> None:
+def test_gradcheck_with_every_cell_awake() -> None:
     gen = seeded(8)
-    model = a_rim(gen, N=3, d=2, cell=cell, active_cells=3, comm_heads=2)
+    model = a_rim(gen, N=3, d=2, active_cells=3, comm_heads=2)
     x = random(gen, 2, 2, 5).requires_grad_()
     state = tuple(s.requires_grad_() for s in a_state(gen, model, 2))
     names = [name for name, _ in model.named_parameters()]
@@ -437,10 +394,9 @@ def test_gradcheck_with_every_cell_awake(cell: str) -> None:
     assert torch.autograd.gradcheck(run, (x, *state, *model.parameters()), fast_mode=True)
 
 
-@both_cells
-def test_dropout_acts_in_training_only(cell: str) -> None:
+def test_dropout_acts_in_training_only() -> None:
     gen = seeded(10)
-    model, plain = a_rim(gen, cell=cell, dropout=0.5), a_rim(gen, cell=cell, dropout=0.0)
+    model, plain = a_rim(gen, dropout=0.5), a_rim(gen, dropout=0.0)
     plain.load_state_dict(model.state_dict())
     x, state = random(gen, 6, 2, 5), a_state(gen, model, 2)
     want = plain(x, state)[0]
@@ -451,28 +407,19 @@ def test_dropout_acts_in_training_only(cell: str) -> None:
     assert not torch.equal(model(x, state)[0], model(x, state)[0])
 
 
-@both_cells
-def test_dropout_falls_where_the_specification_has_it(
-    cell: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Original: on u, and before the communication's tanh; dido: on both attentions' weights."""
+def test_dropout_falls_where_the_specification_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On u, and before the communication's tanh."""
     gen = seeded(15)
-    model = a_rim(gen, cell=cell, dropout=0.3, comm_heads=2).train()
+    model = a_rim(gen, dropout=0.3, comm_heads=2).train()
     mask = known_dropout(monkeypatch)
     x, state = random(gen, 3, 2, 5), a_state(gen, model, 2)
-    drops = {
-        "original": {"drop_u": mask(4, 12), "drop_update": mask(4, 3)},
-        "dido": {"drop_views": mask(4, 2), "drop_peers": mask(4, 2, 4)},
-    }
-    want = run_oracle(model, x, state, weights=oracle_weights(model.cell) | drops[cell])
+    drops = {"drop_u": mask(4, 12), "drop_update": mask(4, 3)}
+    want = run_oracle(model, x, state, weights=oracle_weights(model.cell) | drops)
     same(model(x, state)[0], want["h"].reshape(3, 2, -1))
 
 
 @slow_bf16
-@both_cells
-def test_dropout_is_drawn_in_the_weights_precision(
-    cell: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_is_drawn_in_the_weights_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16's 1/0.9 is too small by 0.16%, in every element that is kept."""
     seen, dropout = [], F.dropout
 
@@ -482,7 +429,7 @@ def test_dropout_is_drawn_in_the_weights_precision(
         return y
 
     monkeypatch.setattr(F, "dropout", watched)
-    model = RIM(5, 24, cell=cell, dropout=0.1)
+    model = RIM(5, 24, dropout=0.1)
     with torch.autocast("cpu", torch.bfloat16):
         given, _ = model.lay_out(torch.randn(9, 2, 5, dtype=torch.bfloat16), late=False)
     assert seen == [(torch.float32, torch.float32)] * 2
@@ -490,19 +437,16 @@ def test_dropout_is_drawn_in_the_weights_precision(
         assert set(torch.stack(masks).unique().tolist()) == {0.0, torch.tensor(1 / 0.9).item()}
 
 
-@both_cells
-def test_the_default_dropout_is_a_tenth(cell: str) -> None:
-    model = RIM(5, 24, cell=cell)
+def test_the_default_dropout_is_a_tenth() -> None:
+    model = RIM(5, 24)
     assert model.cell.dropout == 0.1
-    if isinstance(model.cell, RIMCell):
-        assert model.cell.communication.dropout == 0.1
+    assert model.cell.communication.dropout == 0.1
 
 
-@both_cells
-def test_dropping_everything_leaves_the_lstms_alone_with_their_state(cell: str) -> None:
+def test_dropping_everything_leaves_the_lstms_alone_with_their_state() -> None:
     """Full dropout empties what cells take in, and what they say to each other."""
     gen = seeded(11)
-    model = a_rim(gen, cell=cell, dropout=1.0, active_cells=4).train()
+    model = a_rim(gen, dropout=1.0, active_cells=4).train()
     x, state = random(gen, 1, 2, 5), a_state(gen, model, 2)
     h, c = (s[0].unflatten(1, (4, 3)) for s in state)
     want = model.cell.lstm(h.new_zeros(2, 4, 12), h, c)
@@ -510,10 +454,9 @@ def test_dropping_everything_leaves_the_lstms_alone_with_their_state(cell: str) 
         assert torch.equal(got[0], expected.flatten(1))
 
 
-@both_cells
-def test_steps_with_carried_state_equal_one_long_run(cell: str) -> None:
+def test_steps_with_carried_state_equal_one_long_run() -> None:
     gen = seeded(12)
-    model = a_rim(gen, cell=cell)
+    model = a_rim(gen)
     x = random(gen, 7, 2, 5)
     whole, last = model(x)
     state = model.initial_state(2)
@@ -530,9 +473,8 @@ def test_steps_with_carried_state_equal_one_long_run(cell: str) -> None:
     "register",
     ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"],
 )
-@both_cells
-def test_hooks_on_parts_are_called_in_every_step(cell: str, register: str) -> None:
-    model, calls = a_rim(seeded(12), cell=cell), []
+def test_hooks_on_parts_are_called_in_every_step(register: str) -> None:
+    model, calls = a_rim(seeded(12)), []
     getattr(model.cell.lstm, f"register_{register}")(lambda *_: calls.append(1))
     model(random(seeded(13), 3, 2, 5))[0].sum().backward()
     assert len(calls) == 3
@@ -541,7 +483,6 @@ def test_hooks_on_parts_are_called_in_every_step(cell: str, register: str) -> No
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 def test_a_part_with_hooked_weights_learns() -> None:
     model = a_rim(seeded(12))
-    assert isinstance(model.cell, RIMCell)
     part = nn.utils.weight_norm(model.cell.communication.gate_update)
     x = random(seeded(13), 3, 2, 5)
     before = model(x)[0]
@@ -554,33 +495,27 @@ def test_a_part_with_hooked_weights_learns() -> None:
 
 
 @compiles
-@both_cells
-def test_compiled_steps_equal_eager_ones_forward_and_backward(cell: str) -> None:
+def test_compiled_steps_equal_eager_ones_forward_and_backward() -> None:
     gen = seeded(13)
-    model = a_rim(gen, cell=cell).train()
+    model = a_rim(gen).train()
     check_compiled_step(model, random(gen, 3, 2, 5), a_state(gen, model, 2))
 
 
-@both_cells
-def test_a_step_runs_without_reading_any_value(cell: str) -> None:
-    model = RIM(5, 24, cell=cell, device="meta")
+def test_a_step_runs_without_reading_any_value() -> None:
+    model = RIM(5, 24, device="meta")
     output, state = model.step(torch.empty(2, 5, device="meta"), model.initial_state(2))
     assert output.shape == (2, 24)
     assert [s.shape for s in state] == [(1, 2, 24)] * 2
 
 
-@both_cells
-def test_a_step_is_as_many_operations_for_any_number_of_cells(cell: str) -> None:
-    counts = {
-        ops_of_a_step(RIM(5, 24, num_cells=N, active_cells=N - 1, cell=cell), 5) for N in (2, 12)
-    }
+def test_a_step_is_as_many_operations_for_any_number_of_cells() -> None:
+    counts = {ops_of_a_step(RIM(5, 24, num_cells=N, active_cells=N - 1), 5) for N in (2, 12)}
     assert len(counts) == 1
 
 
-@both_cells
-def test_trace_says_what_forward_did(cell: str) -> None:
+def test_trace_says_what_forward_did() -> None:
     gen = seeded(14)
-    model = a_rim(gen, cell=cell, batch_first=True)
+    model = a_rim(gen, batch_first=True)
     x, state = random(gen, 3, 6, 5), a_state(gen, model, 3)
     (trace,) = model.trace(x, state)
     # `trace` goes step by step, where `forward` multiplies the inputs of all steps at once.
@@ -602,9 +537,8 @@ def test_trace_says_what_forward_did(cell: str) -> None:
 
 
 @slow_bf16
-@both_cells
-def test_scores_and_state_stay_in_float32_under_autocast(cell: str) -> None:
-    model = RIM(5, 24, cell=cell)
+def test_scores_and_state_stay_in_float32_under_autocast() -> None:
+    model = RIM(5, 24)
     x = torch.randn(4, 2, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, state = model(x)
@@ -616,32 +550,23 @@ def test_scores_and_state_stay_in_float32_under_autocast(cell: str) -> None:
 
 
 def test_start_values_are_the_specifications() -> None:
-    original, dido = RIM(600, 600), RIM(600, 600, cell="dido")
-    assert isinstance(original.cell, RIMCell)
-    assert isinstance(dido.cell, DidoCell)
-    lstm, attention = original.cell.lstm, original.cell.input_attention
-    assert lstm.bias_ih is not None
-    assert lstm.bias_hh is not None
+    cell = RIM(600, 600).cell
+    lstm, attention, communication = cell.lstm, cell.input_attention, cell.communication
     for parameters, bound in (
         ((lstm.weight, lstm.bias_ih, lstm.bias_hh), 600**-0.5),
-        (original.cell.communication.gate_update.parameters(), 128**-0.5),
-        (dido.cell.lstm.parameters(), 100**-0.5),
-        (dido.cell.key.parameters(), 600**-0.5),
-        (dido.cell.value.parameters(), 600**-0.5),
+        (communication.gate_update.parameters(), 128**-0.5),
     ):
         for parameter in parameters:
             assert 0.9 * bound < parameter.abs().max() <= bound
     for weight in (
         *(attention.query.weight, attention.keys[0], attention.values[0]),
-        *(original.cell.communication.qkv.weight, dido.cell.query.weight),
-        *(dido.cell.comm_qkv.weight, dido.cell.comm_out.weight),
+        communication.qkv.weight,
     ):
         assert abs(weight.std().item() - 0.01) < 2e-4
 
 
-@both_cells
-def test_reset_parameters_draws_every_parameter_anew(cell: str) -> None:
-    model = RIM(5, 24, cell=cell)
+def test_reset_parameters_draws_every_parameter_anew() -> None:
+    model = RIM(5, 24)
     before = [p.detach().clone() for p in model.parameters()]
     model.reset_parameters()
     for old, new in zip(before, model.parameters(), strict=True):
@@ -652,7 +577,7 @@ def stored(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_the_original_cell_has_the_specifications_parameters() -> None:
+def test_it_has_the_specifications_parameters() -> None:
     """Ours at comm_size 16 is the specification's "1.66M that ever receive gradient".
 
     That count is the core, the table of two pixels (2 x 600) and the readout (600 -> 10). The
@@ -677,26 +602,10 @@ def test_the_original_cell_has_the_specifications_parameters() -> None:
     assert stored(RIM(D, H)) == core + 3 * 6 * 100 * 64 + 2 * 100 * 64 == 1_777_800
 
 
-@pytest.mark.parametrize(("heads", "count", "quoted"), [(4, 2_150_864, 2.15), (1, 1_675_664, 1.68)])
-def test_the_dido_cell_has_the_specifications_parameters(
-    heads: int, count: int, quoted: float
-) -> None:
-    """The specification's figures are the core's, rounded; everything in it is trained.
-
-    With table and readout (7,210) they would be 2.16M and 1.68M.
-    """
-    attention = 6 * 100 * 64 + 600 * 64 + 64 + 600 * 400 + 400
-    lstm = 6 * 4 * 100 * (400 + 100)
-    communication = 6 * 100 * heads * (32 + 32 + 100) + 6 * heads * 100 * 100
-    core = stored(RIM(600, 600, cell="dido", comm_heads=heads))
-    assert core == attention + lstm + communication == count
-    assert round(core / 1e6, 2) == quoted
-
-
-@pytest.mark.parametrize(("cell", "comm_size"), [("original", 16), ("original", 32), ("dido", 32)])
-def test_every_stored_parameter_learns(cell: str, comm_size: int) -> None:
+@pytest.mark.parametrize("comm_size", [16, 32])
+def test_every_stored_parameter_learns(comm_size: int) -> None:
     gen = seeded(17)
-    model = RIM(6, 24, cell=cell, comm_size=comm_size, dtype=torch.float64)
+    model = RIM(6, 24, comm_size=comm_size, dtype=torch.float64)
     scramble(model, gen)
     # From random states, so that every cell wakes in some sample of the first step.
     model(random(gen, 4, 32, 6), a_state(gen, model, 32))[0].square().sum().backward()
@@ -715,7 +624,6 @@ def test_every_stored_parameter_learns(cell: str, comm_size: int) -> None:
         ({"num_cells": 0}, r"num_cells must be a whole number of at least 1, got 0"),
         ({"active_cells": 7}, r"active_cells must be .* in \[1, num_cells\] = \[1, 6\], got 7"),
         ({"active_cells": 0}, r"active_cells must be .* in \[1, num_cells\] = \[1, 6\], got 0"),
-        ({"cell": "gru"}, r"cell must be one of original, dido, got 'gru'"),
         ({"key_size": 0}, r"key_size must be a whole number of at least 1, got 0"),
         ({"comm_heads": 0}, r"comm_heads must be a whole number of at least 1, got 0"),
         ({"comm_size": 1.5}, r"comm_size must be a whole number of at least 1, got 1.5"),
@@ -743,7 +651,5 @@ def test_the_default_wakes_two_thirds_of_the_cells() -> None:
     assert sizes == {1: 1, 2: 1, 3: 2, 4: 3, 5: 3, 6: 4}
 
 
-@both_cells
-def test_repr_tells_the_sizes_and_the_cell(cell: str) -> None:
-    line = f"5, 24, num_cells=6, active_cells=4, cell={cell!r}"
-    assert line in repr(RIM(5, 24, cell=cell))
+def test_repr_tells_the_sizes() -> None:
+    assert "5, 24, num_cells=6, active_cells=4" in repr(RIM(5, 24))

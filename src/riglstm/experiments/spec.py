@@ -114,6 +114,9 @@ class RunSpec:
         for part in ("task_options", "fit", "model_options"):
             said = data[part].items()
             data[part] = {k: v for k, v in said if k not in LATER or v != LATER[k]}
+        if self.model == "rim":
+            # RIM had an option once that its rows in `results` were named by.
+            data["model_options"]["cell"] = "original"
         data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
         return data
 

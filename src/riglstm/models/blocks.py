@@ -47,9 +47,9 @@ class GroupLinear(nn.Module):
 class BlockLSTM(nn.Module):
     """h̃_j, c̃_j = LSTM_j(u_j, h_j, c_j): N LSTMs that share nothing; gates i, f, g, o.
 
-    The weights start uniform in ±bound. `bias`: two vectors as in nn.LSTM, or none; `forget_bias`
-    is added to the start values of the forget gates in the first. `gate_scale` is a factor on the
-    start values of the weight matrices (biases keep theirs).
+    Weights and biases start uniform in ±bound. `forget_bias` is added to the start values of the
+    forget gates in the first of the two biases. `gate_scale` is a factor on the start values of the
+    weight matrices (biases keep theirs).
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class BlockLSTM(nn.Module):
         N: int,
         inputs: int,
         d: int,
-        bias: bool,
         bound: float,
         forget_bias: float = 0.0,
         gate_scale: float = 1.0,
@@ -67,7 +66,7 @@ class BlockLSTM(nn.Module):
         self.bound, self.forget_bias, self.gate_scale = bound, forget_bias, gate_scale
         self.weight = nn.Parameter(torch.empty(N, inputs + d, 4 * d, **factory))
         self.bias_ih, self.bias_hh = (
-            nn.Parameter(torch.empty(N, 4 * d, **factory)) if bias else None for _ in range(2)
+            nn.Parameter(torch.empty(N, 4 * d, **factory)) for _ in range(2)
         )
         self.reset_parameters()
 
@@ -77,21 +76,16 @@ class BlockLSTM(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -self.bound, self.bound)
         self.weight.mul_(self.gate_scale)
-        if self.bias_ih is not None:
-            self.bias_ih.chunk(4, dim=1)[1].add_(self.forget_bias)
+        self.bias_ih.chunk(4, dim=1)[1].add_(self.forget_bias)
 
     def forward(self, u: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (B, N, inputs) and the state (B, N, d) to the candidates h̃, c̃."""
         H = torch.cat((u, h), dim=-1)  # (B, N, inputs + d)
         gates = torch.einsum("bnj,njg->bng", H, self.weight).to(c.dtype)  # (B, N, 4·d)
-        if self.bias_ih is not None:
-            gates = gates + self.bias()
-        return gated(gates, c)
+        return gated(gates + self.bias(), c)
 
     def bias(self) -> Tensor:
         """Both vectors as one, (N, 4·d)."""
-        assert self.bias_ih is not None
-        assert self.bias_hh is not None
         return self.bias_ih + self.bias_hh
 
 
@@ -166,23 +160,19 @@ def log_odds(s: Tensor) -> Tensor:
     return log_p[..., 1:].flatten(2).logsumexp(dim=2) - log_p[..., 0].logsumexp(dim=2)
 
 
-def attend(
-    qkv: Tensor, heads: int, key_size: int, kept: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def attend(qkv: Tensor, heads: int, key_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """a_j = Σ_i softmax_i(q_j · k_i / √d_k) v_i over all N cells: a (B, N, M·d_v).
 
-    `qkv` (B, N, M·(d_k + d_k + d_v)); `kept` (B, N, M, N): dropout's mask of the weights. Also
-    returned: scores and weights (B, N, M, N). All N x N pairs are multiplied and summed as they
-    are: compiled, this is fewer kernels than batched products, which want copies. Cells come first
-    inside, as the maps before it leave them in memory.
+    `qkv` (B, N, M·(d_k + d_k + d_v)). Also returned: scores and weights (B, N, M, N). All N x N
+    pairs are multiplied and summed as they are: compiled, this is fewer kernels than batched
+    products, which want copies. Cells come first inside, as the maps leave them in memory.
     """
     exact = torch.promote_types(qkv.dtype, torch.float32)
     sizes = (key_size, key_size, qkv.shape[-1] // heads - 2 * key_size)
     q, k, v = qkv.to(exact).transpose(0, 1).unflatten(2, (heads, -1)).split(sizes, dim=-1)
     s = (q.unsqueeze(1) * k.unsqueeze(0)).sum(dim=-1) / key_size**0.5  # (N, N, B, M)
     p = s.softmax(dim=1)
-    weight = p if kept is None else p * kept.permute(1, 3, 0, 2)
-    a = (weight.unsqueeze(-1) * v.unsqueeze(0)).sum(dim=1)  # (N, B, M, d_v)
+    a = (p.unsqueeze(-1) * v.unsqueeze(0)).sum(dim=1)  # (N, B, M, d_v)
     return s.permute(2, 0, 3, 1), p.permute(2, 0, 3, 1), a.transpose(0, 1).flatten(2)
 
 

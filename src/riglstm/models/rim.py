@@ -1,13 +1,13 @@
-"""RIM: Recurrent Independent Mechanisms (Goyal et al., 2019), and the cell of a later rewrite.
+"""RIM: Recurrent Independent Mechanisms (Goyal et al., 2019).
 
 Shapes: T steps, B sequences, D input features, N cells of size d, K_a of them active, M heads.
-The cells are written here in the order of a step; their parts are in `blocks`.
+A step is written here in its order; its parts are in `blocks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,12 @@ from riglstm import checks
 from riglstm.models import base, blocks
 from riglstm.models.base import CompiledSteps, State, Trace, changed_start, check_options, prepare
 from riglstm.models.late import Late, Plan, Told, by_step, hooked, product, run
-from riglstm.models.rim_dido import DidoCell
 from riglstm.models.seen import Seen, trace
 from riglstm.selection import top_mask
 
 
 class RIMCell(nn.Module):
-    """One layer of mechanisms, the original cell; BRIM stacks two of them.
+    """One layer of mechanisms; BRIM stacks two of them.
 
     `slot_sizes`: the width of each input beside the null slot. The LSTMs start in ±1/√(N·d), the
     range of one LSTM of the joint size.
@@ -53,7 +52,7 @@ class RIMCell(nn.Module):
             N, d, slot_sizes, input_heads, key_size, 4 * d // input_heads, **factory
         )
         self.lstm = blocks.BlockLSTM(
-            *(N, 4 * d, d, True, (N * d) ** -0.5, forget_bias, gate_scale), **factory
+            N, 4 * d, d, (N * d) ** -0.5, forget_bias, gate_scale, **factory
         )
         self.communication = blocks.Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
@@ -116,9 +115,6 @@ class RIMCell(nn.Module):
         return (h.clone(), *rows), (h, c)
 
 
-CELLS: dict[str, type[RIMCell | DidoCell]] = {"original": RIMCell, "dido": DidoCell}
-
-
 class RIM(nn.Module):
     r"""Recurrent Independent Mechanisms.
 
@@ -141,22 +137,20 @@ class RIM(nn.Module):
         batch_first: (B, T, D) instead of (T, B, D).
         num_cells: N.
         active_cells: K_a; default: two thirds of the cells, rounded: 4 of 6.
-        cell: `original`, or `dido`: see `DidoCell`.
         key_size: d_k of the input attention; its values are of size 4·d.
         comm_heads: heads of the communication.
-        comm_size: its d_k per head, and the original cell's d_v; 32 in the paper's appendix, 16
-            in its authors' code.
+        comm_size: its d_k = d_v per head; 32 in the paper's appendix, 16 in its authors' code.
         dropout: in training only.
-        forget_bias: added to the start values of the LSTMs' forget biases; 0 in the dido cell.
+        forget_bias: added to the start values of the LSTMs' forget biases.
         gate_scale: factor on the start values of the LSTMs' weight matrices (biases keep theirs).
         compile_step: run the step through torch.compile, from the first call on.
 
     Inputs: x (T, B, D); state = (h, c), each (1, B, hidden_size), zero if not given.
     Outputs: h of every step, all cells (T, B, hidden_size); the last state.
 
-    At 600, 600 there are 1,777,800 parameters; 1,649,800 with the authors' comm_size=16, and
-    2,150,864 or 1,675,664 in the dido cell with 4 or 1 comm_heads. All of them learn: the null
-    slot's matrices and off-block LSTM weights of the authors' code, which do not, are left out.
+    At 600, 600 there are 1,777,800 parameters; 1,649,800 with the authors' comm_size=16. All of
+    them learn: the null slot's matrices and off-block LSTM weights of the authors' code, which do
+    not, are left out.
     """
 
     streaming = True
@@ -169,7 +163,6 @@ class RIM(nn.Module):
         batch_first: bool = False,
         num_cells: int = 6,
         active_cells: int | None = None,
-        cell: Literal["original", "dido"] = "original",
         key_size: int = 64,
         comm_heads: int = 4,
         comm_size: int = 32,
@@ -190,11 +183,10 @@ class RIM(nn.Module):
             comm_size=comm_size,
         )
         N, d, K_a = blocks.cell_counts(hidden_size, num_cells, active_cells)
-        checks.check_choice("cell", cell, tuple(CELLS))
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.batch_first, self.num_cells, self.cell_size = batch_first, N, d
-        self.active_cells, self.kind = K_a, cell
-        self.cell = CELLS[cell](
+        self.active_cells = K_a
+        self.cell = RIMCell(
             *((input_size,), N, d, K_a),
             key_size=key_size,
             comm_heads=comm_heads,
@@ -259,5 +251,5 @@ class RIM(nn.Module):
         start = changed_start(self.forget_bias, self.gate_scale)
         return (
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
-            f"active_cells={self.active_cells}, cell={self.kind!r}{start}"
+            f"active_cells={self.active_cells}{start}"
         )
