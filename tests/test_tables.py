@@ -20,7 +20,7 @@ from riglstm.experiments.fill import result_rows, sheet, sizes
 from riglstm.experiments.paper import PAPER, figure, value
 from riglstm.experiments.plan import FAILED, Planned, plan, state
 from riglstm.experiments.recipes import MEASURED_ROWS, RECIPES
-from riglstm.experiments.render import latex, render
+from riglstm.experiments.render import Grid, latex, markdown, render
 from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import NAMES, TABLES, stem
@@ -426,10 +426,10 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     planned = plan(*asked)  # type: ignore[arg-type]
     filled = sheet("mnist", planned, "quick")
     lstm, rig = filled.lines
-    assert lstm.ours["8x8"].text() == "51.0 ± 1.4 (2)"
-    assert lstm.there["8x8"].text() == "75.0 ± 0.0 (2)"
+    assert lstm.ours["8x8"].text() == "50.0, 52.0 (2 runs)"
+    assert lstm.there["8x8"].text() == "75.0, 75.0 (2 runs)"
     assert lstm.there["7x7"] == lstm.ours["7x7"]
-    assert rig.ours["8x8"].text() == "50.0 ± – (1; 1 failed)"
+    assert rig.ours["8x8"].text() == "50.0 (1 run, 1 failed)"
     assert not lstm.paper
     notes = "\n".join(filled.notes)
     assert "Seeds 0, 1; 500 updates; 150 s in all on CPU (toy), in fp32; commit abc." in notes
@@ -466,9 +466,9 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> Non
     filled = sheet("balls", plan("balls", ["lstm"], 1, "paper", tmp_path), "paper")
     printed = grid(filled)
     assert printed.heads[:5] == ["trained on", "model", "4", "4, best run", "4, paper"]
-    assert printed.lines[0][:5] == ["4", "LSTM", "40.0 ± – (1)", "40.0", "39.23"]
+    assert printed.lines[0][:5] == ["4", "LSTM", "40.0 (1 run)", "40.0", "39.23"]
     assert printed.lines[1][:6] == ["4", "no model: constant", "30.0", "–", "–", "–"]
-    assert printed.lines[2][:6] == ["678", "LSTM", "40.0 ± – (1)", "40.0", "54.53", "35.0 ± – (1)"]
+    assert printed.lines[2][:6] == ["678", "LSTM", "40.0 (1 run)", "40.0", "54.53", "35.0 (1 run)"]
     assert any("best of five" in note for note in filled.notes)
 
 
@@ -494,6 +494,7 @@ SHEET = Sheet(
             width=72,
             updates=500,
         ),
+        Line(*("M=1", "entnet", "EntNet", "–"), ours={"P=5": Cell((97.0,))}),
         Line(
             *("M=2", "lstm", "LSTM", "–"),
             ours={"P=5": Cell(failed=2), "P=10": Cell(missing=1)},
@@ -507,10 +508,11 @@ SHEET = Sheet(
 MARKDOWN = """\
 **Toys_1, 100 %**
 
-| M   | model | (N, K_a) |  P=5 (trained) |            P=10 | P=10, paper |       P=10, chosen on it |
-| --- | ----- | -------- | -------------: | --------------: | ----------: | -----------------------: |
-| M=1 | Rig_A | (6, 4)   | 98.0 ± 1.0 (3) | 1,234.6 ± – (1) |       99.06 | 91.0 ± 1.4 (2; 1 failed) |
-| M=2 | LSTM  | –        |       2 failed |        1 to run |           – |                  not run |
+| M   | model  | (N, K_a) |           P=5 (trained) |            P=10 | P=10, paper | P=10, best checkpoint at P=10 |
+| --- | ------ | -------- | ----------------------: | --------------: | ----------: | ----------------------------: |
+| M=1 | Rig_A  | (6, 4)   | **98.0 ± 1.0 (3 runs)** | 1,234.6 (1 run) |       99.06 | 90.0, 92.0 (2 runs, 1 failed) |
+| M=1 | EntNet | –        |            97.0 (1 run) |         not run |           – |                             – |
+| M=2 | LSTM   | –        |                2 failed |        1 to run |           – |                       not run |
 
 - Chosen on P=5 & so on.
 """  # noqa: E501
@@ -520,6 +522,8 @@ table,budget,setting,model,width,updates,condition,chosen_on,mean,sd,n,best,fail
 toy,paper,M=1,rig_a,72,500,P=5,validation@P=5,98.0,1.0,3,99.0,0,0,
 toy,paper,M=1,rig_a,72,500,P=10,validation@P=5,1234.56,,1,1234.56,0,0,99.06
 toy,paper,M=1,rig_a,72,500,P=10,validation@P=10,91.0,1.4142135623730951,2,92.0,1,0,99.06
+toy,paper,M=1,entnet,,,P=5,validation@P=5,97.0,,1,97.0,0,0,
+toy,paper,M=1,entnet,,,P=10,validation@P=5,,,0,,0,0,
 toy,paper,M=2,lstm,,,P=5,validation@P=5,,,0,,2,0,
 toy,paper,M=2,lstm,,,P=10,validation@P=5,,,0,,0,1,
 toy,paper,M=2,lstm,,,P=10,validation@P=10,,,0,,0,0,
@@ -532,9 +536,10 @@ LATEX = r"""\begin{table*}
 \resizebox{\linewidth}{!}{%
 \begin{tabular}{lllrrrr}
 \toprule
-M & model & (N, K\_a) & P=5 (trained) & P=10 & P=10, paper & P=10, chosen on it \\
+M & model & (N, K\_a) & P=5 (trained) & P=10 & P=10, paper & P=10, best checkpoint at P=10 \\
 \midrule
-M=1 & Rig\_A & (6, 4) & 98.0 $\pm$ 1.0 (3) & 1,234.6 $\pm$ -- (1) & 99.06 & 91.0 $\pm$ 1.4 (2; 1 failed) \\
+M=1 & Rig\_A & (6, 4) & \textbf{98.0 $\pm$ 1.0 (3 runs)} & 1,234.6 (1 run) & 99.06 & 90.0, 92.0 (2 runs, 1 failed) \\
+M=1 & EntNet & -- & 97.0 (1 run) & not run & -- & -- \\
 M=2 & LSTM & -- & 2 failed & 1 to run & -- & not run \\
 \bottomrule
 \end{tabular}}
@@ -585,7 +590,17 @@ def test_the_best_run_is_the_lowest_where_lower_is_better() -> None:
     low = replace(SHEET, best=True, higher_is_better=False)
     assert grid(low).lines[0][4] == "97.0"
     assert grid(replace(SHEET, best=True)).lines[0][4] == "99.0"
-    assert grid(low).lines[1][4] == "–"
+    assert grid(low).lines[2][4] == "–"
+    assert (1, 3) in grid(low).best
+    assert (0, 3) in grid(SHEET).best
+
+
+def test_what_a_file_says_is_no_markup_in_a_table() -> None:
+    bad = "a|b](x) <b> `c` *d* _e_ f_g\nh $i$ \\"
+    text = markdown(Grid("x", bad, ["head", bad], [[bad, "1"]], 1, [bad]))
+    assert text.count(r"a\|b\](x) \<b\> `c` \*d\* \_e\_ f_g h \$i\$ \\") == 4
+    assert len(text.splitlines()) == 7
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in text.splitlines()[2:5])
 
 
 ROW = rows.ResultRow(

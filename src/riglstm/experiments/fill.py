@@ -12,9 +12,17 @@ from riglstm.experiments.render import number
 from riglstm.experiments.result import CHOSEN, read_cost, read_reason
 from riglstm.experiments.rows import FAILED, ResultRow
 from riglstm.experiments.run import most_jobs, sessions
-from riglstm.experiments.sheet import Cell, Line, Sheet
+from riglstm.experiments.sheet import ENOUGH, Cell, Line, Sheet
 from riglstm.experiments.tables import Table, recipe, table
 from riglstm.train.folder import RunFolder
+
+RULES = (
+    f"Mean ± standard deviation (with n − 1); fewer than {ENOUGH} runs are shown one by one, and "
+    "the best mean is bold. Checkpoints are chosen on validation data of the training condition. "
+    "“Best checkpoint at” a test condition means chosen on validation data of that condition, the "
+    "rule of earlier papers."
+)
+"""What is said with every table of runs."""
 
 
 class Read(NamedTuple):
@@ -209,11 +217,7 @@ def _notes(
 ) -> list[str]:
     done = [(run, run.result) for run in runs if run.result is not None]
     notes = [
-        f"{what.measure[0].upper()}{what.measure[1:]}; mean ± standard deviation (runs), "
-        "with n − 1.",
-        "Checkpoints are chosen on validation data of the training condition. Columns “chosen on "
-        "it”: anew for each test condition, on validation data of that condition, the rule of "
-        "earlier papers.",
+        f"{what.measure[0].upper()}{what.measure[1:]}. {RULES}",
     ]
     if done:
         updates = sorted({result["updates"] for _, result in done})

@@ -149,7 +149,7 @@ def _without_failure(folder: RunFolder) -> None:
 
 
 def table(planned: Sequence[Planned]) -> Rendered:
-    """Success rates in %, mean ± sd (n) over seeds, by family, level and model."""
+    """Success rates in %, mean ± sd over seeds, by family, level and model."""
     begun = [read(p.folder) for p in planned if p.state != "new"]
     shown = grid([p.spec.name for p in planned if p.state != "new"], begun, len(planned))
     records = [
@@ -184,8 +184,8 @@ def grid(models: Iterable[str], runs: Sequence[Run], planned: int | None = None)
             lines.append([of.title, level.name, *cells])
     heads = [f"{label(name)}, {said}" for said in METRICS.values() for name in names]
     notes = [
-        "Success rates in %, mean ± standard deviation over seeds (number of seeds). Trained on "
-        "each family's first level alone; the last weights are tested (P35)."
+        "Success rates in %: mean ± standard deviation; fewer than three runs are shown one by "
+        "one. Trained on each family's first level alone; the last weights are tested (P35)."
     ]
     notes += [f"Failed: {run.folder.name}: {run.failed}." for run in shown if run.failed]
     notes += [f"{words}." for words in left]

@@ -141,7 +141,7 @@ def _section(draft: Draft, one: Group, wanted: Wanted) -> None:
     """A table, its figures, and what its weights show."""
     draft.missing += one.absent
     shown = grid(one.sheet)
-    body = [page.table(shown.title, shown.heads, shown.lines)]
+    body = [page.table(shown.title, shown.heads, shown.lines, shown.best)]
     body += [page.paragraph(note) for note in shown.notes]
     for setting in one.sheet.trained_on:
         for picture in (gallery.shift(one, setting), gallery.training(one, setting)):

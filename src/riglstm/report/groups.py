@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.experiments.entries import Budget
-from riglstm.experiments.fill import sheet
+from riglstm.experiments.fill import RULES, sheet
 from riglstm.experiments.plan import Planned, plan
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.sheet import Cell, Line, Sheet
@@ -145,11 +145,7 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
         for (_, name), of in by_label.items()
     ]
     lines += _yardsticks(runs, trained_on, scale)
-    notes = [
-        f"{axis.name[0].upper()}{axis.name[1:]}; mean ± standard deviation (runs), with n − 1.",
-        "Checkpoints are chosen on validation data of the training condition; columns “chosen on "
-        "it”: anew for each test condition, on validation data of that condition.",
-    ]
+    notes = [f"{axis.name[0].upper()}{axis.name[1:]}. {RULES}"]
     return Group(
         Sheet(
             name=runs[0].spec.task,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from riglstm.experiments.claims import head
 from riglstm.experiments.finished import finished
 from riglstm.experiments.paper import value
 from riglstm.experiments.render import number
@@ -164,7 +163,7 @@ def _shift(sheet: Sheet, setting: str) -> Wanted:
         f"{label} {max(map(len, values.values()))}" for label, values in models.items()
     )
     words = {
-        "title": f"{head(sheet, setting)}: {axis.name} against the shift",
+        "title": f"{sheet.head(setting)}: {axis.name} against the shift",
         "caption": f"Means over runs ({counts}), bars of one standard deviation of three runs or "
         "more, dots for runs; "
         f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
