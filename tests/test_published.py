@@ -365,7 +365,9 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
         )
 
 
-def test_weights_have_the_figures_of_their_runs_last_rows(folder: Path) -> None:
+def test_weights_have_the_figures_of_their_runs_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = folder / "weights" / "digits.safetensors"
     run = finished(file).result["run"]
     assert len(strange(folder / "results", folder / "weights")) == 2
@@ -374,11 +376,11 @@ def test_weights_have_the_figures_of_their_runs_last_rows(folder: Path) -> None:
         replace(ROW, metric=f"accuracy@{c}", value=v, chosen_on="validation@4x4", run=run)
         for c, v in figures.items()
     ]
-    rows.append(folder / "results" / "runs.csv", recorded)
+    monkeypatch.setattr(published, "read_all", lambda _: recorded)
     assert strange(folder / "results", folder / "weights") == [
         "digits.safetensors: accuracy@5x5 is 0.25, in the results 0.125"
     ]
-    rows.append(folder / "results" / "runs.csv", [replace(recorded[1], value=0.25, commit="def")])
+    recorded[1] = replace(recorded[1], value=0.25)
     assert not strange(folder / "results", folder / "weights")
 
 
@@ -458,6 +460,126 @@ def test_the_log_says_what_the_rule_of_today_takes_of_the_lstms_evaluations() ->
     said = f"({a}, {b} and {c}, where validation had {x}, {y} and {z} on the way"
     log = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert said in " ".join(log.split())
+
+
+@pytest.mark.parametrize(
+    "name", ["../victim", "../victim.png", "{folder}/victim.png", "a/b.png", ""]
+)
+def test_a_name_outside_the_folder_of_figures_is_refused_and_nothing_is_written(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(*places(folder))
+    victims = [folder / place for place in ("victim.png", "results/victim", "results/victim.png")]
+    for victim in victims:
+        victim.write_text("mine")
+    sources = folder / "results" / "figures" / "sources.json"
+    known = json.loads(sources.read_text())
+    known[name.format(folder=folder)] = next(iter(known.values()))
+    sources.write_text(json.dumps(known))
+    (folder / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    monkeypatch.chdir(folder)
+    assert main(["report", "--results", "results"]) == 2
+    assert "sources.json must hold names of figures in its folder" in capsys.readouterr().err
+    assert all(victim.read_text() == "mine" for victim in victims)
+    assert (folder / "README.md").read_text() == f"{BEGIN}\n{END}\n"
+
+
+def test_only_files_that_were_drawn_are_removed(folder: Path) -> None:
+    publish(*places(folder))
+    figures = folder / "results" / "figures"
+    mine, link, drawn = (figures / f"{name}.png" for name in ("mine", "link", "drawn"))
+    shift = figures / "copying-M1-shift.png"
+    (folder / "victim").write_bytes(shift.read_bytes())
+    link.symlink_to(folder / "victim")
+    mine.write_text("mine")
+    drawn.write_bytes(shift.read_bytes())
+    sources = json.loads((figures / "sources.json").read_text())
+    gone = dict.fromkeys((mine.name, link.name, drawn.name), sources[shift.name])
+    (figures / "sources.json").write_text(json.dumps({**sources, **gone}))
+    said: list[str] = []
+    publish(*places(folder), show=said.append)
+    assert [line.partition(" is no figure")[0] for line in said] == [str(link), str(mine)]
+    assert not drawn.exists()
+    assert (mine.read_text(), link.is_symlink()) == ("mine", True)
+    assert (folder / "victim").read_bytes() == shift.read_bytes()
+    assert publish(*places(folder)) == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a.png": 3}', '{"a.png": {"alt": null}}', "\x00"])
+def test_sources_of_another_form_are_refused_in_a_line(
+    content: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(*places(folder))
+    (folder / "results" / "figures" / "sources.json").write_text(content)
+    monkeypatch.chdir(folder)
+    assert main(["report", "--results", "results"]) == 2
+    assert "delete it, and the figures are drawn anew" in capsys.readouterr().err
+
+
+def test_a_figure_has_a_name_that_is_taken_again(folder: Path) -> None:
+    (folder / "weights" / "digits.safetensors").rename(
+        folder / "weights" / "-my digits!.safetensors"
+    )
+    assert "mydigits-cells.png" in {path.name for path in publish(*places(folder))}
+    assert publish(*places(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("accuracy@P=400,0.97,", "accuracy@P=400,1.97,", "value: expected a share from 0 to 1"),
+        ("accuracy@P=400,0.97,", "accuracy@P=400,nan,", "value: expected a number from 0 to"),
+        ("accuracy@P=400,0.97,", "accuracy@P=400,-0.1,", "value: expected a number from 0 to"),
+        ("accuracy@P=400,0.97,", "accuracy@P=400,much,", "value: expected a number, got 'much'"),
+        ("accuracy@P=400,0.97,", "loss@P=400,0.97,", "metric: expected one of failed, accuracy@"),
+        ("accuracy@P=400,0.97,", "accuracy@P=40O,0.97,", "metric: expected one of failed, acc"),
+        ("copying,riglstm,0,", "copying,rig|lstm,0,", "model: expected one of lstm, "),
+        ("copying,riglstm,0,", "coping,riglstm,0,", "table: expected one of mnist, "),
+        ("copying,riglstm,0,", "copying,riglstm,1.5,", "seed: expected a whole number"),
+        ("copying,riglstm,0,", f"copying,riglstm,{'9' * 999},", "seed: expected a number from 0"),
+        ("NVIDIA H200", '"NVIDIA\nH200"', "device: expected text in one line"),
+        ("NVIDIA H200", "x" * 200_000, "expected a line of CSV, got field larger than field limit"),
+        ("NVIDIA H200", '"NVIDIA H200', "expected a line of CSV, got "),
+        ("NVIDIA H200,", "", "expected 16 columns, got 15"),
+        ("validation@P=50", "test@P=50", "chosen_on: expected one of validation@P=50, "),
+        ("table,", "", "line 1: expected the columns table,model,"),
+        (",tf32,", ",fp8,", "precision: expected one of fp32, "),
+        ("NVIDIA H200", "\udcff", "expected a CSV file of results, got 'utf-8'"),
+    ],
+)
+def test_rows_that_cannot_be_are_listed_and_nothing_is_written(
+    old: str,
+    new: str,
+    said: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = folder / "results" / "runs.csv"
+    text = file.read_text().replace(old, new, 1)
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    monkeypatch.chdir(folder)
+    assert main(["report", "--results", "results"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("riglstm: results that cannot be taken:\n  results/runs.csv")
+    assert error.endswith("\nmend or remove these lines\n")
+    assert len(error) < 10_000
+    assert "old" in (folder / "README.md").read_text()
+    assert not (folder / "results" / "README.md").exists()
+
+
+def test_rows_that_contradict_each_other_are_listed_across_files(folder: Path) -> None:
+    rows.append(folder / "results" / "more.csv", [replace(FOUND[0], commit="other")])
+    assert len(summary.read_all(folder / "results")) == len(FOUND) + 1
+    rows.append(folder / "results" / "most.csv", [replace(FOUND[0], value=0.5)])
+    contradiction = r"most.csv, line 2, column value: expected 1\.0, which .*more.csv, line 2 has"
+    with pytest.raises(rows.RowError, match=contradiction):
+        summary.read_all(folder / "results")
+    (folder / "results" / "most.csv").unlink()
+    (folder / "results" / "most.csv").mkdir()
+    with pytest.raises(rows.RowError, match=r"most.csv: expected a CSV file of results, got .*"):
+        summary.read_all(folder / "results")
 
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:

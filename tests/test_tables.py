@@ -604,7 +604,7 @@ def test_what_a_file_says_is_no_markup_in_a_table() -> None:
 
 
 ROW = rows.ResultRow(
-    *("copying", "riglstm", 0, "accuracy@P=10", 1 / 3, "validation@P=5", 500, 60.5),
+    *("copying", "riglstm", 0, "accuracy@P=100", 1 / 3, "validation@P=50", 500, 60.5),
     *("NVIDIA H200", "abc", "quick", "M=1", "tf32", 4, "87654321"),
     "copying-riglstm-seed0-12345678",
 )
@@ -672,20 +672,52 @@ def test_who_adds_rows_waits_until_nobody_else_does(
 def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"must begin with the line table,model,.*got a,b"):
+    with pytest.raises(ValueError, match=r"line 1: expected the columns table,model,.*got a,b"):
         rows.append(path, [ROW])
     path.unlink()
     rows.append(path, [ROW])
     with path.open("a") as file:
         file.write("copying,riglstm,0\n")
-    with pytest.raises(ValueError, match=r"line 3 of .* must be a result of 16 fields"):
+    with pytest.raises(ValueError, match=r"results.csv, line 3: expected 16 columns, got 3"):
         rows.read(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"value": value} for value in (math.nan, math.inf, -0.1, 1.1, None, "0.5")),
+        *({"seed": seed} for seed in (-1, 1.0, True)),
+        {"metric": "perplexity@P=50"},
+        {"chosen_on": "test@P=50"},
+        {"jobs": 0},
+        {"device": "two\nlines"},
+        {"run": ""},
+    ],
+)
+def test_a_row_that_would_not_be_taken_is_not_written(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "results.csv"
+    (name,) = change
+    with pytest.raises(rows.RowError, match=rf", {name}: expected .*, got "):
+        rows.append(path, [ROW, replace(ROW, **change)])
+    assert not path.exists()
+
+
+def test_a_row_that_contradicts_the_file_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    rows.append(path, [ROW])
+    before = path.read_bytes()
+    with pytest.raises(rows.RowError, match=r"the new row of .*: expected 0.33.*, got 0.5"):
+        rows.append(path, [replace(ROW, value=0.5)])
+    assert path.read_bytes() == before
 
 
 def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
     tasks = {"mnist": ImageTask, "cifar": ImageTask, "balls": BallsTask, "copying": CopyingTask}
     for table in TABLES.values():
         metric = tasks[table.task].metric  # type: ignore[attr-defined]
+        assert metric.name == table.metric
         assert metric.scale == table.scale
         assert metric.higher_is_better == table.higher_is_better
 

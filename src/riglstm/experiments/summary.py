@@ -18,7 +18,7 @@ from riglstm.experiments.tables import TABLES, Table
 
 def read_all(folder: Path) -> list[ResultRow]:
     """The rows of all CSV files in a folder, in the order of their names."""
-    return [row for path in sorted(folder.glob("*.csv")) for row in rows.read(path)]
+    return rows.read(*sorted(folder.glob("*.csv")))
 
 
 def newest(found: Sequence[ResultRow]) -> list[ResultRow]:
@@ -124,6 +124,8 @@ def _notes(
     table = TABLES[sheet.name]
     runs = {row.run: row for row in found}.values()
     updates = sorted({row.updates for row in runs})
+    # A run that was gone on with may have several.
+    commits = [c for row in runs for c in (row.commit or "unknown").split(", then ")]
     mixed = {"budget", "precision"}.intersection(differing(sheet))
     other = " A model without such runs is shown by its own newest ones, as its columns say."
     rest = not_run(sheet)
@@ -133,7 +135,7 @@ def _notes(
         f"{duration(sum(row.seconds for row in runs))} in all, up to "
         f"{max(row.jobs for row in runs)} of them at a time, on "
         f"{words(row.device for row in runs)} in {words(row.precision for row in runs)}. "
-        f"Commits: {words(row.commit[:7] or 'unknown' for row in runs)}.",
+        f"Commits: {words(commit[:7] for commit in commits)}.",
         f"The table shows the recipe and precision of its newest run: {how[0]}, {how[1]}."
         f"{other if mixed else ''}",
         _seeds(sheet, found, planned),
