@@ -145,8 +145,6 @@ def table(
 
 def missing(items: Sequence[str]) -> Html:
     """What a reader may look for in vain, and why."""
-    if not items:
-        return Html('<p class="lead">Nothing is missing.</p>\n')
     listed = "".join(f"<li>{escape(item)}</li>\n" for item in items)
     return Html(f'<div class="missing">\n<p>Missing</p>\n<ul>\n{listed}</ul>\n</div>\n')
 

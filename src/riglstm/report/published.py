@@ -23,7 +23,6 @@ from riglstm.experiments.tables import TABLES
 from riglstm.report import curves, gallery, probe
 from riglstm.report.curves import Axis
 from riglstm.report.readme import block, inserted, page
-from riglstm.report.records import Record
 from riglstm.report.style import Picture, png
 from riglstm.tasks.files import DataError, data_folder
 from riglstm.tasks.images import SequentialImages
@@ -207,9 +206,7 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
     content = hashlib.sha256(file.read_bytes()).hexdigest()
 
     def seen() -> tuple[probe.Loaded, probe.Look]:
-        spec, result, _ = finished(file)
-        record = Record(file, spec, "done", {}, result, "", {})
-        run = probe.open_run(spec.name, record, device, data_folder(data_dir))
+        run = probe.open_run(known.name, file, device, data_folder(data_dir))
         digits = probe.first_of_each_class(probe.image_task(run))
         return run, probe.look(run, f"{SIZE}x{SIZE}", digits)
 
