@@ -402,11 +402,15 @@ def finished(planned: Planned, figures: dict[tuple[str, str], float], **more: An
     folder = RunFolder(planned.folder)
     folder.begin(planned.spec.resolved(), command="", device="", resume=False)
     result_figures = [
-        {"condition": c, "chosen_on": f"validation@{chooser}", "metric": "accuracy", "value": v}
+        {
+            **{"condition": c, "metric": "accuracy", "value": v, "step": 500},
+            "chosen_on": f"validation@{chooser}",
+        }
         for (c, chooser), v in figures.items()
     ]
+    chosen = {c: {"step": 500, "value": 0.5} for c, _ in figures}
     said = {"updates": 500, "seconds": 60.0, "device": "CPU (toy)", "commit": "abc"}
-    folder.finish({"rows": result_figures, **said, **more})
+    folder.finish({"rows": result_figures, "chosen": chosen, **said, **more})
 
 
 def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def refused(path: Path) -> Iterator[None]:
     except RunError:
         raise
     except (ValueError, OSError, csv.Error) as error:
-        raise RunError(f"{path}: {error}") from error
+        said = str(error)
+        raise RunError(said if str(path) in said else f"{path}: {said}") from error
     except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise RunError(f"{path} must be that of a run, got {error!r} from it") from error
 

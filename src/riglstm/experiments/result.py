@@ -17,10 +17,15 @@ MOST = 10**12
 """What a number of a result is below: all that are measured are."""
 LONGEST = 200
 """Characters of a name."""
+LARGEST = 1000
+"""Characters of a message, which may quote a file."""
 
 
 class RunError(ValueError):
-    """A file of a run that is not as runs have it; the message names it."""
+    """A file of a run that is not as runs have it; the message names it, and is not endless."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said if len(said) <= LARGEST else f"{said[:LARGEST]}…")
 
 
 def check_result(
@@ -42,7 +47,7 @@ def check_result(
         ("seconds, a number", is_number(result.get("seconds")) and result["seconds"] >= 0),
         ("parameters, a whole number", is_count(result.get("parameters", 0))),
         ("jobs, a whole number", is_count(result.get("jobs", 1))),
-        ("device and commit, names or null", all(map(_named, map(result.get, PLACES)))),
+        ("device, commit and stopped, names or null", all(map(_named, map(result.get, PLACES)))),
         ("yardsticks, figures by condition and name", bars is None or _yardsticks(bars)),
     ):
         if not sound:
@@ -52,7 +57,7 @@ def check_result(
             )
 
 
-PLACES = ("device", "commit")
+PLACES = ("device", "commit", "stopped")
 
 
 def is_number(value: object) -> bool:
