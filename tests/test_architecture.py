@@ -63,7 +63,7 @@ LINES: dict[str, int] = {
 }
 """Budgets above the usual one: a docstring that is a manual, two loops that read as one, and one
 file of recurrent PPO."""
-USUAL_LINES = 260
+USUAL_LINES = 300
 
 
 def modules() -> list[Path]:

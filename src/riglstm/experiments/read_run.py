@@ -9,10 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riglstm.experiments.plan import State
 from riglstm.experiments.result import (
@@ -28,6 +25,9 @@ from riglstm.experiments.result import (
 )
 from riglstm.experiments.spec import RunSpec
 from riglstm.train.folder import RunFolder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LARGEST = 10**7
 """Bytes of a JSON file that is read."""
@@ -198,6 +198,9 @@ def read_metrics(path: Path) -> dict[str, Series]:
 
     A value that is no number, or infinite, is NaN.
     """
+    # Verbs that draw nothing do without.
+    import numpy as np
+
     points: dict[str, dict[int, float]] = {}
     with refused(path):
         with path.open(newline="", encoding="utf-8") as file:
