@@ -63,7 +63,7 @@ LINES: dict[str, int] = {
 }
 """Budgets above the usual one: a docstring that is a manual, two loops that read as one, and one
 file of recurrent PPO."""
-USUAL_LINES = 260
+USUAL_LINES = 300
 
 
 def modules() -> list[Path]:
@@ -178,7 +178,8 @@ def test_every_numbered_decision_in_the_code_is_written_down() -> None:
 
 def test_readme_is_short_and_its_map_is_true() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 150
+    # A third of it is the table of results, one line a model.
+    assert len(text.splitlines()) <= 180
     listed = re.findall(r"^(\S+)\s{2,}\S", text.split("## Map")[1].split("```")[1], re.M)
     assert listed
     for entry in listed:

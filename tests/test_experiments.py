@@ -281,7 +281,7 @@ def test_a_soft_update_is_one_run_in_whatever_words() -> None:
 
 
 def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not a run: expected the file result\.json"):
+    with pytest.raises(ValueError, match=r"is not a run: expected the file config\.json"):
         evaluate(tmp_path)
     RunFolder(tmp_path).begin(SPEC.resolved(), command="", device="", resume=False)
     with pytest.raises(ValueError, match=r"not done: expected result\.json.* by --resume first"):
@@ -357,7 +357,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     assert [list(p.folder.glob("*")) for p in failed] == [[], []]
     more = make("copying", ["lstm"], 2, **ask)
     assert called[2:] == ["lstm", "lstm"]
-    assert "(1; 1 to run)" in more.rendered.markdown
+    assert "(1 run, 1 to run)" in more.rendered.markdown
     assert "- Rows without a run, left out: RIM.\n" in more.rendered.markdown
 
 

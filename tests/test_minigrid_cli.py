@@ -21,8 +21,8 @@ from riglstm.experiments.minigrid import build
 from riglstm.experiments.minigrid_runs import read
 from riglstm.experiments.minigrid_spec import GridSpec
 from riglstm.experiments.minigrid_table import grid, plan
-from riglstm.experiments.result import FAILED
-from riglstm.report.minigrid import relative, sift, unlike
+from riglstm.experiments.result import FAILED, RunError
+from riglstm.report.minigrid import once, relative, unlike
 from riglstm.tasks.minigrid_levels import FAMILIES
 from riglstm.train.folder import RunFolder
 from riglstm.train.ppo_config import PPO
@@ -68,7 +68,7 @@ def test_report_draws_the_papers_figure_and_episodes(
     text = page.read_text()
     assert "RigLSTM&#x27;s success relative to RIM&#x27;s" in text
     assert "data:image/gif;base64," in text
-    assert "Nothing is missing." in text
+    assert "What is missing" not in text
     assert "chosen on validation data" not in text, "there was none"
     names = sorted(path.name for path in figures.iterdir())
     assert sum("episode" in name and name.endswith(".png") for name in names) == 2
@@ -83,12 +83,11 @@ def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path
         shutil.copytree(runs / "rim", tmp_path / name)
     (tmp_path / "broken" / "result.json").write_text("{}")
     missing: list[str] = []
-    found, others = sift([runs / "rim", tmp_path / "copy", tmp_path / "broken"], missing)
-    assert [run.folder for run in found] == [runs / "rim"]
-    assert others == []
+    found = once([read(runs / "rim"), read(tmp_path / "copy")], missing)
+    assert [run.path for run in found] == [runs / "rim"]
     assert "copy: left out, the same run as" in missing[0]
-    assert "broken cannot be read" in missing[1]
-    assert "with rows, a list of figures" in missing[1]
+    with pytest.raises(RunError, match=r"broken/result.json must be .* with rows, a list of fig"):
+        read(tmp_path / "broken")
 
 
 def test_success_relative_to_rim_is_a_difference_in_points(runs: Path) -> None:
@@ -117,9 +116,9 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
         for row in result["rows"]:
             row["value"] = value
         (tmp_path / name / "result.json").write_text(json.dumps(result))
-    found, _ = sift(sorted(tmp_path.iterdir()), [])
+    found = once([read(path) for path in sorted(tmp_path.iterdir())], [])
     shown = grid([run.spec.name for run in found], found)
-    assert shown.lines[0][2].startswith("60.0 ± 14.1 (2)")
+    assert shown.lines[0][2] == "50.0, 70.0 (2 runs)"
     (words,) = [note for note in shown.notes if "left out" in note]
     assert "c: left out, trained otherwise than" in words
     assert "fit.frames is 64 there, 128 here" in words
@@ -131,8 +130,8 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "b")
     for name, when in (("a", "2026-01-01"), ("c", "2026-01-02")):
         (tmp_path / name / "run.json").write_text(json.dumps({"started": when}))
-    later, _ = sift(sorted(tmp_path.iterdir()), [])
-    assert grid(["riglstm"], later).lines[0][2] == "0.0 ± – (1)"
+    later = once([read(path) for path in sorted(tmp_path.iterdir())], [])
+    assert grid(["riglstm"], later).lines[0][2] == "0.0 (1 run)"
     assert unlike(found) == []
     (words,) = unlike(later)
     assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.frames is" in words

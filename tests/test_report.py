@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from riglstm.cli.main import main
 from riglstm.experiments.finished import evaluate
 from riglstm.experiments.plan import FAILED, plan
-from riglstm.experiments.run import build
+from riglstm.experiments.read_run import Record, Series, read_metrics, read_record
+from riglstm.experiments.render import markdown
+from riglstm.experiments.result import RunError
+from riglstm.experiments.run import build as build_run
+from riglstm.experiments.sheet import grid
 from riglstm.experiments.spec import RunSpec
 from riglstm.report import (
     activations,
+    build,
     curves,
     gallery,
     groups,
@@ -34,13 +42,13 @@ from riglstm.report import (
     style,
 )
 from riglstm.report.activations import Images
-from riglstm.report.curves import Axis, Series
+from riglstm.report.curves import Axis
 from riglstm.report.probe import Loaded
 from riglstm.tasks.files import DataError
 from riglstm.tasks.files import Images as Files
 from riglstm.train.config import Fit
 from riglstm.train.folder import RunFolder
-from riglstm.train.weights import save_weights
+from riglstm.train.weights import read_weights, save_weights, write_weights
 
 STEP = 7
 """The update whose weights are in every run here."""
@@ -100,7 +108,7 @@ def finish(path: Path, spec: RunSpec, values: Mapping[str, float], weights: bool
     folder = begin(path, spec, list(values))
     if weights:
         folder.weights.mkdir()
-        save_weights(build(spec)[1], folder.weights_of(STEP))
+        save_weights(build_run(spec)[1], folder.weights_of(STEP))
     metric = "bce" if spec.task == "balls" else "accuracy"
     common = {"table": None, "model": spec.name, "seed": spec.seed, "metric": metric, "step": STEP}
     chosen = [(c, home) for c in values] + [(c, c) for c in others]
@@ -126,7 +134,7 @@ def finish(path: Path, spec: RunSpec, values: Mapping[str, float], weights: bool
 def opened(path: Path, model: str, **options: Any) -> Loaded:
     """A run of a model on digits, with its network."""
     finish(path / model, on_digits(model, **options), {"4x4": 0.5, "5x5": 0.25})
-    return probe.open_run(model, records.read(path / model), "cpu", None)
+    return probe.open_run(model, path / model, "cpu", None)
 
 
 def shown(axes: Axes) -> Any:
@@ -323,7 +331,7 @@ def test_balls_are_rolled_out_from_run_folders(
     runs = []
     for model in ("lstm", "riglstm"):
         finish(tmp_path / model, on_balls(model), {"4": 0.4, "curtain": 0.5})
-        runs.append(probe.open_run(model, records.read(tmp_path / model), "cpu", tmp_path))
+        runs.append(probe.open_run(model, tmp_path / model, "cpu", tmp_path))
     picture = gallery.balls(runs, "curtain", 1)
     assert picture.png.startswith(PNG)
     assert "frames 0 to 3" in picture.caption
@@ -391,7 +399,7 @@ def test_what_needs_no_model_is_a_line_of_the_table(tmp_path: Path) -> None:
     result = json.loads((path / "result.json").read_text())
     result["yardsticks"] = {"4": {"mean image": 0.31}, "curtain": {"mean image": 0.32}}
     (path / "result.json").write_text(json.dumps(result))
-    (group,) = groups.group([records.read(path)])
+    (group,) = groups.group([read_record(path)])
     assert [line.label for line in group.sheet.lines] == ["lstm", "no model: mean image"]
     assert group.sheet.lines[1].ours["curtain"].text() == "32.0"
     picture = gallery.shift(group, "4")
@@ -425,7 +433,7 @@ def test_no_two_labels_look_alike() -> None:
 def test_half_a_line_of_metrics_is_no_figure(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,name,value\n5,train/loss,1.5\n10,train/loss,0.5\n15,train/lo")
-    (series,) = records.read_metrics(path).values()
+    (series,) = read_metrics(path).values()
     assert (list(series.steps), list(series.values)) == ([5, 10], [1.5, 0.5])
 
 
@@ -537,8 +545,8 @@ def test_a_report_holds_figures_tables_records_and_what_is_missing(
     assert "weights are those chosen on validation data of the training condition." in words
     assert "riglstm-1: riglstm on mnist, seed 1: not finished, update 5 of 10" in words
     assert "failed after update 5 of 10: the loss <is> gone" in words
-    assert "broken cannot be read: a run's configuration must have the fields" in words
-    assert "55.0 ± 7.1 (2)" in words
+    assert "broken/config.json: a run's configuration must have the fields" in words
+    assert "50.0, 60.0 (2 runs)" in words
     assert "each cell over 4 test images at 5x5" in words
     assert "r, untrained" in words
     assert "lstm: no activation images and no score maps" in words
@@ -574,7 +582,7 @@ def test_a_paper_table_is_known_by_its_runs(tmp_path: Path) -> None:
         (planned,) = plan("mnist", ["lstm"], 1, "paper")
         data = {**planned.spec.resolved(), "seed": seed}
         finish(tmp_path / f"renamed{seed}", RunSpec.from_json(data), values, weights=False)
-    (group,) = groups.group([records.read(p) for p in records.find([tmp_path])])
+    (group,) = groups.group([read_record(p) for p in records.find([tmp_path])])
     assert group.sheet.name == "mnist"
     (line,) = group.sheet.lines
     assert line.ours["24x24"].values == pytest.approx((30, 30))
@@ -610,7 +618,7 @@ def test_errors_say_what_was_expected(folder: Path, tmp_path: Path) -> None:
         report([folder / "lstm-0" / "config.json"], tmp_path)
     with pytest.raises(ValueError, match=r"the step must be from 1 to size² = 16, .*, got 289"):
         report([folder], tmp_path, size=4)
-    with pytest.raises(ValueError, match="sample must be a number of test images from 1 on, got 0"):
+    with pytest.raises(ValueError, match="--sample must be from 1 on, got 0"):
         report([folder], tmp_path, sample=0)
     with pytest.raises(ValueError, match="models must be some of lstm, riglstm, rim, got 'gru'"):
         report([folder], tmp_path, models=["gru"])
@@ -641,6 +649,214 @@ def test_files_that_are_no_runs_are_listed_and_the_page_is_written(
             evaluate(tmp_path / "bad", "cpu")
 
 
+def fields(found: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every field of a JSON file, the whole of it first."""
+    yield at
+    if isinstance(found, dict | list):
+        for key in found if isinstance(found, dict) else range(len(found)):
+            yield from fields(found[key], (*at, key))
+
+
+def with_field(found: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value there."""
+    if not at:
+        return value
+    copy = dict(found) if isinstance(found, dict) else list(found)
+    copy[at[0]] = with_field(found[at[0]], at[1:], value)
+    return copy
+
+
+BAD = (
+    None,
+    math.nan,
+    math.inf,
+    -1,
+    10**400,
+    True,
+    "",
+    "x" * 5000,
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"a": {}},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["config.json", "result.json", "run.json"])
+def test_whatever_a_field_holds_a_run_is_read_and_shown_or_refused(
+    file: str, tmp_path: Path
+) -> None:
+    path = finish(tmp_path / "run", on_digits("lstm"), {"4x4": 0.5, "5x5": 0.25}, weights=False)
+    good = read_record(
+        finish(tmp_path / "good", on_digits("lstm", 1), {"4x4": 0.5, "5x5": 0.5}, weights=False)
+    )
+    whole = json.loads((path / file).read_text())
+    refused = []
+    for at in fields(whole):
+        for value in BAD:
+            (path / file).write_text(json.dumps(with_field(whole, at, value)))
+            try:
+                run = records.read(path)
+            except RunError as error:
+                refused.append(len(str(error)))
+                continue
+            assert isinstance(run, Record)
+            for group in groups.group([good, run]):
+                assert markdown(grid(group.sheet)).encode()
+            page.page("x", "", [page.Section("y", [build._record(run)])]).encode()
+            assert run.describe()
+    assert len(refused) > 20
+    assert max(refused) < 2000
+
+
+DAMAGED = {
+    "config.json": ("{", "null", "[1]", '{"task": "minigrid"}', "[" * 100_000, "\udcff", None),
+    "result.json": ("{", "null", "{}", "[" * 100_000, "\udcff", None),
+    "run.json": ("3", '{"versions": 3}', '{"resumed": [3]}', None),
+    "metrics.csv": (
+        *("step,name,value\n5,loss\n", "step,name,value\n5,a,b,c\n", "a\n\udcff\n", None),
+        f"step,name,value\n5,{'x' * 200_000},1\n",
+        f"step,name,value\n{'9' * 30},loss,1\n",
+        "step,name,value\n5,validation/accuracy@4x4,1.5\n",
+    ),
+}
+"""What a damaged folder may have in place of a file; None: a folder."""
+
+
+def test_damaged_runs_are_named_and_the_others_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"4x4": 0.5, "5x5": 0.25}
+    finish(tmp_path / "runs" / "good", on_digits("lstm"), values, weights=False)
+    bad = []
+    for file, contents in DAMAGED.items():
+        for i, content in enumerate(contents):
+            bad.append(tmp_path / "runs" / f"bad-{file}-{i}")
+            finish(bad[-1], on_digits("lstm", 1 + len(bad)), values, weights=False)
+            (bad[-1] / file).unlink()
+            if content is None:
+                (bad[-1] / file).mkdir()
+            else:
+                (bad[-1] / file).write_bytes(content.encode(errors="surrogateescape"))
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as left:
+        main(["report", str(tmp_path / "runs"), "--out", str(out)])
+    assert left.value.code == 1
+    words, error = out.read_text(), capsys.readouterr().err
+    assert f"{len(bad)} of the runs cannot be read, and the page names them:\n" in error
+    for path in bad:
+        assert f"{path} cannot be read: " in words
+        assert f"{path} cannot be read: " in error
+    assert "<td>50.0 (1 run)</td>" in words
+    assert len(error) < 20_000
+    assert main(["report", str(tmp_path / "runs" / "good"), "--out", str(out)]) == 0
+    assert "What is missing" not in out.read_text()
+
+
+def test_a_link_back_to_a_folder_above_is_not_followed_for_ever(tmp_path: Path) -> None:
+    finish(tmp_path / "runs" / "a", on_digits("lstm"), {"4x4": 0.5, "5x5": 0.2}, weights=False)
+    (tmp_path / "runs" / "b").mkdir()
+    (tmp_path / "runs" / "b" / "up").symlink_to(tmp_path / "runs")
+    assert records.find([tmp_path / "runs"])[0] == tmp_path / "runs" / "a"
+    assert len(records.find([tmp_path / "runs"])) <= 2
+
+
+def test_a_run_without_a_figure_of_its_table_does_not_lose_the_page(tmp_path: Path) -> None:
+    (planned,) = plan("mnist", ["lstm"], 1, "quick")
+    finish(tmp_path / "lstm", planned.spec, {"7x7": 0.5}, weights=False)
+    assert "50.0 (1 run)" in report([tmp_path / "lstm"], tmp_path).read_text()
+
+
+def test_weights_that_are_no_numbers_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finish(tmp_path / "run", on_digits("riglstm"), {"4x4": 0.5, "5x5": 0.25})
+    file = RunFolder(run).weights_of(STEP)
+    weights = read_weights(file)
+    name = next(name for name, tensor in weights.items() if tensor.is_floating_point())
+    weights[name].view(-1)[3] = math.inf
+    write_weights(weights, file)
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 2
+    said = capsys.readouterr()
+    assert (
+        f"must hold finite weights, got NaN or infinity in 1 of {len(weights)} tensors" in said.err
+    )
+    assert name in said.err
+    assert "%" not in said.out
+    assert main(["export", str(run), str(tmp_path / "x.safetensors")]) == 2
+    assert not (tmp_path / "x.safetensors").exists()
+    text = report([run], tmp_path, size=5, step=3).read_text()
+    assert "must hold finite weights" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"digits": (-1,)}, "--digits must be from 0 on, got -1"),
+        ({"size": -5, "step": 3}, "--size must be from 1 on, got -5"),
+        ({"sequence": -1}, "--sequence must be from 0 on, got -1"),
+        ({"device": "banana"}, "device must be auto, cpu, cuda or cuda:N, got 'banana'"),
+    ],
+)
+def test_numbers_and_devices_that_cannot_be_are_refused_before_work(
+    flags: dict[str, Any], said: str, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        report([folder], tmp_path, **flags)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_loss_beside_the_metric_is_not_drawn_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finish(tmp_path, on_digits("lstm"), {"4x4": 0.5, "5x5": 0.25}, weights=False)
+    lines = "".join(
+        f"{step},validation/{name}@{c},{value}\n"
+        for step in (5, 10)
+        for c in ("4x4", "5x5")
+        for name, value in (("loss", 3.0), ("accuracy", 0.5), ("answer_loss", 2.5))
+    )
+    (run / "metrics.csv").write_text(f"step,name,value\n{lines}")
+    for state in ("done", "partial"):
+        record = read_record(run)
+        (run / "result.json").unlink(missing_ok=True)
+        assert record.state == state
+        assert record.metric == "accuracy"
+        assert {c: max(s.values) for c, s in record.validated.items()} == {"4x4": 0.5, "5x5": 0.5}
+    drawn: list[Any] = []
+    draw = curves.draw_training
+    monkeypatch.setattr(curves, "draw_training", lambda *a: drawn.append(draw(*a)) or drawn[-1])
+    (group,) = groups.group([record])
+    assert gallery.training(group, "4x4") is not None
+    for axes in drawn[0].get_axes():
+        if axes.get_ylabel() == "accuracy in %":
+            assert max(max(line.get_ydata()) for line in axes.get_lines()) <= 100
+
+
+def test_the_ticks_of_a_loss_are_numbers() -> None:
+    steps = np.arange(1, 50)
+    figure = curves.draw_training({"training loss": {"lstm": [Series(steps, 10.0 / steps**2)]}})
+    (axes,) = figure.get_axes()
+    assert axes.get_yscale() == "log"
+    style.png(figure)
+    texts = [tick.get_text() for tick in axes.get_yticklabels(which="both")]
+    assert {"0.01", "0.1", "1"} <= set(texts)
+    assert not any("$" in text for text in texts)
+
+
+def test_a_heading_says_in_words_how_the_data_differ(tmp_path: Path) -> None:
+    for name, size in (("a", 3), ("b", 1000)):
+        spec = on_digits("lstm")
+        spec = replace(spec, task_options={**spec.task_options, "validation_size": size})
+        finish(tmp_path / name, spec, {"4x4": 0.5, "5x5": 0.25}, weights=False)
+    found = groups.group([read_record(path) for path in records.find([tmp_path])])
+    assert [group.sheet.title for group in found] == [
+        f"Sequential MNIST (validation size {size}), trained on 4x4" for size in ("3", "1,000")
+    ]
+
+
 def test_a_failed_run_without_a_reason_is_failed(tmp_path: Path) -> None:
     begin(tmp_path / "run", on_digits("lstm"), ("4x4",))
     (tmp_path / "run" / FAILED).write_text("{}")
@@ -653,13 +869,13 @@ def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
     for name, seed in (("b", 0), ("c", 0), ("d", 1)):
         values = {"4x4": 0.5, "5x5": 0.25}
         finish(tmp_path / name, on_digits("lstm", seed), values, weights=False)
-    found = [records.read(path) for path in records.find([tmp_path])]
+    found = [read_record(path) for path in records.find([tmp_path])]
     kept, said = records.without_copies(found)
     assert [record.path.name for record in kept] == ["b", "d"]
     assert [line.partition(":")[0] for line in said] == [str(tmp_path / n) for n in ("a", "c")]
     text = report([tmp_path], tmp_path / "page").read_text()
     assert f"the same run as {tmp_path / 'b'}" in text
-    assert "50.0 ± 0.0 (2)" in text
+    assert "50.0, 50.0 (2 runs)" in text
 
 
 def test_a_number_that_is_not_there_does_not_lose_the_page(folder: Path, tmp_path: Path) -> None:

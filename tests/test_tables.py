@@ -20,7 +20,7 @@ from riglstm.experiments.fill import result_rows, sheet, sizes
 from riglstm.experiments.paper import PAPER, figure, value
 from riglstm.experiments.plan import FAILED, Planned, plan, state
 from riglstm.experiments.recipes import MEASURED_ROWS, RECIPES
-from riglstm.experiments.render import latex, render
+from riglstm.experiments.render import Grid, latex, markdown, render
 from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import NAMES, TABLES, stem
@@ -402,11 +402,15 @@ def finished(planned: Planned, figures: dict[tuple[str, str], float], **more: An
     folder = RunFolder(planned.folder)
     folder.begin(planned.spec.resolved(), command="", device="", resume=False)
     result_figures = [
-        {"condition": c, "chosen_on": f"validation@{chooser}", "metric": "accuracy", "value": v}
+        {
+            **{"condition": c, "metric": "accuracy", "value": v, "step": 500},
+            "chosen_on": f"validation@{chooser}",
+        }
         for (c, chooser), v in figures.items()
     ]
+    chosen = {c: {"step": 500, "value": 0.5} for c, _ in figures}
     said = {"updates": 500, "seconds": 60.0, "device": "CPU (toy)", "commit": "abc"}
-    folder.finish({"rows": result_figures, **said, **more})
+    folder.finish({"rows": result_figures, "chosen": chosen, **said, **more})
 
 
 def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
@@ -426,10 +430,10 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     planned = plan(*asked)  # type: ignore[arg-type]
     filled = sheet("mnist", planned, "quick")
     lstm, rig = filled.lines
-    assert lstm.ours["8x8"].text() == "51.0 ± 1.4 (2)"
-    assert lstm.there["8x8"].text() == "75.0 ± 0.0 (2)"
+    assert lstm.ours["8x8"].text() == "50.0, 52.0 (2 runs)"
+    assert lstm.there["8x8"].text() == "75.0, 75.0 (2 runs)"
     assert lstm.there["7x7"] == lstm.ours["7x7"]
-    assert rig.ours["8x8"].text() == "50.0 ± – (1; 1 failed)"
+    assert rig.ours["8x8"].text() == "50.0 (1 run, 1 failed)"
     assert not lstm.paper
     notes = "\n".join(filled.notes)
     assert "Seeds 0, 1; 500 updates; 150 s in all on CPU (toy), in fp32; commit abc." in notes
@@ -466,9 +470,9 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> Non
     filled = sheet("balls", plan("balls", ["lstm"], 1, "paper", tmp_path), "paper")
     printed = grid(filled)
     assert printed.heads[:5] == ["trained on", "model", "4", "4, best run", "4, paper"]
-    assert printed.lines[0][:5] == ["4", "LSTM", "40.0 ± – (1)", "40.0", "39.23"]
+    assert printed.lines[0][:5] == ["4", "LSTM", "40.0 (1 run)", "40.0", "39.23"]
     assert printed.lines[1][:6] == ["4", "no model: constant", "30.0", "–", "–", "–"]
-    assert printed.lines[2][:6] == ["678", "LSTM", "40.0 ± – (1)", "40.0", "54.53", "35.0 ± – (1)"]
+    assert printed.lines[2][:6] == ["678", "LSTM", "40.0 (1 run)", "40.0", "54.53", "35.0 (1 run)"]
     assert any("best of five" in note for note in filled.notes)
 
 
@@ -494,6 +498,7 @@ SHEET = Sheet(
             width=72,
             updates=500,
         ),
+        Line(*("M=1", "entnet", "EntNet", "–"), ours={"P=5": Cell((97.0,))}),
         Line(
             *("M=2", "lstm", "LSTM", "–"),
             ours={"P=5": Cell(failed=2), "P=10": Cell(missing=1)},
@@ -507,10 +512,11 @@ SHEET = Sheet(
 MARKDOWN = """\
 **Toys_1, 100 %**
 
-| M   | model | (N, K_a) |  P=5 (trained) |            P=10 | P=10, paper |       P=10, chosen on it |
-| --- | ----- | -------- | -------------: | --------------: | ----------: | -----------------------: |
-| M=1 | Rig_A | (6, 4)   | 98.0 ± 1.0 (3) | 1,234.6 ± – (1) |       99.06 | 91.0 ± 1.4 (2; 1 failed) |
-| M=2 | LSTM  | –        |       2 failed |        1 to run |           – |                  not run |
+| M   | model  | (N, K_a) |           P=5 (trained) |            P=10 | P=10, paper | P=10, best checkpoint at P=10 |
+| --- | ------ | -------- | ----------------------: | --------------: | ----------: | ----------------------------: |
+| M=1 | Rig_A  | (6, 4)   | **98.0 ± 1.0 (3 runs)** | 1,234.6 (1 run) |       99.06 | 90.0, 92.0 (2 runs, 1 failed) |
+| M=1 | EntNet | –        |            97.0 (1 run) |         not run |           – |                             – |
+| M=2 | LSTM   | –        |                2 failed |        1 to run |           – |                       not run |
 
 - Chosen on P=5 & so on.
 """  # noqa: E501
@@ -520,6 +526,8 @@ table,budget,setting,model,width,updates,condition,chosen_on,mean,sd,n,best,fail
 toy,paper,M=1,rig_a,72,500,P=5,validation@P=5,98.0,1.0,3,99.0,0,0,
 toy,paper,M=1,rig_a,72,500,P=10,validation@P=5,1234.56,,1,1234.56,0,0,99.06
 toy,paper,M=1,rig_a,72,500,P=10,validation@P=10,91.0,1.4142135623730951,2,92.0,1,0,99.06
+toy,paper,M=1,entnet,,,P=5,validation@P=5,97.0,,1,97.0,0,0,
+toy,paper,M=1,entnet,,,P=10,validation@P=5,,,0,,0,0,
 toy,paper,M=2,lstm,,,P=5,validation@P=5,,,0,,2,0,
 toy,paper,M=2,lstm,,,P=10,validation@P=5,,,0,,0,1,
 toy,paper,M=2,lstm,,,P=10,validation@P=10,,,0,,0,0,
@@ -532,9 +540,10 @@ LATEX = r"""\begin{table*}
 \resizebox{\linewidth}{!}{%
 \begin{tabular}{lllrrrr}
 \toprule
-M & model & (N, K\_a) & P=5 (trained) & P=10 & P=10, paper & P=10, chosen on it \\
+M & model & (N, K\_a) & P=5 (trained) & P=10 & P=10, paper & P=10, best checkpoint at P=10 \\
 \midrule
-M=1 & Rig\_A & (6, 4) & 98.0 $\pm$ 1.0 (3) & 1,234.6 $\pm$ -- (1) & 99.06 & 91.0 $\pm$ 1.4 (2; 1 failed) \\
+M=1 & Rig\_A & (6, 4) & \textbf{98.0 $\pm$ 1.0 (3 runs)} & 1,234.6 (1 run) & 99.06 & 90.0, 92.0 (2 runs, 1 failed) \\
+M=1 & EntNet & -- & 97.0 (1 run) & not run & -- & -- \\
 M=2 & LSTM & -- & 2 failed & 1 to run & -- & not run \\
 \bottomrule
 \end{tabular}}
@@ -585,11 +594,21 @@ def test_the_best_run_is_the_lowest_where_lower_is_better() -> None:
     low = replace(SHEET, best=True, higher_is_better=False)
     assert grid(low).lines[0][4] == "97.0"
     assert grid(replace(SHEET, best=True)).lines[0][4] == "99.0"
-    assert grid(low).lines[1][4] == "–"
+    assert grid(low).lines[2][4] == "–"
+    assert (1, 3) in grid(low).best
+    assert (0, 3) in grid(SHEET).best
+
+
+def test_what_a_file_says_is_no_markup_in_a_table() -> None:
+    bad = "a|b](x) <b> `c` *d* _e_ f_g\nh $i$ \\"
+    text = markdown(Grid("x", bad, ["head", bad], [[bad, "1"]], 1, [bad]))
+    assert text.count(r"a\|b\](x) \<b\> `c` \*d\* \_e\_ f_g h \$i\$ \\") == 4
+    assert len(text.splitlines()) == 7
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in text.splitlines()[2:5])
 
 
 ROW = rows.ResultRow(
-    *("copying", "riglstm", 0, "accuracy@P=10", 1 / 3, "validation@P=5", 500, 60.5),
+    *("copying", "riglstm", 0, "accuracy@P=100", 1 / 3, "validation@P=50", 500, 60.5),
     *("NVIDIA H200", "abc", "quick", "M=1", "tf32", 4, "87654321"),
     "copying-riglstm-seed0-12345678",
 )
@@ -657,20 +676,52 @@ def test_who_adds_rows_waits_until_nobody_else_does(
 def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"must begin with the line table,model,.*got a,b"):
+    with pytest.raises(ValueError, match=r"line 1: expected the columns table,model,.*got a,b"):
         rows.append(path, [ROW])
     path.unlink()
     rows.append(path, [ROW])
     with path.open("a") as file:
         file.write("copying,riglstm,0\n")
-    with pytest.raises(ValueError, match=r"line 3 of .* must be a result of 16 fields"):
+    with pytest.raises(ValueError, match=r"results.csv, line 3: expected 16 columns, got 3"):
         rows.read(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"value": value} for value in (math.nan, math.inf, -0.1, 1.1, None, "0.5")),
+        *({"seed": seed} for seed in (-1, 1.0, True)),
+        {"metric": "perplexity@P=50"},
+        {"chosen_on": "test@P=50"},
+        {"jobs": 0},
+        {"device": "two\nlines"},
+        {"run": ""},
+    ],
+)
+def test_a_row_that_would_not_be_taken_is_not_written(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "results.csv"
+    (name,) = change
+    with pytest.raises(rows.RowError, match=rf", {name}: expected .*, got "):
+        rows.append(path, [ROW, replace(ROW, **change)])
+    assert not path.exists()
+
+
+def test_a_row_that_contradicts_the_file_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    rows.append(path, [ROW])
+    before = path.read_bytes()
+    with pytest.raises(rows.RowError, match=r"the new row of .*: expected 0.33.*, got 0.5"):
+        rows.append(path, [replace(ROW, value=0.5)])
+    assert path.read_bytes() == before
 
 
 def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
     tasks = {"mnist": ImageTask, "cifar": ImageTask, "balls": BallsTask, "copying": CopyingTask}
     for table in TABLES.values():
         metric = tasks[table.task].metric  # type: ignore[attr-defined]
+        assert metric.name == table.metric
         assert metric.scale == table.scale
         assert metric.higher_is_better == table.higher_is_better
 

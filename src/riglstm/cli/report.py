@@ -8,6 +8,9 @@ from pathlib import Path
 
 from riglstm.cli import UsageError, flags
 
+UNREAD = 1
+"""Exit code: the page is written, and lacks runs that cannot be read."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -15,7 +18,8 @@ class Report:
 
     From run folders alone: tables, the metric against the shift for all models, training curves,
     cell activations and score maps of test digits, roll-outs of balls beside the truth. What is
-    not there is said on the page.
+    not there is said on the page. A run that cannot be read is named there and left out; the
+    exit code is then 1.
 
     `--results` does another thing: from the CSV files of a folder it writes README's table, a
     page of all tables in that folder, and figures, with the cells of exported networks among them.
@@ -77,4 +81,10 @@ def main(args: Sequence[str]) -> None:
     if config.paths:
         own = ("paths", "out", "results", "readme", "weights")
         given = {name: value for name, value in asdict(config).items() if name not in own}
-        print(f"written: {report(config.paths, config.out, **given, show=say)}")
+        unread: list[str] = []
+        print(f"written: {report(config.paths, config.out, **given, show=say, warn=unread.append)}")
+        if unread:
+            say(f"{len(unread)} of the runs cannot be read, and the page names them:")
+            for line in unread:
+                say(f"  {line}")
+            raise SystemExit(UNREAD)

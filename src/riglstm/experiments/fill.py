@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from riglstm.experiments.entries import Budget, Recipe
 from riglstm.experiments.paper import figure
 from riglstm.experiments.plan import Planned
+from riglstm.experiments.read_run import read_record
 from riglstm.experiments.render import number
-from riglstm.experiments.result import CHOSEN, read_cost, read_reason
+from riglstm.experiments.result import CHOSEN, RunError, read_cost
 from riglstm.experiments.rows import FAILED, ResultRow
 from riglstm.experiments.run import most_jobs, sessions
-from riglstm.experiments.sheet import Cell, Line, Sheet
+from riglstm.experiments.sheet import ENOUGH, Cell, Line, Sheet
 from riglstm.experiments.tables import Table, recipe, table
 from riglstm.train.folder import RunFolder
+
+RULES = (
+    f"Mean ± standard deviation (with n − 1); fewer than {ENOUGH} runs are shown one by one, and "
+    "the best mean is bold. Checkpoints are chosen on validation data of the training condition. "
+    "“Best checkpoint at” a test condition means chosen on validation data of that condition, the "
+    "rule of earlier papers."
+)
+"""What is said with every table of runs."""
 
 
 class Read(NamedTuple):
@@ -29,18 +39,18 @@ class Read(NamedTuple):
 
 def read(planned: Planned) -> Read:
     """The result of a run, or why it has none."""
-    folder = RunFolder(planned.folder)
-    if planned.state == "done":
-        return Read(planned, folder.read_json(folder.result))
-    if planned.state == "failed":
-        return Read(planned, None, read_reason(folder))
+    if planned.state in ("done", "failed"):
+        record = read_record(planned.folder, curves=False)
+        return Read(planned, record.result, record.reason)
     return Read(planned, None)
 
 
-def sheet(name: str, planned: Sequence[Planned], budget: Budget) -> Sheet:
-    """A table with the figures that are there."""
+def sheet(
+    name: str, planned: Sequence[Planned], budget: Budget, runs: Sequence[Read] | None = None
+) -> Sheet:
+    """A table with the figures that are there; `runs`: the planned ones, where they are read."""
     what, how = table(name), recipe(name, budget)
-    runs = [read(p) for p in planned]
+    runs = [read(p) for p in planned] if runs is None else runs
     trained_on = {key: setting.trained_on for key, setting in how.settings.items()}
     conditions = tuple(dict.fromkeys((*trained_on.values(), *how.conditions)))
     lines = []
@@ -103,8 +113,8 @@ def _result_rows(name: str, run: Read, budget: Budget) -> list[ResultRow]:
             chosen_on=chosen_on,
             updates=said["updates"],
             seconds=said["seconds"],
-            device=said["device"] or "",
-            commit=said["commit"] or "",
+            device=said.get("device") or "",
+            commit=said.get("commit") or "",
             budget=budget,
             setting=planned.setting,
             precision=planned.spec.fit.precision,
@@ -167,22 +177,37 @@ def _line(
 
 
 def _cell(group: Sequence[Read], condition: str, chooser: str, scale: float) -> Cell:
-    values = []
-    for run in group:
-        if run.result is not None:
-            found = [
-                row["value"]
-                for row in run.result["rows"]
-                if (row["condition"], row["chosen_on"]) == (condition, f"{CHOSEN}{chooser}")
-            ]
-            if len(found) != 1:
-                raise ValueError(
-                    f"the result of {run.planned.folder} must have one figure for {condition}, "
-                    f"chosen on {chooser}, got {len(found)}; delete the folder, and run it anew"
-                )
-            values.append(scale * found[0])
+    values = [
+        scale * figure_of(run.result, condition, chooser, run.planned.folder)
+        for run in group
+        if run.result is not None
+    ]
     failed = sum(run.planned.state == "failed" for run in group)
     return Cell(tuple(values), failed, len(group) - len(values) - failed)
+
+
+def figure_of(result: Mapping[str, Any], condition: str, chooser: str, folder: Path) -> float:
+    """A run's figure in a condition; raises RunError where it has none, or two."""
+    found: list[float] = [
+        row["value"]
+        for row in result["rows"]
+        if (row["condition"], row["chosen_on"]) == (condition, f"{CHOSEN}{chooser}")
+    ]
+    if len(found) != 1:
+        raise RunError(
+            f"the result of {folder} must have one figure for {condition}, "
+            f"chosen on {chooser}, got {len(found)}; delete the folder, and run it anew"
+        )
+    return found[0]
+
+
+def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
+    """Raise RunError for a result that lacks a figure of its row of a table."""
+    home = how.settings[setting].trained_on
+    homes = (known.trained_on for known in how.settings.values())
+    for condition in dict.fromkeys((*homes, *how.conditions)):
+        for chooser in (home, condition):
+            figure_of(result, condition, chooser, folder)
 
 
 def _yardsticks(what: Table, setting: str, runs: Sequence[Read]) -> list[Line]:
@@ -209,11 +234,7 @@ def _notes(
 ) -> list[str]:
     done = [(run, run.result) for run in runs if run.result is not None]
     notes = [
-        f"{what.measure[0].upper()}{what.measure[1:]}; mean ± standard deviation (runs), "
-        "with n − 1.",
-        "Checkpoints are chosen on validation data of the training condition. Columns “chosen on "
-        "it”: anew for each test condition, on validation data of that condition, the rule of "
-        "earlier papers.",
+        f"{what.measure[0].upper()}{what.measure[1:]}. {RULES}",
     ]
     if done:
         updates = sorted({result["updates"] for _, result in done})
@@ -221,9 +242,9 @@ def _notes(
         seconds = sum(result["seconds"] for _, result in done)
         notes.append(
             f"Seeds {words(map(str, seeds))}; {extent(updates)} updates; "
-            f"{duration(seconds)} in all on {words({r['device'] for _, r in done})}, "
+            f"{duration(seconds)} in all on {_places(done, 'device')}, "
             f"in {words({run.planned.spec.fit.precision for run, _ in done})}; "
-            f"commit {words({(r['commit'] or 'unknown') for _, r in done})}."
+            f"commit {_places(done, 'commit')}."
         )
     for run in runs:
         if run.reason:
@@ -242,6 +263,10 @@ def _notes(
     else:
         notes += [f"Recipe: {size}.", *what.notes]
     return notes
+
+
+def _places(done: Sequence[tuple[Read, Mapping[str, Any]]], name: str) -> str:
+    return words({result.get(name) or "unknown" for _, result in done})
 
 
 def extent(numbers: Sequence[int]) -> str:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from riglstm.experiments.result import CHOSEN, check_result, read_result
+from riglstm.experiments.read_run import read_record
+from riglstm.experiments.result import CHOSEN, check_result
 from riglstm.experiments.run import build, tested
 from riglstm.experiments.spec import RunSpec
 from riglstm.tasks.base import Task
@@ -60,8 +61,8 @@ def finished(path: Path | str) -> Finished:
             f"{path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"
         )
-    result = read_result(folder)
-    return Finished(RunSpec.from_json(folder.read_json(folder.config)), result, folder.weights_of)
+    run = read_record(path, curves=False)
+    return Finished(run.spec, dict(run.result or {}), folder.weights_of)
 
 
 def _read_metadata(text: str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,8 +95,9 @@ def export(path: Path | str, to: Path) -> Path:
         "run": run.result.get("run") or Path(path).resolve().name,
     }
     content = json.dumps({"config": run.spec.resolved(), "result": result})
-    step = run.result["chosen"][run.home]["step"]
-    write_weights(read_weights(run.weights_of(step)), to, {KEY: content})
+    file = run.weights_of(run.result["chosen"][run.home]["step"])
+    check_finite(file)
+    write_weights(read_weights(file), to, {KEY: content})
     return to
 
 
@@ -112,6 +114,8 @@ def evaluate(
     with the weights that the training condition chose. `show` hears in a line what takes long.
     """
     run = finished(path)
+    for file in {run.weights_of(chosen["step"]) for chosen in run.result["chosen"].values()}:
+        check_finite(file)
     spec, task, net = load(path, device, data_dir, show)
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
@@ -144,5 +148,21 @@ def load(
             f"the result in {path} must say which weights {task.trained_on} chose, which the run "
             f"was trained on, got {', '.join(chosen) or 'none'}; train anew"
         )
-    load_weights(net, weights_of(chosen[task.trained_on]["step"]))
+    file = weights_of(chosen[task.trained_on]["step"])
+    check_finite(file)
+    load_weights(net, file)
     return spec, task, net.eval()
+
+
+def check_finite(file: Path) -> None:
+    """Raise ValueError for weights that are no numbers: what they compute is no result."""
+    from riglstm.train.weights import read_weights
+
+    weights = read_weights(file)
+    bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"{file} must hold finite weights, got NaN or infinity in {len(bad)} of "
+            f"{len(weights)} tensors ({', '.join(bad[:3])}{', …' if len(bad) > 3 else ''}); "
+            "take another checkpoint, or train anew"
+        )

@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from riglstm.experiments.minigrid_runs import Run
-from riglstm.train.folder import RunFolder, differences
+from riglstm.experiments.minigrid_runs import GridRun
+from riglstm.train.folder import differences
 
 
-def comparable(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+def comparable(runs: Sequence[GridRun]) -> tuple[list[GridRun], list[str]]:
     """Of each memory on each family the runs of one training, and what is left out, in words.
 
     That with the most seeds that are done, then the one begun last. Runs may have been made by
     hand, with other frames or another step size; their mean would be that of no experiment.
     """
-    groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[GridRun]]] = {}
     for run in runs:
         key = json.dumps(run.spec.training(), sort_keys=True)
         named = groups.setdefault((run.spec.family, run.spec.name), {})
         named.setdefault(key, []).append(run)
-    kept: list[Run] = []
+    kept: list[GridRun] = []
     left: list[str] = []
     for found in groups.values():
         best = max(found.values(), key=_rank)
@@ -32,16 +32,11 @@ def comparable(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     return sorted(kept, key=lambda run: order[id(run)]), left
 
 
-def _rank(runs: Sequence[Run]) -> tuple[int, str]:
+def _rank(runs: Sequence[GridRun]) -> tuple[int, str]:
     seeds = {run.spec.seed for run in runs if run.state == "done"}
-    return len(seeds), max(_began(RunFolder(run.folder)) for run in runs)
+    return len(seeds), max(str(run.run.get("started", "")) for run in runs)
 
 
-def _began(folder: RunFolder) -> str:
-    """When, in the form that sorts; a record may lack it."""
-    return str(folder.read_json(folder.run).get("started", "")) if folder.run.exists() else ""
-
-
-def _words(run: Run, kept: Run) -> str:
+def _words(run: GridRun, kept: GridRun) -> str:
     found = differences(kept.spec.training(), run.spec.training())
-    return f"{run.folder}: left out, trained otherwise than {kept.folder}: {'; '.join(found)}"
+    return f"{run.path}: left out, trained otherwise than {kept.path}: {'; '.join(found)}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from riglstm.experiments.minigrid import run
 from riglstm.experiments.minigrid_groups import comparable
-from riglstm.experiments.minigrid_runs import Run, read
+from riglstm.experiments.minigrid_runs import GridRun, read
 from riglstm.experiments.minigrid_spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.experiments.render import Grid, Rendered, render
 from riglstm.experiments.result import FAILED
@@ -149,8 +149,8 @@ def _without_failure(folder: RunFolder) -> None:
 
 
 def table(planned: Sequence[Planned]) -> Rendered:
-    """Success rates in %, mean ± sd (n) over seeds, by family, level and model."""
-    begun = [read(p.folder) for p in planned if p.state != "new"]
+    """Success rates in %, mean ± sd over seeds, by family, level and model."""
+    begun = [read(p.folder, curves=False) for p in planned if p.state != "new"]
     shown = grid([p.spec.name for p in planned if p.state != "new"], begun, len(planned))
     records = [
         (
@@ -163,7 +163,7 @@ def table(planned: Sequence[Planned]) -> Rendered:
     return render(shown, RECORD, records)
 
 
-def grid(models: Iterable[str], runs: Sequence[Run], planned: int | None = None) -> Grid:
+def grid(models: Iterable[str], runs: Sequence[GridRun], planned: int | None = None) -> Grid:
     """The table for readers, of runs that are done or have failed; no mean is over two trainings.
 
     `planned`: how many runs there are to be.
@@ -184,17 +184,17 @@ def grid(models: Iterable[str], runs: Sequence[Run], planned: int | None = None)
             lines.append([of.title, level.name, *cells])
     heads = [f"{label(name)}, {said}" for said in METRICS.values() for name in names]
     notes = [
-        "Success rates in %, mean ± standard deviation over seeds (number of seeds). Trained on "
-        "each family's first level alone; the last weights are tested (P35)."
+        "Success rates in %: mean ± standard deviation; fewer than three runs are shown one by "
+        "one. Trained on each family's first level alone; the last weights are tested (P35)."
     ]
-    notes += [f"Failed: {run.folder.name}: {run.failed}." for run in shown if run.failed]
+    notes += [f"Failed: {run.path.name}: {run.reason}." for run in shown if run.reason]
     notes += [f"{words}." for words in left]
     if planned is not None and len(ended) < planned:
         notes.append(f"{planned - len(ended)} of {planned} runs are not done.")
     return Grid(TASK, "MiniGrid: episodes solved", ["family", "level", *heads], lines, 2, notes)
 
 
-def _cell(runs: Sequence[Run], level: str, metric: str) -> Cell:
+def _cell(runs: Sequence[GridRun], level: str, metric: str) -> Cell:
     rates = [run.rates(metric) for run in runs]
     failed = sum(run.state == "failed" for run in runs)
     return Cell(tuple(100 * r[level] for r in rates if level in r), failed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ class Grid:
     lead: int
     """Columns before the figures, set to the left."""
     notes: Sequence[str] = ()
+    """Plain text, as the cells are."""
+    best: frozenset[tuple[int, int]] = frozenset()
+    """Line and column of the cells that are set in bold."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,13 @@ def number(x: float, digits: int = 1) -> str:
 
 def markdown(grid: Grid) -> str:
     """Its title above it and its notes below."""
+    heads = [plain(cell) for cell in grid.heads]
+    lines = [
+        [f"**{plain(c)}**" if (i, j) in grid.best else plain(c) for j, c in enumerate(cells)]
+        for i, cells in enumerate(grid.lines)
+    ]
     # Columns of one width each, as the text is read in a terminal, too.
-    widths = [max(3, *map(len, column)) for column in zip(grid.heads, *grid.lines, strict=True)]
+    widths = [max(3, *map(len, column)) for column in zip(heads, *lines, strict=True)]
     sides = "<" * grid.lead + ">" * (len(grid.heads) - grid.lead)
     rule = [
         "-" * width if side == "<" else "-" * (width - 1) + ":"
@@ -63,11 +72,19 @@ def markdown(grid: Grid) -> str:
     ]
     body = [
         " | ".join(f"{c:{s}{w}}" for c, s, w in zip(cells, sides, widths, strict=True))
-        for cells in (grid.heads, rule, *grid.lines)
+        for cells in (heads, rule, *lines)
     ]
     body = [f"| {line} |" for line in body]
-    parts = [f"**{grid.title}**", "\n".join(body), "\n".join(f"- {note}" for note in grid.notes)]
+    notes = [f"- {plain(note)}" for note in grid.notes]
+    parts = [f"**{plain(grid.title)}**", "\n".join(body), "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain(said: str) -> str:
+    """Text as Markdown prints it: no markup, no cell and no line ends in it."""
+    # An underscore inside a word is none of Markdown's.
+    marks = r"[\\|<>*\[\]$~]|(?<![^\W_])_|_(?![^\W_])|^[#+-](?=\s)"
+    return re.sub(marks, r"\\\g<0>", " ".join(said.split()))
 
 
 def csv_text(head: Sequence[str], records: Sequence[Sequence[object]]) -> str:
@@ -91,7 +108,14 @@ def escape(said: str) -> str:
 
 def latex(grid: Grid) -> str:
     """A table environment, for documents with the packages booktabs and graphicx."""
-    lines = [" & ".join(map(escape, cells)) + r" \\" for cells in (grid.heads, *grid.lines)]
+    shown = [
+        [
+            rf"\textbf{{{escape(c)}}}" if (i, j) in grid.best else escape(c)
+            for j, c in enumerate(cells)
+        ]
+        for i, cells in enumerate(grid.lines)
+    ]
+    lines = [" & ".join(cells) + r" \\" for cells in ([*map(escape, grid.heads)], *shown)]
     notes = [rf"\par {escape(note)}" for note in grid.notes]
     below = [r"\begin{minipage}{\linewidth}\footnotesize", *notes, r"\end{minipage}"]
     return "\n".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,19 +39,27 @@ class Cell:
         """With n - 1; None where there is one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
+    def figures(self) -> str:
+        """Mean ± sd, or of few runs their values in the order of seeds; a dash where none is."""
+        if len(self.values) < ENOUGH or self.sd is None:
+            return ", ".join(map(number, self.values)) or "–"
+        return f"{number(self.mean)} ± {number(self.sd)}"
+
+    def runs(self, unit: str = "") -> str:
+        """How many runs there are, and how many more have no figure."""
+        count = len(self.values)
+        said = [f"{count}{unit and f' {unit}' + 's' * (count != 1)}"]
+        said += [f"{self.failed} failed"] if self.failed else []
+        said += [f"{self.missing} to run"] if self.missing else []
+        return ", ".join(said)
+
     def text(self) -> str:
-        """Mean ± sd (n), and what is to be known about runs without a figure."""
+        """Figures and the number of runs: 96.0 ± 5.3 (3 runs)."""
         if self.exact:
             return number(self.mean)
-        gaps = []
-        if self.failed:
-            gaps.append(f"{self.failed} failed")
-        if self.missing:
-            gaps.append(f"{self.missing} to run")
         if not self.values:
-            return ", ".join(gaps) or "not run"
-        sd = "–" if self.sd is None else number(self.sd)
-        return f"{number(self.mean)} ± {sd} ({'; '.join((str(len(self.values)), *gaps))})"
+            return self.runs().removeprefix("0, ") if self.failed or self.missing else "not run"
+        return f"{self.figures()} ({self.runs('run')})"
 
 
 @dataclass(frozen=True)
@@ -75,8 +83,6 @@ class Line:
     """At most, where training may end sooner."""
     made: Mapping[str, str] = field(default_factory=dict)
     """By the head of a column, how its runs were made: shown where lines of a table differ."""
-    recipe: str = ""
-    """The digest that its runs have in common; empty: not known."""
 
 
 @dataclass(frozen=True)
@@ -104,25 +110,34 @@ class Sheet:
         """The best run's figure."""
         return max(cell.values) if self.higher_is_better else min(cell.values)
 
+    def head(self, setting: str) -> str:
+        """The table, or one of its settings."""
+        return self.title if self.settings is None else f"{self.title}, {setting}"
+
 
 class Column(NamedTuple):
     """A head, and what stands below it."""
 
     head: str
     text: Callable[[Line], str]
+    cell: Callable[[Line], Cell] | None = None
+    """What lines are compared by; None: they are not."""
 
 
-def grid(sheet: Sheet) -> Grid:
-    """As it is printed."""
+def grid(sheet: Sheet, brief: bool = False) -> Grid:
+    """As it is printed; `brief`: our figures and the paper's alone, with runs in one column."""
     lead = [Column("model", lambda line: line.label)]
     if sheet.settings is not None:
         lead.insert(0, Column(sheet.settings, lambda line: line.setting))
-    if any(line.cells != "–" for line in sheet.lines):
+    if not brief and any(line.cells != "–" for line in sheet.lines):
         lead.append(Column("(N, K_a)", lambda line: line.cells))
-    lead += [Column(name, lambda line, n=name: line.made.get(n, "–")) for name in differing(sheet)]  # type: ignore[misc]
+    made = [name for name in differing(sheet) if not (brief and name == "updates")]
+    lead += [Column(name, lambda line, n=name: line.made.get(n, "–")) for name in made]  # type: ignore[misc]
+    if brief:
+        lead.append(Column("runs", _runs))
     every = list(lead)
     for condition in sheet.conditions:
-        every += _columns(sheet, condition)
+        every += _columns(sheet, condition, brief)
     return Grid(
         name=stem(sheet.name, sheet.budget, sheet.precision),
         title=sheet.title,
@@ -130,7 +145,31 @@ def grid(sheet: Sheet) -> Grid:
         lines=[[column.text(line) for column in every] for line in sheet.lines],
         lead=len(lead),
         notes=sheet.notes,
+        best=frozenset(
+            (row, i)
+            for i, column in enumerate(every)
+            if column.cell is not None
+            for row in _best(sheet, [column.cell(line) for line in sheet.lines])
+        ),
     )
+
+
+def _runs(line: Line) -> str:
+    """Of the condition that has most."""
+    return max(line.ours.values(), key=lambda cell: len(cell.values), default=Cell()).runs()
+
+
+def _best(sheet: Sheet, cells: Sequence[Cell]) -> Iterator[int]:
+    """Lines whose mean, as it is printed, is the best of several in their setting."""
+    for setting in sheet.trained_on:
+        means = {
+            i: round(cell.mean, 1)
+            for i, (line, cell) in enumerate(zip(sheet.lines, cells, strict=True))
+            if line.setting == setting and cell.values and not cell.exact
+        }
+        if len(means) > 1:
+            best = (max if sheet.higher_is_better else min)(means.values())
+            yield from (i for i, mean in means.items() if mean == best)
 
 
 def differing(sheet: Sheet) -> list[str]:
@@ -139,31 +178,36 @@ def differing(sheet: Sheet) -> list[str]:
     return [name for name in names if len({line.made.get(name) for line in sheet.lines}) > 1]
 
 
-def _columns(sheet: Sheet, condition: str) -> list[Column]:
+def _columns(sheet: Sheet, condition: str, brief: bool) -> list[Column]:
     """Of one condition: ours, the paper's, and ours by the other rule."""
     always = set(sheet.trained_on.values()) == {condition}
     head = f"{condition} (trained)" if always else condition
 
+    def ours(line: Line) -> Cell:
+        return line.ours.get(condition, Cell())
+
+    def there(line: Line) -> Cell:
+        return line.there.get(condition, Cell())
+
     def best(line: Line) -> str:
-        cell = line.ours.get(condition, Cell())
+        cell = ours(line)
         return number(sheet.best_of(cell)) if cell.values and not cell.exact else "–"
 
     def chosen_there(line: Line) -> str:
         if not line.there:
             return "–"
-        cell = line.there[condition]
+        cell = there(line)
         known = cell.values or cell.failed or cell.missing
-        lost = line.ours.get(condition, Cell()).values and not known
-        return "not kept" if lost else cell.text()
+        return "not kept" if ours(line).values and not known else cell.text()
 
-    found = [Column(head, lambda line: line.ours.get(condition, Cell()).text())]
-    if sheet.best:
+    found = [Column(head, lambda line: ours(line).figures() if brief else ours(line).text(), ours)]
+    if sheet.best and not brief:
         found.append(Column(f"{condition}, best run", best))
     if any(condition in line.paper for line in sheet.lines):
         found.append(Column(f"{condition}, paper", lambda line: line.paper.get(condition, "–")))
     # Where all are trained on it, both rules choose the same.
-    if not always and any(line.there for line in sheet.lines):
-        found.append(Column(f"{condition}, chosen on it", chosen_there))
+    if not (always or brief) and any(line.there for line in sheet.lines):
+        found.append(Column(f"{condition}, best checkpoint at {condition}", chosen_there, there))
     return found
 
 

@@ -7,38 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from riglstm.experiments import rows
-from riglstm.experiments.claims import changes, link, named, not_run, otherwise
-from riglstm.experiments.entries import Recipe
-from riglstm.experiments.fill import duration, extent, words
+from riglstm.experiments.entries import Budget, Recipe
+from riglstm.experiments.fill import RULES, duration, extent, words
 from riglstm.experiments.paper import figure
-from riglstm.experiments.render import number
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.rows import ResultRow
-from riglstm.experiments.sheet import ENOUGH, Cell, Line, Sheet, differing
+from riglstm.experiments.sheet import Cell, Line, Sheet, differing
 from riglstm.experiments.tables import TABLES, Table
-
-
-class Shown(Cell):
-    """A cell that shows its runs where they are few."""
-
-    def text(self) -> str:
-        """With the number of runs."""
-        if not self.values:
-            return super().text()
-        failed = f"; {self.failed} failed" if self.failed else ""
-        return f"{figures(self)} ({len(self.values)}{failed})"
-
-
-def figures(cell: Cell) -> str:
-    """Mean ± sd, or of few runs their values, in the order of seeds; a dash where there is none."""
-    if len(cell.values) < ENOUGH or cell.sd is None:
-        return ", ".join(map(number, cell.values)) or "–"
-    return f"{number(cell.mean)} ± {number(cell.sd)}"
 
 
 def read_all(folder: Path) -> list[ResultRow]:
     """The rows of all CSV files in a folder, in the order of their names."""
-    return [row for path in sorted(folder.glob("*.csv")) for row in rows.read(path)]
+    return rows.read(*sorted(folder.glob("*.csv")))
 
 
 def newest(found: Sequence[ResultRow]) -> list[ResultRow]:
@@ -67,7 +47,7 @@ def sheets(found: Sequence[ResultRow]) -> list[Sheet]:
 
 
 def _sheet(name: str, table: Table, found: Sequence[ResultRow]) -> Sheet:
-    known = named(table, found[-1].budget)
+    known = _named(table, found[-1].budget)
     budget, recipe = known or (None, None)
     homes = {
         setting: _home(setting, [row for row in found if row.setting == setting], recipe)
@@ -107,7 +87,7 @@ def _line(
     name: str, table: Table, found: Sequence[ResultRow], home: str, conditions: Sequence[str]
 ) -> Line:
     setting, model, budget = found[-1].setting, found[-1].model, found[-1].budget
-    recipe = named(table, budget)
+    recipe = _named(table, budget)
     known = None if recipe is None else recipe[1].rows.get(model)
     printed = {c: figure(name, setting, model, c) for c in conditions}
     tested = [row for row in found if row.metric != rows.FAILED]
@@ -120,7 +100,7 @@ def _line(
             for row in tested
             if (_condition(row), row.chosen_on) == (condition, f"{CHOSEN}{chooser}")
         }
-        return Shown(tuple(values[seed] for seed in sorted(values)), failed)
+        return Cell(tuple(values[seed] for seed in sorted(values)), failed)
 
     updates = sorted({row.updates for row in tested})
     return Line(
@@ -135,7 +115,6 @@ def _line(
             "precision": found[-1].precision,
             "updates": extent(updates) if updates else "–",
         },
-        recipe=found[-1].recipe,
     )
 
 
@@ -145,61 +124,70 @@ def _notes(
     table = TABLES[sheet.name]
     runs = {row.run: row for row in found}.values()
     updates = sorted({row.updates for row in runs})
-    shared = max(row.jobs for row in runs)
+    # A run that was gone on with may have several.
+    commits = [c for row in runs for c in (row.commit or "unknown").split(", then ")]
     mixed = {"budget", "precision"}.intersection(differing(sheet))
-    other = "; a model without runs of it is shown by its own last ones, as columns say"
+    other = " A model without such runs is shown by its own newest ones, as its columns say."
     rest = not_run(sheet)
     return (
-        f"{table.measure[0].upper()}{table.measure[1:]}; mean ± standard deviation (runs), with "
-        f"n − 1, or of fewer than {ENOUGH} runs their values. Checkpoints are chosen on validation "
-        "data of the training condition; columns “chosen on it”: on validation data of the test "
-        "condition, the rule of earlier papers.",
-        f"{len(runs)} runs of {extent(updates)} updates; "
-        f"{duration(sum(row.seconds for row in runs))} in all, each by its own clock, up to "
-        f"{shared} at a time by one command, on {words(row.device for row in runs)}, "
-        f"in {words(row.precision for row in runs)}; "
-        f"commit {words(row.commit or 'unknown' for row in runs)}.",
-        f"Budget {how[0]}, in {how[1]}, as the last run of the table{other if mixed else ''}.",
-        *(_recipe(sheet, budget) for budget in _budgets(sheet)),
+        f"{table.measure[0].upper()}{table.measure[1:]}. {RULES}",
+        f"{len(runs)} runs of {extent(updates)} updates took "
+        f"{duration(sum(row.seconds for row in runs))} in all, up to "
+        f"{max(row.jobs for row in runs)} of them at a time, on "
+        f"{words(row.device for row in runs)} in {words(row.precision for row in runs)}. "
+        f"Commits: {words(commit[:7] for commit in commits)}.",
+        f"The table shows the recipe and precision of its newest run: {how[0]}, {how[1]}."
+        f"{other if mixed else ''}",
         _seeds(sheet, found, planned),
         *([f"Not run yet: {rest}."] if rest else []),
         *table.notes,
     )
 
 
-def _budgets(sheet: Sheet) -> list[str]:
-    return list(dict.fromkeys(line.made["budget"] for line in sheet.lines))
-
-
-def _recipe(sheet: Sheet, budget: str) -> str:
-    """For a page in a folder of the repository."""
-    changed = changes(sheet, budget)
-    said = [f"{changed}."] if changed else []
-    return " ".join((link(budget, changed, "../"), *said, *otherwise([sheet], budget)))
-
-
 def _seeds(sheet: Sheet, found: Sequence[ResultRow], planned: Sequence[int]) -> str:
-    """Of the runs of each line, and those of the recipe where one is missing."""
+    """Those of the recipe, and of each line that has others."""
     done = {row.run for row in found if row.metric != rows.FAILED}
-    by_line: dict[str, str] = {}
-    missing = False
+    usual = ", ".join(map(str, planned))
+    said = [f"Seeds: {usual}"] if usual else ["Seeds"]
     for line in sheet.lines:
         own = {
             row.seed: row.run in done
             for row in found
             if (row.setting, row.model) == (line.setting, line.row)
         }
-        missing |= not own.keys() >= set(planned)
+        seeds = ", ".join(f"{seed}{'' if own[seed] else ' (failed)'}" for seed in sorted(own))
         name = line.label if sheet.settings is None else f"{line.setting} {line.label}"
-        by_line[name] = ", ".join(f"{s}{'' if own[s] else ' (failed)'}" for s in sorted(own))
-    alike = len(set(by_line.values())) == 1
-    said = (
-        f"{next(iter(by_line.values()))} of each row"
-        if alike
-        else "; ".join(f"{name} {seeds}" for name, seeds in by_line.items())
+        said += [f"{name}: {seeds}"] if seeds != usual else []
+    return f"{'; '.join(said)}."
+
+
+def not_run(sheet: Sheet) -> str:
+    """Models and settings of the table's recipe that have no run in it; empty: all have."""
+    if sheet.budget is None:
+        return ""
+    how = TABLES[sheet.name].recipes[sheet.budget]
+    runs = {
+        (line.setting, line.row) for line in sheet.lines if line.made.get("budget") == sheet.budget
+    }
+    settings, models = {setting for setting, _ in runs}, {row for _, row in runs}
+    labels = {key: how.rows[key].label for key in how.models}
+    single = [
+        f"{label} in {setting}"
+        for setting in how.settings
+        for key, label in labels.items()
+        if setting in settings and key in models and (setting, key) not in runs
+    ]
+    parts = (
+        [label for key, label in labels.items() if key not in models],
+        [setting for setting in how.settings if setting not in settings],
+        single,
     )
-    plan = f"; the recipe plans {', '.join(map(str, planned))}" if missing else ""
-    return f"Seeds: {said}{plan}."
+    return "; ".join(", ".join(part) for part in parts if part)
+
+
+def _named(table: Table, budget: str) -> tuple[Budget, Recipe] | None:
+    """None: one that there was, and is no more."""
+    return next((found for found in table.recipes.items() if found[0] == budget), None)
 
 
 def _home(setting: str, found: Sequence[ResultRow], recipe: Recipe | None) -> str:

@@ -23,6 +23,8 @@ class Table:
     measure: str
     """What a cell is, in words."""
     recipes: Mapping[Budget, Recipe]
+    metric: str = "accuracy"
+    """Its name in results."""
     scale: float = 100.0
     """Factor from the recorded figure to the printed one."""
     higher_is_better: bool = True
@@ -68,6 +70,7 @@ TABLES: dict[str, Table] = {
         "Bouncing balls",
         *("balls", "100 × BCE in nats per pixel and frame, of frames rolled out after true ones"),
         recipes=RECIPES["balls"],
+        metric="bce",
         higher_is_better=False,
         best=True,
         notes=(

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from riglstm import __version__
+from riglstm.experiments.minigrid_runs import GridRun
+from riglstm.experiments.read_run import Record
 from riglstm.experiments.sheet import grid
 from riglstm.report import gallery, minigrid, page, probe, records
 from riglstm.report.activations import Summary, number
 from riglstm.report.groups import Group, group
 from riglstm.report.page import Html, Section
-from riglstm.report.probe import SCORING, SLEEPING, Loaded, open_run
-from riglstm.report.records import Record
+from riglstm.report.probe import SCORING, SLEEPING, UNABLE, Loaded, open_run
 from riglstm.report.style import Picture
 from riglstm.tasks.balls import Balls
 from riglstm.tasks.files import data_folder
 from riglstm.tasks.images import SequentialImages
+from riglstm.train.config import Fit
+from riglstm.train.devices import pick
 from riglstm.train.folder import aside
 
 
@@ -61,6 +64,7 @@ def report(
     data_dir: Path | None = None,
     figures: Path | None = None,
     show: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Path:
     """Draw everything that run folders hold, in one page; returns its path.
 
@@ -78,27 +82,45 @@ def report(
         data_dir: as for training, but nothing is downloaded.
         figures: a folder that takes every picture as a PNG file, too.
         show: hears in a line what takes long.
+        warn: hears in a line of each run that cannot be read; the page names these, too.
     """
+    for name, least, given in (
+        ("size", 1, [size]),
+        ("sample", 1, [sample]),
+        ("sequence", 0, [sequence]),
+        ("digits", 0, digits or ()),
+    ):
+        if any(one < least for one in given):
+            said = " ".join(map(str, given))
+            raise ValueError(f"--{name} must be from {least} on, got {said}")
+    pick(Fit(device=device))
     if not 1 <= step <= size**2:
         raise ValueError(
             f"the step must be from 1 to size² = {size**2}, the pixels of an image, got {step}; "
             "give another --step, or a larger --size"
         )
-    if sample < 1:
-        raise ValueError(f"--sample must be a number of test images from 1 on, got {sample}")
     out = page.file_of(Path(out))
     found = records.find(paths)
     draft = Draft([], [], [], show or (lambda line: None))
-    known = []
-    grids, others = minigrid.sift(found, draft.missing)
-    for path in others:
+    known: list[Record] = []
+    grids: list[GridRun] = []
+    for path in found:
         try:
-            known.append(records.read(path))
+            run = records.read(path)
         except ValueError as error:
             draft.missing.append(f"{path} cannot be read: {error}")
+            continue
+        if isinstance(run, Record):
+            known.append(run)
+        else:
+            grids.append(run)
     if not known and not grids:
         raise ValueError(f"expected runs, got none that can be read: {'; '.join(draft.missing)}")
+    if warn is not None:
+        for line in draft.missing:
+            warn(line)
     known, copies = records.without_copies(known)
+    grids = minigrid.once(grids, draft.missing)
     draft.missing += copies
     draft.missing += [record.describe() for record in known if record.state != "done"]
     there = dict.fromkeys(record.spec.name for record in known)
@@ -125,13 +147,14 @@ def report(
         "RigLSTM: report of runs",
         lead,
         [
-            Section("What is missing", [page.missing(draft.missing)]),
+            *([Section("What is missing", [page.missing(draft.missing)])] if draft.missing else []),
             *draft.sections,
             Section("Run records", [_record(record) for record in known]),
         ],
     )
     with aside(out) as file:
-        file.write(text.encode())
+        # A folder's name may hold bytes that are no text.
+        file.write(text.encode(errors="replace"))
     if figures is not None:
         _write_figures(figures, draft.pictures)
     return out
@@ -141,7 +164,7 @@ def _section(draft: Draft, one: Group, wanted: Wanted) -> None:
     """A table, its figures, and what its weights show."""
     draft.missing += one.absent
     shown = grid(one.sheet)
-    body = [page.table(shown.title, shown.heads, shown.lines)]
+    body = [page.table(shown.title, shown.heads, shown.lines, shown.best)]
     body += [page.paragraph(note) for note in shown.notes]
     for setting in one.sheet.trained_on:
         for picture in (gallery.shift(one, setting), gallery.training(one, setting)):
@@ -166,8 +189,8 @@ def _from_weights(draft: Draft, one: Group, wanted: Wanted) -> Iterator[Html]:
             continue
         draft.show(f"drawing {label}, trained on {setting}")
         try:
-            run = open_run(label, done[0], wanted.device, wanted.data_dir, draft.show)
-        except (ValueError, OSError) as error:
+            run = open_run(label, done[0].path, wanted.device, wanted.data_dir, draft.show)
+        except UNABLE as error:
             draft.missing.append(f"pictures of {label} ({done[0].path}): {error}")
             continue
         if isinstance(task, Balls):
@@ -185,7 +208,7 @@ def _from_weights(draft: Draft, one: Group, wanted: Wanted) -> Iterator[Html]:
             try:
                 picture = gallery.balls(opened, condition, wanted.sequence)
             except ValueError as error:
-                paths = ", ".join(str(run.record.path) for run in opened)
+                paths = ", ".join(str(run.path) for run in opened)
                 draft.missing.append(
                     f"roll-outs of {paths} (--sequence {wanted.sequence}): {error}"
                 )
@@ -204,7 +227,7 @@ def _images(draft: Draft, run: Loaded, wanted: Wanted) -> Iterator[Html]:
         given = f"--size {wanted.size}"
         if wanted.digits is not None:
             given = f"--digits {' '.join(map(str, digits))} {given}"
-        draft.missing.append(f"pictures of {run.label} ({run.record.path}; {given}): {error}")
+        draft.missing.append(f"pictures of {run.label} ({run.path}; {given}): {error}")
         return
     drawn = seen.take(slice(len(digits)))
     if run.spec.model in SLEEPING:

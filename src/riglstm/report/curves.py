@@ -11,13 +11,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 
+from riglstm.experiments.read_run import Series
 from riglstm.experiments.sheet import ENOUGH
 from riglstm.report.style import (
     FAINT,
     GRID,
     LINES,
-    Array,
     Look,
     fold,
     looks,
@@ -41,13 +42,6 @@ class Axis(NamedTuple):
     name: str
     """With its unit: `test accuracy in %`."""
     higher_is_better: bool
-
-
-class Series(NamedTuple):
-    """One run's values by update."""
-
-    steps: Array
-    values: Array
 
 
 def is_scale(conditions: Sequence[str]) -> bool:
@@ -212,9 +206,12 @@ def draw_training(
         axes.set_xlabel("update")
         axes.set_ylabel((units or {}).get(name, ""))
         lines = [np.asarray(line.get_ydata()) for line in axes.get_lines()]
-        ends = [(v[v > 0].min(), v.max()) for v in lines if (v > 0).any()]
+        ends = [(v[v > 0].min(), v[v > 0].max()) for v in lines if (v > 0).any()]
         if "loss" in name and ends and max(e[1] for e in ends) > 20 * min(e[0] for e in ends):
             axes.set_yscale("log")
+            # The usual one writes formulas, which are not set as such here.
+            axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
     handles = [
         Line2D(
             [],

@@ -8,11 +8,11 @@ from typing import cast
 import numpy as np
 
 from riglstm.experiments.paper import value
+from riglstm.experiments.read_run import Series
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.sheet import Line
 from riglstm.report import activations, curves, probe, rollouts, scores
 from riglstm.report.activations import Summary, number, percent
-from riglstm.report.curves import Series
 from riglstm.report.groups import Group
 from riglstm.report.probe import Loaded, Look
 from riglstm.report.rollouts import OUTLINES
@@ -177,7 +177,7 @@ def balls(runs: Sequence[Loaded], condition: str, sequence: int = 0) -> Picture:
     for run in order:
         if not isinstance(run.task, BallsTask):
             raise ValueError(
-                f"roll-outs are of bouncing balls: expected a run on balls, got {run.record.path} "
+                f"roll-outs are of bouncing balls: expected a run on balls, got {run.path} "
                 f"on {run.spec.task}"
             )
     # One task for all, as each would keep the sequences in memory.

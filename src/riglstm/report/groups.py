@@ -13,15 +13,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from riglstm.experiments.entries import Budget
-from riglstm.experiments.fill import sheet
+from riglstm.experiments.entries import Budget, Recipe
+from riglstm.experiments.fill import RULES, Read, check_figures, sheet
 from riglstm.experiments.plan import Planned, plan
-from riglstm.experiments.result import CHOSEN
+from riglstm.experiments.read_run import Record
+from riglstm.experiments.result import CHOSEN, RunError
 from riglstm.experiments.sheet import Cell, Line, Sheet
 from riglstm.experiments.tables import TABLES, recipe
 from riglstm.models import MODELS
 from riglstm.report.curves import Axis
-from riglstm.report.records import Record
 
 LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")
 """Options of tasks that change how a model learns, or where it is tested, and not the data."""
@@ -53,14 +53,31 @@ def group(records: Sequence[Record]) -> list[Group]:
     for record in records:
         if id(record) not in covered and record.trained_on is not None:
             rest.setdefault(json.dumps(_data(record), sort_keys=True), []).append(record)
-    names = label([_data(runs[0]) for runs in rest.values()], "task")
+    names = _headings([_data(runs[0]) for runs in rest.values()])
     return [*tables, *(_by_task(*found) for found in zip(names, rest.values(), strict=True))]
 
 
 def _data(record: Record) -> dict[str, Any]:
     """What runs have to have in common for their figures to be compared."""
     options = record.spec.resolved()["task_options"]
-    return {"task": record.spec.task} | {k: v for k, v in options.items() if k not in LEARNING}
+    known = {"task": record.spec.task, "metric": record.metric}
+    return known | {k: v for k, v in options.items() if k not in LEARNING}
+
+
+def _headings(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The task of each, and in brackets the data in which those of that task differ."""
+    titles = {table.task: table.title for table in reversed(TABLES.values())}
+    said = []
+    for one in found:
+        alike = [other for other in found if other["task"] == one["task"]]
+        words = [
+            f"{name.replace('_', ' ')} {f'{value:,}' if type(value) is int else value}"
+            for name, value in one.items()
+            if any(other.get(name) != value for other in alike)
+        ]
+        title = titles.get(one["task"], one["task"])
+        said.append(f"{title} ({', '.join(words)})" if words else title)
+    return said
 
 
 def _tables(records: Sequence[Record]) -> list[Group]:
@@ -80,6 +97,7 @@ def _tables(records: Sequence[Record]) -> list[Group]:
                 Planned(record.spec, record.path, record.state, planned.setting, planned.row)
                 for planned in plan(name, rows, 1, budget, precision=precision)
                 for record in by_recipe.get(planned.spec.recipe(), [])
+                if _fits(record, recipe(name, budget), planned.setting)
             ]
             if runs:
                 found.append((name, budget, runs))
@@ -91,6 +109,16 @@ def _tables(records: Sequence[Record]) -> list[Group]:
             covered |= {run.folder for run in runs}
             kept.append(_table(name, budget, runs, by_path))
     return kept
+
+
+def _fits(record: Record, how: Recipe, setting: str) -> bool:
+    """Whether a run that is done has all figures of its row of a table."""
+    try:
+        if record.result is not None:
+            check_figures(record.result, how, setting, record.path)
+    except RunError:
+        return False
+    return True
 
 
 def _table(
@@ -108,12 +136,16 @@ def _table(
         if (setting, how.rows[row].label) not in runs
     ]
     return Group(
-        sheet(name, planned, budget),
+        sheet(name, planned, budget, [_read(run, by_path[run.folder]) for run in planned]),
         Axis(what.measure, what.higher_is_better),
         what.scale,
         runs,
         absent,
     )
+
+
+def _read(planned: Planned, record: Record) -> Read:
+    return Read(planned, record.result, record.reason)
 
 
 METRICS: dict[str, tuple[Axis, float]] = {
@@ -128,8 +160,8 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
     runs = sorted(runs, key=lambda r: (list(MODELS).index(r.spec.model), r.spec.seed))
     labels = label([record.spec.identity() for record in runs])
     trained_on = str(runs[0].trained_on)
-    rows = [row for record in runs if record.result for row in record.result["rows"]]
-    metric = str(rows[0]["metric"]) if rows else _metric(runs)
+    rows = [row for record in runs for row in record.rows]
+    metric = str(runs[0].metric)
     axis, scale = METRICS.get(metric, (Axis(metric, True), 1.0))
     tested = [row["condition"] for row in rows]
     conditions = dict.fromkeys((trained_on, *tested, *(c for r in runs for c in r.validated)))
@@ -145,11 +177,7 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
         for (_, name), of in by_label.items()
     ]
     lines += _yardsticks(runs, trained_on, scale)
-    notes = [
-        f"{axis.name[0].upper()}{axis.name[1:]}; mean ± standard deviation (runs), with n − 1.",
-        "Checkpoints are chosen on validation data of the training condition; columns “chosen on "
-        "it”: anew for each test condition, on validation data of that condition.",
-    ]
+    notes = [f"{axis.name[0].upper()}{axis.name[1:]}. {RULES}"]
     return Group(
         Sheet(
             name=runs[0].spec.task,
@@ -184,20 +212,11 @@ def _yardsticks(runs: Sequence[Record], setting: str, scale: float) -> list[Line
     ]
 
 
-def _metric(runs: Sequence[Record]) -> str:
-    """Of runs without a result: from what they measured on the way."""
-    names = (
-        n for r in runs for n in r.metrics if n.startswith("validation/") and "/loss@" not in n
-    )
-    return next(names).removeprefix("validation/").partition("@")[0]
-
-
 def _cell(runs: Sequence[Record], condition: str, chooser: str, scale: float) -> Cell:
     values = [
         scale * row["value"]
         for record in runs
-        if record.result is not None
-        for row in record.result["rows"]
+        for row in record.rows
         if (row["condition"], row["chosen_on"]) == (condition, f"{CHOSEN}{chooser}")
     ]
     states = [record.state for record in runs]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from riglstm.experiments.minigrid import is_grid, load
+from riglstm.experiments.minigrid import load
 from riglstm.experiments.minigrid_groups import comparable
-from riglstm.experiments.minigrid_runs import Run, read
+from riglstm.experiments.minigrid_runs import GridRun
 from riglstm.experiments.minigrid_table import grid, label
+from riglstm.experiments.read_run import Series
 from riglstm.report import curves, page
 from riglstm.report.episode import Episode, draw_episode, gif, play
 from riglstm.report.page import Html, Section
-from riglstm.report.records import read_metrics
+from riglstm.report.probe import UNABLE
 from riglstm.report.style import FAINT, GRID, LOOKS, Picture, new_figure, plot_axes, png, styled
 from riglstm.tasks.minigrid_levels import FAMILIES
-from riglstm.train.folder import RunFolder, differences
+from riglstm.train.folder import differences
 
 OURS, THEIRS = "riglstm", "rim"
 TRACED = (OURS, THEIRS)
@@ -28,31 +28,22 @@ Bar = tuple[str, str, float, float]
 """Family, level, mean difference in points, its standard deviation."""
 
 
-def sift(paths: Sequence[Path], missing: list[str]) -> tuple[list[Run], list[Path]]:
-    """The runs on MiniGrid, each once, and the folders of others; says what is left out."""
-    runs: dict[str, Run] = {}
-    others = []
-    for path in paths:
-        try:
-            if not is_grid(path):
-                others.append(path)
-                continue
-            found = read(path)
-        except ValueError as error:
-            missing.append(f"{path} cannot be read: {error}")
-            continue
-        first = runs.setdefault(found.spec.digest(), found)
+def once(runs: Sequence[GridRun], missing: list[str]) -> list[GridRun]:
+    """The runs, each once; says what is left out."""
+    kept: dict[str, GridRun] = {}
+    for found in runs:
+        first = kept.setdefault(found.spec.digest(), found)
         if first is not found:
-            kept, left = (found, first) if first.state != "done" else (first, found)
-            runs[found.spec.digest()] = kept
+            stays, left = (found, first) if first.state != "done" else (first, found)
+            kept[found.spec.digest()] = stays
             missing.append(
-                f"{left.folder}: left out, the same run as {kept.folder} (configuration and seed)"
+                f"{left.path}: left out, the same run as {stays.path} (configuration and seed)"
             )
-    return list(runs.values()), others
+    return list(kept.values())
 
 
 def section(
-    runs: Sequence[Run],
+    runs: Sequence[GridRun],
     models: Sequence[str] | None,
     device: str,
     show: Callable[[str], None],
@@ -62,9 +53,9 @@ def section(
     done, left = comparable([run for run in runs if run.state == "done"])
     missing += left
     missing += [
-        f"{run.folder}: a run on MiniGrid that failed: {run.failed}"
-        if run.failed
-        else f"{run.folder}: a run on MiniGrid that is not finished; go on with --resume"
+        f"{run.path}: a run on MiniGrid that failed: {run.reason}"
+        if run.state == "failed"
+        else f"{run.path}: a run on MiniGrid that is not finished; go on with --resume"
         for run in runs
         if run.state != "done"
     ]
@@ -72,7 +63,7 @@ def section(
     body: list[Html] = []
     if done:
         shown = grid([d.spec.name for d in done], done)
-        body.append(page.table(shown.title, shown.heads, shown.lines))
+        body.append(page.table(shown.title, shown.heads, shown.lines, shown.best))
         body += [page.paragraph(note) for note in shown.notes]
     bars = relative(done)
     if bars:
@@ -89,16 +80,16 @@ def section(
             continue
         show(f"playing an episode: {run.spec.name} on {run.spec.family}")
         try:
-            spec, net = load(run.folder, device)
+            spec, net = load(run.path, device)
             level = FAMILIES[spec.family].levels[0]
             pictures += _episode(spec.name, play(net, level))
-        except (ValueError, OSError) as error:
-            missing.append(f"an episode of {run.folder}: {error}")
+        except UNABLE as error:
+            missing.append(f"an episode of {run.path}: {error}")
     body += [page.figure(picture) for picture in pictures]
     return Section("MiniGrid", body), pictures
 
 
-def relative(done: Sequence[Run]) -> list[Bar]:
+def relative(done: Sequence[GridRun]) -> list[Bar]:
     """How many points of success RigLSTM is above RIM, on every level where both have runs.
 
     Of each, those of one training; see `comparable`.
@@ -124,9 +115,9 @@ def relative(done: Sequence[Run]) -> list[Bar]:
     return bars
 
 
-def unlike(done: Sequence[Run]) -> list[str]:
+def unlike(done: Sequence[GridRun]) -> list[str]:
     """Families on which RigLSTM and RIM were trained otherwise, in words: no fair comparison."""
-    found: dict[str, dict[str, Run]] = {}
+    found: dict[str, dict[str, GridRun]] = {}
     for run in comparable(done)[0]:
         found.setdefault(run.spec.family, {}).setdefault(run.spec.name, run)
     said = []
@@ -188,14 +179,12 @@ def _relative_picture(bars: Sequence[Bar]) -> Picture:
     )
 
 
-def _training(family: str, done: Sequence[Run]) -> Picture:
+def _training(family: str, done: Sequence[GridRun]) -> Picture:
     """Success in training, by frame."""
-    runs: dict[str, list[curves.Series]] = {}
+    runs: dict[str, list[Series]] = {}
     for d in done:
-        if d.spec.family == family:
-            metrics = read_metrics(RunFolder(d.folder).metrics)
-            if "success" in metrics:
-                runs.setdefault(label(d.spec.name), []).append(metrics["success"])
+        if d.spec.family == family and "success" in d.metrics:
+            runs.setdefault(label(d.spec.name), []).append(d.metrics["success"])
     title = FAMILIES[family].title
     figure = curves.draw_training({f"{title} {FAMILIES[family].levels[0].name}: success": runs})
     for axes in figure.axes:
@@ -208,8 +197,8 @@ def _training(family: str, done: Sequence[Run]) -> Picture:
     )
 
 
-def _first_seeds(done: Sequence[Run]) -> list[Run]:
-    found: dict[tuple[str, str], Run] = {}
+def _first_seeds(done: Sequence[GridRun]) -> list[GridRun]:
+    found: dict[tuple[str, str], GridRun] = {}
     for run in sorted(done, key=lambda d: d.spec.seed):
         found.setdefault((run.spec.family, run.spec.name), run)
     return [run for run in found.values() if run.spec.model in TRACED]

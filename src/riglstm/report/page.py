@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple, NewType
@@ -115,12 +115,25 @@ def figure(picture: Picture) -> Html:
     )
 
 
-def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
-    """A table whose first column names its rows; cells that are no figures stand on the left."""
+def table(
+    caption: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    best: Collection[tuple[int, int]] = (),
+) -> Html:
+    """A table whose first column names its rows; cells that are no figures stand on the left.
+
+    `best`: row and column of cells in bold.
+    """
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = ""
-    for first, *cells in rows:
-        tds = "".join(f"<td{_kind(cell)}>{escape(cell)}</td>" for cell in cells)
+    for i, (first, *cells) in enumerate(rows):
+        tds = "".join(
+            f"<td{_kind(cell)}><strong>{escape(cell)}</strong></td>"
+            if (i, j) in best
+            else f"<td{_kind(cell)}>{escape(cell)}</td>"
+            for j, cell in enumerate(cells, start=1)
+        )
         body += f'<tr><th scope="row">{escape(first)}</th>{tds}</tr>\n'
     # A region that scrolls has to be reached by the keyboard.
     return Html(
@@ -132,8 +145,6 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 def missing(items: Sequence[str]) -> Html:
     """What a reader may look for in vain, and why."""
-    if not items:
-        return Html('<p class="lead">Nothing is missing.</p>\n')
     listed = "".join(f"<li>{escape(item)}</li>\n" for item in items)
     return Html(f'<div class="missing">\n<p>Missing</p>\n<ul>\n{listed}</ul>\n</div>\n')
 

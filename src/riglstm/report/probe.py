@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from riglstm.experiments.finished import load
+from riglstm.experiments.finished import finished, load
 from riglstm.experiments.result import CHOSEN
 from riglstm.experiments.run import build
 from riglstm.experiments.spec import RunSpec
 from riglstm.models.base import Trace
 from riglstm.report.activations import Images, Layer
-from riglstm.report.records import Record
 from riglstm.report.scores import Scores
 from riglstm.tasks.base import Task
 from riglstm.tasks.images import ImageTask
@@ -29,6 +28,9 @@ SLEEPING = ("riglstm", "rim", "brim")
 """Models whose cells sleep at times."""
 SCORING = (*SLEEPING, "rmc")
 """Models that score both their input and their cells."""
+
+UNABLE = (ValueError, TypeError, RuntimeError, OSError)
+"""What a network raises that cannot be built or run as its folder says."""
 
 SLOTS: dict[tuple[str, int], tuple[str, ...]] = {
     ("rim", 0): ("null", "x"),
@@ -43,7 +45,8 @@ class Loaded(NamedTuple):
     """A run with its network, the weights chosen on validation data of the training condition."""
 
     label: str
-    record: Record
+    path: Path
+    """Its folder, or an exported file."""
     spec: RunSpec
     task: Task
     net: nn.Module
@@ -51,8 +54,7 @@ class Loaded(NamedTuple):
     @property
     def source(self) -> str:
         """Seed, checkpoint and what chose it, for a caption."""
-        assert self.record.result is not None
-        chosen = self.record.result["chosen"][self.task.trained_on]
+        chosen = finished(self.path).result["chosen"][self.task.trained_on]
         return (
             f"{self.label}, seed {self.spec.seed}, trained on {self.task.trained_on}, weights of "
             f"update {chosen['step']:,}, chosen on {CHOSEN}{self.task.trained_on}"
@@ -81,13 +83,13 @@ class Look(NamedTuple):
 
 def open_run(
     label: str,
-    record: Record,
+    path: Path,
     device: str,
     data_dir: Path | None,
     show: Callable[[str], None] | None = None,
 ) -> Loaded:
     """A finished run; `show` hears in a line what takes long."""
-    return Loaded(label, record, *load(record.path, device, data_dir, show))
+    return Loaded(label, path, *load(path, device, data_dir, show))
 
 
 def before_training(run: Loaded, data_dir: Path | None) -> Loaded:
@@ -101,7 +103,7 @@ def image_task(run: Loaded) -> ImageTask:
     if not isinstance(run.task, ImageTask):
         raise ValueError(
             f"cells are drawn on images: expected a run on mnist, fashion or cifar, got "
-            f"{run.record.path} on {run.spec.task}"
+            f"{run.path} on {run.spec.task}"
         )
     return run.task
 
@@ -160,7 +162,7 @@ def layers(run: Loaded, seen: Look) -> list[Layer]:
     if not found:
         raise ValueError(
             f"activation images need a model with cells that sleep: expected one of "
-            f"{', '.join(SLEEPING)}, got {run.spec.model} in {run.record.path}"
+            f"{', '.join(SLEEPING)}, got {run.spec.model} in {run.path}"
         )
     return found
 
@@ -192,7 +194,7 @@ def scores(run: Loaded, seen: Look, step: int) -> list[tuple[str, Scores]]:
     if not found:
         raise ValueError(
             "score maps need a model that scores its input and its cells: expected one of "
-            f"{', '.join(SCORING)}, got {run.spec.model} in {run.record.path}"
+            f"{', '.join(SCORING)}, got {run.spec.model} in {run.path}"
         )
     return found
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from riglstm.experiments.claims import head
 from riglstm.experiments.finished import finished
 from riglstm.experiments.paper import value
 from riglstm.experiments.render import number
@@ -23,7 +23,6 @@ from riglstm.experiments.tables import TABLES
 from riglstm.report import curves, gallery, probe
 from riglstm.report.curves import Axis
 from riglstm.report.readme import block, inserted, page
-from riglstm.report.records import Record
 from riglstm.report.style import Picture, png
 from riglstm.tasks.files import DataError, data_folder
 from riglstm.tasks.images import SequentialImages
@@ -35,20 +34,25 @@ SOURCES = "sources.json"
 SHIFT = "-shift.png"
 """What the names of figures end in that are drawn from rows; all others are of weights."""
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*\.png")
+"""Of a figure's file."""
+SAID = ("digest", "source", "title", "caption", "alt")
+"""What `sources.json` has of a figure."""
+WAY_OUT = "delete it, and the figures are drawn anew"
+
 
 class Wanted(NamedTuple):
     """A figure that there should be."""
 
     name: str
-    """Of its file."""
+    """Of its file, as `NAME` has it."""
     source: str
     """A digest of what it is drawn from."""
     draw: Callable[[], Picture]
 
     def is_there(self, folder: Path, said: Mapping[str, str]) -> bool:
         """Whether the file and what is said of it are those that were drawn from the source."""
-        path = folder / self.name
-        return path.exists() and said.get("digest") == _seal(self.source, said, path.read_bytes())
+        return said.get("source") == self.source and _is_drawn(folder / self.name, said)
 
 
 def publish(
@@ -68,6 +72,8 @@ def publish(
     """
     found, folder = sheets(read_all(results)), results / "figures"
     known, changed = _sources(folder), []
+    say = show or (lambda line: None)
+    inserted(readme, "")  # A README without its marks is refused before anything is written.
     lost = [name for name in known if not name.endswith(SHIFT)]
     if lost and not weights.is_dir():
         raise ValueError(
@@ -83,14 +89,17 @@ def publish(
             picture = wanted.draw()
         except DataError as error:
             del kept[wanted.name]
-            if show is not None:
-                show(f"{wanted.name} is not drawn: {error}")
+            say(f"{wanted.name} is not drawn: {error}")
             continue
         said = {"title": picture.title, "caption": picture.caption, "alt": picture.alt}
-        kept[wanted.name] = {"digest": _seal(wanted.source, said, picture.png), **said}
+        said["source"] = wanted.source
+        kept[wanted.name] = {"digest": _seal(said, picture.png), **said}
         changed += _write(folder / wanted.name, picture.png)
-    for name in known.keys() - kept.keys():
-        (folder / name).unlink(missing_ok=True)
+    for name in sorted(known.keys() - kept.keys()):
+        if _is_drawn(folder / name, known[name]):
+            (folder / name).unlink()
+        elif (folder / name).is_symlink() or (folder / name).exists():
+            say(f"{folder / name} is no figure of these results, nor as it was drawn; left there")
     if kept or known:
         changed += _write(folder / SOURCES, f"{json.dumps(kept, indent=1)}\n".encode())
     changed += _write(results / "README.md", page(found, kept).encode())
@@ -164,7 +173,7 @@ def _shift(sheet: Sheet, setting: str) -> Wanted:
         f"{label} {max(map(len, values.values()))}" for label, values in models.items()
     )
     words = {
-        "title": f"{head(sheet, setting)}: {axis.name} against the shift",
+        "title": f"{sheet.head(setting)}: {axis.name} against the shift",
         "caption": f"Means over runs ({counts}), bars of one standard deviation of three runs or "
         "more, dots for runs; "
         f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
@@ -197,9 +206,7 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
     content = hashlib.sha256(file.read_bytes()).hexdigest()
 
     def seen() -> tuple[probe.Loaded, probe.Look]:
-        spec, result, _ = finished(file)
-        record = Record(file, spec, "done", {}, result, "", {})
-        run = probe.open_run(spec.name, record, device, data_folder(data_dir))
+        run = probe.open_run(known.name, file, device, data_folder(data_dir))
         digits = probe.first_of_each_class(probe.image_task(run))
         return run, probe.look(run, f"{SIZE}x{SIZE}", digits)
 
@@ -210,7 +217,7 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
         kinds["scores"] = lambda run, look: gallery.score_maps(run, look, STEP)[0]
     for kind, draw in kinds.items():
         yield Wanted(
-            f"{file.stem}-{kind}.png",
+            re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._=+-]", "", f"{file.stem}-{kind}.png"),
             _digest([content, kind, SIZE, STEP, averaged]),
             lambda draw=draw: _with(draw(*seen()), averaged),  # type: ignore[misc]
         )
@@ -221,23 +228,46 @@ def _with(picture: Picture, more: str) -> Picture:
 
 
 def _sources(folder: Path) -> dict[str, Any]:
+    """What is said of each figure, by the name of its file; raises ValueError for other content.
+
+    Files that are no longer wanted are removed by these names: they are of this folder alone.
+    """
     path = folder / SOURCES
-    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return found
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a JSON file, got: {error}; {WAY_OUT}") from error
+    for name, said in found.items() if isinstance(found, dict) else [("", found)]:
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"{path} must hold names of figures in its folder, such as mnist{SHIFT}, got "
+                f"{name!r}; {WAY_OUT}"
+            )
+        if not isinstance(said, dict) or not all(isinstance(said.get(k), str) for k in SAID):
+            raise ValueError(f"{path} must say {', '.join(SAID)} of {name} in words; {WAY_OUT}")
+    return dict(found)
 
 
 def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
-def _seal(source: str, said: Mapping[str, str], picture: bytes) -> str:
-    """A digest of a figure: its source, its words, its file."""
-    words = [said.get(name) for name in ("title", "caption", "alt")]
-    return _digest([source, words, hashlib.sha256(picture).hexdigest()])
+def _seal(said: Mapping[str, str], picture: bytes) -> str:
+    """A digest of a figure: its words, its source, its file."""
+    return _digest([[said[name] for name in SAID[1:]], hashlib.sha256(picture).hexdigest()])
+
+
+def _is_drawn(path: Path, said: Mapping[str, str]) -> bool:
+    """Whether a file is the one that was drawn with these words, and no link to another."""
+    if path.is_symlink() or not path.is_file() or not said:
+        return False
+    return said["digest"] == _seal(said, path.read_bytes())
 
 
 def _differs(path: Path, content: bytes) -> bool:
-    return not path.exists() or path.read_bytes() != content
+    return path.is_symlink() or not path.is_file() or path.read_bytes() != content
 
 
 def _write(path: Path, content: bytes) -> list[Path]:

@@ -1,27 +1,14 @@
-"""Results as Markdown: a table for README, and a page with all of them."""
+"""Results as Markdown: short tables for README, and a page with all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from riglstm.experiments.claims import (
-    ABLATION,
-    OURS,
-    as_planned,
-    better,
-    changes,
-    compared,
-    head,
-    link,
-    not_run,
-    otherwise,
-)
-from riglstm.experiments.fill import words
-from riglstm.experiments.paper import value
-from riglstm.experiments.render import markdown, number
-from riglstm.experiments.sheet import Cell, Line, Sheet, differing, grid
-from riglstm.experiments.summary import figures
+from riglstm.experiments.render import markdown, plain
+from riglstm.experiments.sheet import ENOUGH, Sheet, grid
+from riglstm.experiments.summary import not_run
 from riglstm.experiments.tables import TABLES
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -29,6 +16,10 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 NOTHING = (
     "No runs at the paper's sizes yet: `riglstm reproduce` makes them, `riglstm report` this table."
 )
+DOCS = "docs/experiments.md"
+"""What describes the recipes."""
+FOUND = {"tuned": "docs/recipes.md"}
+"""Recipes that were looked for, and what tells how."""
 
 
 def inserted(readme: Path, text: str) -> str:
@@ -42,140 +33,64 @@ def inserted(readme: Path, text: str) -> str:
 
 
 def block(found: Sequence[Sheet]) -> str:
-    """README's table: a line for each training condition, a column for each model."""
-    tables = [sheet for sheet in found if sheet.name != ABLATION]
-    if not tables:
+    """README's tables: a line for each model, a column for each test condition."""
+    if not found:
         return f"{NOTHING}\n"
-    labels = {line.row: line.label for sheet in tables for line in sheet.lines}
-    columns = sorted(labels, key=lambda row: row != OURS)
-    lines = [
-        f"| trained on → tested on | {' | '.join(labels[row] for row in columns)} |",
-        f"|---{'|---' * len(columns)}|",
-    ]
-    for sheet in tables:
-        for setting, home in sheet.trained_on.items():
-            shifted = _shifted(sheet, home)
-            own = {line.row: line for line in sheet.lines if line.setting == setting}
-            cells = [_cell(own.get(row), home, shifted) for row in columns]
-            start = f"{head(sheet, setting)}: {home} → {', '.join(shifted)}"
-            lines.append(f"| {' | '.join((start, *cells))} |")
-    # Few lines: README is short, and a line here is an item of a list.
-    items = [
-        "Mean ± standard deviation (runs), or of fewer than three runs their values; *below it the "
-        f"paper's figures*. {_measures(tables)}. Checkpoints are chosen on validation data of the "
-        "training condition, for all models. [All tables and figures](results/README.md) come from "
-        "`results/*.csv`.",
-        " ".join((*_recipes(tables), *(said for sheet in tables for said in _made(sheet)))),
-        " ".join((*_means(tables), *_rest(found))),
-        *(_ablation(sheet) for sheet in found if sheet.name == ABLATION),
-    ]
-    return "\n".join((*lines, "", *(f"- {item}" for item in items if item), ""))
+    tables = (
+        markdown(replace(grid(sheet, brief=True), title=_title(sheet), notes=())) for sheet in found
+    )
+    said = (
+        f"Mean ± standard deviation; fewer than {ENOUGH} runs are shown one by one. The best mean "
+        "of a column is bold. Columns “paper” have the paper's figures. Checkpoints are chosen on "
+        "validation data of the training condition. [All tables and figures](results/README.md) "
+        f"come from `results/*.csv`. {recipes(found)}"
+    )
+    rest = _not_run(found)
+    notes = [f"- {said}", *([f"- Not run yet: {rest}."] if rest else [])]
+    return "\n".join((*tables, *notes, ""))
 
 
-def _shifted(sheet: Sheet, home: str) -> list[str]:
-    return [c for c in sheet.conditions if c != home]
+def _title(sheet: Sheet) -> str:
+    """The table, what its models were trained on where that is one thing, and what it measures."""
+    homes = set(sheet.trained_on.values())
+    home = f", trained on {next(iter(homes))}" if len(homes) == 1 else ""
+    less = "" if sheet.higher_is_better else ", less is better"
+    return f"{sheet.title}{home}: {TABLES[sheet.name].measure}{less}"
 
 
-def _recipes(tables: Sequence[Sheet]) -> list[str]:
-    """Each recipe by its name, and what it changes in the tables that have it."""
+def recipes(found: Sequence[Sheet], folder: str = "") -> str:
+    """How the runs were trained; `folder`: the root of the repository, from the page."""
+    names = dict.fromkeys(line.made["budget"] for sheet in found for line in sheet.lines)
     said = []
-    for budget in dict.fromkeys(line.made["budget"] for sheet in tables for line in sheet.lines):
-        lines = [(s, line) for s in tables for line in s.lines if line.made["budget"] == budget]
-        parts = {sheet.title: changes(sheet, budget) for sheet, _ in lines}
-        changed = [f"**{title}.** {part}." for title, part in parts.items() if part]
-        precision = words(line.made["precision"] for _, line in lines)
-        said += [link(budget, "".join(changed)), f"Precision: {precision}.", *changed]
-        said += otherwise(tables, budget)
-    return said
+    for name in names:
+        said.append(f"Recipe `{plain(name)}`: [{DOCS}]({folder}{DOCS}).")
+        if name in FOUND:
+            said.append(
+                "It was chosen on validation data of all conditions, the shifted ones included "
+                f"([how]({folder}{FOUND[name]}))."
+            )
+    return " ".join(said)
 
 
-def _means(tables: Sequence[Sheet]) -> list[str]:
-    """Who is better than whom, and by which figures."""
-    said = compared(tables)
-    return ["Compared by means:", *said] if said else []
-
-
-def _rest(found: Sequence[Sheet]) -> list[str]:
+def _not_run(found: Sequence[Sheet]) -> str:
     """What has no run yet, of the tables that are shown and of all others."""
     parts = [f"{sheet.title} ({rest})" for sheet in found if (rest := not_run(sheet))]
     there = {sheet.name for sheet in found}
     parts += [table.title for name, table in TABLES.items() if name not in there]
-    return [f"Not run yet: {'; '.join(parts)}."] if parts else []
-
-
-def _ablation(sheet: Sheet) -> str:
-    """The whole model, then its variants."""
-    lines = sorted(sheet.lines, key=lambda line: line.row != OURS)
-    rows = (
-        f"{line.label} {_figures(line, home, shifted)} *{_paper(line, home, shifted)}*"
-        for line in lines
-        for home in [sheet.trained_on[line.setting]]
-        for shifted in [_shifted(sheet, home)]
-    )
-    home = next(iter(sheet.trained_on.values()))
-    start = f"{sheet.title} ({home} → {', '.join(_shifted(sheet, home))})"
-    return " ".join((f"{start}: {'; '.join(rows)}.", *better([sheet], "variant")))
-
-
-def _measures(tables: Sequence[Sheet]) -> str:
-    """What the figures of each table are."""
-    by_measure: dict[str, list[str]] = {}
-    for sheet in tables:
-        better = "" if sheet.higher_is_better else ", less is better"
-        measure = TABLES[sheet.name].measure
-        by_measure.setdefault(f"{measure}{better}", []).append(sheet.title)
-    return "; ".join(f"{', '.join(titles)}: {name}" for name, titles in by_measure.items())
-
-
-def _made(sheet: Sheet) -> list[str]:
-    """How each line was made, where lines differ in that."""
-    names = [name for name in differing(sheet) if name != "updates" or not as_planned(sheet)]
-    if not names:
-        return []
-    lines = (
-        f"{head(sheet, line.setting)}, {line.label}: "
-        + ", ".join(f"{name} {line.made[name]}" for name in names)
-        for line in sheet.lines
-    )
-    return [f"Not all runs were made alike: {'; '.join(lines)}."]
-
-
-def _cell(line: Line | None, home: str, shifted: Sequence[str]) -> str:
-    if line is None:
-        return "–"
-    return f"{_figures(line, home, shifted)}<br>*{_paper(line, home, shifted)}*"
-
-
-def _figures(line: Line, home: str, shifted: Sequence[str]) -> str:
-    """Where it was trained, an arrow, and the other conditions."""
-    cells = {c: line.ours.get(c, Cell()) for c in (home, *shifted)}
-    shown = _arrow({c: figures(cell) for c, cell in cells.items()}, home, shifted)
-    count = str(max(len(cell.values) for cell in cells.values()))
-    failed = max(cell.failed for cell in cells.values())
-    return f"{shown} ({count}; {failed} failed)" if failed else f"{shown} ({count})"
-
-
-def _paper(line: Line, home: str, shifted: Sequence[str]) -> str:
-    return _arrow({c: number(value(text)) for c, text in line.paper.items()}, home, shifted)
-
-
-def _arrow(said: Mapping[str, str], home: str, shifted: Sequence[str]) -> str:
-    return f"{said.get(home, '–')} → {' / '.join(said.get(c, '–') for c in shifted)}"
+    return "; ".join(parts)
 
 
 def page(found: Sequence[Sheet], sources: Mapping[str, Mapping[str, str]]) -> str:
     """All tables and figures, as Markdown."""
     parts = [
         "# Results",
-        "Generated by `riglstm report --results results` from the CSV files of this folder, which "
-        "have one line for each figure of each run. Of each table the budget and precision of its "
-        "last line count. `bench/` has measured speeds.",
+        "`riglstm report --results results` makes this page from the CSV files of this folder, "
+        "which have one line for each figure of each run. Each table shows the recipe and "
+        "precision of its newest run. `bench/` has measured speeds.",
+        recipes(found, "../") if found else NOTHING,
     ]
-    if not found:
-        parts.append(NOTHING)
-    parts += [" ".join(_means([sheet for sheet in found if sheet.name != ABLATION]))]
     parts += [markdown(grid(sheet)).rstrip() for sheet in found]
     for name, said in sources.items():
-        alt = said["alt"].replace("[", "(").replace("]", ")")
-        parts.append(f"![{alt}](figures/{name})\n\n**{said['title']}.** {said['caption']}")
-    return "\n\n".join(part for part in parts if part) + "\n"
+        alt, title, caption = (plain(said[part]) for part in ("alt", "title", "caption"))
+        parts.append(f"![{alt}](figures/{name})\n\n**{title}.** {caption}")
+    return "\n\n".join(parts) + "\n"

@@ -1,69 +1,17 @@
-"""Run folders, read: what each run was, how far it came, what it measured."""
+"""Which run folders there are, and what a page says of each."""
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from riglstm.experiments.plan import State
-from riglstm.experiments.result import CHOSEN, FAILED, read_reason, read_result
-from riglstm.experiments.spec import RunSpec
-from riglstm.report.curves import Series
+from riglstm.experiments.minigrid import is_grid
+from riglstm.experiments.minigrid_runs import GridRun
+from riglstm.experiments.minigrid_runs import read as read_grid
+from riglstm.experiments.read_run import Record, read_record, refused
+from riglstm.experiments.result import CHOSEN
 from riglstm.train.folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Record:
-    """What the folder of one run says."""
-
-    path: Path
-    spec: RunSpec
-    state: State
-    run: Mapping[str, Any]
-    """Versions, commit, device, command; empty where run.json is not there."""
-    result: Mapping[str, Any] | None
-    """None: the run has none yet."""
-    reason: str
-    """Why it failed; empty where it did not."""
-    metrics: Mapping[str, Series]
-
-    @property
-    def last(self) -> int:
-        """The last update that left a figure."""
-        return max((int(series.steps[-1]) for series in self.metrics.values()), default=0)
-
-    @property
-    def trained_on(self) -> str | None:
-        """The condition of the training data; None: nothing was measured yet."""
-        if self.result is not None:
-            return str(self.result["rows"][0]["chosen_on"]).removeprefix(CHOSEN)
-        return next(iter(self.validated), None)
-
-    @property
-    def validated(self) -> dict[str, Series]:
-        """The metric on validation data, by condition."""
-        found = {}
-        for name, series in self.metrics.items():
-            kind, _, condition = name.partition("@")
-            if condition and kind.startswith("validation/") and kind != "validation/loss":
-                found[condition] = series
-        return found
-
-    def describe(self) -> str:
-        """Which run it is, and how far it came, in a line."""
-        begun = f"{self.path}: {self.spec.name} on {self.spec.task}, seed {self.spec.seed}"
-        wanted = self.spec.fit.updates
-        if self.state == "failed":
-            return f"{begun}: failed after update {self.last:,} of {wanted:,}: {self.reason}"
-        if self.state == "partial":
-            return f"{begun}: not finished, update {self.last:,} of {wanted:,}; go on with --resume"
-        return begun
 
 
 def find(paths: Sequence[Path | str]) -> list[Path]:
@@ -85,49 +33,22 @@ def find(paths: Sequence[Path | str]) -> list[Path]:
     return list(found)
 
 
-def _runs(folder: Path) -> Iterator[Path]:
+def _runs(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     if RunFolder(folder).config.exists():
         yield folder
         return
-    for below in sorted(folder.iterdir()):
+    here = folder.resolve()
+    # A link may lead back to a folder above it.
+    for below in sorted(folder.iterdir()) if here not in above else ():
         if below.is_dir():
-            yield from _runs(below)
+            yield from _runs(below, above | {here})
 
 
-def read(path: Path) -> Record:
-    """One run; raises ValueError where the folder's files are not a run's."""
-    folder = RunFolder(path)
-    spec = RunSpec.from_json(folder.read_json(folder.config))
-    result = read_result(folder) if folder.state == "done" else None
-    failed = result is None and (path / FAILED).exists()
-    return Record(
-        path=path,
-        spec=spec,
-        state="failed" if failed else folder.state,
-        run=folder.read_json(folder.run) if folder.run.exists() else {},
-        result=result,
-        reason=read_reason(folder) if failed else "",
-        metrics=read_metrics(folder.metrics) if folder.metrics.exists() else {},
-    )
-
-
-def read_metrics(path: Path) -> dict[str, Series]:
-    """metrics.csv, by name; half a line, as a kill may leave one, is no figure."""
-    points: dict[str, dict[int, float]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        whole = [line for line in file if line.endswith("\n")]
-    for number, line in enumerate(list(csv.reader(whole))[1:], start=2):
-        try:
-            step, name, value = line
-            points.setdefault(name, {})[int(step)] = float(value)
-        except ValueError:
-            raise ValueError(
-                f"{path}, line {number}, must be step,name,value, got {','.join(line)!r}"
-            ) from None
-    return {
-        name: Series(np.array(list(values)), np.array(list(values.values())))
-        for name, values in points.items()
-    }
+def read(path: Path) -> Record | GridRun:
+    """One run; raises RunError where the folder's files are not a run's."""
+    with refused(path / "config.json"):
+        grid = is_grid(path)
+    return read_grid(path) if grid else read_record(path)
 
 
 def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
