@@ -24,7 +24,6 @@ An option that a model does not have is left out of its trials. No trial sees te
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import random
@@ -36,7 +35,8 @@ from typing import Any, NamedTuple
 
 from riglstm.experiments.entries import Budget
 from riglstm.experiments.plan import Planned, folder_name, spec_of, state
-from riglstm.experiments.result import read_cost, read_reason, read_result
+from riglstm.experiments.read_run import read_record
+from riglstm.experiments.result import read_cost
 from riglstm.experiments.run import most_jobs, sessions
 from riglstm.experiments.spec import RunSpec
 from riglstm.experiments.tables import chosen, recipe
@@ -163,6 +163,7 @@ def plan(
     done: Iterable[Mapping[str, Any]] = (),
 ) -> list[Trial]:
     """The trials that have no line yet, trial by trial, so that models stay level."""
+    # Without an option that one of them lacks, two trials of a model may be one run.
     there = {line["run"] for line in done}
     found = []
     for label in labels:
@@ -172,6 +173,7 @@ def plan(
                 made = replace(made, fit=replace(made.fit, device=device))
                 name = folder_name(made)
                 if name not in there:
+                    there.add(name)
                     how = state(made, root / name)
                     run = Planned(made, root / name, how, f"trial {label}", model)
                     found.append(Trial(label, run))
@@ -181,10 +183,9 @@ def plan(
 def line(space: Space, trial: Trial) -> dict[str, Any] | None:
     """What a trial came to; None where its run is not done."""
     planned = trial.planned
-    folder = RunFolder(planned.folder)
-    now = state(planned.spec, planned.folder)
-    if now not in ("done", "failed"):
+    if state(planned.spec, planned.folder) not in ("done", "failed"):
         return None
+    folder, record = RunFolder(planned.folder), read_record(planned.folder)
     said: dict[str, Any] = {
         "space": space.name,
         "model": planned.row,
@@ -197,32 +198,21 @@ def line(space: Space, trial: Trial) -> dict[str, Any] | None:
         "commit": sessions(folder, "commit"),
         "jobs": most_jobs(folder),
     }
-    if now == "failed":
-        return {**said, **read_cost(folder), "failed": read_reason(folder)}
-    result = read_result(folder)
+    if record.result is None:
+        return {**said, **read_cost(folder), "failed": record.reason}
+    best, home = record.result["chosen"], record.result["trained_on"]
+    step = best[home]["step"]
+    values = {
+        condition: float(series.values[series.steps == step][0])
+        for condition, series in record.validated.items()
+    }
     return {
         **said,
-        **{name: result[name] for name in COPIED},
-        **_chosen(folder.metrics, result),
+        **{name: record.result[name] for name in ("updates", "seconds", "parameters", "metric")},
+        "trained_on": home,
+        "validation": {"step": step, **values},
+        "best": best,
     }
-
-
-COPIED = ("updates", "seconds", "parameters", "metric", "trained_on")
-
-
-def _chosen(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Validation figures by both rules: of all conditions at the update that the training condition
-    chose, and of each at the update that it chose itself."""
-    chosen, metric = result["chosen"], f"validation/{result['metric']}@"
-    step = chosen[result["trained_on"]]["step"]
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))[1:]
-    values = {
-        name.removeprefix(metric): float(value)
-        for at, name, value in lines
-        if int(at) == step and name.startswith(metric)
-    }
-    return {"validation": {"step": step, **values}, "best": chosen}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
