@@ -6,6 +6,7 @@ A space is a TOML file (`docs/protocol.md` has the rules, `protocol/` the spaces
     setting = "14x14"         # what is trained on
     budget = "tuned"          # the recipe that trial 0 repeats
     trials = 16               # trial 0, and 15 that are drawn
+    final = 2.0               # updates of a final run, times those of the trial that was chosen
     models = ["riglstm"]      # rows of the table; all that it trains where this is left out
     seeds = [0]               # of each trial
     evaluations = 6           # on the way, evenly spaced; the last one after the last update
@@ -44,6 +45,7 @@ from riglstm.models import build, options_of
 from riglstm.train.folder import RunFolder
 
 PARTS = ("task", "fit", "model")
+UPDATES = "fit.updates"
 MOST_OWN = 4
 """Options that a model may have for itself."""
 
@@ -57,6 +59,7 @@ class Space:
     setting: str
     budget: Budget = "tuned"
     trials: int = 16
+    final: float = 1.0
     evaluations: int = 6
     seeds: tuple[int, ...] = (0,)
     models: tuple[str, ...] = ()
@@ -103,9 +106,14 @@ def _check(made: RunSpec) -> None:
 
 
 def options(space: Space, model: str, label: str) -> dict[str, Any]:
-    """What a trial changes in the recipe of a model's row, by `part.name`."""
+    """What a trial changes in the recipe of a model's row, by `part.name`.
+
+    Trial 0 has as many updates as the longest of the others.
+    """
     changed = dict(space.every)
-    if label in space.named:
+    if label == "0" and UPDATES in space.shared:
+        changed[UPDATES] = max(space.shared[UPDATES])
+    elif label in space.named:
         changed |= space.named[label]
     elif label != "0":
         drawn = {**space.shared, **space.own.get(model, {})}
@@ -135,7 +143,8 @@ def spec(space: Space, model: str, label: str, seed: int = 0) -> RunSpec:
         part, dot, option = name.partition(".")
         if part not in PARTS or not dot:
             raise ValueError(f"an option must begin with {' or '.join(PARTS)}, got {name!r}")
-        by_part[part][option] = None if value == "none" else value
+        # TOML has no word for None; of `decay` it is a value.
+        by_part[part][option] = None if value == "none" and option != "decay" else value
     fit = replace(base.fit, **by_part["fit"])
     every = max(1, fit.updates // space.evaluations)
     return replace(
