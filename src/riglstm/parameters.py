@@ -15,8 +15,8 @@ from riglstm.checks import check_tensor
 NAMES = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_offset")
 """Parameter names, in the order of `Weights`.
 
-Code written for nn.LSTM zeroes whatever has "bias" in its name. The last one, `Weights.update_bias`,
-must not start at zero, so it has another name here.
+Code written for nn.LSTM zeroes whatever has "bias" in its name. `Weights.update_bias` must not
+start at zero, so it has another name here.
 """
 
 
