@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cell_layer": {"layer", "sequence", "scan", "checks"},
     "symbols": {"layer", "scan", "sequence", "checks"},
-    "riglstm": {"layer", "cell_layer", "scan", "variants"},
+    "riglstm": {"layer", "cell_layer", "parameters", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},
     "models": {"layer", "cell", "scan", "selection", "checks", "autocast", "traces", "variants"},
     "graphs": {"models"},

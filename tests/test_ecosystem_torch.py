@@ -1,18 +1,14 @@
-"""The layer inside the rest of torch: compiler, autocast, DDP, functional calls, wrappers."""
+"""The layer inside the rest of torch: compiler, autocast, functional calls, wrappers."""
 
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, parametrize
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
@@ -90,37 +86,6 @@ def test_autocast_leaves_float64_alone(backend: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         got = layer(x)
     close(got, expected)
-
-
-def _ddp_worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    layer = DistributedDataParallel(build(num_layers=2))
-    x = numbers(5, 4, 4)[:, 2 * rank : 2 * rank + 2]
-    loss_of(layer, x).backward()
-    torch.save([p.grad for p in layer.module.parameters()], f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-def test_ddp_averages_the_gradients_of_its_processes(tmp_path: Path) -> None:
-    if not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    processes = mp.start_processes(
-        _ddp_worker, (str(tmp_path),), nprocs=2, join=False, start_method="spawn"
-    )
-    assert processes is not None
-    try:
-        # A join returns as soon as one process has ended.
-        assert any(processes.join(timeout=60) for _ in range(2))
-    finally:
-        for process in processes.processes:
-            if process.is_alive():
-                process.kill()
-    layer, x = build(num_layers=2), numbers(5, 4, 4)
-    halves = (loss_of(layer, x[:, :2]) + loss_of(layer, x[:, 2:])) / 2
-    expected = list(gradients(halves, *layer.parameters()))
-    for rank in range(2):
-        close(torch.load(tmp_path / f"{rank}.pt"), expected)
 
 
 @both_backends

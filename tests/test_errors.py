@@ -92,6 +92,9 @@ WRONG_OPTIONS = [
        f"{name} must be 'auto' with soft_update='printed', which has the paper's, got {v}; "
        "use soft_update=True")
       for name, v in (("update_scale", 0.5), ("update_scale", 1.0), ("update_bias", 4.0))),
+    *(({"proj_size": v},
+       f"proj_size must be 0, got {v!r}: the layer has no projection; put "
+       "nn.Linear(hidden_size, proj_size) behind it") for v in (3, None)),
     ({"steady_start": True, "bias": False},
      "steady_start must be False without input_views='linear', bias=True, cells='top' and "
      "two views or more, got True; leave it out"),

@@ -466,7 +466,7 @@ def test_cell_has_the_call_of_nn_lstm_cell() -> None:
 
 def test_state_dict_names_are_those_of_the_docs() -> None:
     layer = build(bidirectional=True, num_layers=2, update_bias=0.0)
-    names = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_bias")
+    names = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_offset")
     suffixes = ("_l0", "_l0_reverse", "_l1", "_l1_reverse")
     assert list(layer.state_dict()) == [n + s for s in suffixes for n in names]
     shapes = {name: tuple(v.shape) for name, v in layer.state_dict().items()}
@@ -476,7 +476,7 @@ def test_state_dict_names_are_those_of_the_docs() -> None:
     assert shapes["weight_gates_l0"] == (6, 24, 8)
     assert shapes["bias_gates_l0"] == (6, 8)
     assert shapes["weight_query_l0"] == (22, 2)
-    assert shapes["update_bias_l0"] == (6,)
+    assert shapes["update_offset_l0"] == (6,)
 
 
 def test_parameters_that_a_layer_does_not_need_do_not_exist() -> None:
@@ -574,7 +574,7 @@ def test_gradient_reaches_every_parameter(name: str | None, query: Any, backend:
     for parameter_name, p in layer.named_parameters():
         assert p.grad is not None, parameter_name
         assert p.grad.isfinite().all(), parameter_name
-        per_cell = p.grad.dim() == 3 or parameter_name.startswith(("bias_gates", "update_bias"))
+        per_cell = p.grad.dim() == 3 or parameter_name.startswith(("bias_gates", "update_offset"))
         parts = p.grad.reshape(6, -1) if per_cell else p.grad.unsqueeze(0)
         assert parts.flatten(1).any(dim=1).all(), parameter_name
 
@@ -584,7 +584,7 @@ def test_reset_parameters_draws_anew_within_the_start_range() -> None:
     before = copy.deepcopy(layer.state_dict())
     layer.reset_parameters()
     for name, value in layer.state_dict().items():
-        if name == "update_bias_l0":
+        if name == "update_offset_l0":
             assert (value == 0.75).all()
             continue
         fan_in = {"weight_in_l0": 4, "bias_in_l0": 4, "weight_query_l0": 22}.get(name, 12)
@@ -625,7 +625,7 @@ def test_all_but_the_soft_update_is_literally_the_papers(given: dict[str, Any]) 
 def update_of(layer: RigLSTM) -> tuple[bool, float, float | None]:
     """What the soft update is, in numbers, after a look at the parameter that has to be there."""
     start = layer.update_bias_start
-    bias = getattr(layer, "update_bias_l0")  # noqa: B009
+    bias = getattr(layer, "update_offset_l0")  # noqa: B009
     assert bias is None if start is None else (bias == start).all()
     return layer.soft_update, layer.selection.update_scale, start
 

@@ -13,6 +13,7 @@ from riglstm import RigLSTM
 
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 
+pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).parents[1] / "docs" / "minigrid.md"
 
 

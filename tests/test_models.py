@@ -356,7 +356,7 @@ def test_a_state_may_be_a_list(case: Case) -> None:
     ("option", "value", "message"),
     [
         ("batch_first", "yes", r"batch_first must be True or False, got 'yes'"),
-        ("compile_step", 1, r"compile_step must be True or False, got 1"),
+        ("compile_step", 2, r"compile_step must be True or False, got 2"),
         ("dropout", "0.1", r"dropout must be a probability in \[0, 1\], got '0.1'"),
         ("dropout", 1.5, r"dropout must be a probability in \[0, 1\], got 1.5"),
         ("dtype", torch.int64, r"dtype must be a floating dtype, got torch.int64; use one of"),

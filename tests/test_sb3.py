@@ -15,6 +15,7 @@ from riglstm import RigLSTM
 pytest.importorskip("sb3_contrib", reason="needs the extra riglstm[sb3]")
 gymnasium = pytest.importorskip("gymnasium", reason="needs the extra riglstm[sb3]")
 
+pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 
 

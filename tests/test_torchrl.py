@@ -18,6 +18,7 @@ pytest.importorskip("gymnasium", reason="the guide's environment is CartPole")
 from tensordict import TensorDict
 from torchrl.modules import LSTMModule, set_recurrent_mode
 
+pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 
 

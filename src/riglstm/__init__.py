@@ -7,9 +7,17 @@
 
 from riglstm.cell_layer import RigLSTMCell
 from riglstm.layer import RigLSTM
+from riglstm.parameters import no_decay_parameters
 from riglstm.scan import BackendError
 from riglstm.variants import VARIANTS
 
 __version__ = "0.1.0"
 
-__all__ = ["VARIANTS", "BackendError", "RigLSTM", "RigLSTMCell", "__version__"]
+__all__ = [
+    "VARIANTS",
+    "BackendError",
+    "RigLSTM",
+    "RigLSTMCell",
+    "__version__",
+    "no_decay_parameters",
+]

@@ -30,13 +30,14 @@ class RigLSTMCell(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        for name in ("num_layers", "batch_first", "dropout", "bidirectional"):
+        for name in ("num_layers", "batch_first", "dropout", "bidirectional", "proj_size"):
             if name in options:
                 raise ValueError(f"{name} is not an option of a single step; use RigLSTM")
         self.layer = RigLSTM(
             input_size, hidden_size, bias=bias, device=device, dtype=dtype, **options
         )
-        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
+        own = self.layer
+        self.input_size, self.hidden_size, self.bias = own.input_size, own.hidden_size, own.bias
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         """See the class."""

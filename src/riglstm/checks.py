@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,18 +21,27 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def check_count(name: str, value: int, low: int, high: int, bounds: str) -> None:
+def plain(value: Any) -> Any:
+    """Return a NumPy number as Python's own, and anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def check_count(name: str, value: int, low: int, high: int, bounds: str) -> int:
     """A whole number lies in its range."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(
             f"{name} must be a whole number in {bounds} = [{low}, {high}], got {value!r}"
         )
+    return value
 
 
-def check_positive(name: str, value: int) -> None:
+def check_positive(name: str, value: int) -> int:
     """A size is a whole number above zero."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return value
 
 
 def check_divides(hidden_size: int, parts: int, name: str = "num_cells") -> None:
@@ -56,16 +66,21 @@ def check_split(layer: int, features: int, num_views: int, cell_size: int) -> No
         )
 
 
-def check_switch(name: str, value: object) -> None:
-    """An option that is on or off."""
-    if not isinstance(value, bool):
+def check_switch(name: str, value: object) -> bool:
+    """An option that is on or off; 1 and 0 are as good."""
+    value = plain(value)
+    if not isinstance(value, int) or value not in (0, 1):
         raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
-def check_number(name: str, value: object) -> None:
-    """An option that is a number."""
-    if not _is_number(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
+def check_projection(value: object) -> None:
+    """nn.LSTM's projection of the output, which this layer has none of."""
+    if plain(value) != 0:
+        raise ValueError(
+            f"proj_size must be 0, got {value!r}: the layer has no projection; put "
+            "nn.Linear(hidden_size, proj_size) behind it"
+        )
 
 
 def _is_number(value: object) -> bool:
@@ -73,8 +88,9 @@ def _is_number(value: object) -> bool:
     return number and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def check_update(soft_update: object, scale: object, bias: object) -> None:
+def check_update(soft_update: Any, scale: Any, bias: Any) -> tuple[Any, Any, Any]:
     """The soft update's options: numbers or `auto`, and an update that they may change."""
+    soft_update, scale, bias = plain(soft_update), plain(scale), plain(bias)
     if not isinstance(soft_update, bool) and soft_update != "printed":
         raise ValueError(f"soft_update must be True, False or 'printed', got {soft_update!r}")
     for name, value, none in (("update_scale", scale, ""), ("update_bias", bias, ", None")):
@@ -91,15 +107,19 @@ def check_update(soft_update: object, scale: object, bias: object) -> None:
         raise ValueError(
             f"update_bias must be None without the soft update, got {bias}; use soft_update=True"
         )
+    return soft_update, scale, bias
 
 
-def check_forget_bias(value: object, needs: str | None = None) -> None:
+def check_forget_bias(value: Any, needs: str | None = None) -> float:
     """What the forget gate's bias starts higher by; `needs`: the option that gives it a bias."""
-    check_number("forget_bias", value)
+    value = plain(value)
+    if not _is_number(value):
+        raise ValueError(f"forget_bias must be a finite number, got {value!r}")
     if value and needs is not None:
         raise ValueError(
             f"forget_bias must be 0 where the gates have no bias, got {value}; use {needs}"
         )
+    return float(value)
 
 
 def check_gate_scale(value: object) -> None:
@@ -126,8 +146,9 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise ValueError(f"dtype must be a floating dtype, got {dtype}; use one of {names}")
 
 
-def check_dropout(dropout: float, num_layers: int) -> None:
+def check_dropout(dropout: float, num_layers: int) -> float:
     """Dropout is a probability, and has layers to sit between."""
+    dropout = plain(dropout)
     number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if not number or not 0 <= dropout <= 1:
         raise ValueError(f"dropout must be a probability in [0, 1], got {dropout!r}")
@@ -137,6 +158,7 @@ def check_dropout(dropout: float, num_layers: int) -> None:
             f"dropout={dropout} does nothing; use nn.Dropout on the output instead",
             stacklevel=3,
         )
+    return float(dropout)
 
 
 def check_tensor(name: str, value: object, kinds: str = "a Tensor") -> None:

@@ -59,6 +59,7 @@ class RigLSTM(nn.Module):
         input_size: features of the input.
         hidden_size: the whole width N·d; 600 = 6 x 100 in the paper.
         num_layers, bias, batch_first, dropout, bidirectional: as in `nn.LSTM`.
+        proj_size: 0, as there is no projection.
         num_cells: N.
         num_views: K; default: num_cells.
         active_cells: K_a; default: two thirds of the cells, rounded.
@@ -92,12 +93,11 @@ class RigLSTM(nn.Module):
 
     Parameters, per layer `_l{k}` and direction (`_reverse`), all for row vectors:
         weight_in (D, K·d), bias_in (K·d), weight_gates (N, (K+N)·d, 4·d) with gates f, i, o, g,
-        bias_gates (N, 4·d), weight_query ((K+N-1)·d, d) or (N, (K+N-1)·d, d), update_bias (N).
+        bias_gates (N, 4·d), weight_query ((K+N-1)·d, d) or (N, (K+N-1)·d, d), update_offset (N).
     """
 
     proj_size = 0
     """Part of nn.LSTM's interface that frameworks read; there is no projection."""
-    forget_bias, steady_start = 0.0, False  # of layers that were pickled before these options
 
     def __init__(
         self,
@@ -108,6 +108,9 @@ class RigLSTM(nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         *,
         num_cells: int = 6,
         num_views: int | None = None,
@@ -125,33 +128,33 @@ class RigLSTM(nn.Module):
         forget_bias: float = 0.0,
         steady_start: bool = False,
         backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.check_positive("input_size", input_size)
-        checks.check_positive("hidden_size", hidden_size)
-        checks.check_positive("num_layers", num_layers)
-        checks.check_positive("num_cells", num_cells)
+        # Checks return Python's own numbers: 1 for True and NumPy's are accepted, and not stored.
+        input_size = checks.check_positive("input_size", input_size)
+        hidden_size = checks.check_positive("hidden_size", hidden_size)
+        num_layers = checks.check_positive("num_layers", num_layers)
+        num_cells = checks.check_positive("num_cells", num_cells)
         checks.check_divides(hidden_size, num_cells)
-        checks.check_switch("bias", bias)
-        checks.check_switch("batch_first", batch_first)
-        checks.check_switch("bidirectional", bidirectional)
-        checks.check_switch("steady_start", steady_start)
-        checks.check_dropout(dropout, num_layers)
-        checks.check_update(soft_update, update_scale, update_bias)
-        checks.check_forget_bias(forget_bias, needs=None if bias else "bias=True")
+        bias = checks.check_switch("bias", bias)
+        batch_first = checks.check_switch("batch_first", batch_first)
+        bidirectional = checks.check_switch("bidirectional", bidirectional)
+        steady_start = checks.check_switch("steady_start", steady_start)
+        checks.check_projection(proj_size)
+        dropout = checks.check_dropout(dropout, num_layers)
+        said = checks.check_update(soft_update, update_scale, update_bias)
+        forget_bias = checks.check_forget_bias(forget_bias, needs=None if bias else "bias=True")
         if dtype is not None:
             checks.check_dtype(dtype)
         num_views = num_cells if num_views is None else num_views
-        checks.check_positive("num_views", num_views)
+        num_views = checks.check_positive("num_views", num_views)
         N, K, d = num_cells, num_views, hidden_size // num_cells
         K_a = two_thirds(N) if active_cells is None else active_cells
-        checks.check_count("active_cells", K_a, 1, N, "[1, num_cells]")
+        K_a = checks.check_count("active_cells", K_a, 1, N, "[1, num_cells]")
         K_x = min(K_a, K) if views_per_cell is None else views_per_cell
-        checks.check_count("views_per_cell", K_x, 1, K, "[1, num_views]")
+        K_x = checks.check_count("views_per_cell", K_x, 1, K, "[1, num_views]")
         K_h = min(K_a, N - 1) if peers_per_cell is None else peers_per_cell
-        checks.check_count("peers_per_cell", K_h, 0, N - 1, "[0, num_cells - 1]")
+        K_h = checks.check_count("peers_per_cell", K_h, 0, N - 1, "[0, num_cells - 1]")
         checks.check_choice("cells", cells, CELL_RULES)
         checks.check_choice("views", views, SLOT_RULES)
         checks.check_choice("peers", peers, SLOT_RULES)
@@ -159,14 +162,14 @@ class RigLSTM(nn.Module):
         checks.check_choice("query", query, ("shared", "per_cell"))
         checks.check_steady_start(steady_start, bias and input_views == "linear", K, cells)
         check_possible(backend, device)
-        update = settle_update(soft_update, update_scale, update_bias, d, bias)
+        update = settle_update(*said, d, bias)
 
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
+        self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
         self.bidirectional, self.backend, self.steady_start = bidirectional, backend, steady_start
         self.num_cells, self.num_views, self.cell_size = N, K, d
         self.input_views, self.soft_update, self.query = input_views, update.soft_update, query
-        self.update_bias_start, self.forget_bias = update.update_bias, float(forget_bias)
+        self.update_bias_start, self.forget_bias = update.update_bias, forget_bias
         self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update.update_scale)
 
         widths = [input_size] + [hidden_size * (1 + bidirectional)] * (num_layers - 1)
@@ -195,6 +198,12 @@ class RigLSTM(nn.Module):
 
     def flatten_parameters(self) -> None:
         """Nothing to do; there because callers of nn.LSTM call it."""
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each layer in each direction, in the order of h_n, as in nn.LSTM."""
+        rows = (self.weights(layer, reverse) for layer, reverse in self._directions())
+        return [[w for w in weights if w is not None] for weights in rows]
 
     def weights(self, layer: int = 0, reverse: bool = False) -> Weights:
         """The parameters of one layer in one direction, as the scans take them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,12 @@ from torch import Tensor, nn
 from riglstm.cell import Weights, gather_query, spread_query
 from riglstm.checks import check_tensor
 
-NAMES = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_bias")
-"""Parameter names, in the order of `Weights`."""
+NAMES = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_offset")
+"""Parameter names, in the order of `Weights`.
+
+Code written for nn.LSTM zeroes whatever has "bias" in its name. `Weights.update_bias` must not
+start at zero, so it has another name here.
+"""
 
 
 def suffix(layer: int, reverse: bool) -> str:
@@ -47,6 +52,25 @@ def shapes(
         None if query is None else (rows, d) if query == "shared" else (N, rows, d),
         (N,) if learned else None,
     )
+
+
+def no_decay_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a model that weight decay should leave alone.
+
+    These are biases, of any number of dimensions, and all that has at most one dimension, such as
+    the scales of a norm: in RigLSTM `bias_in`, `bias_gates` (N, 4·d) and `update_offset`.
+
+    >>> free = no_decay_parameters(model)
+    >>> rest = [p for p in model.parameters() if p not in set(free)]
+    >>> torch.optim.AdamW([{"params": rest}, {"params": free, "weight_decay": 0}])
+    """
+
+    def is_free(name: str, parameter: nn.Parameter) -> bool:
+        # A parametrized bias is `parametrizations.bias.original`.
+        own = re.sub(r"\.original\d*$", "", name).rpartition(".")[2]
+        return parameter.dim() < 2 or "bias" in own
+
+    return [p for name, p in model.named_parameters() if is_free(name, p)]
 
 
 @torch.no_grad()

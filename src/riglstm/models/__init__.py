@@ -54,7 +54,7 @@ def options_of(name: str) -> tuple[str, ...]:
     if MODELS[name] is Rig:
         del names["options"]
         names |= dict.fromkeys(inspect.signature(RigLSTM).parameters)
-    return tuple(n for n in names if n not in ("input_size", "hidden_size"))
+    return tuple(n for n in names if n not in ("input_size", "hidden_size", "proj_size"))
 
 
 __all__ = ["MODELS", "build", "options_of"]

@@ -141,6 +141,6 @@ def settled(hidden_size: int, options: Mapping[str, Any]) -> dict[str, Any]:
     check_positive("hidden_size", hidden_size)
     check_positive("num_cells", N)
     check_divides(hidden_size, N)
-    check_update(soft, scale, bias)
-    plain = settle_update(soft, scale, bias, hidden_size // N, said["bias"])._asdict()
+    update = check_update(soft, scale, bias)
+    plain = settle_update(*update, hidden_size // N, said["bias"])._asdict()
     return {**options, **{name: value for name, value in plain.items() if name not in changes}}

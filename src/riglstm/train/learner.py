@@ -16,6 +16,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
+from riglstm import no_decay_parameters
 from riglstm.tasks.base import Task
 from riglstm.train.callbacks import Steward
 from riglstm.train.config import Fit, rate
@@ -29,11 +30,6 @@ def _of_input(name: str) -> bool:
     """Whether a parameter of that name is a table of tokens, or of a map to views."""
     own = name.rpartition(".")[2]
     return name.startswith("tables.") or own.startswith(("weight_in_", "bias_in_"))
-
-
-def _is_bias(name: str) -> bool:
-    """Whether a parameter of that name is added to something."""
-    return "bias" in name.rpartition(".")[2]
 
 
 class Learner(pl.LightningModule):
@@ -59,11 +55,12 @@ class Learner(pl.LightningModule):
             )
         if config.input_rate == 1 and config.weight_decay == 0:
             return Adam(self.net.parameters(), config.lr, fused=True)
+        free = set(no_decay_parameters(self.net))
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         # Tables and views last, as they were before there was a decay: checkpoints count groups.
         for name, parameter in sorted(named, key=lambda pair: _of_input(pair[0])):
             factor = config.input_rate if _of_input(name) else 1.0
-            decay = 0.0 if _is_bias(name) else config.weight_decay
+            decay = 0.0 if parameter in free else config.weight_decay
             groups.setdefault((factor, decay), []).append(parameter)
         own: list[dict[str, Any]] = [
             {"params": parameters, FACTOR: factor, "weight_decay": decay}

@@ -1,0 +1,136 @@
+"""What code written for nn.LSTM does with a layer: its options, its parameters, by name or size."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from riglstm import RigLSTM, RigLSTMCell, no_decay_parameters
+
+GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
+
+
+def section(title: str) -> str:
+    """A section of docs/frameworks.md."""
+    return GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def run_blocks(title: str, **names: Any) -> dict[str, Any]:
+    """What the code in a section of docs/frameworks.md defines."""
+    names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
+    for block in re.findall(r"^```python\n(.*?)^```", section(title), re.M | re.S):
+        exec(block, names)
+    return names
+
+
+def test_positional_arguments_are_those_of_nn_lstm() -> None:
+    theirs = list(inspect.signature(nn.LSTM.__base__.__init__).parameters)[2:]  # self and mode
+    ours = list(inspect.signature(RigLSTM).parameters.values())
+    assert [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD] == theirs
+    layer = RigLSTM(4, 12, 2, False, True, 0.25, True, 0, "cpu", torch.float64)
+    assert (layer.proj_size, layer.weight_gates_l1.dtype) == (0, torch.float64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": 1, "batch_first": 0, "bidirectional": 1, "proj_size": 0, "steady_start": 0},
+        {"bias": np.True_, "batch_first": np.int64(1), "soft_update": np.True_},
+        {"input_size": np.int64(4), "hidden_size": np.int32(12), "num_layers": np.uint8(2)},
+        {"num_cells": np.int64(4), "num_views": np.int64(3), "active_cells": np.int64(2)},
+        {"views_per_cell": np.int16(2), "peers_per_cell": np.int64(1), "proj_size": np.int64(0)},
+        {"dropout": np.float32(0.25), "num_layers": 2, "forget_bias": np.float64(1)},
+        {"update_scale": np.float32(0.5), "update_bias": np.float64(2)},
+    ],
+)
+def test_numbers_of_numpy_and_switches_by_1_and_0_become_pythons_own(
+    options: dict[str, Any],
+) -> None:
+    layer = RigLSTM(**{"input_size": 4, "hidden_size": 12, **options})
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in options.items()}
+    twin = RigLSTM(**{"input_size": 4, "hidden_size": 12, **plain})
+    assert repr(layer) == repr(twin)
+    assert "np." not in repr(layer)
+    held = {**vars(layer), **vars(layer.selection)}
+    assert {k: type(v) for k, v in held.items() if isinstance(v, np.generic)} == {}
+    for name in ("bias", "batch_first", "bidirectional", "steady_start"):
+        assert isinstance(getattr(layer, name), bool), name
+
+
+def test_a_cell_holds_pythons_own_numbers_too() -> None:
+    cell = RigLSTMCell(np.int64(4), np.int64(12), 1)  # type: ignore[arg-type]
+    held = (cell.input_size, cell.hidden_size, cell.bias)
+    assert (held, *map(type, held)) == ((4, 12, True), int, int, bool)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_all_weights_are_one_list_for_each_layer_and_direction(bias: bool) -> None:
+    layer = RigLSTM(4, 12, 2, bias, bidirectional=True)
+    listed = layer.all_weights
+    assert [len(row) for row in listed] == [6 if bias else 3] * 4
+    flat = [w for row in listed for w in row]
+    assert all(a is b for a, b in zip(flat, layer.parameters(), strict=True))
+
+
+def test_a_loop_that_fills_biases_by_name_leaves_the_soft_update_alone() -> None:
+    layer = RigLSTM(4, 12, 2, bidirectional=True)
+    for name, p in layer.named_parameters():
+        if "bias" in name:
+            p.data.fill_(0)
+    filled = {name for name, p in layer.named_parameters() if not p.any()}
+    assert {name.partition("_l")[0] for name in filled} == {"bias_in", "bias_gates"}
+    assert len(filled) == 8
+    assert all((layer.weights(k, r).update_bias == 4).all() for k in (0, 1) for r in (False, True))
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def test_weight_decay_leaves_biases_and_vectors_of_a_whole_model_alone() -> None:
+    model = nn.ModuleDict(
+        {
+            "embed": nn.Embedding(5, 4),
+            "norm": nn.LayerNorm(4),
+            "bias_of_something": nn.Linear(4, 4),
+            "rnn": RigLSTM(4, 12, 2),
+            "tied": nn.Linear(4, 5),
+        }
+    )
+    model["tied"].weight = model["embed"].weight
+    parametrize.register_parametrization(model["rnn"], "bias_gates_l1", Doubled())
+    free = no_decay_parameters(model)
+    named = dict(model.named_parameters())
+    rest = {name for name, p in named.items() if not any(p is q for q in free)}
+    gates = [n + s for s in ("_l0", "_l1") for n in ("weight_in", "weight_gates", "weight_query")]
+    assert rest == {"embed.weight", "bias_of_something.weight", *(f"rnn.{n}" for n in gates)}
+    assert len(free) == len(named) - len(rest)
+
+
+def test_guides_groups_decay_what_they_should() -> None:
+    model = nn.Sequential(nn.Linear(20, 20), RigLSTM(20, 60))
+    adam = run_blocks("Weight decay", model=model)["optimizer"]
+    decay = {id(p): g["weight_decay"] for g in adam.param_groups for p in g["params"]}
+    for name, p in model.named_parameters():
+        assert decay[id(p)] == (0.0 if "bias" in name or "offset" in name else 0.1), name
+
+
+def test_guides_start_values_are_what_it_says() -> None:
+    rnn = run_blocks("Start values")["rnn"]
+    K, d = rnn.num_views, rnn.cell_size
+    for cell in rnn.weight_gates_l0:
+        columns = cell[K * d :]  # (N·d, 4·d): its columns are of length 1, and stand apart
+        torch.testing.assert_close(columns.mT @ columns, torch.eye(4 * d), rtol=0, atol=1e-5)
+    forget, *others = rnn.bias_gates_l0.chunk(4, dim=1)
+    assert (forget == 1).all()
+    assert not any(gate.any() for gate in others)
+    assert (rnn.update_offset_l0 == 4).all()
