@@ -111,7 +111,7 @@ def test_list_prints_every_name_that_other_verbs_take(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "say what to do: demo, train, evaluate, export, reproduce, sweep, report, bench, data, list"),
+        ((), "say what to do: demo, train, evaluate, export, reproduce, sweep, report, bench"),
         (("trian",), "the verb must be one of demo, train"),
         (("trian",), "got 'trian'; did you mean train?"),
         (("demo", "--updatez", "3"), "there is no flag --updatez; did you mean --updates?"),

@@ -1,0 +1,203 @@
+"""The random search: spaces as data, fair draws, trials without test data, lines that add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from riglstm.cli.main import main
+from riglstm.experiments import search
+from riglstm.experiments.run import run
+from riglstm.experiments.search import Space, options, plan, read_space, spec, winners
+from riglstm.models import options_of
+
+ROOT = Path(__file__).parents[1]
+SPACES = sorted((ROOT / "protocol").glob("*.toml"))
+SEARCHES = [path for path in SPACES if not path.stem.startswith("leads")]
+
+TINY = """
+table = "copying"
+setting = "M=1"
+budget = "quick"
+models = ["lstm", "riglstm"]
+trials = 3
+evaluations = 2
+[every]
+"task.validation_size" = 20
+"task.test_size" = 20
+[shared]
+"fit.updates" = [4, 6]
+"fit.lr" = {log = [1e-3, 1e-2]}
+"model.forget_bias" = [0.0, 1.0, 3.0]
+[own.riglstm]
+"model.steady_start" = [true, false]
+[named.start]
+"task.start_range" = 0.1
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.mark.parametrize("path", SPACES, ids=[path.stem for path in SPACES])
+def test_every_space_of_the_protocol_can_be_built(path: Path) -> None:
+    assert read_space(path).labels()
+
+
+@pytest.mark.parametrize("path", SEARCHES, ids=[path.stem for path in SEARCHES])
+def test_models_of_a_search_differ_in_their_own_options_alone(path: Path) -> None:
+    space = read_space(path)
+    assert space.trials == 16
+    for label in [label for label in space.labels() if label != "0"]:
+        common = []
+        for model in space.models:
+            own = space.own.get(model, {})
+            made = spec(space, model, label)
+            fit = {k: v for k, v in vars(made.fit).items() if f"fit.{k}" not in own}
+            task = {k: v for k, v in made.task_options.items() if k != "input_size"}
+            common.append((fit, task))
+            for name, value in options(space, model, label).items():
+                if name.startswith("model.") and name in space.shared:
+                    assert value == options(space, space.models[0], label).get(name, value)
+        fit, task = common[0]
+        shared = fit.keys() & set.intersection(*({*f} for f, _ in common))
+        assert all({k: f[k] for k in shared} == {k: fit[k] for k in shared} for f, _ in common)
+        assert all(t == task for _, t in common)
+
+
+def test_draws_depend_on_the_option_and_the_trial_alone(tiny: Path) -> None:
+    space = read_space(tiny)
+    for label in ("1", "2"):
+        lstm, rig = (options(space, model, label) for model in ("lstm", "riglstm"))
+        assert lstm.items() < rig.items()
+        assert rig.keys() - lstm.keys() == {"model.steady_start"}
+    rates = {options(space, "lstm", str(i))["fit.lr"] for i in range(1, 200)}
+    assert len(rates) > 150
+    assert 1e-3 <= min(rates) < 2e-3
+    assert 5e-3 < max(rates) <= 1e-2
+
+
+def test_trial_0_is_the_recipe_cut_to_the_longest_trial_and_an_unknown_option_is_left_out(
+    tiny: Path,
+) -> None:
+    space = read_space(tiny)
+    first = options(space, "riglstm", "0")
+    assert first == {"task.validation_size": 20, "task.test_size": 20, "fit.updates": 6}
+    assert "forget_bias" not in options_of("transformer")
+    mnist = read_space(ROOT / "protocol" / "mnist.toml")
+    assert not [n for n in options(mnist, "transformer", "1") if n.endswith("forget_bias")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"M=1"', '"M=3"', "setting must be one of M=1, M=2, got 'M=3'"),
+        ('"lstm", ', '"lstn", ', "models must be some of .*, got 'lstn'"),
+        ("[own.riglstm]", "[own.rim]", "own.rim must be at most 4 options of one of"),
+        ('"fit.lr"', '"fit.rate"', "unexpected keyword argument 'rate'"),
+        ('"fit.lr"', '"training.lr"', "must begin with task or fit or model, got 'training.lr'"),
+        ("trials = 3", "trails = 3", "unexpected keyword argument 'trails'"),
+        ("[true, false]", '["maybe"]', "steady_start must be"),
+        ('table = "copying"', "table =", "Invalid value"),
+    ],
+)
+def test_a_wrong_space_is_explained(before: str, after: str, message: str, tiny: Path) -> None:
+    assert before in TINY
+    tiny.write_text(TINY.replace(before, after))
+    with pytest.raises(ValueError, match=message):
+        read_space(tiny)
+
+
+def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = read_space(tiny)
+    (trial,) = plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu")
+    assert search.line(space, trial) is None
+    scored = []
+    monkeypatch.setattr("riglstm.experiments.run._test", lambda *args: scored.append(args))
+    result = run(trial.planned.spec, trial.planned.folder, progress=False)
+    assert (result["rows"], scored) == ([], [])
+    said = search.line(space, trial)
+    assert said is not None
+    assert said["options"]["task.start_range"] == 0.1
+    assert said["validation"]["step"] == result["chosen"]["P=6"]["step"]
+    assert said["validation"]["P=6"] == said["best"]["P=6"]["value"]
+    assert {*said["validation"]} - {"step"} == {"P=6", "P=12", "P=24", "P=48"} == {*said["best"]}
+    assert said["metric"] == "accuracy"
+    path = tmp_path / "rows" / "lines.jsonl"
+    search.append(path, said)
+    lines = search.read_lines(path)
+    assert lines == [json.loads(json.dumps(said))]
+    assert plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu", lines) == []
+
+
+def test_two_trials_that_are_one_run_are_made_once(tiny: Path, tmp_path: Path) -> None:
+    space = read_space(tiny)
+    named = {"a": {"model.steady_start": True}, "b": {"model.steady_start": False}}
+    both = Space(**{**vars(space), "named": named})
+    assert len(plan(both, ["riglstm"], ["a", "b"], tmp_path, "cpu")) == 2
+    assert len(plan(both, ["lstm"], ["a", "b"], tmp_path, "cpu")) == 1
+
+
+def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
+    def said(trial: str, home: float, *shifted: float) -> dict[str, Any]:
+        best = {"P=6": {"step": 1, "value": home}}
+        best |= {f"P={i}": {"step": 2, "value": value} for i, value in enumerate(shifted)}
+        return {
+            **{"model": "lstm", "trial": trial, "trained_on": "P=6"},
+            **{"validation": {"step": 1, "P=6": home}, "best": best},
+        }
+
+    lines = [said("0", 0.9, 0.1, 0.2), said("1", 0.8, 0.5, 0.4), {"model": "lstm", "failed": "NaN"}]
+    assert [line["trial"] for line in winners(lines)["lstm"]] == ["0", "1"]
+    assert [line["trial"] for line in winners(lines, higher_is_better=False)["lstm"]] == ["1", "0"]
+
+
+@pytest.mark.slow
+def test_the_command_makes_what_is_missing_and_names_the_best(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["sweep", str(tiny), "--models", "lstm", "--device", "cpu", "--jobs", "2"]
+    assert main([*command, "--trials", "0", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "2 trials to make" in said
+    assert "lstm, training condition" in said
+    path = tmp_path / "results" / "trials" / "tiny.jsonl"
+    first = path.read_text()
+    assert len(first.splitlines()) == 2
+    assert main([*command, "--trials", "0", "1", "2"]) == 0
+    assert "1 trials to make" in capsys.readouterr().out
+    assert path.read_text().startswith(first)
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "nowhere.toml"]) == 2
+    assert "SPACE must be a TOML file, got nowhere.toml" in capsys.readouterr().err
+    assert main(["sweep", str(tiny), "--trials", "strat"]) == 2
+    assert "did you mean start?" in capsys.readouterr().err
+
+
+def test_the_leads_have_lines_that_name_commit_and_device() -> None:
+    for path in sorted((ROOT / "results" / "trials").glob("*.jsonl")):
+        lines = search.read_lines(path)
+        assert lines
+        space = read_space(ROOT / "protocol" / f"{path.stem}.toml")
+        for said in lines:
+            assert len(said["commit"]) == 40
+            assert said["device"] == "NVIDIA H200"
+            made = spec(space, said["model"], said["trial"], said["seed"])
+            assert said["run"].rpartition("-")[2] == made.digest()
+            assert torch.tensor(list(said["validation"].values())).isfinite().all()
