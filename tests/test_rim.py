@@ -464,9 +464,10 @@ def test_steps_with_carried_state_equal_one_long_run() -> None:
     for piece in x.split((1, 4, 2)):
         y, state = model(piece, state)
         pieces.append(y)
-    assert torch.equal(torch.cat(pieces), whole)
-    for got, want in zip(state, last, strict=True):
-        assert torch.equal(got, want)
+    # RIM multiplies all steps of a piece at once, and a product's last bit depends on its rows:
+    # on some CPUs the two are equal, on others a rounding apart.
+    for got, want in ((torch.cat(pieces), whole), *zip(state, last, strict=True)):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(
