@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
 
 from riglstm.autocast import product_dtype
 
+P = ParamSpec("P")
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def untraced(check: Callable[P, None]) -> Callable[P, None]:
+    """A check of sizes that torch.jit.trace does not record, nor warn of."""
+
+    @functools.wraps(check)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        state = torch._C._get_tracing_state()
+        if state is None:
+            return check(*args, **kwargs)
+        torch._C._set_tracing_state(None)
+        try:
+            return check(*args, **kwargs)
+        finally:
+            torch._C._set_tracing_state(state)
+
+    return run
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -139,6 +160,7 @@ def check_tensor(name: str, value: object, kinds: str = "a Tensor") -> None:
         raise ValueError(f"{name} must be dense, got {value.layout}; use .to_dense()")
 
 
+@untraced
 def check_input(
     x: Tensor, features: int, like: Tensor, given: tuple[int, ...] | None = None
 ) -> None:
@@ -198,6 +220,7 @@ def check_pair(hx: object) -> None:
         check_tensor(name, state)
 
 
+@untraced
 def check_state(
     name: str, state: Tensor, shape: tuple[int, ...], meaning: str, like: Tensor
 ) -> None:
@@ -214,6 +237,7 @@ def check_state(
         )
 
 
+@untraced
 def check_flags(name: str, flags: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """`reset` or `mask` says something about every step of every sequence."""
     check_tensor(name, flags, "a bool Tensor")

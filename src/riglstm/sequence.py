@@ -149,13 +149,18 @@ def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
     if len(states) > 1:
         return torch.stack([state.flatten(1) for state in states])
     # A single one is a tensor of its own already: nothing is copied.
-    return of_shape(states[0], 1, states[0].shape[0], hidden_size)
+    return of_shape(states[0], 1, -1, hidden_size)
 
 
 def _unpack(
     packed: PackedSequence, batch_first: bool, reset: Tensor | None, mask: Tensor | None
 ) -> Sequences:
     """Pad a packed batch; the padding is not `live`, so it changes no state."""
+    if torch.jit.is_tracing():
+        raise ValueError(
+            "torch.jit.trace needs padded sequences, got a PackedSequence, whose lengths the trace "
+            "would fix; pass a padded Tensor with mask, True where a sequence has steps"
+        )
     data, sizes = packed.data, packed.batch_sizes
     T, B = len(sizes), int(sizes[0])
     if data.dim() != 2:

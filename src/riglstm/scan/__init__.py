@@ -13,6 +13,7 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.scan import batched, compiled, reference
 from riglstm.scan.base import BackendError, Scan, State
+from riglstm.scan.transforms import suited
 from riglstm.selection import Noise, Selection
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
@@ -116,5 +117,6 @@ def scan(
     dtype = W.dtype if h is None else h.dtype
     name = resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])
     # Of no sequences there are only shapes, and gradients of zero.
-    run = BACKENDS["reference" if x.shape[1] == 0 else name]
+    none = not torch.jit.is_tracing() and x.shape[1] == 0
+    run = BACKENDS["reference" if none else suited(backend, name)]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

@@ -27,6 +27,17 @@ def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: 
     return h, c
 
 
+def learns(*tensors: Tensor | None) -> bool:
+    """Whether a call is differentiated, and so has something to save.
+
+    A trace saves nothing: torch.jit.trace repeats it without gradients, and compares. Operators
+    whose call saved nothing run it again for their backward pass.
+    """
+    if not torch.is_grad_enabled() or torch.jit.is_tracing():
+        return False
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
 def of_shape(own: Tensor, *shape: int) -> Tensor:
     """A tensor that neither anybody else nor a backward pass has, in another shape.
 
