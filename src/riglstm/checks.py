@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import ParamSpec
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from riglstm.autocast import product_dtype
-
-P = ParamSpec("P")
+from riglstm.tracing import untraced
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def untraced(check: Callable[P, None]) -> Callable[P, None]:
-    """A check of sizes that torch.jit.trace does not record, nor warn of."""
-
-    @functools.wraps(check)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        state = torch._C._get_tracing_state()
-        if state is None:
-            return check(*args, **kwargs)
-        torch._C._set_tracing_state(None)
-        try:
-            return check(*args, **kwargs)
-        finally:
-            torch._C._set_tracing_state(state)
-
-    return run
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

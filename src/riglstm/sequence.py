@@ -137,9 +137,8 @@ def reverse_reset(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
     return settle(after, live)
 
 
-def split(state: Tensor, N: int, d: int) -> tuple[Tensor, ...]:
+def split(state: Tensor, rows: int, N: int, d: int) -> tuple[Tensor, ...]:
     """A state (rows, B, N·d) of all layers and directions as one (B, N, d) for each."""
-    rows = state.shape[0]
     # A single one need not be taken apart, which is another call of torch.
     return (state.reshape(-1, N, d),) if rows == 1 else state.reshape(rows, -1, N, d).unbind()
 

@@ -15,6 +15,7 @@ from riglstm.scan import batched, compiled, reference
 from riglstm.scan.base import BackendError, Scan, State
 from riglstm.scan.transforms import suited
 from riglstm.selection import Noise, Selection
+from riglstm.tracing import untraced
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
 
@@ -36,6 +37,7 @@ BACKENDS: dict[str, Scan] = {
 }
 
 
+@untraced
 def resolve(
     backend: str,
     device: torch.device,

@@ -18,6 +18,7 @@ from riglstm.scan.fused.symbols import Symbols
 from riglstm.scan.kernels.common import interpreted
 from riglstm.scan.transforms import refuse_transforms
 from riglstm.selection import Noise, Selection
+from riglstm.tracing import untraced
 
 
 def refusal(
@@ -85,6 +86,7 @@ def scan(
     return y, (h, c), woke
 
 
+@untraced
 def _checked(
     B: int, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection
 ) -> torch.dtype:
