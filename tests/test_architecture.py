@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": {"autocast", "tracing"},
     "cell": {"selection"},
     "scan": {"cell", "selection", "autocast", "tracing"},
-    "sequence": {"checks", "scan"},
+    "sequence": {"checks", "scan", "tracing"},
     "parameters": {"cell", "checks"},
     "straight": {"scan", "autocast", "parameters", "selection", "sequence"},
     "layer": {

@@ -276,9 +276,9 @@ def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path: Path) 
     path = str(tmp_path / "model.onnx")
     for backend in ("auto", "reference"):
         with pytest.raises(BackendError, match=r"would fix the length of sequences.*dynamo=True"):
-            torch.onnx.export(Model(backend=backend), (ids(7, 3),), path, dynamo=False)
+            torch.onnx.export(Model(backend=backend).eval(), (ids(7, 3),), path, dynamo=False)
     with pytest.raises(Exception, match="needs backend='auto' or 'reference', got 'batched'"):
-        torch.onnx.export(Model(backend="batched"), (ids(7, 3),), path, verbose=False)
+        torch.onnx.export(Model(backend="batched").eval(), (ids(7, 3),), path, verbose=False)
     assert not Path(path).exists()
 
 

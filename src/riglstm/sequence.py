@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
 from riglstm.scan.base import of_shape
+from riglstm.tracing import tracing
 
 Given: TypeAlias = Tensor | PackedSequence
 """An input, in any of its forms."""
@@ -155,7 +156,7 @@ def _unpack(
     packed: PackedSequence, batch_first: bool, reset: Tensor | None, mask: Tensor | None
 ) -> Sequences:
     """Pad a packed batch; the padding is not `live`, so it changes no state."""
-    if torch.jit.is_tracing():
+    if tracing():
         raise ValueError(
             "torch.jit.trace needs padded sequences, got a PackedSequence, whose lengths the trace "
             "would fix; pass a padded Tensor with mask, True where a sequence has steps"

@@ -11,6 +11,12 @@ from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_resume: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+
+
+def tracing() -> bool:
+    """Whether torch.jit.trace records what is done."""
+    return torch._C._get_tracing_state() is not None
 
 
 def untraced(look: Callable[P, R]) -> Callable[P, R]:
@@ -21,11 +27,11 @@ def untraced(look: Callable[P, R]) -> Callable[P, R]:
         state = torch._C._get_tracing_state()
         if state is None:
             return look(*args, **kwargs)
-        torch._C._set_tracing_state(None)
+        _resume(None)
         try:
-            return look(*map(_plain, args), **kwargs)  # type: ignore[arg-type]
+            return look(*map(_plain, args), **kwargs)
         finally:
-            torch._C._set_tracing_state(state)
+            _resume(state)
 
     return run
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.selection import Noise, Selection
+from riglstm.tracing import tracing
 
 State: TypeAlias = tuple[Tensor, Tensor]
 Extra = TypeVar("Extra")
@@ -33,7 +34,7 @@ def learns(*tensors: Tensor | None) -> bool:
     A trace saves nothing: torch.jit.trace repeats it without gradients, and compares. Operators
     whose call saved nothing run it again for their backward pass.
     """
-    if not torch.is_grad_enabled() or torch.jit.is_tracing():
+    if not torch.is_grad_enabled() or tracing():
         return False
     return any(t is not None and t.requires_grad for t in tensors)
 

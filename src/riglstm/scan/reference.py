@@ -61,7 +61,7 @@ def _as_one_node(
     """
     from torch._higher_order_ops.scan import scan as repeat
 
-    given = (x, *(noise or Noise()), live, reset)
+    given = (*(noise or Noise()), live, reset)
     there, B = [g is not None for g in given], x.shape[1]
     if torch.onnx.is_in_onnx_export():
         x, h, c = x.detach(), h.detach(), c.detach()
@@ -69,11 +69,12 @@ def _as_one_node(
 
     def one(state: State, present: list[Tensor]) -> tuple[State, tuple[Tensor, Tensor]]:
         parts = iter(present)
-        x, *drawn, live, reset = (next(parts) if is_there else None for is_there in there)
+        x = next(parts)
+        *drawn, live, reset = (next(parts) if is_there else None for is_there in there)
         h, c, seen = step(x, *state, weights, sel, Noise(*drawn), live, reset)
         # AOTInductor finds an open B among what a step takes, so it must be named in it.
         return (h, c), (h.clone().view(B, *h.shape[1:]), seen.active.to(h.dtype))
 
     # What it carries must not share memory, and what it gives must be numbers.
-    state, (y, active) = repeat(one, (h, c.clone()), [x, *(g for g in given[1:] if g is not None)])
+    state, (y, active) = repeat(one, (h, c.clone()), [x, *(g for g in given if g is not None)])
     return y, state, active.bool()

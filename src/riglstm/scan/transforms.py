@@ -11,6 +11,7 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from riglstm.scan.base import BackendError
+from riglstm.tracing import tracing
 
 _DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
 
@@ -21,7 +22,7 @@ def suited(backend: str, name: str) -> str:
     Operators of ours have backward() only, and are none of ONNX's: there `auto` takes the
     reference. A loop in Python has as many steps in a trace as its example had.
     """
-    if torch.jit.is_tracing():
+    if tracing():
         if torch.onnx.is_in_onnx_export():
             raise BackendError(
                 "torch.onnx.export(..., dynamo=False) would fix the length of sequences, got a "
