@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp
 from torch.nn.utils import clip_grad_norm_, parametrize
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
@@ -147,7 +147,7 @@ def test_checkpoint_recomputes_the_same_gradients(backend: str) -> None:
 
 # torch builds its forward-mode formulas with a part of itself that it has since deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-@both_backends
+@pytest.mark.parametrize("backend", ["auto", "reference", "batched"])
 def test_transforms_of_torch_func_are_right_or_refused(backend: str) -> None:
     layer = build(backend=backend)
     x, direction = numbers(5, 3, 4), numbers(5, 3, 4, seed=2)
@@ -157,7 +157,7 @@ def test_transforms_of_torch_func_are_right_or_refused(backend: str) -> None:
 
     if backend == "batched":
         for transform in (lambda: jvp(loss, (x,), (direction,)), lambda: grad(loss)(x)):
-            with pytest.raises(NotImplementedError, match="use backend='reference'"):
+            with pytest.raises(NotImplementedError, match="use backend='reference' or 'auto'"):
                 transform()
         return
     leaf = x.clone().requires_grad_()
@@ -165,6 +165,52 @@ def test_transforms_of_torch_func_are_right_or_refused(backend: str) -> None:
     assert leaf.grad is not None
     close(grad(loss)(x), leaf.grad)
     close(jvp(loss, (x,), (direction,))[1], (leaf.grad * direction).sum())
+
+
+TRANSFORMS: dict[str, Any] = {
+    "grad": lambda f, x: grad(f)(x),
+    "jvp": lambda f, x: jvp(f, (x,), (torch.ones_like(x),))[1],
+    "jacrev": lambda f, x: jacrev(lambda v: f(v) * v.sum((0, 2)))(x),
+    "jacfwd": lambda f, x: jacfwd(lambda v: f(v) * v.sum((0, 2)))(x),
+    "vmap of grad": lambda f, x: torch.vmap(grad(f))(torch.stack((x, -x))),
+    "grad of vmap": lambda f, x: grad(lambda v: torch.vmap(f)(v).sum())(torch.stack((x, -x))),
+    "jvp of vmap": lambda f, x: jvp(torch.vmap(f), (x[None],), (x[None],))[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
+    transform: Any, compiled: bool
+) -> None:
+    answers = []
+    for backend in ("auto", "reference"):
+        layer = build(backend=backend, num_cells=2)
+        said = repr(layer)
+
+        def run(x: Tensor, layer: RigLSTM = layer) -> Any:
+            return transform(lambda v: layer(v)[0].square().sum(), x)
+
+        torch._dynamo.reset()
+        run = torch.compile(run, backend="aot_eager") if compiled else run
+        answers.append(run(numbers(2 if compiled else 5, 3, 4)))
+        assert repr(layer) == said
+    close(*answers)
+    assert answers[0].abs().max() > 0
+
+
+def test_auto_gives_a_gradient_for_each_sample() -> None:
+    layer, x = build(), numbers(5, 3, 4)
+    weights = dict(layer.named_parameters())
+
+    def loss(w: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, w, (x,))[0].square().sum()  # type: ignore[no-any-return]
+
+    got = torch.vmap(grad(loss), (None, 1))(weights, x)
+    for i in range(3):
+        want = gradients(loss(weights, x[:, i]), *weights.values())
+        close(tuple(g[i] for g in got.values()), want)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -494,7 +540,7 @@ def test_packed_batches_learn_too(backend: str) -> None:
     ],
 )
 def test_a_compiled_call_refuses_forward_mode_where_it_would_give_zeros(transform: Any) -> None:
-    layer, x = RigLSTM(4, 12), torch.randn(3, 2, 4)
+    layer, x = RigLSTM(4, 12, backend="batched"), torch.randn(3, 2, 4)
     compiled = torch.compile(lambda x: transform(lambda x: layer(x)[0], x), backend="aot_eager")
     with pytest.raises(Exception, match="has backward"):
         compiled(x)
@@ -557,7 +603,7 @@ def test_gradients_of_what_vmap_goes_over_are_those_of_single_calls(of: str, bac
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_what_vmap_cannot_do_is_named() -> None:
-    layer, x = RigLSTM(4, 12), torch.randn(3, 5, 2, 4)
+    layer, x = RigLSTM(4, 12, backend="batched"), torch.randn(3, 5, 2, 4)
     with pytest.raises(ValueError, match="needs a dimension of at least 1 here, got one of size 0"):
         torch.vmap(lambda x: layer(x)[0])(x[:0])
     with pytest.raises(NotImplementedError, match="has backward"):

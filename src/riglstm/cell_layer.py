@@ -58,4 +58,5 @@ class RigLSTMCell(nn.Module):
                 checks.check_state(name, given, shape, meaning, like)
             state = (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
         _, (h, c) = self.layer(input.unsqueeze(0), state)
-        return of_shape(h, *h.shape[1:]), of_shape(c, *c.shape[1:])
+        shape = (-1, self.hidden_size)[2 - input.dim() :]
+        return of_shape(h, *shape), of_shape(c, *shape)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from riglstm.autocast import product_dtype
+from riglstm.tracing import untraced
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -169,6 +170,7 @@ def check_tensor(name: str, value: object, kinds: str = "a Tensor") -> None:
         raise ValueError(f"{name} must be dense, got {value.layout}; use .to_dense()")
 
 
+@untraced
 def check_input(
     x: Tensor, features: int, like: Tensor, given: tuple[int, ...] | None = None
 ) -> None:
@@ -228,6 +230,7 @@ def check_pair(hx: object) -> None:
         check_tensor(name, state)
 
 
+@untraced
 def check_state(
     name: str, state: Tensor, shape: tuple[int, ...], meaning: str, like: Tensor
 ) -> None:
@@ -244,6 +247,7 @@ def check_state(
         )
 
 
+@untraced
 def check_flags(name: str, flags: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     """`reset` or `mask` says something about every step of every sequence."""
     check_tensor(name, flags, "a bool Tensor")

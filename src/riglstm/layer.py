@@ -287,7 +287,7 @@ class RigLSTM(nn.Module):
         if hx is None:
             return sequences, (None,) * rows, (None,) * rows
         given = sequences.state_in(hx, rows, self.hidden_size, like)
-        h, c = (split(state, self.num_cells, self.cell_size) for state in given)
+        h, c = (split(state, rows, self.num_cells, self.cell_size) for state in given)
         return sequences, h, c
 
     def _run(

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
 from riglstm.scan.base import of_shape
+from riglstm.tracing import tracing
 
 Given: TypeAlias = Tensor | PackedSequence
 """An input, in any of its forms."""
@@ -137,9 +138,8 @@ def reverse_reset(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
     return settle(after, live)
 
 
-def split(state: Tensor, N: int, d: int) -> tuple[Tensor, ...]:
+def split(state: Tensor, rows: int, N: int, d: int) -> tuple[Tensor, ...]:
     """A state (rows, B, N·d) of all layers and directions as one (B, N, d) for each."""
-    rows = state.shape[0]
     # A single one need not be taken apart, which is another call of torch.
     return (state.reshape(-1, N, d),) if rows == 1 else state.reshape(rows, -1, N, d).unbind()
 
@@ -149,13 +149,18 @@ def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
     if len(states) > 1:
         return torch.stack([state.flatten(1) for state in states])
     # A single one is a tensor of its own already: nothing is copied.
-    return of_shape(states[0], 1, states[0].shape[0], hidden_size)
+    return of_shape(states[0], 1, -1, hidden_size)
 
 
 def _unpack(
     packed: PackedSequence, batch_first: bool, reset: Tensor | None, mask: Tensor | None
 ) -> Sequences:
     """Pad a packed batch; the padding is not `live`, so it changes no state."""
+    if tracing():
+        raise ValueError(
+            "torch.jit.trace needs padded sequences, got a PackedSequence, whose lengths the trace "
+            "would fix; pass a padded Tensor with mask, True where a sequence has steps"
+        )
     data, sizes = packed.data, packed.batch_sizes
     T, B = len(sizes), int(sizes[0])
     if data.dim() != 2:

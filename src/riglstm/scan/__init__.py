@@ -13,7 +13,9 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.scan import batched, compiled, reference
 from riglstm.scan.base import BackendError, Scan, State
+from riglstm.scan.transforms import suited
 from riglstm.selection import Noise, Selection
+from riglstm.tracing import tracing, untraced
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
 
@@ -35,6 +37,7 @@ BACKENDS: dict[str, Scan] = {
 }
 
 
+@untraced
 def resolve(
     backend: str,
     device: torch.device,
@@ -116,5 +119,6 @@ def scan(
     dtype = W.dtype if h is None else h.dtype
     name = resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])
     # Of no sequences there are only shapes, and gradients of zero.
-    run = BACKENDS["reference" if x.shape[1] == 0 else name]
+    none = not tracing() and x.shape[1] == 0
+    run = BACKENDS["reference" if none else suited(backend, name)]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.selection import Noise, Selection
+from riglstm.tracing import tracing
 
 State: TypeAlias = tuple[Tensor, Tensor]
 Extra = TypeVar("Extra")
@@ -25,6 +26,17 @@ def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: 
         zero = weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
         h, c = zero if h is None else h, zero if c is None else c
     return h, c
+
+
+def learns(*tensors: Tensor | None) -> bool:
+    """Whether a call is differentiated, and so has something to save.
+
+    A trace saves nothing: torch.jit.trace repeats it without gradients, and compares. Operators
+    whose call saved nothing run it again for their backward pass.
+    """
+    if not torch.is_grad_enabled() or tracing():
+        return False
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def of_shape(own: Tensor, *shape: int) -> Tensor:

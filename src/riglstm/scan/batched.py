@@ -15,11 +15,11 @@ from torch import Tensor
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
 from riglstm.scan import dense
-from riglstm.scan.base import begin
+from riglstm.scan.base import begin, learns
 from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
 from riglstm.scan.rows import some_idle
-from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_tangents, refuse_transforms
+from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_transforms
 from riglstm.selection import Noise, Selection
 
 Rules = tuple[int, int, int, int, int, str, str, str, float]
@@ -38,13 +38,10 @@ def scan(
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
     h, c = begin(x, h, c, weights, sel)
-    refuse_transforms("batched", x, h, c, *weights)
     product = product_dtype(x.device, h.dtype)
-    learns = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, h, c, *weights)
-    )
+    save = learns(x, h, c, *weights)
     y, h, c, active, *_ = _forward(
-        x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, learns
+        x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, save
     )
     return y, (h, c), active
 
@@ -91,7 +88,7 @@ def _forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    refuse_transforms("batched", x, h, c, *weights)  # in compiled code nobody has asked before
+    refuse_transforms("batched")  # in a graph nobody has asked before
     if dense.fits(W, sel, some_idle(h.device, sel, live), product, h.dtype):
         y, h, c, active, saved = dense.forward(
             x.contiguous(), h.contiguous(), c, weights, sel, reset, save
@@ -114,7 +111,7 @@ def _forward(
 
 @_forward.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
-    refuse_tangents("batched")
+    refuse_transforms("batched")
     W_q, rules, save = args[4], args[11:20], args[21]
     saved = empty_saved(x.shape[0] if save else 1, h, Selection(*rules), W_q is not None)
     y = h.new_empty(x.shape[0], *h.shape)
@@ -198,12 +195,14 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, _, _, *rest = inputs
-    weights, (live, reset, *rules, product, _) = rest[:6], rest[9:]
-    active, saved = output[3], output[4:]
+    x, *state, W_in, b_in, W, b, W_q, update_bias = inputs[:9]
+    *drawn, live, reset = inputs[9:14]
+    *rules, product, ctx.saves = inputs[14:]
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(active, *saved)
-    ctx.save_for_backward(x, *weights, reset, active, *saved)
+    ctx.mark_non_differentiable(*output[3:])
+    # A graph that was made without gradients, by torch.export say, saves nothing.
+    kept = output[3:] if ctx.saves else (*state, *drawn, live)
+    ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
     ctx.idle = some_idle(x.device, Selection(*rules), live)
     ctx.rules, ctx.product, ctx.shape = tuple(rules), product, output[0].shape
 
@@ -211,7 +210,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     refuse_batched("batched", *grads)
     x, *rest = ctx.saved_tensors
-    weights, reset, active, saved = rest[:6], rest[6], rest[7], rest[8:]
+    weights, reset, kept = rest[:6], rest[6], rest[7:]
+    if not ctx.saves:
+        with torch.no_grad():
+            h, c, *others = kept
+            again = _forward(x, h, c, *weights, *others, reset, *ctx.rules, ctx.product, True)
+        kept = again[3:]
+    active, *saved = kept
     like = saved[0]
 
     def whole(grad: Tensor | None, shape: tuple[int, ...]) -> Tensor:

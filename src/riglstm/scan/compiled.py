@@ -15,7 +15,7 @@ from torch import Tensor
 
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights, step
-from riglstm.scan.base import BackendError, State, begin, loop
+from riglstm.scan.base import BackendError, State, begin, learns, loop
 from riglstm.selection import Noise, Selection
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -65,10 +65,9 @@ def scan(
     """See `riglstm.scan.scan`."""
     h, c = begin(x, h, c, weights, sel)
     tensors = (x, h, c, *weights, *(noise or Noise()), live, reset)
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     kind = (
         *(None if t is None else (t.dtype, t.device) for t in tensors),
-        *(product_dtype(x.device, h.dtype), x.shape[2], learns),
+        *(product_dtype(x.device, h.dtype), x.shape[2], learns(*tensors)),
     )
     try:
         # torch would go on without compiling, and say so in a log only.

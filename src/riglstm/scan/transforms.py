@@ -1,4 +1,4 @@
-"""What torch's transforms may do with our operators: some is refused, vmap goes one by one."""
+"""What a call of ours may be inside: torch.func, forward mode, a trace, an export."""
 
 from __future__ import annotations
 
@@ -7,60 +7,84 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.autograd import forward_ad
 
-try:
-    from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor, is_legacy_batchedtensor
-except ImportError:  # a torch that keeps them elsewhere: then torch refuses by itself
+from riglstm.scan.base import BackendError
+from riglstm.tracing import tracing
 
-    def is_gradtrackingtensor(tensor: Tensor) -> bool:
-        return False
-
-    is_batchedtensor = is_legacy_batchedtensor = is_gradtrackingtensor
+_DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
 
 
-def refuse_transforms(backend: str, *tensors: Tensor | None) -> None:
-    """What torch cannot do with a custom operator: tangents, it would give zeros, torch.func."""
-    if torch.compiler.is_compiling():
-        return
-    dual = _dual()
-    for t in tensors:
-        if t is not None and (is_gradtrackingtensor(t) or (dual and _may_have_tangent(t))):
-            raise _refusal(backend)
+def suited(backend: str, name: str) -> str:
+    """The backend that runs here, from the one asked for and the one that `auto` would take.
+
+    Operators of ours have backward() only, and are none of ONNX's: there `auto` takes the
+    reference. A loop in Python has as many steps in a trace as its example had.
+    """
+    if tracing():
+        if torch.onnx.is_in_onnx_export():
+            raise BackendError(
+                "torch.onnx.export(..., dynamo=False) would fix the length of sequences, got a "
+                "model with a RigLSTM; use dynamo=True, or riglstm.onnx.export for the layer alone"
+            )
+        if name in ("reference", "compiled"):
+            raise BackendError(
+                f"torch.jit.trace would fix the length of sequences with backend={name!r}; use "
+                "backend='batched' or 'auto', or torch.export"
+            )
+    elif differentiating():
+        if backend != "auto":
+            refuse_transforms(name)
+        return "reference" if backend == "auto" else name
+    elif torch.compiler.is_exporting() and _for_onnx():
+        if backend not in ("auto", "reference"):
+            raise BackendError(
+                f"torch.onnx.export needs backend='auto' or 'reference', got {backend!r}, which is "
+                "no operator of ONNX; set layer.backend = 'auto'"
+            )
+        return "reference"
+    return name
 
 
-def refuse_tangents(backend: str) -> None:
-    """The same of a call that is traced, where nobody can say which tensors have tangents."""
-    if _dual():
-        raise _refusal(backend)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def differentiating() -> bool:
+    """True inside torch.func's grad, jvp and jac*, or a level of forward mode."""
+    if _functorch.peek_interpreter_stack() is None:
+        return _dual()
+    stack = _functorch.get_interpreter_stack() or ()
+    return _dual() or any(level.key() in _DERIVATIVES for level in stack)
 
 
-def refuse_batched(backend: str, *grads: Tensor | None) -> None:
-    """Several gradients in one backward pass."""
-    if torch.compiler.is_compiling():
-        return
-    if any(g is not None and (is_legacy_batchedtensor(g) or is_batchedtensor(g)) for g in grads):
-        raise NotImplementedError(
-            f"backend={backend!r} has one gradient at a time, got a batch of them "
-            "(is_grads_batched=True, vectorize=True, vmap); ask for one after another, or use "
-            "backend='reference'"
-        )
-
-
-def _may_have_tangent(t: Tensor) -> bool:
-    # torch does not tell of those in a batch of vmap's.
-    return is_batchedtensor(t) or forward_ad.unpack_dual(t).tangent is not None
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _for_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
 
 
 def _dual() -> bool:
     return getattr(forward_ad, "_current_level", -1) >= 0
 
 
-def _refusal(backend: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
-        "torch.func's grad, jvp and jac*; use backend='reference'"
-    )
+def refuse_transforms(backend: str) -> None:
+    """Raise for `batched` and `triton` where a derivative is taken that they do not have."""
+    if backend in ("batched", "triton") and differentiating():
+        raise NotImplementedError(
+            f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
+            "torch.func's grad, jvp and jac*; use backend='reference' or 'auto'"
+        )
+
+
+def refuse_batched(backend: str, *grads: Tensor | None) -> None:
+    """Several gradients in one backward pass."""
+    if torch.compiler.is_compiling():
+        return
+    batched = (_functorch.is_legacy_batchedtensor, _functorch.is_batchedtensor)
+    if any(g is not None and any(is_one(g) for is_one in batched) for g in grads):
+        raise NotImplementedError(
+            f"backend={backend!r} has one gradient at a time, got a batch of them "
+            "(is_grads_batched=True, vectorize=True, vmap); ask for one after another, or use "
+            "backend='reference'"
+        )
 
 
 def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:

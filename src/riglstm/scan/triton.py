@@ -10,7 +10,7 @@ from torch import Tensor
 
 from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import BackendError
+from riglstm.scan.base import BackendError, learns
 from riglstm.scan.fused.learn import learn, unseen
 from riglstm.scan.fused.replay import again
 from riglstm.scan.fused.run import run
@@ -18,6 +18,7 @@ from riglstm.scan.fused.symbols import Symbols
 from riglstm.scan.kernels.common import interpreted
 from riglstm.scan.transforms import refuse_transforms
 from riglstm.selection import Noise, Selection
+from riglstm.tracing import untraced
 
 
 def refusal(
@@ -76,18 +77,16 @@ def scan(
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """See `riglstm.scan.scan`."""
     product = _checked(x.shape[1], h, c, weights, sel)
-    refuse_transforms("triton", x, h, c, *weights)
-    learns = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, h, c, *weights)
-    )
-    if learns or not unseen(x, h, c, *weights):
-        y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, learns)
+    save = learns(x, h, c, *weights)
+    if save or not unseen(x, h, c, *weights):
+        y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, save)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
     y, h, c, woke = again(run, x, h, c, weights, sel, live, reset, product)
     return y, (h, c), woke
 
 
+@untraced
 def _checked(
     B: int, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection
 ) -> torch.dtype:
@@ -123,7 +122,7 @@ def scan_symbols(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
     product = _checked(ids.shape[1], h, c, weights, sel)
-    refuse_transforms("triton", table, h, c, *weights)
+    refuse_transforms("triton")
     with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
         x = Symbols(ids.to(torch.int32).contiguous(), table)
         y, h, c, _ = run(x, h, c, weights, sel, live, reset, product)

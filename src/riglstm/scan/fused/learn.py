@@ -30,20 +30,20 @@ def learn(
     reset: Tensor | None,
     sel: Selection,
     product: torch.dtype,
-    learns: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y (T, B, N, d), final h and c, and who woke; can be differentiated once.
 
     What torch does around an operator takes the host most of a millisecond, forward and back, so
     that one is used only where somebody looks at it.
     """
-    if learns and unseen(x, h, c, *weights, live, reset):
+    if save and unseen(x, h, c, *weights, live, reset):
         out: tuple[Tensor, Tensor, Tensor, Tensor] = _Scan.apply(  # type: ignore[no-untyped-call]
             x, h, c, *weights, live, reset, sel, product
         )
         return out
     h, c = begin(x, h, c, weights, sel)
-    y, h, c, *saved = forward(x, h, c, *weights, live, reset, *flat(sel), product, learns)
+    y, h, c, *saved = forward(x, h, c, *weights, live, reset, *flat(sel), product, save)
     return y, h, c, Saved(*saved).woke
 
 

@@ -17,12 +17,7 @@ from riglstm.scan.fused.back import Wanted, backward
 from riglstm.scan.fused.input_map import rounded
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
 from riglstm.scan.fused.run import on_device, plain, whole
-from riglstm.scan.transforms import (
-    one_by_one,
-    refuse_batched,
-    refuse_tangents,
-    refuse_transforms,
-)
+from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_transforms
 from riglstm.selection import Selection
 
 
@@ -55,7 +50,7 @@ def forward(
 ]:  # fmt: skip
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    refuse_transforms("triton", x, h, c, *weights)  # in compiled code nobody has asked before
+    refuse_transforms("triton")  # in a graph nobody has asked before
     given = (x, h, c, weights, sel, live, reset, product)
     y, h, c, saved, _ = on_device(*given, save, keep=True)
     assert isinstance(saved, Saved)
@@ -64,7 +59,7 @@ def forward(
 
 @forward.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
-    refuse_tangents("triton")
+    refuse_transforms("triton")
     W_in, W_q, rules, product, save = args[0], args[4], args[8:17], args[17], args[18]
     T, (B, _, d) = x.shape[0], h.shape
     z = sizes(d, Selection(*rules), W_q is not None, product)
@@ -151,19 +146,26 @@ def pull(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, h, _, *rest = inputs
-    weights, (*rules, product, _) = rest[:6], rest[8:]
-    y, saved = output[0], output[3:]
+    x, h, c, *rest = inputs
+    weights, (live, reset, *rules, product, ctx.saves) = rest[:6], rest[6:]
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*saved)
-    ctx.save_for_backward(x, h, y, *weights, *saved)
+    ctx.mark_non_differentiable(*output[3:])
+    # As in `batched`: a graph may have been made without gradients.
+    kept = output[3:] if ctx.saves else (c, live, reset)
+    ctx.save_for_backward(x, h, output[0], *weights, *kept)
     ctx.rules, ctx.product = tuple(rules), product
 
 
 def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     refuse_batched("triton", *grads)
     nothing = (None,) * (2 + len(ctx.rules) + 2)
-    return *by_operator(ctx, ctx.saved_tensors, *grads), *nothing
+    kept = ctx.saved_tensors
+    if not ctx.saves:
+        x, h, y, *weights, c, live, reset = kept
+        with torch.no_grad():
+            again = forward(x, h, c, *weights, live, reset, *ctx.rules, ctx.product, True)
+        kept = (x, h, y, *weights, *again[3:])
+    return *by_operator(ctx, kept, *grads), *nothing
 
 
 def by_operator(

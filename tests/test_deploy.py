@@ -1,0 +1,293 @@
+"""The layer in graphs that others make of it: traces, exports, AOTInductor, ONNX of a model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from riglstm import BackendError, RigLSTM, RigLSTMCell
+
+pytestmark = [
+    # torch.jit is deprecated, and other parts of torch use it.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    # Of torch's own, as it makes fake tensors.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning"),
+]
+SRC = Path(__file__).parents[1] / "src"
+OPEN = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+LAYERS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "deep": {"num_layers": 2},
+    "both ways": {"bidirectional": True},
+    "batch first": {"batch_first": True},
+    "all awake": {"num_cells": 2, "active_cells": 2},
+    "soft": {"views": "soft", "peers": "soft"},
+}
+layers = pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
+TRITON = {"num_cells": 2, "backend": "triton"}
+"""Cells of 16, the smallest that the kernels take; they run in Triton's interpreter here."""
+
+
+def build(hidden: int = 12, **options: Any) -> RigLSTM:
+    torch.manual_seed(0)
+    return RigLSTM(5, hidden, **options)
+
+
+def exported(layer: nn.Module, *args: Tensor) -> Callable[..., Any]:
+    return torch.export.export(layer, args, dynamic_shapes=(OPEN,)).module()
+
+
+def traced(layer: nn.Module, *args: Tensor) -> Callable[..., Any]:
+    return torch.jit.trace(layer, args)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def outcome(run: Callable[..., Any], x: Tensor) -> tuple[Tensor, ...]:
+    """Output, states, and the gradient of x."""
+    x = x.clone().requires_grad_()
+    y, (h, c) = run(x)
+    (dx,) = torch.autograd.grad(y.square().sum() + h.sum() + c.square().sum(), x)
+    return y.detach(), h.detach(), c.detach(), dx
+
+
+def assert_same(run: Callable[..., Any], layer: nn.Module, x: Tensor, atol: float = 0.0) -> None:
+    for got, want in zip(outcome(run, x), outcome(layer, x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("make", [exported, traced])
+@pytest.mark.parametrize("frozen", [False, True], ids=["no_grad", "frozen"])
+@pytest.mark.parametrize("options", [{}, LAYERS["all awake"]], ids=["one", "all awake"])
+def test_a_graph_made_without_gradients_has_those_of_the_layer(
+    make: Callable[..., Any], frozen: bool, options: dict[str, Any]
+) -> None:
+    layer = build(**options).eval().requires_grad_(not frozen)
+    with torch.set_grad_enabled(frozen):
+        run = make(layer, torch.randn(7, 3, 5))
+    assert_same(run, layer, torch.randn(9, 4, 5))
+
+
+@pytest.mark.parametrize("make", [exported, traced])
+def test_a_graph_of_the_kernels_made_without_gradients_has_those_of_the_layer(
+    make: Callable[..., Any],
+) -> None:
+    pytest.importorskip("triton")
+    layer = build(32, **TRITON)
+    with torch.no_grad():
+        run = make(layer, torch.randn(2, 2, 5))
+    assert_same(run, layer, torch.randn(3, 3, 5))
+
+
+def test_a_graph_made_without_gradients_saves_nothing_and_one_made_with_them_does() -> None:
+    layer, x = build(), torch.randn(7, 3, 5)
+    saves = []
+    for learns in (False, True):
+        with torch.set_grad_enabled(learns):
+            graph = torch.export.export(layer, (x,)).graph
+        (node,) = (n for n in graph.nodes if "batched_forward" in str(n.target))
+        saves.append(node.args[-1])
+    assert saves == [False, True]
+
+
+@layers
+def test_a_trace_runs_at_another_batch_size_and_length_without_a_warning(
+    options: dict[str, Any],
+) -> None:
+    layer = build(**options)
+    assert_same(traced(layer, torch.randn(7, 3, 5)), layer, torch.randn(9, 4, 5))
+
+
+def test_a_trace_takes_states_resets_and_masks() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = build(num_layers=2)
+
+        def forward(self, x: Tensor, h: Tensor, c: Tensor, reset: Tensor, mask: Tensor) -> Any:
+            return self.rnn(x, (h, c), reset=reset, mask=mask)
+
+    def arguments(T: int, B: int) -> tuple[Tensor, ...]:
+        h, c = torch.randn(2, 2, B, 12)
+        return torch.randn(T, B, 5), h, c, torch.rand(T, B) < 0.3, torch.rand(T, B) < 0.8
+
+    model, cell = Whole(), RigLSTMCell(5, 12)
+    args = arguments(9, 4)
+    torch.testing.assert_close(traced(model, *arguments(7, 3))(*args), model(*args))
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(traced(cell, x[:3])(x), cell(x))
+
+
+@pytest.mark.parametrize("backend", ["reference", "compiled"])
+def test_a_trace_of_a_loop_in_python_is_refused(backend: Any) -> None:
+    with pytest.raises(BackendError, match=r"would fix the length .* use backend='batched' or"):
+        traced(build(backend=backend), torch.randn(7, 3, 5))
+
+
+def test_a_trace_of_a_packed_sequence_is_refused() -> None:
+    class Packs(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return rnn(pack_padded_sequence(x, lengths))[0].data
+
+    rnn, lengths = build(), torch.tensor([7, 4, 2])
+    with pytest.raises(ValueError, match="needs padded sequences, got a PackedSequence"):
+        traced(Packs(), torch.randn(7, 3, 5))
+
+
+def test_an_example_that_does_not_fit_is_named_in_a_trace() -> None:
+    with pytest.raises(ValueError, match=r"must be input_size = 5, got an input of shape \(7, 3,"):
+        traced(build(), torch.randn(7, 3, 4))
+
+
+REFERENCE = [
+    {"backend": "reference"},
+    {"backend": "reference", "bidirectional": True, "views": "soft"},
+    {"backend": "reference", "batch_first": True, "active_cells": 6, "soft_update": False},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [*LAYERS.values(), *REFERENCE], ids=str)
+@pytest.mark.parametrize("learns", [True, False])
+def test_an_export_with_open_sizes_runs_at_others(options: dict[str, Any], learns: bool) -> None:
+    layer = build(**options)
+    with torch.set_grad_enabled(learns):
+        run = exported(layer, torch.randn(7, 3, 5))
+    assert_same(run, layer, torch.randn(9, 4, 5), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_an_export_whose_length_was_not_opened_refuses_another(backend: Any) -> None:
+    run = torch.export.export(build(backend=backend), (torch.randn(7, 3, 5),)).module()
+    with pytest.raises(AssertionError, match="Guard failed"):
+        run(torch.randn(9, 3, 5))
+
+
+class Model(nn.Module):
+    """Symbols in, numbers out."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(11, 5), build(**options)
+        self.head = nn.Linear(12 * (1 + self.rnn.bidirectional), 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.rnn(self.embed(ids))[0])  # type: ignore[no-any-return]
+
+
+def ids(T: int, B: int) -> Tensor:
+    return torch.randint(11, (T, B))
+
+
+LOADED = """
+import sys, torch
+ids, want = torch.load(sys.argv[2])
+got = torch.export.load(sys.argv[1]).module()(ids)
+assert "riglstm" not in sys.modules
+torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+print("the same")
+"""
+
+
+def load_elsewhere(folder: Path, backend: str) -> subprocess.CompletedProcess[str]:
+    """Save a model's export, and load it in a process that does not import riglstm."""
+    model = Model(backend=backend).eval()
+    program = torch.export.export(model, (ids(7, 3),), dynamic_shapes=(OPEN,))
+    torch.export.save(program, folder / "model.pt2")
+    x = ids(9, 4)
+    torch.save((x, model(x).detach()), folder / "example.pt")
+    return subprocess.run(
+        [sys.executable, "-c", LOADED, str(folder / "model.pt2"), str(folder / "example.pt")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_saved_export_says_what_to_import(tmp_path: Path) -> None:
+    said = load_elsewhere(tmp_path, "auto")
+    assert said.returncode == 1
+    assert "failed to resolve torch.ops.riglstm.batched_forward" in said.stderr
+    assert "Please import the custom op" in said.stderr
+    code = f"import riglstm\n{LOADED}".replace('assert "riglstm" not in sys.modules\n', "")
+    files = [str(tmp_path / name) for name in ("model.pt2", "example.pt")]
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    subprocess.run([sys.executable, "-c", code, *files], env=env, check=True)
+
+
+@pytest.mark.slow
+def test_a_saved_export_of_the_reference_needs_torch_alone(tmp_path: Path) -> None:
+    said = load_elsewhere(tmp_path, "reference")
+    assert "the same" in said.stdout, said.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_aotinductor_runs_a_model_at_another_batch_size_and_length(
+    backend: Any, tmp_path: Path
+) -> None:
+    model = Model(backend=backend).eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler about itself
+        program = torch.export.export(model, (ids(7, 3),), dynamic_shapes=(OPEN,))
+        path = str(tmp_path / "model.pt2")
+        torch._inductor.aoti_compile_and_package(program, package_path=path)
+        run = torch._inductor.aoti_load_package(path)
+        x = ids(9, 4)
+        torch.testing.assert_close(run(x), model(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"backend": "reference"}],
+)
+def test_onnx_of_a_model_runs_at_another_batch_size_and_length(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, path = Model(**options).eval(), str(tmp_path / "model.onnx")
+    sizes = ({0: "time", 1: "batch"},)
+    torch.onnx.export(model, (ids(7, 3),), path, dynamic_shapes=sizes, verbose=False)
+    session = onnxruntime.InferenceSession(path)
+    (given,) = session.get_inputs()
+    assert given.shape == ["time", "batch"]
+    for T, B in ((9, 4), (1, 1), (30, 2)):
+        x = ids(T, B)
+        (got,) = session.run(None, {given.name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    path = str(tmp_path / "model.onnx")
+    for backend in ("auto", "reference"):
+        with pytest.raises(BackendError, match=r"would fix the length of sequences.*dynamo=True"):
+            torch.onnx.export(Model(backend=backend).eval(), (ids(7, 3),), path, dynamo=False)
+    with pytest.raises(Exception, match="needs backend='auto' or 'reference', got 'batched'"):
+        torch.onnx.export(Model(backend="batched").eval(), (ids(7, 3),), path, verbose=False)
+    assert not Path(path).exists()
+
+
+@pytest.mark.slow
+def test_tensorboard_draws_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:  # type: ignore[no-untyped-call]
+        writer.add_graph(Model(), ids(7, 3))  # type: ignore[no-untyped-call]
+    (file,) = tmp_path.iterdir()
+    assert b"riglstm::batched_forward" in file.read_bytes()

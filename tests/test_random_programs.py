@@ -1,0 +1,269 @@
+"""Random programs around the layer: what the fast backends give is what the reference gives.
+
+RIGLSTM_SEED=N draws others. A failure names its program's seed, and `run(seed)` repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+import riglstm.layer
+from helpers import TOL, assert_close, slow_bf16
+from riglstm import RigLSTM
+
+SEED = int(os.environ.get("RIGLSTM_SEED", "31"))
+PARTS, EACH = 10, 50
+CLOSE = 1e-4
+"""Scores this close, in units of the largest, are not left to float32."""
+
+
+@dataclass
+class Program:
+    """A layer, what it is called with, and how."""
+
+    options: dict[str, Any]
+    form: str
+    """`padded`, `packed` or `single`."""
+    way: str
+    """`call`, `trace` or `export`."""
+    backend: str
+    dtype: torch.dtype
+    autocast: bool
+    learns: bool
+    frozen: bool
+    training: bool
+    T: int
+    B: int
+    given: list[str]
+    """Of `state`, `reset` and `mask`, those that are given."""
+    seed: int = field(repr=False)
+
+
+def draw(seed: int) -> Program:
+    r = random.Random(seed)
+    N, K, d, layers = r.randint(1, 5), r.randint(1, 4), r.randint(1, 4), r.choice((1, 1, 2, 3))
+    slots = ("top", "top", "all", "random", "soft")
+    options: dict[str, Any] = {
+        "input_size": r.randint(1, 6),
+        "hidden_size": N * d,
+        "num_layers": layers,
+        "bias": r.random() < 0.8,
+        "batch_first": r.random() < 0.3,
+        "dropout": 0.5 if layers > 1 and r.random() < 0.3 else 0.0,
+        "bidirectional": r.random() < 0.3,
+        "num_cells": N,
+        "num_views": K,
+        "active_cells": r.randint(1, N),
+        "views_per_cell": r.randint(1, K),
+        "peers_per_cell": r.randint(0, N - 1),
+        "cells": r.choice(("top", "top", "all", "random")),
+        "views": r.choice(slots),
+        "peers": r.choice(slots),
+        "soft_update": r.choice((True, True, "printed", False)),
+        "query": r.choice(("shared", "per_cell")),
+    }
+    if layers == 1 and r.random() < 0.2:
+        options |= {"input_views": "split", "input_size": K * d}
+    form = r.choice(("padded", "padded", "packed", "single"))
+    way = "call" if form == "packed" else r.choices(("call", "trace", "export"), (87, 8, 5))[0]
+    # What is ranked by score may be ranked otherwise after rounding.
+    scored = "top" in (options["cells"], options["views"], options["peers"])
+    # Dropout's draws depend on the dtype.
+    dtype = torch.float64 if options["dropout"] else r.choice((torch.float64, torch.float32))
+    autocast = dtype == torch.float32 and not scored and r.random() < 0.5
+    given = [name for name in ("state", "reset", "mask") if r.random() < 0.4]
+    return Program(
+        *(options, form, way, r.choice(("auto", "batched")), dtype, autocast),
+        *(r.random() < 0.8, r.random() < 0.2, r.random() < 0.7, r.randint(1, 8)),
+        B=1 if form == "single" else r.randint(1, 4),
+        given=[name for name in given if not (form == "packed" and name == "mask")],
+        seed=seed,
+    )
+
+
+class Whole(nn.Module):
+    """A layer whose states and flags are arguments by position, as graphs want them."""
+
+    def __init__(self, layer: RigLSTM, given: list[str], packed: Tensor | None) -> None:
+        super().__init__()
+        self.layer, self.given, self.packed = layer, given, packed
+
+    def forward(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        left = list(rest)
+        hx = (left.pop(0), left.pop(0)) if "state" in self.given else None
+        flags = {name: left.pop(0) for name in self.given if name != "state"}
+        if self.packed is None:
+            y, (h, c) = self.layer(x, hx, **flags)
+            return y, h, c
+        first = self.layer.batch_first
+        given = pack_padded_sequence(x, self.packed, first, enforce_sorted=False)
+        out, (h, c) = self.layer(given, hx, **flags)
+        assert isinstance(out, PackedSequence)
+        return out.data, h, c
+
+
+def arguments(p: Program, T: int, B: int, gen: torch.Generator) -> list[Tensor]:
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=gen, dtype=torch.float64).to(p.dtype)
+
+    lead = (T,) if p.form == "single" else (B, T) if p.options["batch_first"] else (T, B)
+    rows = p.options["num_layers"] * (1 + p.options["bidirectional"])
+    state = (rows, *(() if p.form == "single" else (B,)), p.options["hidden_size"])
+    args = [numbers(*lead, p.options["input_size"])]
+    if "state" in p.given:
+        args += [0.5 * numbers(*state), numbers(*state)]
+    for name, share in (("reset", 0.2), ("mask", 0.8)):
+        if name in p.given:
+            args.append(torch.rand(lead, generator=gen) < share)
+    return args
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Tensor]]:
+    """Who woke, of each scan that a layer makes."""
+    seen: list[Tensor] = []
+    plain = riglstm.layer.scan
+
+    def scan(*args: Any, **kwargs: Any) -> Any:
+        out = plain(*args, **kwargs)
+        seen.append(out[2].detach())
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(riglstm.layer, "scan", scan)
+        yield seen
+
+
+def outcome(
+    p: Program, model: Whole, args: list[Tensor], run: Any = None
+) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+    """Who woke, what came out, and the gradients."""
+    leaves = {f"argument {i}": a.clone() for i, a in enumerate(args)}
+    floats = {n: a for n, a in leaves.items() if a.is_floating_point()}
+    for leaf in floats.values():
+        leaf.requires_grad_(p.learns)
+    torch.manual_seed(p.seed)
+    autocast = p.autocast and args[0].dtype == torch.float32
+    with (
+        watched() as woke,
+        torch.set_grad_enabled(p.learns),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        out = (run or model)(*leaves.values())
+    if not p.learns:
+        assert not any(o.requires_grad for o in out)
+        return woke, list(out), {}
+    gen = torch.Generator().manual_seed(p.seed)
+    towards = (torch.randn(o.shape, generator=gen, dtype=torch.float64) for o in out)
+    loss = sum(((o.double() * t).sum() for o, t in zip(out, towards, strict=True)), torch.zeros(()))
+    weights = {n: w for n, w in (run or model).named_parameters() if w.requires_grad}
+    grads = torch.autograd.grad(
+        loss, [*floats.values(), *weights.values()], allow_unused=True, materialize_grads=True
+    )
+    return woke, [o.detach() for o in out], dict(zip((*floats, *weights), grads, strict=True))
+
+
+def closest(model: Whole, args: list[Tensor]) -> float:
+    """How far the closest rival of all selections was, in units of the largest score."""
+    traces: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain = riglstm.layer.scan
+
+        def scan(*given: Any, backend: str, **flags: Any) -> Any:
+            traces.append(riglstm.layer.reference.trace(*given, **flags)[2])
+            return plain(*given, backend=backend, **flags)
+
+        patch.setattr(riglstm.layer, "scan", scan)
+        with torch.no_grad():
+            model(*args)
+    sel, best = model.layer.selection, float("inf")
+    own = torch.eye(sel.N, dtype=torch.bool)
+    for seen in traces:
+        peers = seen.peer_scores.masked_fill(own, float("-inf"))
+        for rule, score, k, n in (
+            (sel.cells, seen.view_scores.sum(-1), sel.K_a, sel.N),
+            (sel.views, seen.view_scores, sel.K_x, sel.K),
+            (sel.peers, peers, sel.K_h, sel.N - 1),
+        ):
+            if rule == "top" and 0 < k < n:
+                ranked = score.sort(dim=-1, descending=True).values
+                last, next_one = ranked[..., k - 1], ranked[..., k]
+                # Of states that are zero all scores are, in every precision.
+                ahead = (last - next_one)[(last != 0) | (next_one != 0)]
+                if ahead.numel():
+                    largest = score.nan_to_num(neginf=0).abs().max()
+                    best = min(best, float(ahead.min() / largest))
+    return best
+
+
+def made(p: Program, model: Whole, args: list[Tensor], gen: torch.Generator) -> Any:
+    """The model as this program calls it: itself, or a graph of it."""
+    if p.way == "call":
+        return None
+    with torch.set_grad_enabled(p.learns and p.seed % 2 == 0):
+        if p.way == "export":
+            return torch.export.export(model, tuple(args)).module()
+        example = tuple(arguments(p, p.T % 3 + 2, p.B if p.form == "single" else p.B + 1, gen))
+        return torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
+
+
+def run(seed: int) -> None:
+    p = draw(seed)
+    gen = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    layer = RigLSTM(**p.options, backend=p.backend, dtype=torch.float64)
+    layer.train(p.training).requires_grad_(not p.frozen)
+    args = arguments(p, p.T, p.B, gen)
+    lengths = torch.randint(1, p.T + 1, (p.B,), generator=gen)
+    lengths[0] = p.T
+    exact = [a.double() if a.is_floating_point() else a for a in args]
+    best = Whole(copy.deepcopy(layer), p.given, lengths if p.form == "packed" else None)
+    best.layer.backend = "reference"
+    torch.manual_seed(seed)
+    if p.dtype == torch.float32 and not p.autocast and closest(best, exact) < CLOSE:
+        p.dtype, args = torch.float64, exact
+    model = Whole(layer.to(p.dtype), p.given, best.packed)
+    for mine, other in zip(model.parameters(), best.parameters(), strict=True):
+        other.data.copy_(mine.data)
+    woke, got, grads = outcome(p, model, args, made(p, model, args, gen))
+    woke_want, want, grads_want = outcome(p, best, exact)
+    tol = TOL[torch.bfloat16 if p.autocast else p.dtype]
+    if p.way == "call":
+        assert len(woke) == len(woke_want) > 0
+        assert all(map(torch.equal, woke, woke_want)), "others woke"
+    for one, other, what in zip(got, want, ("output", "h_n", "c_n"), strict=True):
+        assert one.dtype == p.dtype
+        assert_close(one, other, tol.value, what)
+    assert grads.keys() == grads_want.keys()
+    largest = max((float(g.abs().max()) for g in grads_want.values()), default=0.0)
+    for name, grad in grads_want.items():
+        # A gradient of few numbers, update_bias's say, is a sum that may cancel; what is rounded
+        # are its summands, at least a hundredth of the largest gradient.
+        scale = max(float(grad.abs().max()), largest / 100)
+        error = float((grads[name].double() - grad).abs().max())
+        assert error <= tol.grad * scale, f"d {name}: off by {error:.2e}, scale {scale:.2e}"
+
+
+@pytest.mark.slow
+@slow_bf16
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_random_program_gives_what_the_reference_gives(part: int) -> None:
+    first = SEED * PARTS * EACH + part * EACH
+    print(f"programs {first} to {first + EACH - 1}, of RIGLSTM_SEED={SEED}")
+    for seed in range(first, first + EACH):
+        try:
+            run(seed)
+        except Exception as error:
+            raise AssertionError(f"program {seed}, {draw(seed)}: {error}") from error
