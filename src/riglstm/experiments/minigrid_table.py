@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -122,7 +121,9 @@ def reproduce(
         try:
             with folder.held():
                 if folder.state != "done":
-                    _without_failure(folder)
+                    if folder.failed.exists():
+                        # Gone on with, it would diverge again, bit for bit.
+                        folder.empty()
                     run(spec, folder, resume=True, progress=progress, again=again)
         except (Diverged, BusyError) as error:
             print(f"{path}: {error}", file=sys.stderr)
@@ -134,18 +135,6 @@ def reproduce(
         failed=states.count("failed"),
         left=states.count("new") + states.count("partial"),
     )
-
-
-def _without_failure(folder: RunFolder) -> None:
-    """A failed run's folder, emptied: gone on with, it would diverge again, bit for bit."""
-    if not (folder.path / FAILED).exists():
-        return
-    # Checkpoints come first: nothing goes on from them, should this be stopped.
-    for path in sorted(folder.path.iterdir()):
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path != folder.lock:
-            path.unlink()
 
 
 def table(planned: Sequence[Planned]) -> Rendered:
