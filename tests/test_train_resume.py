@@ -25,6 +25,7 @@ from riglstm.train.config import Fit
 from riglstm.train.deadline import Deadline, OutOfTime
 from riglstm.train.folder import RunFolder
 from riglstm.train.lock import BusyError
+from riglstm.train.signals import SIGNALS
 from riglstm.train.supervised import Interrupted, fit
 from train_helpers import assert_same, finish, last_step, outcome, start
 from train_task import QUICK, Halves, Slow, network, train
@@ -84,7 +85,7 @@ def die_at(path: Path, call: str, number: int, after: bool) -> None:
 
 
 # Calls 0 to 6 of os.replace name config.json, metrics.csv, checkpoint 9, weights 12, checkpoint 18,
-# weights 24, checkpoint 27; those of os.unlink begin with checkpoint 9, after checkpoint 27 was written.
+# weights 24, checkpoint 27; those of os.unlink begin with checkpoint 9, after checkpoint 27.
 @pytest.mark.parametrize(
     ("call", "number", "after"),
     [
@@ -389,7 +390,7 @@ def interrupted(path: Path, say: Path) -> None:
         sys.exit(130)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_run_that_is_stopped_saves_and_says_how_to_go_on(
     number: signal.Signals, tmp_path: Path, left_alone: Path
 ) -> None:

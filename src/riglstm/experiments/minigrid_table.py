@@ -112,6 +112,7 @@ def reproduce(
     from riglstm.train.reinforced import Diverged
 
     planned = plan(families, models, seeds, root, ppo or PPO(), episodes, quick=quick)
+    table(planned).check(Path(out), TASK)
     open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
     waiting = [p for p in planned if p.state in open_states]
     for number, (spec, path) in enumerate(waiting, start=1):
