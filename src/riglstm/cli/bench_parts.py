@@ -74,10 +74,10 @@ def check(config: Bench) -> None:
     path = config.json
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"--json must name a file in a folder that exists, got {path}")
-    for there in () if path is None else (path, _part(path)):
-        if there.exists() and not _is_bench(there):
+    for file in () if path is None else (path, _part(path)):
+        if file.exists() and not _is_bench(file):
             raise UsageError(
-                f"--json must name a new file, or one that a bench wrote, got {path}: {there} is "
+                f"--json must name a new file, or one that a bench wrote, got {path}: {file} is "
                 "another; give another name"
             )
 

@@ -66,7 +66,7 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
         try:
             # Of every verb: some would look at it after hours, or never.
             if "device" in own:
-                check_device(own["device"])
+                check_device(str(own["device"]))
             made[title] = config(**own)
         except ValueError as error:
             parser.error(_as_flag(str(error), owners))

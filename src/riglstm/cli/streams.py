@@ -7,14 +7,14 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
 
 class Stream:
     """A stream of text whose errors are remembered and not raised; after one, it is silent."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream: Any = stream
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
         self.error: OSError | None = None
         """What was lost to; a reader that has gone has seen enough, and loses nothing."""
         with contextlib.suppress(AttributeError, ValueError):
@@ -59,7 +59,7 @@ def kept() -> Iterator[Stream]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         # Python has none where it was closed when the process began.
         out, err = Stream(before[0] or nowhere), Stream(before[1] or nowhere)
-        sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+        sys.stdout, sys.stderr = out, err
         try:
             yield out
         finally:

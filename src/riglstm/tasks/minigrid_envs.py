@@ -107,7 +107,12 @@ class Environments:
             )
             bounds = [len(levels) * i // workers for i in range(workers + 1)]
             for first, end in itertools.pairwise(bounds):
-                ask = {"file": self.file.fileno(), "of": len(levels), "seed": seed, "once": once}
+                ask: dict[str, Any] = {
+                    "file": self.file.fileno(),
+                    "of": len(levels),
+                    "seed": seed,
+                    "once": once,
+                }
                 ask["numbers"] = list(numbers or range(len(levels)))[first:end]
                 self.workers.append(_Worker(ask, first, self.levels[first:end]))
             for worker in self.workers:

@@ -157,8 +157,10 @@ class RunFolder:
                 f"{self.path} holds another run: {'; '.join(found)}; "
                 "go on with its own options, or give another folder"
             )
-        record = self.read_json(self.run) if self.run.exists() else surroundings()
-        self.write_json(self.run, {**record, "resumed": [*record.get("resumed", []), session]})
+        if self.run.exists():
+            record = self.read_json(self.run)
+            session = {**record, "resumed": [*record.get("resumed", []), session]}
+        self.write_json(self.run, session)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result; checkpoints, and weights that no choice fell on, have served, and go.
@@ -186,15 +188,20 @@ class RunFolder:
                     path.unlink()
 
     def empty(self) -> None:
-        """Remove all that the run has made, checkpoints first: nothing goes on without them."""
+        """Remove all that the run has made, checkpoints first: nothing goes on without them.
+
+        config.json goes last, and stays beside files of others: it says that the folder is a run's.
+        """
         for folder in (self.checkpoints, self.weights, self.tensorboard, self.path):
             self._empty(folder)
+        if {path.name for path in self.path.iterdir()} <= {self.config.name, self.lock.name}:
+            self.config.unlink(missing_ok=True)
 
     def _empty(self, folder: Path) -> None:
         """Remove what the run has made in one of its folders, and that one if nothing is left."""
-        # config.json last: until then the folder is a run's.
-        for path in sorted(self._made(folder), key=lambda path: path == self.config):
-            path.unlink(missing_ok=True)
+        for path in self._made(folder):
+            if path != self.config:
+                path.unlink(missing_ok=True)
         if folder != self.path:
             _remove_empty([folder])
 
