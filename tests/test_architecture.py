@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "riglstm"
 
 MAY_IMPORT: dict[str, set[str]] = {
+    "command": set(),
     "selection": set(),
     "traces": set(),
     "variants": set(),
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cell_layer": {"layer", "sequence", "scan", "checks"},
     "symbols": {"layer", "scan", "sequence", "checks"},
-    "riglstm": {"layer", "cell_layer", "parameters", "scan", "variants"},
+    "riglstm": {"command", "layer", "cell_layer", "parameters", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},
     "models": {"layer", "cell", "scan", "selection", "checks", "autocast", "traces", "variants"},
     "graphs": {"models"},
@@ -52,7 +53,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "benchmark": {
         *("riglstm", "layer", "cell", "scan", "selection", "symbols", "models", "tasks", "train"),
     },
-    "cli": {"benchmark", "experiments", "models", "report", "riglstm", "scan", "tasks", "train"},
+    "cli": {
+        *("benchmark", "command", "experiments", "models", "report", "riglstm", "scan", "tasks"),
+        "train",
+    },
     "__main__": {"cli"},
 }
 """Who may import whom inside the package; `riglstm` is the package's own __init__."""
@@ -60,10 +64,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 LINES: dict[str, int] = {
     "layer.py": 400,
     "scan/batched_backward.py": 280,
+    "train/folder.py": 330,
     "train/ppo.py": 380,
 }
-"""Budgets above the usual one: a docstring that is a manual, two loops that read as one, and one
-file of recurrent PPO."""
+"""Budgets above the usual one: a docstring that is a manual, two loops that read as one, all that
+may happen to a run's folder, and one file of recurrent PPO."""
 USUAL_LINES = 300
 
 

@@ -293,7 +293,8 @@ def test_a_benchmark_that_is_cut_off_leaves_the_tables_it_has_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "bench.json"
-    path.write_text("of an earlier bench")
+    earlier = '{"options": {}, "machine": {}, "rows": []}'
+    path.write_text(earlier)
     told = []
 
     def cut(heading: str, *others: Any) -> str:
@@ -306,7 +307,7 @@ def test_a_benchmark_that_is_cut_off_leaves_the_tables_it_has_measured(
     flags = ("--device", "cpu", "--quick", "--tables", "batch", "stream", "--json", str(path))
     with pytest.raises(KeyboardInterrupt):
         bench.main(flags)
-    assert path.read_text() == "of an earlier bench"
+    assert path.read_text() == earlier
     part = tmp_path / "bench.json.part"
     assert {row["table"] for row in json.loads(part.read_text())["rows"]} == {"batch"}
     monkeypatch.undo()

@@ -381,11 +381,13 @@ def test_what_failed_is_begun_anew(tmp_path: Path) -> None:
     make("copying", ["rim"], **ask)
     failed, _ = plan("copying", ["rim"], 1, "quick", ask["root"])
     assert failed.state == "failed"
-    left = failed.folder / "checkpoints" / "left"
+    left, mine = (failed.folder / "checkpoints" / name for name in ("step-1.ckpt", "notes.txt"))
     left.parent.mkdir(exist_ok=True)
     left.touch()
+    mine.touch()
     assert make("copying", ["rim"], **ask, retry_failed=True).failed == 2
     assert not left.exists()
+    assert mine.exists()
     said = json.loads((failed.folder / FAILED).read_text())
     assert said["updates"] >= 1
     assert said["seconds"] > 0

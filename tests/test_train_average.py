@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from riglstm.cli import UsageError, flags
 from riglstm.tasks.base import Batch, Split, Totals, means
 from riglstm.train.average import Average
-from riglstm.train.checkpoints import read
 from riglstm.train.config import Fit
 from riglstm.train.evaluation import score
 from riglstm.train.folder import RunFolder
@@ -118,18 +117,6 @@ def test_an_averaged_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     # Once more, when all is done: the weights are those of the last update.
     over = train(parts, AVERAGED, resume=True)
     assert_same(over.state_dict(), net.state_dict())
-
-
-def test_a_checkpoint_from_before_there_was_a_mean_is_gone_on_from(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        fit(network(Stops()), Stops(), QUICK, 0, RunFolder(tmp_path / "old"), progress=False)
-    for path in (tmp_path / "old" / "checkpoints").iterdir():
-        checkpoint = read(path)
-        del checkpoint["callbacks"]["Steward"]["average"]
-        del checkpoint["run"]["fit"]["average"], checkpoint["run"]["fit"]["input_rate"]
-        torch.save(checkpoint, path)
-    net = train(tmp_path / "old", resume=True)
-    assert_same(net.state_dict(), train(tmp_path / "new").state_dict())
 
 
 def test_an_evaluation_that_fails_leaves_the_weights_of_the_training(tmp_path: Path) -> None:

@@ -161,23 +161,24 @@ def test_a_folder_that_was_held_for_nothing_is_not_left_behind(tmp_path: Path) -
 
 
 def hold(path: Path) -> None:
-    with RunFolder(path).held():
-        (path / "held").touch()
+    folder = RunFolder(path)
+    with folder.held():
+        folder.write_json(folder.config, CONFIG)
         time.sleep(60)
 
 
 def test_a_process_that_dies_lets_go_of_its_folder(tmp_path: Path) -> None:
     process = start(hold, tmp_path)
-    while process.is_alive() and not (tmp_path / "held").exists():
+    while process.is_alive() and not (tmp_path / "config.json").exists():
         time.sleep(0.001)
     with pytest.raises(BusyError), RunFolder(tmp_path).held():
         pass
     process.kill()
     assert finish(process) == -signal.SIGKILL
-    assert (tmp_path / "lock").exists()
+    assert (tmp_path / "riglstm.lock").exists()
     with RunFolder(tmp_path).held():
         pass
-    assert not (tmp_path / "lock").exists()
+    assert not (tmp_path / "riglstm.lock").exists()
 
 
 def test_a_lock_that_was_removed_while_it_was_opened_is_taken_anew(

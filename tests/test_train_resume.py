@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from riglstm.tasks.base import Batch, Split, Totals
-from riglstm.train.checkpoints import CheckpointError, read
+from riglstm.train.checkpoints import CheckpointError, read, write
 from riglstm.train.config import Fit
 from riglstm.train.deadline import Deadline, OutOfTime
 from riglstm.train.folder import RunFolder
 from riglstm.train.lock import BusyError
+from riglstm.train.signals import SIGNALS
 from riglstm.train.supervised import Interrupted, fit
 from train_helpers import assert_same, finish, last_step, outcome, start
 from train_task import QUICK, Halves, Slow, network, train
@@ -83,15 +84,16 @@ def die_at(path: Path, call: str, number: int, after: bool) -> None:
     go_on(path)
 
 
-# Calls 0 to 5 of os.replace name metrics.csv, checkpoint 9, weights 12, checkpoint 18, weights 24,
-# checkpoint 27; those of os.unlink begin with checkpoint 9, after checkpoint 27 was written.
+# Calls 0 to 6 of os.replace name config.json, metrics.csv, checkpoint 9, weights 12, checkpoint 18,
+# weights 24, checkpoint 27; those of os.unlink begin with checkpoint 9, after checkpoint 27.
 @pytest.mark.parametrize(
     ("call", "number", "after"),
     [
-        ("replace", 1, True),
-        ("replace", 4, True),
-        ("replace", 5, False),
+        ("replace", 0, False),
+        ("replace", 2, True),
         ("replace", 5, True),
+        ("replace", 6, False),
+        ("replace", 6, True),
         ("unlink", 0, True),
     ],
 )
@@ -269,17 +271,25 @@ def flip_a_bit(file: Path) -> None:
     moment = read(file)["optimizer_states"][0]["state"][0]["exp_avg"].numpy().tobytes()
     content[content.index(moment) + len(moment) // 2] ^= 1
     file.write_bytes(content)
-    torch.load(file, weights_only=True)
+
+
+def without_a_sum(file: Path) -> None:
+    """Of torch alone."""
+    torch.save(read(file), file)
 
 
 def pickle_code(file: Path) -> None:
-    torch.save({"state_dict": os.path.join}, file)
+    write({"run": read(file)["run"], "state_dict": os.path.join}, file)
 
 
 def other_seed(file: Path) -> None:
     content = read(file)
     content["run"]["seed"] = 3
-    torch.save(content, file)
+    write(content, file)
+
+
+def of_no_run(file: Path) -> None:
+    write({"run": 3}, file)
 
 
 @pytest.mark.parametrize(
@@ -288,8 +298,10 @@ def other_seed(file: Path) -> None:
         (truncate, "step-60.ckpt is damaged, or no checkpoint"),
         (empty, "step-60.ckpt is damaged, or no checkpoint"),
         (garbage, "step-60.ckpt is damaged, or no checkpoint"),
-        (flip_a_bit, r"step-60.ckpt is damaged \(the checksum of"),
-        (pickle_code, "step-60.ckpt is damaged, or no checkpoint"),
+        (flip_a_bit, r"step-60.ckpt is damaged, or no checkpoint \(its sha256 is another"),
+        (without_a_sum, r"step-60.ckpt is damaged, or no checkpoint \(its sha256 is another"),
+        (pickle_code, r"step-60.ckpt is damaged, or no checkpoint \(Weights only load failed"),
+        (of_no_run, "step-60.ckpt is no checkpoint"),
         (other_seed, r"step-60.ckpt is of another run \(seed is 3 there, 0 here\)"),
     ],
 )
@@ -339,8 +351,9 @@ def test_another_run_s_options_are_named(left_alone: Path, tmp_path: Path) -> No
             resume=True,
             progress=False,
         )
-    RunFolder(copy).write_json(copy / "config.json", {"task": {"P": 7}})
-    with pytest.raises(CheckpointError, match=r"config.task is None there, {'P': 7} here"):
+    folder = RunFolder(copy)
+    folder.write_json(folder.config, {**folder.read_json(folder.config), "task": "Thirds"})
+    with pytest.raises(CheckpointError, match=r"config.task is 'its own' there, 'Thirds' here"):
         train(copy, resume=True)
 
 
@@ -377,7 +390,7 @@ def interrupted(path: Path, say: Path) -> None:
         sys.exit(130)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_run_that_is_stopped_saves_and_says_how_to_go_on(
     number: signal.Signals, tmp_path: Path, left_alone: Path
 ) -> None:

@@ -74,7 +74,7 @@ def test_a_run_holds_its_folder_until_it_is_tested(
     monkeypatch.setattr(runs, "_test", test)
     run(SPEC, tmp_path / "run", progress=False)
     assert len(refused) == 3
-    assert not (tmp_path / "run" / "lock").exists()
+    assert not (tmp_path / "run" / "riglstm.lock").exists()
 
 
 @pytest.fixture

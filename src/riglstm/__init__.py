@@ -5,6 +5,7 @@
 >>> output, (h_n, c_n) = rnn(torch.randn(50, 8, 20))      # (T, B, D) -> (T, B, 60)
 """
 
+from riglstm import command as command  # first: it is for the seconds that the others take
 from riglstm.cell_layer import RigLSTMCell
 from riglstm.layer import RigLSTM
 from riglstm.parameters import no_decay_parameters

@@ -50,7 +50,10 @@ def check_divides(hidden_size: int, parts: int, name: str = "num_cells") -> None
     if hidden_size % parts:
         below = hidden_size // parts * parts
         near = f"{below} or {below + parts}" if below else f"{parts}"
-        fit = next(n for k in range(parts) for n in (parts - k, parts + k) if hidden_size % n == 0)
+        start = min(parts, hidden_size)
+        # Not all numbers: there may be any number of them.
+        near_by = (n for k in range(min(start, 1000)) for n in (start - k, start + k))
+        fit = next((n for n in near_by if hidden_size % n == 0), 1)
         raise ValueError(
             f"hidden_size must be a multiple of {name} = {parts}, got {hidden_size}; "
             f"take hidden_size={near}, or another {name}, {fit} say"

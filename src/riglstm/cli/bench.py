@@ -97,14 +97,14 @@ QUICK = Bench(
 def main(args: Sequence[str]) -> None:
     """Measure speed and memory beside nn.LSTM."""
     config = flags.read_one("riglstm bench", Bench, args)
-    if config.quick:
-        kept = {name: getattr(config, name) for name in ("device", "tables", "seed", "json")}
-        config = replace(QUICK, **kept)
     device = pick(Fit(device=config.device))
     tables = bench_parts.TABLES[device.type] if config.tables is None else config.tables
     rounds = ROUNDS[device.type] if config.rounds is None else config.rounds
     config = replace(config, device=str(device), tables=tables, rounds=rounds)
     bench_parts.check(config)
+    if config.quick:
+        kept = {name: getattr(config, name) for name in ("device", "tables", "seed", "json")}
+        config = replace(QUICK, **kept)
     run(config)
 
 

@@ -61,7 +61,9 @@ def check(config: Bench) -> None:
             "--tables harness needs pytorch_lightning, which is not installed: "
             "pip install 'riglstm[train]', or name the other tables only"
         )
-    for name in ("batch_size", "length", "stream_length", "growth_batch_size", "rounds"):
+    flags.check_at_least("seed", config.seed, 0)
+    sizes = ("input_size", "hidden_size", "num_cells", "batch_size", "length", "stream_length")
+    for name in (*sizes, "growth_batch_size", "rounds"):
         flags.check_at_least(name, getattr(config, name), 1)
     if min(config.growth_lengths, default=0) < 1:
         raise UsageError(
@@ -72,6 +74,12 @@ def check(config: Bench) -> None:
     path = config.json
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"--json must name a file in a folder that exists, got {path}")
+    for file in () if path is None else (path, _part(path)):
+        if file.exists() and not _is_bench(file):
+            raise UsageError(
+                f"--json must name a new file, or one that a bench wrote, got {path}: {file} is "
+                "another; give another name"
+            )
 
 
 def sections(config: Bench) -> list[Section]:
@@ -159,6 +167,15 @@ def write(config: Bench, content: dict[str, Any]) -> None:
         config.json.write_text(_as_text(config, content))
         _part(config.json).unlink(missing_ok=True)
         print(f"written: {config.json}")
+
+
+def _is_bench(path: Path) -> bool:
+    """Whether `riglstm bench` wrote a file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"options", "machine", "rows"} <= content.keys()
 
 
 def _part(path: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from riglstm.cli import flags, launch, results
+from riglstm.cli import UsageError, flags, launch, results
 from riglstm.experiments.plan import folder_name
 from riglstm.experiments.run import run
 from riglstm.experiments.spec import RunSpec
@@ -45,6 +45,9 @@ class Demo:
     """CPU threads; products this small gain nothing from more."""
 
 
+THREADS = 256
+"""At most: OpenMP ends the process where it can have no more."""
+
 TASK: dict[str, Any] = {
     **{"L": 4, "P": 10, "P_from": 5, "digits": 4, "loss_on": "answer", "input_size": 16},
     **{"conditions": ("P=20", "P=40", "P=80"), "validation_size": 200, "test_size": 500},
@@ -65,6 +68,13 @@ def main(args: Sequence[str]) -> None:
     config = flags.read_one("riglstm demo", Demo, args)
     for name in ("updates", "hidden_size", "num_cells", "threads"):
         flags.check_at_least(name, getattr(config, name), 1)
+    flags.check_at_most("threads", config.threads, THREADS)
+    page = config.out / "report.html"
+    if page.exists() and not any(RunFolder(path).config.exists() for path in config.out.iterdir()):
+        raise UsageError(
+            f"--out must be a new folder, or that of a demo, got {config.out}, with a {page.name} "
+            "and no runs; give another folder"
+        )
     print(f"{PROBLEM}; {config.updates} updates for each model", flush=True)
     runs = specs(config)
     folders = {name: config.out / folder_name(spec) for name, spec in runs.items()}

@@ -25,6 +25,8 @@ class Export:
     """The run's folder, or a file that was exported from it."""
     file: Path
     """Where to; it must end in .safetensors."""
+    force: bool = False
+    """Write over a file that is there."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -34,5 +36,10 @@ def main(args: Sequence[str]) -> None:
         raise UsageError(f"RUN must be the folder of a run, got {config.run}, which is not there")
     if config.file.suffix != ".safetensors":
         raise UsageError(f"FILE must end in .safetensors, got {config.file}")
+    if config.file.exists() and not config.force:
+        raise UsageError(
+            f"FILE must be a new one, got {config.file}, which is there; --force writes over it, "
+            "or give another name"
+        )
     export(config.run, config.file)
     print(f"written: {config.file}, {config.file.stat().st_size / 1e6:.1f} MB")

@@ -19,6 +19,7 @@ from dataclasses import MISSING, Field, field, fields
 from typing import Any, NoReturn, TypeVar
 
 from riglstm.cli import UsageError, values
+from riglstm.train.config import check_device
 
 C = TypeVar("C")
 
@@ -63,6 +64,9 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
             if owners[name] == title
         }
         try:
+            # Of every verb: some would look at it after hours, or never.
+            if "device" in own:
+                check_device(str(own["device"]))
             made[title] = config(**own)
         except ValueError as error:
             parser.error(_as_flag(str(error), owners))
@@ -98,6 +102,12 @@ def check_at_least(name: str, value: int, least: int) -> None:
     """A number is not too small; `name` is its field's."""
     if value < least:
         raise UsageError(f"{flag_of(name)} must be at least {least}, got {value}")
+
+
+def check_at_most(name: str, value: int, most: int) -> None:
+    """A number is not too large."""
+    if value > most:
+        raise UsageError(f"{flag_of(name)} must be at most {most}, got {value}")
 
 
 def flag_of(name: str) -> str:

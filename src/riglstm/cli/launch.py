@@ -11,6 +11,9 @@ from pathlib import Path
 from riglstm.cli import UsageError
 from riglstm.train.deadline import Deadline
 
+SEEDS = 10_000
+"""At most, of one command: each is planned before the first is run."""
+
 
 def again(verb: str, args: Sequence[str], *extra: str) -> str:
     """The command that runs a verb with the same arguments, and with `extra` once."""

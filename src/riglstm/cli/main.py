@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from riglstm import __version__
+from riglstm import __version__, command
 from riglstm.cli import (
     UsageError,
     bench,
@@ -18,6 +18,7 @@ from riglstm.cli import (
     list,
     report,
     reproduce,
+    streams,
     sweep,
     train,
     values,
@@ -71,18 +72,31 @@ FAILED, INTERRUPTED = 2, 130
 """Exit codes: it cannot be done; Ctrl-C, as shells count it."""
 
 
+WRITES = ("demo", "train", "export", "reproduce", "report")
+"""Verbs whose result is in files, whatever becomes of what they print."""
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. `--help` of a verb leaves by SystemExit(0)."""
+    command.heard()
     args = sys.argv[1:] if args is None else args
     # The profiler that counts memory would write its own log between the lines.
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+    with streams.kept() as out:
+        code = _main(args)
+        out.flush()
+        if code == 0 and out.error is not None and next(iter(args), "") not in WRITES:
+            return _fail(f"what it printed could not be written: {out.error}")
+    return code
+
+
+def _main(args: Sequence[str]) -> int:
     try:
         # Of several processes of one run, one speaks.
         with open(os.devnull, "w") as nowhere:
             quiet = contextlib.redirect_stdout(nowhere) if rank() else contextlib.nullcontext()
             with quiet:
                 _run(args)
-        sys.stdout.flush()
     except UsageError as error:
         return FAILED if rank() else _fail(str(error))
     except ModuleNotFoundError as error:
@@ -96,10 +110,6 @@ def main(args: Sequence[str] | None = None) -> int:
             said = str(stop) or "stopped by Ctrl-C; nothing was saved"
             print(f"\nriglstm: {said}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python would complain once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         line = in_words(error)
         if line is None:

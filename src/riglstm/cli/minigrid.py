@@ -10,6 +10,7 @@ from typing import Any, Literal
 from riglstm.cli import flags, launch, options, results, text, values
 from riglstm.cli.train import check_folder
 from riglstm.experiments.minigrid import run
+from riglstm.experiments.minigrid_runs import read
 from riglstm.experiments.minigrid_spec import MEMORIES, GridSpec
 from riglstm.experiments.minigrid_table import reproduce
 from riglstm.models.rig import changes_of
@@ -28,6 +29,10 @@ stepped in processes of their own. An episode earns 1 if it is solved within the
 else 0, so that the mean reward is the success rate.
 
 Example: riglstm train minigrid --family doorkey --model riglstm"""
+
+
+EPISODES = 1_000_000
+"""At most: all of them are tested side by side, and their memory is asked for at the end."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ def train(args: Sequence[str]) -> None:
     given = flags.read("riglstm train minigrid", ABOUT, groups, args)
     where, asked, place = given["task"], given["memory"], given["run"]
     values.check_name("--family", where.family, FAMILIES)
+    flags.check_at_most("episodes", where.episodes, EPISODES)
     values.check_name("--model", asked.model, MEMORIES)
     available()
     memory = MEMORIES[asked.model]
@@ -87,7 +93,11 @@ def train(args: Sequence[str]) -> None:
     )
     name = f"{where.family}-{asked.model}-s{place.seed}"
     out = place.out or Path("runs") / "minigrid" / name
-    check_folder(out, place.resume)
+    if check_folder(out, place.resume, spec.resolved()):
+        done = read(out).result
+        assert done is not None
+        print(f"{name}, in {out}: done already\n\n{table(done, name)}")
+        return
     print(f"minigrid {where.family}: {asked.model}, seed {place.seed}, into {out}", flush=True)
     again = launch.again("train", ["minigrid", *args], "--resume")
     result = run(spec, out, resume=place.resume, again=again)
@@ -159,6 +169,8 @@ class Reproduce:
 def reproduce_all(args: Sequence[str]) -> None:
     """`riglstm reproduce minigrid`."""
     config = flags.read_one("riglstm reproduce minigrid", Reproduce, args)
+    flags.check_at_most("episodes", config.episodes, EPISODES)
+    flags.check_at_most("seeds", config.seeds, launch.SEEDS)
     for name in config.families or ():
         values.check_name("--families", name, FAMILIES)
     for name in config.models or ():

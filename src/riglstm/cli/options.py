@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from riglstm import RigLSTM
+from riglstm import VARIANTS, RigLSTM
 from riglstm.cli import UsageError, flags, values
 from riglstm.experiments.spec import PLACE
 from riglstm.models import MODELS, options_of
@@ -35,4 +35,6 @@ def read(model: str, pairs: Sequence[str]) -> dict[str, Any]:
             given[name] = values.convert(known[name], value)
         except ValueError as error:
             raise UsageError(f"--set {name}: {error}") from error
+        if name == "variant" and given[name] is not None:
+            values.check_name("--set variant", given[name], VARIANTS)
     return given

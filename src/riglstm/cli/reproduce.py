@@ -126,6 +126,7 @@ def _check(config: Reproduce) -> None:
     """What can be asked for, and together."""
     if config.seeds is not None:
         flags.check_at_least("seeds", config.seeds, 1)
+        flags.check_at_most("seeds", config.seeds, launch.SEEDS)
     flags.check_at_least("jobs", config.jobs, 1)
     for seed in config.seed_list or ():
         flags.check_at_least("seed_list", seed, 0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from riglstm.cli import UsageError, flags, launch, options, results, values
-from riglstm.experiments.result import FAILED, read_reason
+from riglstm.experiments.result import FAILED, read_reason, read_result
 from riglstm.experiments.run import run
 from riglstm.experiments.spec import RunSpec
 from riglstm.models import MODELS
@@ -18,7 +18,7 @@ from riglstm.tasks.base import options as task_options
 from riglstm.train.config import Fit
 from riglstm.train.deadline import OutOfTime
 from riglstm.train.devices import rank
-from riglstm.train.folder import RunFolder
+from riglstm.train.folder import RunFolder, differences
 
 ABOUT = """\
 Train a model on {about}
@@ -100,8 +100,12 @@ def main(args: Sequence[str]) -> None:
     )
     out = where.out or Path("runs") / task / f"{spec.name}-s{where.seed}"
     title = f"{task}: {spec.name}, seed {where.seed}"
-    if rank() == 0:
-        check_folder(out, where.resume)
+    # Of several processes the first one looks; that a run is done all of them have to know.
+    first = rank() == 0 or (where.resume and RunFolder(out).state == "done")
+    if first and check_folder(out, where.resume, spec.resolved()):
+        done = results.table(read_result(RunFolder(out)), title)
+        print(f"{title}, in {out}: done already\n\n{done}\n\n{results.RULES}")
+        return
     print(f"{title}, into {out}", flush=True)
     again = launch.again("train", args, "--resume")
     how: dict[str, Any] = {"resume": where.resume, "again": again, "deadline": deadline}
@@ -128,13 +132,25 @@ def _without_task(args: Sequence[str]) -> None:
     flags.read("riglstm train TASK", about, {"model": Model, "training": Fit, "run": Run}, args)
 
 
-def check_folder(out: Path, resume: bool) -> None:
-    """Before any data is read: is there a run already?"""
+def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
+    """Before any data is read: may the run be made there? True: it is done, and was to go on."""
     for path in (out, *out.parents):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")
     folder = RunFolder(out)
+    folder.check()
     state = folder.state
+    if state == "done" and resume:
+        found = differences(folder.read_json(folder.config), spec)
+        if not found:
+            # A kill may have come before all that has served was removed.
+            with folder.held():
+                folder.tidy()
+            return True
+        raise UsageError(
+            f"{out} holds another run, which is done: {'; '.join(found)}; --out names another "
+            "folder"
+        )
     if state == "done":
         raise UsageError(
             f"{out} holds a finished run; `riglstm evaluate {out}` shows its result, and --out "
@@ -150,3 +166,4 @@ def check_folder(out: Path, resume: bool) -> None:
             f"{out} holds a run that was stopped; --resume goes on with it, and --out names "
             "another folder"
         )
+    return False

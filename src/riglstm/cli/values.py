@@ -32,7 +32,8 @@ def convert(kind: Any, text: str) -> Any:
     if get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in get_args(kind)}
         if text not in choices:
-            raise ValueError(f"expected {one_of(choices, may_lack)}, got {text!r}")
+            near = did_you_mean(text, choices)
+            raise ValueError(f"expected {one_of(choices, may_lack)}, got {text!r}{near}")
         return choices[text]
     if get_origin(kind) is Union:
         return _any_of(get_args(kind), text, may_lack)
@@ -40,10 +41,18 @@ def convert(kind: Any, text: str) -> Any:
         raise ValueError(f"expected {kind}, which cannot be given as text, got {text!r}")
     switches = {"true": True, "false": False}
     try:
+        # An empty one, what a shell makes of a variable unset, would be the current folder.
+        if kind is Path and (not text or "\0" in text):
+            raise ValueError
         if kind is Path:
             return Path(text).expanduser()
-        return switches[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
+        value = switches[text.lower()] if kind is bool else kind(text)
+        # No size, seed or number of anything is larger, and torch has no larger ones.
+        if kind is int and abs(value) >= 2**63:
+            raise ValueError
+        return value
+    # RuntimeError: of ~nobody, who has no home.
+    except (ValueError, KeyError, RuntimeError):
         none = " or none" if may_lack else ""
         raise ValueError(f"expected {WORDS[kind][1]}{none}, got {text!r}") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from pathlib import Path
 
 from riglstm.experiments.plan import FAILED, Planned, state
@@ -23,12 +22,7 @@ def fresh(planned: Planned) -> Planned:
     folder = RunFolder(planned.folder)
     with contextlib.suppress(BusyError), folder.held():
         if state(planned.spec, folder.path) == "failed":
-            # Checkpoints come first: nothing goes on from them, should this be stopped.
-            for path in sorted(folder.path.iterdir()):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path != folder.lock:
-                    path.unlink()
+            folder.empty()
     return planned._replace(state="new")
 
 

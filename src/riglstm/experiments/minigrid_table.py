@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -113,6 +112,7 @@ def reproduce(
     from riglstm.train.reinforced import Diverged
 
     planned = plan(families, models, seeds, root, ppo or PPO(), episodes, quick=quick)
+    table(planned).check(Path(out), TASK)
     open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
     waiting = [p for p in planned if p.state in open_states]
     for number, (spec, path) in enumerate(waiting, start=1):
@@ -122,7 +122,9 @@ def reproduce(
         try:
             with folder.held():
                 if folder.state != "done":
-                    _without_failure(folder)
+                    if folder.failed.exists():
+                        # Gone on with, it would diverge again, bit for bit.
+                        folder.empty()
                     run(spec, folder, resume=True, progress=progress, again=again)
         except (Diverged, BusyError) as error:
             print(f"{path}: {error}", file=sys.stderr)
@@ -134,18 +136,6 @@ def reproduce(
         failed=states.count("failed"),
         left=states.count("new") + states.count("partial"),
     )
-
-
-def _without_failure(folder: RunFolder) -> None:
-    """A failed run's folder, emptied: gone on with, it would diverge again, bit for bit."""
-    if not (folder.path / FAILED).exists():
-        return
-    # Checkpoints come first: nothing goes on from them, should this be stopped.
-    for path in sorted(folder.path.iterdir()):
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path != folder.lock:
-            path.unlink()
 
 
 def table(planned: Sequence[Planned]) -> Rendered:

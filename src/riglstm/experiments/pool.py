@@ -23,6 +23,7 @@ from riglstm.experiments.attempt import fresh
 from riglstm.experiments.plan import Planned
 from riglstm.experiments.run import say
 from riglstm.experiments.worker import STOPPED, Job, written
+from riglstm.train.signals import SIGNALS
 
 WORKER = (sys.executable, "-m", "riglstm.experiments.worker")
 
@@ -49,8 +50,8 @@ class Ended(NamedTuple):
 def together(waiting: Sequence[Planned], job: Job, ended: Callable[[Ended], None]) -> int:
     """Make runs, `job.jobs` at a time; `ended` hears of each. Returns how many were not begun.
 
-    Ctrl-C and SIGTERM are passed on: all runs save and end, then KeyboardInterrupt is raised. A
-    second Ctrl-C ends them at once; a second SIGTERM changes nothing.
+    Ctrl-C, SIGTERM and SIGHUP are passed on: all runs save and end, then KeyboardInterrupt is
+    raised. A second Ctrl-C ends them at once; a second one of the others changes nothing.
     """
     todo = deque(waiting)
     ends: SimpleQueue[Ended] = SimpleQueue()
@@ -185,7 +186,7 @@ def _stop(processes: Collection[_Process]) -> str:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Within it SIGTERM is a Ctrl-C; a second wish to stop is one only if both are Ctrl-Cs.
+    """Within it SIGTERM and SIGHUP are a Ctrl-C; a second wish is heard if both are Ctrl-Cs.
 
     Whoever ends a job may send SIGTERM to all its processes, and more than once.
     """
@@ -199,7 +200,7 @@ def _terminable() -> Iterator[None]:
 
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
         # What a shell has silenced, as in the background, stays so.
         if handler is not signal.SIG_IGN:

@@ -37,13 +37,27 @@ class Rendered:
     latex: str
 
     def write(self, folder: Path, name: str) -> tuple[Path, ...]:
-        """Files `name`.md, .csv and .tex, each whole or not at all."""
-        paths = []
-        for suffix, content in (("md", self.markdown), ("csv", self.csv), ("tex", self.latex)):
-            paths.append(folder / f"{name}.{suffix}")
-            with aside(paths[-1]) as file:
+        """Files `name`.md, .csv and .tex, each whole or not at all; as `check`."""
+        self.check(folder, name)
+        for path, content in self._files(folder, name).items():
+            with aside(path) as file:
                 file.write(content.encode())
-        return tuple(paths)
+        return tuple(self._files(folder, name))
+
+    def check(self, folder: Path, name: str) -> None:
+        """Raise ValueError where a file of these names is another's: it begins otherwise."""
+        for path, content in self._files(folder, name).items():
+            # The rest of a title has sizes, which may change.
+            start = content.partition("\n")[0][:12]
+            if path.exists() and not path.read_bytes().startswith(start.encode()):
+                raise ValueError(
+                    f"{path} must be a new file, or this table's, which begins with {start!r}, "
+                    "got another; move it away, or give another folder"
+                )
+
+    def _files(self, folder: Path, name: str) -> dict[Path, str]:
+        contents = {"md": self.markdown, "csv": self.csv, "tex": self.latex}
+        return {folder / f"{name}.{suffix}": content for suffix, content in contents.items()}
 
 
 def render(grid: Grid, head: Sequence[str], records: Sequence[Sequence[object]]) -> Rendered:

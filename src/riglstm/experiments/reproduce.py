@@ -81,10 +81,13 @@ def reproduce(
             *(name, models, seeds, budget, root, device), settings=settings, precision=precision
         )
 
+    def show(planned: Sequence[Planned]) -> Rendered:
+        filled = sheet(name, planned, budget)
+        return render(grid(filled), RECORD, records(filled))
+
     def write(errors: Sequence[str] = ()) -> Reproduced:
         planned = begun(name, seeds, budget, root, device, precision)
-        filled = sheet(name, planned, budget)
-        rendered = render(grid(filled), RECORD, records(filled))
+        rendered = show(planned)
         if results is not None:
             rows.append(results, result_rows(name, planned, budget))
         states = [p.state for p in look()]
@@ -95,6 +98,10 @@ def reproduce(
             errors=tuple(errors),
         )
 
+    # What is wrong with the files that take the figures is said before hours of training.
+    show(begun(name, seeds, budget, root, device, precision)).check(Path(out), file)
+    if results is not None and results.exists():
+        rows.read(results)
     open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
     waiting = [p for p in look() if p.state in open_states]
     # Runs that are fewer share the cores among themselves alone.

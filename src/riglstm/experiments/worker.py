@@ -25,6 +25,7 @@ from riglstm.experiments.plan import Planned
 from riglstm.experiments.run import say
 from riglstm.experiments.spec import RunSpec
 from riglstm.train.deadline import Deadline, Interrupted, OutOfTime
+from riglstm.train.signals import SIGNALS
 
 FAILED, STOPPED = 2, 130
 """Exit codes, as of the command: it cannot be done; it was asked to stop, as shells count it."""
@@ -77,7 +78,7 @@ def read(line: str) -> tuple[Planned, Job]:
 
 def main() -> int:
     """Make the run that stdin names; returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, _leave)
     planned, job = read(sys.stdin.readline())
     threading.Thread(target=_stop_at_the_end_of_stdin, daemon=True).start()

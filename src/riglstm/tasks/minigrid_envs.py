@@ -32,7 +32,11 @@ class WorkerDied(RuntimeError):  # noqa: N818
 
 
 def available() -> None:
-    """Raise where gymnasium or minigrid is missing."""
+    """Raise where environments cannot be stepped: gymnasium or minigrid is missing."""
+    if os.name == "nt":
+        raise ValueError(
+            "MiniGrid's workers share memory as Linux and macOS do, got Windows; use WSL there"
+        )
     missing = [name for name in ("gymnasium", "minigrid") if not importlib.util.find_spec(name)]
     if missing:
         raise ValueError(
@@ -89,10 +93,10 @@ class Environments:
         workers = min(len(levels), workers or cores())
         self.levels = tuple(levels)
         self.workers: list[_Worker] = []
-        handle, self.file = tempfile.mkstemp(prefix="minigrid-", dir=_shared_memory())
+        # It never has a name, so that a kill at any time leaves nothing behind.
+        self.file = tempfile.TemporaryFile(dir=_shared_memory())  # noqa: SIM115
         try:
-            os.truncate(handle, RECORD.itemsize * len(levels))
-            os.close(handle)
+            self.file.truncate(RECORD.itemsize * len(levels))
             # As a plain array: a memmap keeps books on every access.
             shared = np.asarray(np.memmap(self.file, RECORD, mode="r+", shape=(len(levels),)))
             self.images, self.rewards = shared["image"], shared["reward"]
@@ -103,7 +107,12 @@ class Environments:
             )
             bounds = [len(levels) * i // workers for i in range(workers + 1)]
             for first, end in itertools.pairwise(bounds):
-                ask = {"file": self.file, "of": len(levels), "seed": seed, "once": once}
+                ask: dict[str, Any] = {
+                    "file": self.file.fileno(),
+                    "of": len(levels),
+                    "seed": seed,
+                    "once": once,
+                }
                 ask["numbers"] = list(numbers or range(len(levels)))[first:end]
                 self.workers.append(_Worker(ask, first, self.levels[first:end]))
             for worker in self.workers:
@@ -111,10 +120,6 @@ class Environments:
         except BaseException:
             self.close()
             raise
-        finally:
-            # All have it open by now; without a name it goes when the last of them does.
-            if os.name != "nt":
-                Path(self.file).unlink(missing_ok=True)
 
     def __len__(self) -> int:
         return len(self.levels)
@@ -149,7 +154,7 @@ class Environments:
         for worker in self.workers:
             worker.close()
         self.workers = []
-        Path(self.file).unlink(missing_ok=True)
+        self.file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +179,7 @@ class _Worker:
             (sys.executable, "-P", str(script)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pass_fds=(ask["file"],),
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYGAME_HIDE_SUPPORT_PROMPT": "1"},
         )
         assert self.process.stdin is not None
@@ -191,8 +197,7 @@ class _Worker:
 
     def answer(self) -> bytes:
         """Wait for a piece of its answer."""
-        # Windows cannot wait for a pipe with a limit; there a worker that hangs is waited for.
-        if os.name != "nt" and not select.select([self.answers], [], [], SECONDS)[0]:
+        if not select.select([self.answers], [], [], SECONDS)[0]:
             self.process.kill()
             self._fail(f"did not answer within {SECONDS} s")
         piece = os.read(self.answers, 1 << 16)

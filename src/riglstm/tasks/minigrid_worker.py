@@ -101,7 +101,9 @@ def main() -> None:
     os.dup2(2, 1)
     commands = sys.stdin.buffer
     ask = json.loads(commands.readline())
-    shared: Any = np.asarray(np.memmap(ask["file"], RECORD, mode="r+", shape=(ask["of"],)))
+    # By its number, which was handed down: it has no name.
+    with open(ask["file"], "r+b") as file:
+        shared: Any = np.asarray(np.memmap(file, RECORD, mode="r+", shape=(ask["of"],)))
     players = [
         Player(level, ask["seed"], number, ask["once"], shared[ask["first"] + i])
         for i, (level, number) in enumerate(zip(ask["levels"], ask["numbers"], strict=True))

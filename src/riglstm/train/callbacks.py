@@ -238,8 +238,7 @@ class Steward(pl.Callback):
             self.meter.replace(state_dict["meter"].to(self.task.device))
         self.choice.load_state_dict(state_dict["choice"])
         self.random.load_state_dict(state_dict["random"])
-        # Not there in checkpoints from before the option.
-        self.average.load_state_dict(state_dict.get("average", []))
+        self.average.load_state_dict(state_dict["average"])
         self.stopped = state_dict["stopped"]
         self.seconds = state_dict["seconds"]
         self.pause = state_dict["pause"]

@@ -1,14 +1,14 @@
 """Checkpoints to go on from: written aside, checked when read, the last two kept.
 
-They are torch's own files, read without executing anything in them. Each says which run it is of.
+A line with the SHA-256 of the rest, then a file of torch's own. The sum is compared before anything
+is parsed, and nothing in the file is executed. Each says which run it is of.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
-import pickle
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from riglstm.train.folder import RunFolder, aside, differences
 
 KEPT = 2
 NAME = re.compile(r"step-(\d+)\.ckpt")
+HEAD = b"riglstm checkpoint, sha256 %s\n"
 
 
 class CheckpointError(ValueError):
@@ -75,7 +76,7 @@ class Checkpoints(CheckpointIO):
         return None
 
     def _claim(self, path: Path, checkpoint: Mapping[str, Any]) -> None:
-        found = differences(checkpoint.get("run", {}), self.identity)
+        found = differences(checkpoint["run"], self.identity)
         if found:
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise UnusableError(f"{path.name} is of another run ({'; '.join(found[:3])}{more})")
@@ -84,11 +85,7 @@ class Checkpoints(CheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         """Write a checkpoint, then remove those that are too old."""
-        # In memory first: of a full disk torch's own writer says nothing that helps.
-        whole = io.BytesIO()
-        torch.save({**checkpoint, "run": self.identity}, whole)
-        with aside(Path(path)) as file:
-            file.write(whole.getbuffer())
+        write({**checkpoint, "run": self.identity}, Path(path))
         mine = [p for p in self.there() if p not in self.passed_over - {Path(path)}]
         for old in [p for p in mine if step_of(p) <= step_of(Path(path))][KEPT:]:
             self.remove_checkpoint(old)
@@ -105,20 +102,38 @@ class Checkpoints(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
+def write(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """A whole checkpoint, or none."""
+    # In memory first: of a full disk torch's own writer says nothing that helps.
+    whole = io.BytesIO()
+    torch.save(dict(checkpoint), whole)
+    with aside(path) as file:
+        file.write(HEAD % _sum(whole.getbuffer()))
+        file.write(whole.getbuffer())
+
+
 def read(path: Path) -> dict[str, Any]:
-    """A checkpoint, on the CPU, after its checksums were compared."""
+    """A checkpoint, on the CPU, after its sum was compared."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-        if bad is not None:
-            raise UnusableError(f"{path.name} is damaged (the checksum of {bad} is wrong)")
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnusableError(f"{path.name} cannot be read ({error.strerror})") from error
+    start = len(HEAD % _sum(b""))
+    if content[:start] != HEAD % _sum(memoryview(content)[start:]):
+        raise UnusableError(f"{path.name} is damaged, or no checkpoint (its sha256 is another)")
+    try:
+        found = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
+    # The sum is right: somebody has made the file so, and it may fail in any way.
+    except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UnusableError(f"{path.name} is damaged, or no checkpoint ({reason})") from error
-    if not isinstance(content, dict):
-        raise UnusableError(f"{path.name} is no checkpoint (it holds a {type(content).__name__})")
-    return content
+    if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
+        raise UnusableError(f"{path.name} is no checkpoint (it does not say of which run)")
+    return found
+
+
+def _sum(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def step_of(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeGuard, get_args
 
@@ -114,6 +115,13 @@ class Fit:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
                 )
+        check_device(self.device)
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError for what names no device of ours; whether it is there, `pick` says."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(device)):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
 
 
 def rate(config: Fit, step: int) -> float:

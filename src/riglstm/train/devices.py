@@ -28,14 +28,15 @@ def pick(config: Fit) -> torch.device:
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    device = torch.device(name)
     if device.type == "cuda":
         return _gpu(device, config.devices)
-    if device.type != "cpu":
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    most = max(8, os.cpu_count() or 1)
+    if config.devices > most:
+        raise ValueError(
+            f"devices must be at most {most} on this CPU, a process to a core, got "
+            f"{config.devices}; use fewer"
+        )
     return device
 
 

@@ -7,10 +7,12 @@
     weights/         step-N.safetensors, the network after N updates, where a choice fell on them;
                      its averaged weights in a run that averages them
     result.json      the result; a folder that holds it is done
+    failed.json      why it has no result and never will
     tensorboard/
-    lock             there while a process trains here; one that is left over means nothing
+    riglstm.lock     there while a process trains here; one that is left over means nothing
 
-Whole files are written aside and renamed, so that none is ever half there.
+Whole files are written aside and renamed, so that none is ever half there. A folder that holds
+anything and no config.json of ours is refused, and only files with these names are ever deleted.
 """
 
 from __future__ import annotations
@@ -19,17 +21,26 @@ import contextlib
 import errno
 import json
 import os
-import shutil
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from riglstm.train.config import FREE, LATER, PRINTED
 from riglstm.train.devices import rank
+from riglstm.train.diverged import Diverged
 from riglstm.train.lock import release, take
 from riglstm.train.record import now, surroundings
 
 ASIDE = ".part"
+MADE: dict[str, str] = {
+    "": r"(config|run|result|failed)\.json|metrics\.csv",
+    "checkpoints": r"step-\d+\.ckpt",
+    "weights": r"step-\d+\.safetensors",
+    "tensorboard": r"events\.out\.tfevents\..+|hparams\.yaml",
+}
+"""By folder, the names of the files that a run makes; aside they have a number and ASIDE too."""
+UNFINISHED = re.compile(rf"(?P<name>.+)\.\d+{re.escape(ASIDE)}")
 
 
 class RunFolder:
@@ -42,10 +53,11 @@ class RunFolder:
         self.run = self.path / "run.json"
         self.metrics = self.path / "metrics.csv"
         self.result = self.path / "result.json"
+        self.failed = self.path / "failed.json"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "weights"
         self.tensorboard = self.path / "tensorboard"
-        self.lock = self.path / "lock"
+        self.lock = self.path / "riglstm.lock"
         self.holding = False
 
     def __repr__(self) -> str:
@@ -58,32 +70,58 @@ class RunFolder:
             return "done"
         return "partial" if self.config.exists() else "new"
 
+    def check(self) -> None:
+        """Raise ValueError where the folder holds anything and is no run."""
+        if not self.path.is_dir():
+            return
+        with contextlib.suppress(ValueError):
+            config = self.read_json(self.config)
+            kinds = {"task": str, "fit": dict, "seed": int}
+            if all(isinstance(config.get(name), kind) for name, kind in kinds.items()):
+                return
+        others = [name for name in sorted(os.listdir(self.path)) if name != self.lock.name]
+        # A kill may come before the first file has its name; the lock is there then.
+        if self.lock.exists():
+            others = [name for name in others if _unfinished(name) != self.config.name]
+        if others:
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            raise ValueError(
+                f"{self.path} must be a new or empty folder, or that of a run, got one that holds "
+                f"{', '.join(others[:3])}{more} and no config.json of a run; give another folder"
+            )
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Within it no other process trains here; within itself it does nothing more.
 
-        Raises BusyError where another process does already.
+        A run that is begun within it, and ends with an error before it has saved anything, is taken
+        away again. Raises BusyError where another process trains here, and what `check` does.
         """
         if self.holding or not self.writes:
             yield
             return
-        made = not self.path.exists()
+        self.check()
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = take(self.lock)
         except OSError as error:
+            _remove_empty(made)
             raise unwritten(self.lock, error) from error
         self.holding = True
+        begun_here = self.state == "new"
         try:
             self.sweep()
             yield
+        except Exception as error:
+            if begun_here and not isinstance(error, Diverged) and not self._made(self.checkpoints):
+                self.empty()
+            raise
         finally:
             self.holding = False
             release(self.lock, handle)
-            if made:
-                # Nothing was begun, where this can be done.
-                with contextlib.suppress(OSError):
-                    self.path.rmdir()
+            # Nothing was begun, where this can be done.
+            _remove_empty(made)
 
     def begin(
         self, config: Mapping[str, Any], *, command: str, device: str, jobs: int = 1, resume: bool
@@ -119,8 +157,10 @@ class RunFolder:
                 f"{self.path} holds another run: {'; '.join(found)}; "
                 "go on with its own options, or give another folder"
             )
-        record = self.read_json(self.run) if self.run.exists() else surroundings()
-        self.write_json(self.run, {**record, "resumed": [*record.get("resumed", []), session]})
+        if self.run.exists():
+            record = self.read_json(self.run)
+            session = {**record, "resumed": [*record.get("resumed", []), session]}
+        self.write_json(self.run, session)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result; checkpoints, and weights that no choice fell on, have served, and go.
@@ -137,16 +177,39 @@ class RunFolder:
         result = self.read_json(self.result)
         if "chosen" in result:
             self.keep_weights({chosen["step"] for chosen in result["chosen"].values()})
-        if self.checkpoints.exists():
-            shutil.rmtree(self.checkpoints)
+        self._empty(self.checkpoints)
 
     def keep_weights(self, steps: Collection[int]) -> None:
         """Delete the weights of all other steps."""
         wanted = {self.weights_of(step) for step in steps}
         if self.writes:
-            for path in self.weights.glob("step-*.safetensors"):
+            for path in self._made(self.weights):
                 if path not in wanted:
                     path.unlink()
+
+    def empty(self) -> None:
+        """Remove all that the run has made, checkpoints first: nothing goes on without them.
+
+        config.json goes last, and stays beside files of others: it says that the folder is a run's.
+        """
+        for folder in (self.checkpoints, self.weights, self.tensorboard, self.path):
+            self._empty(folder)
+        if {path.name for path in self.path.iterdir()} <= {self.config.name, self.lock.name}:
+            self.config.unlink(missing_ok=True)
+
+    def _empty(self, folder: Path) -> None:
+        """Remove what the run has made in one of its folders, and that one if nothing is left."""
+        for path in self._made(folder):
+            if path != self.config:
+                path.unlink(missing_ok=True)
+        if folder != self.path:
+            _remove_empty([folder])
+
+    def _made(self, folder: Path, name: Callable[[str], str] = str) -> list[Path]:
+        """What the run has made in one of its folders, where `name` gives a file's own name."""
+        names = MADE["" if folder == self.path else folder.name]
+        paths = folder.iterdir() if folder.is_dir() else ()
+        return [path for path in paths if re.fullmatch(names, name(path.name)) and path.is_file()]
 
     def weights_of(self, step: int) -> Path:
         """The file with the network's weights after `step` updates."""
@@ -159,7 +222,7 @@ class RunFolder:
         except FileNotFoundError:
             raise ValueError(
                 f"{self.path} is not a run: expected the file {path.name} in it, got none; "
-                "`riglstm train` writes such folders, fit alone does not"
+                "`riglstm train` writes such folders"
             ) from None
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} must be a JSON file, and cannot be read: {error}") from error
@@ -183,8 +246,21 @@ class RunFolder:
         """Remove what a kill left half-written."""
         if self.writes:
             for folder in (self.path, self.checkpoints, self.weights):
-                for path in folder.glob(f"*{ASIDE}"):
+                for path in self._made(folder, _unfinished):
                     path.unlink(missing_ok=True)
+
+
+def _unfinished(name: str) -> str:
+    """What a file that is being written aside is to be called; empty where it is no such file."""
+    match = UNFINISHED.fullmatch(name)
+    return match["name"] if match else ""
+
+
+def _remove_empty(folders: Collection[Path]) -> None:
+    """Remove folders in which nothing is."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 @contextlib.contextmanager

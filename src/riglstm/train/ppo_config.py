@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from riglstm.train.config import check_device
+
 FROM_ZERO: tuple[str, Callable[[float], bool]] = ("from 0 on", lambda v: 0 <= v < math.inf)
 ABOVE_ZERO: tuple[str, Callable[[float], bool]] = ("above 0", lambda v: 0 < v < math.inf)
 SHARE: tuple[str, Callable[[float], bool]] = ("from 0 to 1", lambda v: 0 <= v <= 1)
@@ -76,6 +78,7 @@ class PPO:
     """Write TensorBoard's files too, where it is installed."""
 
     def __post_init__(self) -> None:
+        check_device(self.device)
         for name in ("envs", "steps", "window", "epochs", "minibatch", "checkpoint_every"):
             check_count(name, getattr(self, name))
         for name in ("frames", "workers"):

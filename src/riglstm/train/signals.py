@@ -11,7 +11,10 @@ from typing import Any
 
 from riglstm.train.deadline import NEVER, Deadline
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""The last one comes when a terminal is closed, or a connection lost; Windows has none."""
 
 
 class StopNow(BaseException):
@@ -35,14 +38,16 @@ class Wish:
 
     def listen(self) -> None:
         """From now on signals make the wish; after Lightning has set its own handlers."""
-        for number in self.before:
-            signal.signal(number, self)
+        for number, handler in self.before.items():
+            # What `nohup` has silenced stays so.
+            if number not in SIGNALS[2:] or handler is not signal.SIG_IGN:
+                signal.signal(number, self)
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         """A signal has come.
 
-        SIGTERM may come several times, from whoever ends all processes of a job, and changes
-        nothing once there is a wish.
+        SIGTERM and SIGHUP may come several times, from whoever ends all processes of a job, and
+        change nothing once there is a wish.
         """
         by_hand = signum == signal.SIGINT
         if by_hand and self.by_hand:

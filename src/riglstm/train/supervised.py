@@ -75,6 +75,9 @@ def fit(
     """
     check(config, task.device)
     with folder.held():
+        if folder.state == "new":
+            # Without a configuration the folder would be nobody's; the checkpoints say the rest.
+            folder.write_json(folder.config, {"task": "its own", "fit": {}, "seed": seed})
         return _fit(net, task, config, seed, folder, resume, progress, again, deadline)
 
 

@@ -1,0 +1,40 @@
+"""What the command `riglstm` needs before torch is loaded, which takes seconds; nothing elsewhere.
+
+Ctrl-C ends a command that is still loading, without a traceback. And of the three standard streams
+none is left closed, or the next file that is opened would be taken for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+
+OURS = ("riglstm", "riglstm.exe")
+
+
+def _is_this() -> bool:
+    """Whether this process is the command: its script, or `python -m riglstm`."""
+    name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+    words = sys.orig_argv
+    return name in OURS or (name == "-m" and "riglstm" in words[words.index("-m") + 1 :][:1])
+
+
+def heard() -> None:
+    """Ctrl-C is an exception again: all is loaded that takes long."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if _is_this() and threading.current_thread() is threading.main_thread():
+    for number in range(3):
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            continue
+        # The lowest number that is free is the one that is given.
+        os.open(os.devnull, os.O_RDWR)
+    # What a shell has silenced stays so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,373 @@
+"""Other people's files stay as they are, and a training goes on whatever becomes of its output."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from riglstm.cli import streams
+from riglstm.cli.main import main
+from riglstm.experiments import minigrid_table, render, run
+from riglstm.experiments import reproduce as reproducing
+from riglstm.train.folder import RunFolder
+from riglstm.train.signals import Wish
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+SOURCE = Path(__file__).parents[1] / "src"
+SMALL = [
+    *("train", "copying", "--hidden-size", "8", "--set", "num_cells=2", "--L", "2", "--P", "3"),
+    *("--digits", "2", "--input-size", "4", "--batch-size", "4", "--conditions", "P=4"),
+    *("--validation-size", "8", "--test-size", "8", "--device", "cpu", "--no-tensorboard"),
+    *("--updates", "6", "--checkpoint-every", "2"),
+]
+
+
+def tree(path: Path) -> dict[str, bytes | None]:
+    """Everything below a folder."""
+    return {str(p): p.read_bytes() if p.is_file() else None for p in sorted(path.rglob("*"))}
+
+
+OTHERS = {
+    "checkpoints/epoch-3.pt": b"mine",
+    "checkpoints/step-3.ckpt": b"mine",
+    "thesis.part": b"mine",
+    "lock": b"",
+    "riglstm.lock": b"",
+    "config.json": b'{"task": "translation", "seed": "none"}',
+    "config.json.7.part": b"mine",
+    "weights/step-3.safetensors": b"mine",
+    "metrics.csv": b"mine",
+    "run.json": b"{}",
+    "result.json": b"{}",
+}
+
+
+@pytest.mark.parametrize(
+    "names", [[name] for name in OTHERS if name != "riglstm.lock"] + [[*OTHERS]]
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(
+    names: list[str], resume: bool, tmp_path: Path, capsys: Capture
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(OTHERS[name])
+    before = tree(tmp_path)
+    assert main([*SMALL, "--out", str(tmp_path), *(["--resume"] if resume else [])]) == 2
+    assert (
+        "must be a new or empty folder, or that of a run, got one that" in capsys.readouterr().err
+    )
+    assert tree(tmp_path) == before
+    # Below the command line, too.
+    with pytest.raises(ValueError, match="give another folder"), RunFolder(tmp_path).held():
+        pass
+    assert tree(tmp_path) == before
+
+
+def test_the_folder_of_a_start_that_was_killed_is_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / "riglstm.lock").touch()
+    (tmp_path / "config.json.7.part").write_bytes(b"{")
+    assert main([*SMALL, "--out", str(tmp_path)]) == 0
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        SMALL,
+        ["train", "minigrid"],
+        ["demo"],
+        ["reproduce", "copying"],
+        ["reproduce", "minigrid"],
+        ["report", "."],
+    ],
+)
+def test_an_empty_out_is_refused(
+    words: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--out", ""]) == 2
+    assert "--out: expected a path" in capsys.readouterr().err
+    assert tree(tmp_path) == {}
+
+
+def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    RunFolder(out).begin({"task": "", "fit": {}, "seed": 0}, command="", device="", resume=False)
+    mine = ("checkpoints/best.pt", "weights/step-one.safetensors", "draft.part", "notes.txt")
+    for name in mine:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_bytes(b"mine")
+    for name in ("checkpoints/step-3.ckpt", "weights/step-3.safetensors", "run.json.3.part"):
+        (out / name).write_bytes(b"the run's")
+    folder = RunFolder(out)
+    with folder.held():
+        folder.finish({"chosen": {}})
+    left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+    assert left == {*mine, "config.json", "run.json", "result.json"}
+    folder.empty()
+    left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+    assert left == {*mine, "config.json"}, "it is still a run's folder"
+
+
+def test_a_start_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    def no_memory(*arguments: Any) -> NoReturn:
+        raise MemoryError
+
+    out = tmp_path / "some" / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("riglstm.train.learner.Learner.training_step", no_memory)
+        assert main([*SMALL, "--out", str(out)]) == 2
+    assert "out of memory" in capsys.readouterr().err
+    assert tree(tmp_path) == {}
+    # The folder takes the corrected command.
+    assert main([*SMALL, "--hidden-size", "4", "--out", str(out)]) == 0
+
+
+def test_a_run_that_fails_after_a_checkpoint_stays(tmp_path: Path, monkeypatch: Patch) -> None:
+    def full(*arguments: Any, **options: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run, "tested", full)
+    assert main([*SMALL, "--out", str(tmp_path / "run")]) == 2
+    assert RunFolder(tmp_path / "run").state == "partial"
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_to_go_on_with_a_run_that_is_done_is_to_tidy_up_and_say_so(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "run"
+    assert main([*SMALL, "--out", str(out)]) == 0
+    before = tree(out)
+    # As a kill in the last clean-up leaves it.
+    for name in ("checkpoints/step-6.ckpt", "weights/step-1.safetensors", "run.json.7.part"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).touch()
+    (out / "riglstm.lock").touch()
+    capsys.readouterr()
+    assert main([*SMALL, "--out", str(out), "--resume"]) == 0
+    said = capsys.readouterr().out
+    assert "done already" in said
+    assert "chosen on validation@P=3" in said
+    assert tree(out) == before
+    assert main([*SMALL, "--out", str(out), "--lr", "0.5", "--resume"]) == 2
+    assert "holds another run, which is done: fit.lr is" in capsys.readouterr().err
+
+
+def test_export_writes_over_a_file_only_if_told_to(tmp_path: Path, capsys: Capture) -> None:
+    out, file = tmp_path / "run", tmp_path / "w.safetensors"
+    assert main([*SMALL, "--out", str(out)]) == 0
+    file.write_bytes(b"mine")
+    assert main(["export", str(out), str(file)]) == 2
+    assert f"FILE must be a new one, got {file}, which is there; --force" in capsys.readouterr().err
+    assert file.read_bytes() == b"mine"
+    assert main(["export", str(out), str(file), "--force"]) == 0
+    assert main(["evaluate", str(file), "--device", "cpu"]) == 0
+
+
+def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "tables").mkdir(parents=True)
+    for name in ("runs/tables/copying-quick.csv", "report.html", "bench.json"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "other.json.part").write_text("{}")
+    before = tree(tmp_path)
+    monkeypatch.setattr(reproducing, "attempt", lambda *args: pytest.fail("trained"))
+    for words, said in (
+        (["reproduce", "copying"], "copying-quick.csv must be a new file, or this table's, which"),
+        (["reproduce", "copying", "--out", "x", "--results", "report.html"], "must begin with the"),
+        (["demo", "--out", "."], "--out must be a new folder, or that of a demo, got ."),
+        (["bench", "--quick", "--json", "bench.json"], "--json must name a new file, or one that"),
+        (["bench", "--quick", "--json", "other.json"], "other.json.part is another"),
+    ):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+        assert tree(tmp_path) == before
+    monkeypatch.setattr(minigrid_table, "run", lambda *args: pytest.fail("trained"))
+    (tmp_path / "runs" / "tables" / "minigrid.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"minigrid\.md must be a new file, or this table's"):
+        minigrid_table.reproduce(["lavagap"], ["lstm"], 1, "runs", "runs/tables")
+
+
+def test_a_table_takes_the_place_of_its_older_self(tmp_path: Path) -> None:
+    table = render.Rendered("**a**\n1\n", "x,y\n1,2\n", "\\begin{table*}\n1\n")
+    for _ in range(2):
+        paths = table.write(tmp_path, "a")
+    assert [path.read_text()[0] for path in paths] == ["*", "x", "\\"]
+
+
+class Gone:
+    """A stream that takes some writes, and then fails."""
+
+    encoding = "utf-8"
+
+    def __init__(self, number: int, after: int) -> None:
+        self.number, self.left, self.taken = number, after, ""
+
+    def write(self, text: str) -> int:
+        if self.left == 0:
+            raise OSError(self.number, os.strerror(self.number))
+        self.left -= 1
+        self.taken += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_training_goes_on_without_its_output(
+    name: str, number: int, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    gone: Any = Gone(number, after=2 if name == "stdout" else 0)
+    monkeypatch.setattr(sys, name, gone)
+    assert main([*SMALL, "--out", str(tmp_path / "run")]) == 0
+    assert gone.left == 0
+    assert getattr(sys, name) is gone
+    assert RunFolder(tmp_path / "run").state == "done"
+
+
+def test_a_stream_that_was_closed_is_done_without(tmp_path: Path, monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        patch.setattr(sys, "stderr", None)
+        assert main([*SMALL, "--out", str(tmp_path / "run")]) == 0
+        assert main(["evaluate", "no/such/run"]) == 2
+    assert RunFolder(tmp_path / "run").state == "done"
+
+
+def test_what_is_only_printed_has_to_be_printed(monkeypatch: Patch, capsys: Capture) -> None:
+    gone: Any = Gone(errno.ENOSPC, after=2)
+    monkeypatch.setattr(sys, "stdout", gone)
+    assert main(["list"]) == 2
+    assert "what it printed could not be written: [Errno 28]" in capsys.readouterr().err
+    # Who reads no further has seen enough.
+    gone = Gone(errno.EPIPE, after=2)
+    monkeypatch.setattr(sys, "stdout", gone)
+    assert main(["list"]) == 0
+
+
+def test_a_terminal_without_our_signs_gets_others(tmp_path: Path, monkeypatch: Patch) -> None:
+    with (tmp_path / "said").open("w", encoding="ascii") as ascii_only:
+        monkeypatch.setattr(sys, "stdout", ascii_only)
+        with streams.kept():
+            print("a – b ─")
+    assert (tmp_path / "said").read_text() == "a ? b ?\n"
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ending", ["2>&- >&-", "2>/dev/full >/dev/full", "2>&1 | head -1", "| head -1", "2>&-", ">&-"]
+)
+def test_a_shell_may_close_fill_and_leave_the_streams(ending: str, tmp_path: Path) -> None:
+    words = " ".join([sys.executable, "-m", "riglstm", *SMALL, "--out", str(tmp_path / "run")])
+    made = subprocess.run(
+        ["bash", "-c", f"{words} {ending}; echo code ${{PIPESTATUS[0]}} >&3"],
+        env={**ENVIRONMENT, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: os.dup2(os.open(tmp_path / "code", os.O_CREAT | os.O_WRONLY), 3),
+        pass_fds=(3,),
+    )
+    assert (tmp_path / "code").read_text() == "code 0\n", made.stderr
+    assert RunFolder(tmp_path / "run").state == "done"
+    assert "Traceback" not in made.stdout + made.stderr
+    assert "Exception ignored" not in made.stdout + made.stderr
+
+
+@pytest.mark.parametrize("way", ["module", "script"])
+def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Path) -> None:
+    slow, script = tmp_path / "path" / "torch.py", tmp_path / "riglstm"
+    slow.parent.mkdir()
+    slow.write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    script.write_text("from riglstm.cli.main import main\nmain()\n")
+    where = os.pathsep.join(map(str, (slow.parent, SOURCE)))
+    words = ["-m", "riglstm"] if way == "module" else [str(script)]
+    made = subprocess.run(
+        [sys.executable, *words, "list"],
+        env={**os.environ, "PYTHONPATH": where},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert made.stderr == ""
+    assert made.returncode == -signal.SIGINT
+
+
+def test_who_imports_the_layer_keeps_ctrl_c(tmp_path: Path) -> None:
+    code = "import sys, signal; sys.modules['torch'] = None\ntry:\n import riglstm\n"
+    code += "except ImportError:\n print(signal.getsignal(2) is signal.default_int_handler)"
+    made = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert made.stdout == "True\n"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has none")
+def test_what_nohup_has_silenced_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Wish(speaks=False) as wish:
+            wish.listen()
+            signal.raise_signal(signal.SIGHUP)
+            assert not wish.made
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_shared_memory_of_environments_never_has_a_name(monkeypatch: Patch) -> None:
+    pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
+    from riglstm.tasks import minigrid_envs
+
+    links: list[int] = []
+    real = subprocess.Popen
+
+    def started(*arguments: Any, pass_fds: tuple[int, ...] = (), **options: Any) -> Any:
+        links.extend(os.fstat(number).st_nlink for number in pass_fds)
+        return real(*arguments, pass_fds=pass_fds, **options)
+
+    monkeypatch.setattr(minigrid_envs.subprocess, "Popen", started)
+    with minigrid_envs.Environments(["MiniGrid-LavaGapS5-v0"] * 2, 0, workers=1) as envs:
+        assert envs.images.any()
+    assert links == [0]
+
+
+def test_a_name_that_is_nearly_right_is_offered(tmp_path: Path, capsys: Capture) -> None:
+    for words, near in (
+        (["--set", "variant=al_cells"], "all_cells"),
+        (["--set", "backend=refrence"], "reference"),
+        (["--set", "cels=top"], "cells"),
+        (["--precision", "bf61"], "bf16"),
+        (["--decay", "cosin"], "cosine"),
+    ):
+        assert main([*SMALL, *words, "--out", str(tmp_path / "x")]) == 2
+        assert f"; did you mean {near}?" in capsys.readouterr().err
