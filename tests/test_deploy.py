@@ -139,7 +139,11 @@ def test_a_trace_of_a_packed_sequence_is_refused() -> None:
             return rnn(pack_padded_sequence(x, lengths))[0].data
 
     rnn, lengths = build(), torch.tensor([7, 4, 2])
-    with pytest.raises(ValueError, match="needs padded sequences, got a PackedSequence"):
+    message = (
+        "torch.jit.trace needs padded sequences, got a PackedSequence, whose lengths the trace "
+        "would fix; pass a padded Tensor with mask, True where a sequence has steps"
+    )
+    with pytest.raises(ValueError, match=message):
         traced(Packs(), torch.randn(7, 3, 5))
 
 

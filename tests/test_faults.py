@@ -252,6 +252,8 @@ COMMANDS_OF: list[tuple[int, list[str]]] = [
     (1, ["export", "done", "new.safetensors"]),
     (1, ["reproduce", "copying", "--minutes", "0.001", "--out", "new", "--models", "lstm"]),
     (2, ["reproduce", "minigrid", "--families", "lavagap", "--workers", "1", "--out", "new"]),
+    (1, ["sweep", "space.toml", "--minutes", "0.001", "--out", "new", "--results", "new.jsonl"]),
+    (1, ["report", "done", "--out", "new.html"]),
     (1, ["bench", "--quick", "--tables", "stream"]),
     (1, ["data"]),
     (1, ["list"]),
@@ -293,7 +295,7 @@ def groups_of(verb: list[str]) -> dict[str, type]:
 
 def wrong_commands() -> list[list[str]]:
     """Every flag of every verb with every value that it does not take, and flags there are none."""
-    assert {words[0] for _, words in COMMANDS_OF} == VERBS.keys() - {"report"}
+    assert {words[0] for _, words in COMMANDS_OF} == VERBS.keys()
     found = []
     for length, words in COMMANDS_OF:
         found.append([*words, "--no-such-flag", "3"])
@@ -315,6 +317,7 @@ def test_wrong_commands_end_with_a_message_and_leave_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RIGLSTM_DATA", str(tmp_path / "data"))
     assert main([*SMALL, "--updates", "4", "--out", "done"]) == 0
+    (tmp_path / "space.toml").write_text('table = "copying"\nsetting = "M=1"\nbudget = "quick"\n')
     before = sorted(tmp_path.rglob("*"))
     every = wrong_commands()
     assert len(every) > 3 * COMMANDS

@@ -189,7 +189,10 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
     monkeypatch.setattr(reproducing, "attempt", lambda *args: pytest.fail("trained"))
     for words, said in (
         (["reproduce", "copying"], "copying-quick.csv must be a new file, or this table's, which"),
-        (["reproduce", "copying", "--out", "x", "--results", "report.html"], "must begin with the"),
+        (
+            ["reproduce", "copying", "--out", "x", "--results", "report.html"],
+            "expected the columns",
+        ),
         (["demo", "--out", "."], "--out must be a new folder, or that of a demo, got ."),
         (["bench", "--quick", "--json", "bench.json"], "--json must name a new file, or one that"),
         (["bench", "--quick", "--json", "other.json"], "other.json.part is another"),

@@ -190,6 +190,19 @@ def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
     assert "did you mean start?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["mine", "[]\n", '{"run": 1}\n', "{", "\xff"])
+def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
+    content: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(content.encode("latin-1"))
+    out = tmp_path / "runs"
+    assert main(["sweep", str(tiny), "--results", str(path), "--out", str(out)]) == 2
+    assert "must hold the trials of a search" in capsys.readouterr().err
+    assert path.read_bytes() == content.encode("latin-1")
+    assert not out.exists()
+
+
 def test_the_leads_have_lines_that_name_commit_and_device() -> None:
     for path in sorted((ROOT / "results" / "trials").glob("*.jsonl")):
         lines = search.read_lines(path)

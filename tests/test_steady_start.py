@@ -76,11 +76,3 @@ def test_a_steady_start_without_maps_that_cancel_is_refused(given: dict[str, Any
     size = given.pop("input_size", D)
     with pytest.raises(ValueError, match=r"steady_start must be False without input_views"):
         RigLSTM(size, H, num_cells=N, steady_start=True, **given)
-
-
-def test_a_layer_pickled_before_the_option_can_be_shown_and_drawn_anew() -> None:
-    old = made()
-    for name in ("steady_start", "forget_bias"):
-        del old.__dict__[name]
-    assert "steady_start" not in repr(old)
-    old.reset_parameters()

@@ -18,6 +18,8 @@ PERCENT = ("accuracy",)
 
 def table(result: Mapping[str, Any], title: str) -> str:
     """The test figures of one run."""
+    if not result["rows"]:
+        return f"{title}: not tested"
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in result["rows"]:
         found.setdefault(row["condition"], {})[row["chosen_on"]] = row

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.cli import UsageError, flags, launch, options, results, values
-from riglstm.experiments.result import FAILED, read_reason, read_result
+from riglstm.experiments.read_run import read_record
+from riglstm.experiments.result import FAILED, read_reason
 from riglstm.experiments.run import run
 from riglstm.experiments.spec import RunSpec
 from riglstm.models import MODELS
@@ -103,7 +104,7 @@ def main(args: Sequence[str]) -> None:
     # Of several processes the first one looks; that a run is done all of them have to know.
     first = rank() == 0 or (where.resume and RunFolder(out).state == "done")
     if first and check_folder(out, where.resume, spec.resolved()):
-        done = results.table(read_result(RunFolder(out)), title)
+        done = results.table(read_record(out, curves=False).result or {}, title)
         print(f"{title}, in {out}: done already\n\n{done}\n\n{results.RULES}")
         return
     print(f"{title}, into {out}", flush=True)

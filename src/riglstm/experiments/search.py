@@ -225,10 +225,21 @@ def line(space: Space, trial: Trial) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All trials of a file; an empty list where there is none."""
+    """All trials of a file, none where it is not there; raises ValueError for another file."""
     if not path.exists():
         return []
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text]
+    found = []
+    try:
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            found.append(json.loads(text))
+            if not isinstance(found[-1], dict) or not {"run", "model", "trial"} <= found[-1].keys():
+                raise ValueError(f"line {number} is {text[:80]!r}")
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{path} must hold the trials of a search, one line of JSON each: {error}; "
+            "mend it, or give another file"
+        ) from error
+    return found
 
 
 def append(path: Path, said: Mapping[str, Any]) -> None:
