@@ -77,8 +77,8 @@ def read_space(path: Path) -> Space:
     """A space from its file; raises ValueError where it is none."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        lists = {name: tuple(data[name]) for name in ("seeds", "models") if name in data}
-        space = Space(path.stem, **{**data, **lists})
+        data |= {name: tuple(data[name]) for name in ("seeds", "models") if name in data}
+        space = Space(path.stem, **data)
         how = recipe(space.table, space.budget)
         space = replace(space, models=chosen(how, space.models or None))
         if space.setting not in how.settings:
@@ -261,7 +261,8 @@ def _home(said: Mapping[str, Any]) -> float:
 
 
 def _shifted(said: Mapping[str, Any]) -> float:
-    others = [b["value"] for c, b in said["best"].items() if c != said["trained_on"]]
+    best, home = said["best"], said["trained_on"]
+    others = [float(best[condition]["value"]) for condition in best if condition != home]
     return sum(others) / len(others)
 
 
