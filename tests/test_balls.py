@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helpers import seeded, slow_bf16
-from riglstm.models import build
-from riglstm.tasks import balls_render
-from riglstm.tasks.balls import Balls, BallsTask
-from riglstm.tasks.balls_network import BallsNetwork, Doubling
-from riglstm.tasks.balls_physics import BOX, NAMED, World, scene, simulate, start, written
-from riglstm.tasks.balls_render import (
+from riglstm.lab.tasks import balls_render
+from riglstm.lab.tasks.balls import Balls, BallsTask
+from riglstm.lab.tasks.balls_network import BallsNetwork, Doubling
+from riglstm.lab.tasks.balls_physics import BOX, NAMED, World, scene, simulate, start, written
+from riglstm.lab.tasks.balls_render import (
     CURTAIN,
     SIDE,
     Sequences,
@@ -32,9 +31,10 @@ from riglstm.tasks.balls_render import (
     pack,
     unpack,
 )
-from riglstm.tasks.base import means
-from riglstm.tasks.files import DataError
-from riglstm.train.devices import products
+from riglstm.lab.tasks.base import means
+from riglstm.lab.tasks.files import DataError
+from riglstm.lab.train.devices import products
+from riglstm.models import build
 
 CPU = torch.device("cpu")
 BOUND = 1e-9
@@ -474,7 +474,7 @@ def test_a_task_that_is_ready_makes_nothing_later(
     assert os.listdir(tmp_path) == []
     task.ready()
     assert len(os.listdir(tmp_path / "riglstm" / "balls")) == 5
-    monkeypatch.setattr("riglstm.tasks.balls.load", None)
+    monkeypatch.setattr("riglstm.lab.tasks.balls.load", None)
     task.batch(0, 0)
     net = small_network(task)
     for condition in task.conditions:
@@ -586,7 +586,7 @@ def test_scores_are_means_over_films_and_parts_add_up(
     frames = unpack(task.packed("balls=2,curtain", "validation")).transpose(0, 1)
     loss = F.binary_cross_entropy_with_logits(net(frames[:-1]), frames[1:])
     assert abs(means(whole)["loss"] - loss.item()) < 1e-6
-    monkeypatch.setattr("riglstm.tasks.tokens.CPU_TOKENS", 16 * 8 * 2)
+    monkeypatch.setattr("riglstm.lab.tasks.tokens.CPU_TOKENS", 16 * 8 * 2)
     parts = [task.score(net, "balls=2,curtain", "validation", (i, 3)) for i in range(3)]
     for name, total in whole.items():
         assert total.dtype == torch.float64

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from riglstm import RigLSTM
-from riglstm.benchmark import cuda, per_cell_loop
-from riglstm.benchmark.contestants import LOOP, WORK, Contestant, contestants, job, onednn
-from riglstm.benchmark.cuda import symbol_sections
-from riglstm.benchmark.tables import Section, growth, rows
-from riglstm.benchmark.timing import METERS, Job, Meter, compare, measure, runs, spread
-from riglstm.cli import bench
-from riglstm.cli.bench_parts import headline
-from riglstm.cli.main import main
+from riglstm.lab.bench import cuda, per_cell_loop
+from riglstm.lab.bench.contestants import LOOP, WORK, Contestant, contestants, job, onednn
+from riglstm.lab.bench.cuda import symbol_sections
+from riglstm.lab.bench.tables import Section, growth, rows
+from riglstm.lab.bench.timing import METERS, Job, Meter, compare, measure, runs, spread
+from riglstm.lab.cli import bench
+from riglstm.lab.cli.bench_parts import headline
+from riglstm.lab.cli.main import main
+from riglstm.lab.train.record import commit
 from riglstm.scan import reference
-from riglstm.train.record import commit
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_benchmark_that_is_cut_off_leaves_the_tables_it_has_measured(
             raise KeyboardInterrupt
         return heading
 
-    monkeypatch.setattr("riglstm.cli.bench_parts.table", cut)
+    monkeypatch.setattr("riglstm.lab.cli.bench_parts.table", cut)
     flags = ("--device", "cpu", "--quick", "--tables", "batch", "stream", "--json", str(path))
     with pytest.raises(KeyboardInterrupt):
         bench.main(flags)

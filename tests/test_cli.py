@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import riglstm
-from riglstm.cli import (
+from riglstm.lab.cli import (
     UsageError,
     bench,
     data,
@@ -26,17 +26,17 @@ from riglstm.cli import (
     results,
     train,
 )
-from riglstm.experiments import reproduce as reproducing
-from riglstm.experiments.errors import LESS_MEMORY
-from riglstm.experiments.plan import Planned, plan
-from riglstm.experiments.spec import RunSpec
-from riglstm.experiments.tables import NAMES
+from riglstm.lab.tables import reproduce as reproducing
+from riglstm.lab.tables.errors import LESS_MEMORY
+from riglstm.lab.tables.plan import Planned, plan
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.tables import NAMES
+from riglstm.lab.tasks import TASKS
+from riglstm.lab.tasks.files import DataError
+from riglstm.lab.train import Fit
+from riglstm.lab.train.deadline import NEVER, OutOfTime
 from riglstm.models import MODELS
 from riglstm.scan import BACKENDS
-from riglstm.tasks import TASKS
-from riglstm.tasks.files import DataError
-from riglstm.train import Fit
-from riglstm.train.deadline import NEVER, OutOfTime
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -609,7 +609,7 @@ def test_the_commands_of_the_guide_can_be_read(monkeypatch: Patch, tmp_path: Pat
         (bench, "run"),
     ):
         monkeypatch.setattr(module, name, lambda *args, **options: read.append("done") or RESULT)
-    monkeypatch.setattr("riglstm.report.report", lambda *args, **options: read.append("done"))
+    monkeypatch.setattr("riglstm.lab.report.report", lambda *args, **options: read.append("done"))
     monkeypatch.setattr(export, "export", lambda run, file: read.append("done") or file.touch())
     put_run(tmp_path / "runs" / "mnist" / "riglstm-s0")
     (tmp_path / "weights").mkdir()

@@ -39,7 +39,7 @@ found = importlib.metadata.Distribution.from_name
 importlib.metadata.Distribution.from_name = Unknown.from_name
 sys.meta_path[:] = map(Veil, sys.meta_path)
 import pytest
-from riglstm.cli.main import main
+from riglstm.lab.cli.main import main
 
 said = []
 for args in {commands}:

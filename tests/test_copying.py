@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from riglstm.lab.tasks import TASKS, copying
+from riglstm.lab.tasks.base import generator, means
+from riglstm.lab.tasks.copying import Copying, CopyingTask, sequences
 from riglstm.models import build
-from riglstm.tasks import TASKS, copying
-from riglstm.tasks.base import generator, means
-from riglstm.tasks.copying import Copying, CopyingTask, sequences
 
 CPU = torch.device("cpu")
 BLANK, MARKER = 10, 11
@@ -227,7 +227,7 @@ def test_a_score_does_not_depend_on_the_size_of_batches(monkeypatch: pytest.Monk
     task = open_task(input_size=8, test_size=37)
     net = task.network(build("lstm", 8, 6))
     whole = means(task.score(net, "P=100", "test"))
-    monkeypatch.setattr("riglstm.tasks.tokens.CPU_TOKENS", 5 * 120)
+    monkeypatch.setattr("riglstm.lab.tasks.tokens.CPU_TOKENS", 5 * 120)
     small = means(task.score(net, "P=100", "test"))
     assert whole["accuracy"] == small["accuracy"]
     assert whole["loss"] == pytest.approx(small["loss"], rel=1e-6)

@@ -24,10 +24,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from riglstm.tasks import download
-from riglstm.tasks.cifar import CIFAR10, PIXELS, parse_binary, parse_python
-from riglstm.tasks.download import DATASETS, describe, fetch, find, load, obtain
-from riglstm.tasks.files import (
+from riglstm.lab.tasks import download
+from riglstm.lab.tasks.cifar import CIFAR10, PIXELS, parse_binary, parse_python
+from riglstm.lab.tasks.download import DATASETS, describe, fetch, find, load, obtain
+from riglstm.lab.tasks.files import (
     Content,
     DataError,
     Dataset,
@@ -38,7 +38,7 @@ from riglstm.tasks.files import (
     data_folder,
     read,
 )
-from riglstm.tasks.idx import FASHION, MNIST, NAMES, parse, parse_idx
+from riglstm.lab.tasks.idx import FASHION, MNIST, NAMES, parse, parse_idx
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")

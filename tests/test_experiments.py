@@ -15,21 +15,21 @@ import pytest
 import torch
 
 from riglstm import models as registry
-from riglstm.cli.main import main
-from riglstm.experiments import complexity, rows
-from riglstm.experiments.entries import SMALL, Recipe, Row, Setting
-from riglstm.experiments.finished import KEY, evaluate, finished, load
-from riglstm.experiments.plan import FAILED, Planned, plan
-from riglstm.experiments.recipes import RECIPES
-from riglstm.experiments.reproduce import reproduce as make
-from riglstm.experiments.run import build, run
-from riglstm.experiments.spec import RunSpec
-from riglstm.experiments.tables import TABLES
+from riglstm.lab.cli.main import main
+from riglstm.lab.tables import complexity, rows
+from riglstm.lab.tables.entries import SMALL, Recipe, Row, Setting
+from riglstm.lab.tables.finished import KEY, evaluate, finished, load
+from riglstm.lab.tables.plan import FAILED, Planned, plan
+from riglstm.lab.tables.recipes import RECIPES
+from riglstm.lab.tables.reproduce import reproduce as make
+from riglstm.lab.tables.run import build, run
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.train.config import PRINTED, Fit
+from riglstm.lab.train.deadline import Deadline, Interrupted, OutOfTime
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.weights import load_weights, write_weights
 from riglstm.models import MODELS
-from riglstm.train.config import PRINTED, Fit
-from riglstm.train.deadline import Deadline, Interrupted, OutOfTime
-from riglstm.train.folder import RunFolder
-from riglstm.train.weights import load_weights, write_weights
 from train_helpers import last_step
 
 TASK: dict[str, Any] = {
@@ -183,7 +183,7 @@ def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use() -> N
 def test_a_run_from_before_an_option_is_found_and_gone_on_with(
     folder: Path, tmp_path: Path
 ) -> None:
-    from riglstm.experiments.plan import state
+    from riglstm.lab.tables.plan import state
 
     old = tmp_path / "old"
     shutil.copytree(folder, old)
@@ -341,7 +341,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
         called.append(spec.name)
         return {}
 
-    monkeypatch.setattr("riglstm.experiments.attempt.run", count)
+    monkeypatch.setattr("riglstm.lab.tables.attempt.run", count)
     again = make("copying", **ask)
     assert called == []
     assert again.rendered == made.rendered
@@ -409,7 +409,7 @@ def test_runs_one_by_one_stop_in_time_and_by_ctrl_c(
         if end is not None:
             raise end
 
-    monkeypatch.setattr("riglstm.experiments.reproduce.attempt", attempt)
+    monkeypatch.setattr("riglstm.lab.tables.reproduce.attempt", attempt)
     # Less than a minute is left: the first is begun, and no other.
     assert make(**ask, deadline=Deadline.after(0.5)).left == 2
     assert begun == ["M=1"]
@@ -435,7 +435,7 @@ def test_ctrl_c_of_runs_side_by_side_leaves_a_table_and_the_command(
     def together(*_: object) -> None:
         raise KeyboardInterrupt("all are saved")
 
-    monkeypatch.setattr("riglstm.experiments.pool.together", together)
+    monkeypatch.setattr("riglstm.lab.tables.pool.together", together)
     with pytest.raises(KeyboardInterrupt, match=r"^all are saved; go on with: more$"):
         make("copying", root=tmp_path / "runs", out=tmp_path / "out", jobs=2, again="more")
     assert (tmp_path / "out" / "copying-quick.md").exists()
@@ -448,7 +448,7 @@ def test_a_stop_during_the_tests_costs_no_training(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("riglstm.experiments.run.tested", stop)
+        patch.setattr("riglstm.lab.tables.run.tested", stop)
         words = "^trained to the end, and saved; not tested yet; go on with: more$"
         with pytest.raises(Interrupted, match=words):
             run(SPEC, tmp_path, progress=False, again="more")

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from riglstm.cli import flags, values
-from riglstm.cli.main import VERBS, main
-from riglstm.train.checkpoints import Checkpoints, read
-from riglstm.train.folder import ASIDE, RunFolder
-from riglstm.train.weights import read_weights
+from riglstm.lab.cli import flags, values
+from riglstm.lab.cli.main import VERBS, main
+from riglstm.lab.train.checkpoints import Checkpoints, read
+from riglstm.lab.train.folder import ASIDE, RunFolder
+from riglstm.lab.train.weights import read_weights
 from train_helpers import assert_same, outcome
 from train_task import train
 
@@ -136,7 +136,7 @@ def kill(root: Path, seed: str) -> None:
     """Kill runs until there were enough kills; each ends as the one that was left alone."""
     torch.set_num_threads(1)
     # Loaded here, and not by every child.
-    import riglstm.train.supervised  # noqa: F401
+    import riglstm.lab.train.supervised  # noqa: F401
 
     moments = random.Random(seed)
     code, operations = forked(root, root / "alone", -1, moments)

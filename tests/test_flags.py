@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from riglstm.cli import UsageError, flags, text, values
+from riglstm.lab.cli import UsageError, flags, text, values
 
 Capture = pytest.CaptureFixture[str]
 

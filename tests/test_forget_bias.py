@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.cli import options
+from riglstm.lab.cli import options
 from riglstm.models import build
 from riglstm.models.blocks import BlockLSTM
 from riglstm.models.gridlstm import GridLSTM

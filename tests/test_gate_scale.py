@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm.cli import options
+from riglstm.lab.cli import options
 from riglstm.models import MODELS, build, options_of
 
 D, H = 5, 24

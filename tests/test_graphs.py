@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from riglstm import graphs
+from riglstm.lab.train import graphs
 from riglstm.models import MODELS, build, options_of
 
 T, B, D, H = 5, 3, 10, 24

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from riglstm.benchmark.harness import overhead
-from riglstm.tasks.base import Batch
+from riglstm.lab.bench.harness import overhead
+from riglstm.lab.tasks.base import Batch
 from train_task import QUICK, Halves, network
 
 

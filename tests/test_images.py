@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from riglstm.lab.tasks.base import means
+from riglstm.lab.tasks.download import load
+from riglstm.lab.tasks.files import Images
+from riglstm.lab.tasks.images import CIFAR10, MNIST, Fashion, ImageTask, SequentialImages
+from riglstm.lab.tasks.pictures import positions, read_size, split_up
+from riglstm.lab.tasks.tokens import TokenNetwork
 from riglstm.models import build
-from riglstm.tasks.base import means
-from riglstm.tasks.download import load
-from riglstm.tasks.files import Images
-from riglstm.tasks.images import CIFAR10, MNIST, Fashion, ImageTask, SequentialImages
-from riglstm.tasks.pictures import positions, read_size, split_up
-from riglstm.tasks.tokens import TokenNetwork
 
 CPU = torch.device("cpu")
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -273,7 +273,7 @@ def test_the_score_is_that_of_all_pictures_at_once() -> None:
 
 @pytest.mark.parametrize("parts", [2, 3, 30])
 def test_shares_of_a_score_add_up(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riglstm.tasks.tokens.CPU_TOKENS", 4 * 25)
+    monkeypatch.setattr("riglstm.lab.tasks.tokens.CPU_TOKENS", 4 * 25)
     task = small(noise(test=23))
     net = task.network(build("lstm", 6, 6))
     whole = task.score(net, "5x5", "test")
@@ -293,7 +293,7 @@ def test_batches_of_a_score_suit_the_device_and_hardly_differ(
             sizes.append((len(tokens), tokens.shape[1]))
             return torch.zeros(tokens.shape[1], 10)
 
-    monkeypatch.setattr("riglstm.tasks.tokens.CPU_TOKENS", 1000)
+    monkeypatch.setattr("riglstm.lab.tasks.tokens.CPU_TOKENS", 1000)
     task = small(noise(test=103))
     task.score(Spy(), "10x10", "test")
     assert sum(b for _, b in sizes) == 103

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from riglstm.lab.tasks.base import Task
+from riglstm.lab.tasks.copying import Copying
+from riglstm.lab.tasks.images import MNIST
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.evaluation import score
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.supervised import fit
 from riglstm.models import build
-from riglstm.tasks.base import Task
-from riglstm.tasks.copying import Copying
-from riglstm.tasks.images import MNIST
-from riglstm.train.config import Fit
-from riglstm.train.evaluation import score
-from riglstm.train.folder import RunFolder
-from riglstm.train.supervised import fit
 
 pytestmark = pytest.mark.slow
 

@@ -20,20 +20,21 @@ import torch
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 import gymnasium
 
-from riglstm.experiments.minigrid import build, evaluate, is_grid, load, run
-from riglstm.experiments.minigrid_runs import read
-from riglstm.experiments.minigrid_spec import MEMORIES, SEEDS, GridSpec
-from riglstm.experiments.minigrid_table import RECORD, grid, plan, reproduce
-from riglstm.experiments.render import render
-from riglstm.tasks.minigrid_envs import Environments, WorkerDied
-from riglstm.tasks.minigrid_levels import FAMILIES, SHOWN, chosen_levels, family
-from riglstm.tasks.minigrid_worker import SKIP, solved
-from riglstm.train import ppo_progress, reinforced
-from riglstm.train.config import PRINTED
-from riglstm.train.folder import RunFolder
-from riglstm.train.ppo_config import PPO
-from riglstm.train.supervised import Interrupted
-from riglstm.train.trials import SEED, trials
+from riglstm.lab.minigrid import progress as ppo_progress
+from riglstm.lab.minigrid import training as reinforced
+from riglstm.lab.minigrid.config import PPO
+from riglstm.lab.minigrid.envs import Environments, WorkerDied
+from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels, family
+from riglstm.lab.minigrid.reproduce import build, evaluate, is_grid, load, run
+from riglstm.lab.minigrid.runs import read
+from riglstm.lab.minigrid.spec import MEMORIES, SEEDS, GridSpec
+from riglstm.lab.minigrid.table import RECORD, grid, plan, reproduce
+from riglstm.lab.minigrid.testing import SEED, trials
+from riglstm.lab.minigrid.worker import SKIP, solved
+from riglstm.lab.tables.render import render
+from riglstm.lab.train.config import PRINTED
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.supervised import Interrupted
 
 EMPTY, DOORKEY = "MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0"
 LEFT, RIGHT, FORWARD = 0, 1, 2
@@ -203,7 +204,7 @@ def test_a_worker_that_fails_is_reported(capfd: pytest.CaptureFixture[str]) -> N
 def test_workers_do_not_outlive_a_killed_run() -> None:
     script = (
         "import sys, time\n"
-        "from riglstm.tasks.minigrid_envs import Environments\n"
+        "from riglstm.lab.minigrid.envs import Environments\n"
         f"envs = Environments(['{EMPTY}'] * 2, 0, workers=2)\n"
         "print(*(w.process.pid for w in envs.workers), flush=True)\n"
         "time.sleep(60)\n"

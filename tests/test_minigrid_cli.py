@@ -15,17 +15,17 @@ pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 pytest.importorskip("matplotlib", reason="needs the extra riglstm[train]")
 from PIL import Image
 
-from riglstm.cli import UsageError
-from riglstm.cli.main import main
-from riglstm.experiments.minigrid import build
-from riglstm.experiments.minigrid_runs import read
-from riglstm.experiments.minigrid_spec import GridSpec
-from riglstm.experiments.minigrid_table import grid, plan
-from riglstm.experiments.result import FAILED, RunError
-from riglstm.report.minigrid import once, relative, unlike
-from riglstm.tasks.minigrid_levels import FAMILIES
-from riglstm.train.folder import RunFolder
-from riglstm.train.ppo_config import PPO
+from riglstm.lab.cli import UsageError
+from riglstm.lab.cli.main import main
+from riglstm.lab.minigrid.config import PPO
+from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.minigrid.reproduce import build
+from riglstm.lab.minigrid.runs import read
+from riglstm.lab.minigrid.spec import GridSpec
+from riglstm.lab.minigrid.table import grid, plan
+from riglstm.lab.report.minigrid import once, relative, unlike
+from riglstm.lab.tables.result import FAILED, RunError
+from riglstm.lab.train.folder import RunFolder
 
 TINY = [
     *("--frames", "64", "--envs", "4", "--steps", "16", "--window", "8", "--minibatch", "32"),
@@ -174,7 +174,7 @@ def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
         asked.append(spec)
         raise UsageError("this is enough")
 
-    monkeypatch.setattr("riglstm.cli.minigrid.run", run)
+    monkeypatch.setattr("riglstm.lab.cli.minigrid.run", run)
     assert main(["train", "minigrid", *(("--set", *given) if given else ()), "--seed", "9"]) == 2
     core: Any = build(asked[0], torch.device("cpu")).core
     layer = core.layer

@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 
-from riglstm.experiments import pool, worker
-from riglstm.experiments.entries import Recipe, Row, Setting
-from riglstm.experiments.errors import FEWER_RUNS, in_words
-from riglstm.experiments.plan import Planned, plan
-from riglstm.experiments.pool import Ended, together
-from riglstm.experiments.reproduce import reproduce
-from riglstm.experiments.spec import RunSpec
-from riglstm.experiments.tables import TABLES
-from riglstm.experiments.worker import Job, read, written
-from riglstm.train.config import Fit
-from riglstm.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
-from riglstm.train.folder import RunFolder
+from riglstm.lab.tables import pool, worker
+from riglstm.lab.tables.entries import Recipe, Row, Setting
+from riglstm.lab.tables.errors import FEWER_RUNS, in_words
+from riglstm.lab.tables.plan import Planned, plan
+from riglstm.lab.tables.pool import Ended, together
+from riglstm.lab.tables.reproduce import reproduce
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.tables.worker import Job, read, written
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
+from riglstm.lab.train.folder import RunFolder
 from train_helpers import last_step
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from riglstm.experiments.minigrid_spec import MEMORIES
+from riglstm.lab.minigrid.config import PPO
+from riglstm.lab.minigrid.frames import Frames
+from riglstm.lab.minigrid.network import ActorCritic
+from riglstm.lab.minigrid.ppo import Agent, advantages, ppo_losses
+from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.models import MODELS, build
-from riglstm.tasks.minigrid_network import ActorCritic
-from riglstm.train.frames import Frames
-from riglstm.train.ppo import Agent, advantages, ppo_losses
-from riglstm.train.ppo_config import PPO
 
 SMALL = PPO(envs=3, steps=12, window=6, minibatch=18, epochs=2)
 CPU = torch.device("cpu")

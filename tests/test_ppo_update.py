@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from riglstm.experiments.minigrid_spec import MEMORIES
+from riglstm.lab.minigrid.config import PPO
+from riglstm.lab.minigrid.network import ActorCritic
+from riglstm.lab.minigrid.ppo import ORDER, Agent, Rollout
+from riglstm.lab.minigrid.spec import MEMORIES
+from riglstm.lab.tasks.base import generator
 from riglstm.models import build
-from riglstm.tasks.base import generator
-from riglstm.tasks.minigrid_network import ActorCritic
-from riglstm.train.ppo import ORDER, Agent, Rollout
-from riglstm.train.ppo_config import PPO
 from test_ppo import CPU, SMALL, Pictures
 
 WHOLE = dataclasses.replace(SMALL, epochs=1, minibatch=SMALL.batch, clip_norm=1e9)

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm.cli.main import main
-from riglstm.experiments import rows, summary
-from riglstm.experiments.entries import Recipe
-from riglstm.experiments.finished import export, finished
-from riglstm.experiments.plan import plan
-from riglstm.experiments.render import markdown
-from riglstm.experiments.rows import ResultRow
-from riglstm.experiments.sheet import Line, grid
-from riglstm.experiments.tables import TABLES
-from riglstm.report import outdated, publish, published, strange
-from riglstm.report.readme import BEGIN, END, NOTHING, block
-from riglstm.tasks.files import DataError
-from riglstm.train.weights import write_weights
+from riglstm.lab.cli.main import main
+from riglstm.lab.report import outdated, publish, published, strange
+from riglstm.lab.report.readme import BEGIN, END, NOTHING, block
+from riglstm.lab.tables import rows, summary
+from riglstm.lab.tables.entries import Recipe
+from riglstm.lab.tables.finished import export, finished
+from riglstm.lab.tables.plan import plan
+from riglstm.lab.tables.render import markdown
+from riglstm.lab.tables.rows import ResultRow
+from riglstm.lab.tables.sheet import Line, grid
+from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.tasks.files import DataError
+from riglstm.lab.train.weights import write_weights
 from test_report import finish, noise, on_digits
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ FOUND = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small repository: rows, weights and a README."""
-    monkeypatch.setattr("riglstm.tasks.images.obtain", noise)
+    monkeypatch.setattr("riglstm.lab.tasks.images.obtain", noise)
     monkeypatch.setattr(published, "SIZE", 5)
     monkeypatch.setattr(published, "STEP", 3)
     rows.append(tmp_path / "results" / "runs.csv", FOUND)
@@ -142,7 +142,7 @@ def test_without_data_the_rest_is_published(folder: Path, monkeypatch: pytest.Mo
     def gone(*_: object) -> None:
         raise DataError("no digits here")
 
-    monkeypatch.setattr("riglstm.tasks.images.obtain", gone)
+    monkeypatch.setattr("riglstm.lab.tasks.images.obtain", gone)
     said: list[str] = []
     publish(*places(folder), show=said.append)
     assert said == [

@@ -18,16 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from riglstm.cli.main import main
-from riglstm.experiments.finished import evaluate
-from riglstm.experiments.plan import FAILED, plan
-from riglstm.experiments.read_run import Record, Series, read_metrics, read_record
-from riglstm.experiments.render import markdown
-from riglstm.experiments.result import RunError
-from riglstm.experiments.run import build as build_run
-from riglstm.experiments.sheet import grid
-from riglstm.experiments.spec import RunSpec
-from riglstm.report import (
+from riglstm.lab.cli.main import main
+from riglstm.lab.report import (
     activations,
     build,
     curves,
@@ -41,14 +33,22 @@ from riglstm.report import (
     scores,
     style,
 )
-from riglstm.report.activations import Images
-from riglstm.report.curves import Axis
-from riglstm.report.probe import Loaded
-from riglstm.tasks.files import DataError
-from riglstm.tasks.files import Images as Files
-from riglstm.train.config import Fit
-from riglstm.train.folder import RunFolder
-from riglstm.train.weights import read_weights, save_weights, write_weights
+from riglstm.lab.report.activations import Images
+from riglstm.lab.report.curves import Axis
+from riglstm.lab.report.probe import Loaded
+from riglstm.lab.tables.finished import evaluate
+from riglstm.lab.tables.plan import FAILED, plan
+from riglstm.lab.tables.read_run import Record, Series, read_metrics, read_record
+from riglstm.lab.tables.render import markdown
+from riglstm.lab.tables.result import RunError
+from riglstm.lab.tables.run import build as build_run
+from riglstm.lab.tables.sheet import grid
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tasks.files import DataError
+from riglstm.lab.tasks.files import Images as Files
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.weights import read_weights, save_weights, write_weights
 
 STEP = 7
 """The update whose weights are in every run here."""
@@ -75,7 +75,7 @@ def noise(*_: object) -> Files:
 
 @pytest.fixture(autouse=True)
 def _small_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riglstm.tasks.images.obtain", noise)
+    monkeypatch.setattr("riglstm.lab.tasks.images.obtain", noise)
 
 
 def on_digits(model: str, seed: int = 0, **options: Any) -> RunSpec:
@@ -569,7 +569,7 @@ def test_a_report_without_data_says_so_and_is_written(
     def gone(*_: object) -> Files:
         raise DataError("no digits here")
 
-    monkeypatch.setattr("riglstm.tasks.images.obtain", gone)
+    monkeypatch.setattr("riglstm.lab.tasks.images.obtain", gone)
     out = report([folder], tmp_path / "page.html", size=5, step=3)
     found = assert_needs_nothing(out.read_text())
     assert any("pictures of riglstm" in t and "no digits here" in t for t in found.text)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.experiments.finished import load
-from riglstm.tasks.lookup import lookup
+from riglstm.lab.tables.finished import load
+from riglstm.lab.tasks.lookup import lookup
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"

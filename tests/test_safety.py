@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from riglstm.cli import streams
-from riglstm.cli.main import main
-from riglstm.experiments import minigrid_table, render, run
-from riglstm.experiments import reproduce as reproducing
-from riglstm.train.folder import RunFolder
-from riglstm.train.signals import Wish
+from riglstm.lab.cli import streams
+from riglstm.lab.cli.main import main
+from riglstm.lab.tables import minigrid_table, render, run
+from riglstm.lab.tables import reproduce as reproducing
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.signals import Wish
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -127,7 +127,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
 
     out = tmp_path / "some" / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("riglstm.train.learner.Learner.training_step", no_memory)
+        patch.setattr("riglstm.lab.train.learner.Learner.training_step", no_memory)
         assert main([*SMALL, "--out", str(out)]) == 2
     assert "out of memory" in capsys.readouterr().err
     assert tree(tmp_path) == {}
@@ -310,7 +310,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Pat
     slow.write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
     )
-    script.write_text("from riglstm.cli.main import main\nmain()\n")
+    script.write_text("from riglstm.lab.cli.main import main\nmain()\n")
     where = os.pathsep.join(map(str, (slow.parent, SOURCE)))
     words = ["-m", "riglstm"] if way == "module" else [str(script)]
     made = subprocess.run(
@@ -349,7 +349,7 @@ def test_what_nohup_has_silenced_stays_so() -> None:
 
 def test_shared_memory_of_environments_never_has_a_name(monkeypatch: Patch) -> None:
     pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
-    from riglstm.tasks import minigrid_envs
+    from riglstm.lab.tasks import minigrid_envs
 
     links: list[int] = []
     real = subprocess.Popen

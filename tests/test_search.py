@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm.cli.main import main
-from riglstm.experiments import search
-from riglstm.experiments.run import run
-from riglstm.experiments.search import Space, options, plan, read_space, spec, winners
+from riglstm.lab.cli.main import main
+from riglstm.lab.tables import search
+from riglstm.lab.tables.run import run
+from riglstm.lab.tables.search import Space, options, plan, read_space, spec, winners
 from riglstm.models import options_of
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,7 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
     (trial,) = plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu")
     assert search.line(space, trial) is None
     scored = []
-    monkeypatch.setattr("riglstm.experiments.run._test", lambda *args: scored.append(args))
+    monkeypatch.setattr("riglstm.lab.tables.run._test", lambda *args: scored.append(args))
     result = run(trial.planned.spec, trial.planned.folder, progress=False)
     assert (result["rows"], scored) == ([], [])
     said = search.line(space, trial)

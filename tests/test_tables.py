@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 
 from riglstm import VARIANTS, models
-from riglstm.experiments import rows
-from riglstm.experiments.entries import Budget, Row
-from riglstm.experiments.fill import result_rows, sheet, sizes
-from riglstm.experiments.paper import PAPER, figure, value
-from riglstm.experiments.plan import FAILED, Planned, plan, state
-from riglstm.experiments.recipes import MEASURED_ROWS, RECIPES
-from riglstm.experiments.render import Grid, latex, markdown, render
-from riglstm.experiments.sheet import RECORD, Cell, Line, Sheet, grid, records
-from riglstm.experiments.spec import RunSpec
-from riglstm.experiments.tables import NAMES, TABLES, stem
-from riglstm.tasks.balls import BallsTask
-from riglstm.tasks.copying import CopyingTask
-from riglstm.tasks.images import ImageTask
-from riglstm.train.config import Fit
-from riglstm.train.folder import RunFolder
+from riglstm.lab.tables import rows
+from riglstm.lab.tables.entries import Budget, Row
+from riglstm.lab.tables.fill import result_rows, sheet, sizes
+from riglstm.lab.tables.paper import PAPER, figure, value
+from riglstm.lab.tables.plan import FAILED, Planned, plan, state
+from riglstm.lab.tables.recipes import MEASURED_ROWS, RECIPES
+from riglstm.lab.tables.render import Grid, latex, markdown, render
+from riglstm.lab.tables.sheet import RECORD, Cell, Line, Sheet, grid, records
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.tables import NAMES, TABLES, stem
+from riglstm.lab.tasks.balls import BallsTask
+from riglstm.lab.tasks.copying import CopyingTask
+from riglstm.lab.tasks.images import ImageTask
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.folder import RunFolder
 
 PAPERS = Path(__file__).parents[2] / "shared" / "paper"
 LABELS = {

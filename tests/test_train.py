@@ -19,18 +19,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-import riglstm.train
-from riglstm.tasks.base import Batch, Split, Totals, means
-from riglstm.train.capture import captured
-from riglstm.train.choice import Choice, Chosen
-from riglstm.train.config import Fit, rate
-from riglstm.train.devices import pick
-from riglstm.train.evaluation import score
-from riglstm.train.folder import RunFolder
-from riglstm.train.meter import Meter
-from riglstm.train.progress import Progress
-from riglstm.train.supervised import Diverged, fit
-from riglstm.train.weights import load_weights
+import riglstm.lab.train
+from riglstm.lab.tasks.base import Batch, Split, Totals, means
+from riglstm.lab.train.capture import captured
+from riglstm.lab.train.choice import Choice, Chosen
+from riglstm.lab.train.config import Fit, rate
+from riglstm.lab.train.devices import pick
+from riglstm.lab.train.evaluation import score
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.meter import Meter
+from riglstm.lab.train.progress import Progress
+from riglstm.lab.train.supervised import Diverged, fit
+from riglstm.lab.train.weights import load_weights
 from train_task import CPU, QUICK, Halves, network
 
 
@@ -502,7 +502,7 @@ class Doubler:
 
 
 def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riglstm.train.capture.graphed", Doubler)
+    monkeypatch.setattr("riglstm.lab.train.capture.graphed", Doubler)
     for name in ("get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     core = network(Halves()).core
@@ -529,7 +529,7 @@ def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.Mon
 def test_only_training_itself_needs_lightning() -> None:
     """What reads folders and options must not wait for Lightning to load."""
     heavy = ("supervised", "learner", "callbacks", "checkpoints", "reinforced")
-    for path in Path(riglstm.train.__file__).parent.glob("*.py"):
+    for path in Path(riglstm.lab.train.__file__).parent.glob("*.py"):
         if path.stem in heavy:
             continue
         for node in ast.parse(path.read_text()).body:

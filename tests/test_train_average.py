@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from riglstm.cli import UsageError, flags
-from riglstm.tasks.base import Batch, Split, Totals, means
-from riglstm.train.average import Average
-from riglstm.train.config import Fit
-from riglstm.train.evaluation import score
-from riglstm.train.folder import RunFolder
-from riglstm.train.supervised import fit
-from riglstm.train.weights import load_weights
+from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.tasks.base import Batch, Split, Totals, means
+from riglstm.lab.train.average import Average
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.evaluation import score
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.supervised import fit
+from riglstm.lab.train.weights import load_weights
 from train_helpers import assert_same, outcome
 from train_task import QUICK, Halves, network, train
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from riglstm.train.folder import RunFolder
-from riglstm.train.supervised import Interrupted, fit
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.supervised import Interrupted, fit
 from train_helpers import assert_same, finish, last_step, outcome, start
 from train_task import QUICK, Halves, Slow, network
 

@@ -19,12 +19,12 @@ import pytest
 import torch
 
 import riglstm
-from riglstm.train import record
-from riglstm.train.devices import launched, rank
-from riglstm.train.folder import RunFolder, aside, differences
-from riglstm.train.lock import BusyError, release, take
-from riglstm.train.log import Log
-from riglstm.train.weights import load_weights, save_weights
+from riglstm.lab.train import record
+from riglstm.lab.train.devices import launched, rank
+from riglstm.lab.train.folder import RunFolder, aside, differences
+from riglstm.lab.train.lock import BusyError, release, take
+from riglstm.lab.train.log import Log
+from riglstm.lab.train.weights import load_weights, save_weights
 from train_helpers import finish, start
 from train_task import Halves, network
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import riglstm.train.capture
-from riglstm.graphs import graphed
-from riglstm.tasks.base import Batch
-from riglstm.train.checkpoints import read
-from riglstm.train.config import Fit
-from riglstm.train.folder import RunFolder
-from riglstm.train.supervised import fit
+import riglstm.lab.train.capture
+from riglstm.lab.tasks.base import Batch
+from riglstm.lab.train.checkpoints import read
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.graphs import graphed
+from riglstm.lab.train.supervised import fit
 from train_helpers import outcome
 from train_task import QUICK, Halves, network
 
@@ -50,7 +50,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(riglstm.train.capture, "graphed", counted)
+    monkeypatch.setattr(riglstm.lab.train.capture, "graphed", counted)
     return calls
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from riglstm.lab.tasks.base import Batch
+from riglstm.lab.tasks.copying import Copying, CopyingTask
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.supervised import fit
 from riglstm.models import build
-from riglstm.tasks.base import Batch
-from riglstm.tasks.copying import Copying, CopyingTask
-from riglstm.train.config import Fit
-from riglstm.train.folder import RunFolder
-from riglstm.train.supervised import fit
 from train_helpers import assert_same
 from train_task import QUICK, train
 

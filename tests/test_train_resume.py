@@ -19,14 +19,14 @@ import pytest
 import torch
 from torch import nn
 
-from riglstm.tasks.base import Batch, Split, Totals
-from riglstm.train.checkpoints import CheckpointError, read, write
-from riglstm.train.config import Fit
-from riglstm.train.deadline import Deadline, OutOfTime
-from riglstm.train.folder import RunFolder
-from riglstm.train.lock import BusyError
-from riglstm.train.signals import SIGNALS
-from riglstm.train.supervised import Interrupted, fit
+from riglstm.lab.tasks.base import Batch, Split, Totals
+from riglstm.lab.train.checkpoints import CheckpointError, read, write
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.deadline import Deadline, OutOfTime
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.lock import BusyError
+from riglstm.lab.train.signals import SIGNALS
+from riglstm.lab.train.supervised import Interrupted, fit
 from train_helpers import assert_same, finish, last_step, outcome, start
 from train_task import QUICK, Halves, Slow, network, train
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from riglstm.experiments import run as runs
-from riglstm.experiments.attempt import attempt
-from riglstm.experiments.finished import evaluate
-from riglstm.experiments.plan import FAILED, Planned, state
-from riglstm.experiments.run import run
-from riglstm.experiments.spec import RunSpec
-from riglstm.train.config import Fit
-from riglstm.train.folder import RunFolder
-from riglstm.train.lock import BusyError
+from riglstm.lab.tables import run as runs
+from riglstm.lab.tables.attempt import attempt
+from riglstm.lab.tables.finished import evaluate
+from riglstm.lab.tables.plan import FAILED, Planned, state
+from riglstm.lab.tables.run import run
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.lock import BusyError
 
 TASK: dict[str, Any] = {
     **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4",)},
@@ -35,11 +35,11 @@ def test_a_result_names_all_devices_and_commits_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    monkeypatch.setattr("riglstm.train.record.commit", lambda: "first")
+    monkeypatch.setattr("riglstm.lab.train.record.commit", lambda: "first")
     folder.begin(SPEC.resolved(), command="", device="NVIDIA H200", resume=False)
-    monkeypatch.setattr("riglstm.train.record.commit", lambda: None)
+    monkeypatch.setattr("riglstm.lab.train.record.commit", lambda: None)
     folder.begin(SPEC.resolved(), command="", device="NVIDIA H200", resume=True)
-    monkeypatch.setattr("riglstm.train.record.commit", lambda: "second")
+    monkeypatch.setattr("riglstm.lab.train.record.commit", lambda: "second")
     monkeypatch.setattr(runs, "device_name", lambda device: "CPU")
     result = run(SPEC, folder.path, resume=True, progress=False)
     assert result["device"] == "NVIDIA H200, then CPU"
@@ -86,7 +86,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         assert folder.holding
         calls.append(resume)
 
-    monkeypatch.setattr("riglstm.experiments.attempt.run", note)
+    monkeypatch.setattr("riglstm.lab.tables.attempt.run", note)
     return calls
 
 

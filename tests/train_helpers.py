@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riglstm.train.checkpoints import read
-from riglstm.train.folder import RunFolder
+from riglstm.lab.train.checkpoints import read
+from riglstm.lab.train.folder import RunFolder
 
 # Its children are forked from one process that has torch and Lightning loaded: a start costs
 # milliseconds, and still each is a process that can be killed.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["riglstm.train.supervised"])
+PROCESSES.set_forkserver_preload(["riglstm.lab.train.supervised"])
 
 
 def start(target: Callable[..., object], *arguments: object) -> ForkServerProcess:

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from riglstm.lab.tasks.base import Batch, Metric, Split, Totals, generator, part
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.devices import rank
+from riglstm.lab.train.folder import RunFolder
 from riglstm.models import build
 from riglstm.models.base import Core
-from riglstm.tasks.base import Batch, Metric, Split, Totals, generator, part
-from riglstm.train.config import Fit
-from riglstm.train.devices import rank
-from riglstm.train.folder import RunFolder
 
 CPU = torch.device("cpu")
 
@@ -122,7 +122,7 @@ QUICK = Fit(
 
 def train(path: Path, config: Fit = QUICK, seed: int = 0, *, resume: bool = False) -> nn.Module:
     """A run in a folder; the network as it ends."""
-    from riglstm.train.supervised import fit
+    from riglstm.lab.train.supervised import fit
 
     task = Halves()
     net = network(task, seed)

@@ -2,6 +2,6 @@
 
 import sys
 
-from riglstm.cli.main import main
+from riglstm.lab.cli.main import main
 
 sys.exit(main())

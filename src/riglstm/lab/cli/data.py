@@ -1,0 +1,77 @@
+"""`riglstm data`: which data sets there are, where they lie; downloads, and checks of every sum."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from riglstm.lab.cli import UsageError, flags, values
+from riglstm.lab.tasks.download import DATASETS, describe, fetch, find
+from riglstm.lab.tasks.files import DataError, data_folder
+
+
+@dataclass(frozen=True)
+class Data:
+    """Show which data sets are there, and download those that are named.
+
+    A download is checked against the sum that its authors published, and a file that is only
+    half there is never taken for whole. The balls and the copying task need no files.
+
+    Example: riglstm data mnist --data-dir ~/data
+    """
+
+    names: tuple[str, ...] = flags.positional(())
+    """Data sets to get: mnist, fashion, cifar, or all; without a name they are only listed."""
+    data_dir: Path | None = None
+    """Folder of the data; none: RIGLSTM_DATA, or the user's cache."""
+    check: bool = False
+    """Download nothing: read every file of those named (or of all that are there)."""
+
+
+def main(args: Sequence[str]) -> None:
+    """Show, download and check the data sets."""
+    config = flags.read_one("riglstm data", Data, args)
+    for name in config.names:
+        values.check_name("NAMES", name, [*DATASETS, "all"])
+    names = list(DATASETS) if "all" in config.names else list(dict.fromkeys(config.names))
+    if config.check:
+        _check(names, config.data_dir)
+        return
+    for name in names:
+        print(f"{name}: in {fetch(name, config.data_dir, show=print)}, all sums right")
+    if not names:
+        print(f"data sets, in {data_folder(config.data_dir)}:")
+        for name in DATASETS:
+            print(f"  {name:<10}{DATASETS[name].title}; {_place(name, config.data_dir)}")
+        print("`riglstm data NAME` downloads one, `riglstm data --check` reads all that are there.")
+
+
+def _place(name: str, data_dir: Path | None) -> str:
+    try:
+        return f"in {find(name, data_dir)}"
+    except DataError:
+        return "not there"
+
+
+def _check(names: Sequence[str], data_dir: Path | None) -> None:
+    """Read what is named, or all that is there; a set that is named must be there."""
+    names = names or [n for n in DATASETS if _place(n, data_dir) != "not there"]
+    where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+    if not names:
+        raise UsageError(
+            f"nothing to check: expected {', '.join(DATASETS)} in {data_folder(data_dir)}, got "
+            f"none of them; `riglstm data all{where}` gets them"
+        )
+    wrong = []
+    for name in names:
+        line = describe(name, data_dir)
+        print(f"{name}: {line}")
+        if not line.endswith("all sums right"):
+            wrong.append(name)
+    if wrong:
+        raise UsageError(
+            f"{', '.join(wrong)}: missing or damaged; `riglstm data {' '.join(wrong)}{where}` "
+            "gets it"
+        )

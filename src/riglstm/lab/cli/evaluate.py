@@ -1,0 +1,76 @@
+"""`riglstm evaluate`: a run's result computed again from what it left, and other conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from riglstm.lab.cli import UsageError, flags, results
+from riglstm.lab.tables.finished import evaluate, finished
+from riglstm.lab.tables.run import say
+from riglstm.lab.train.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Compute a finished run's test figures again, from its folder or its exported file alone.
+
+    Prints them by both rules of choosing the weights, and says whether they are those that the
+    run has recorded. Nothing is written. Other conditions than the run's own can be named.
+
+    Example: riglstm evaluate runs/copying/lstm-s0 --conditions P=20 P=1000
+    """
+
+    run: Path
+    """The run's folder, or a file that `riglstm export` wrote."""
+    conditions: tuple[str, ...] | None = None
+    """Test conditions, as the task names them (P=100, 19x19, curtain); none: the run's own."""
+    device: str = "auto"
+    """Where to compute: auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    data_dir: Path | None = None
+    """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
+
+
+def main(args: Sequence[str]) -> None:
+    """Compute a run's result again from its folder or file, or on other conditions."""
+    config = flags.read_one("riglstm evaluate", Evaluate, args)
+    if not config.run.exists():
+        raise UsageError(
+            f"RUN must be the folder of a run, or an exported file, got {config.run}, which is "
+            "not there"
+        )
+    folder = RunFolder(config.run)
+    if folder.config.exists() and folder.read_json(folder.config).get("task") == "minigrid":
+        from riglstm.lab.cli import minigrid
+
+        return minigrid.evaluate(config.run, config.device, config.conditions)
+    recorded = finished(config.run).result
+    result = evaluate(config.run, config.device, config.data_dir, config.conditions, say)
+    print(results.table(result, f"{config.run}, {result['updates']} updates, {result['device']}"))
+    print(f"\n{results.RULES}\n\n{verdict(result, recorded)}")
+
+
+def verdict(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
+    """Whether figures are those that were recorded."""
+
+    def values(of: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+        return {(row["condition"], row["chosen_on"]): row["value"] for row in of["rows"]}
+
+    before, now = values(recorded), values(result)
+    both = before.keys() & now.keys()
+    if not both:
+        return "None of these conditions is in the recorded result."
+    differences = {key: abs(before[key] - now[key]) for key in both}
+    if not any(differences.values()):
+        return "This equals the recorded result."
+    condition, chosen_on = worst = max(both, key=lambda key: differences[key])
+    small = differences[worst] <= 1e-3 * abs(before[worst])
+    elsewhere = result["device"] != recorded["device"]
+    why = " Rounding on another device can do that." if small and elsewhere else ""
+    return (
+        f"This differs from the recorded result, most at {condition}, chosen on {chosen_on}: "
+        f"recorded {before[worst]:.6g} on {recorded['device']}, now {now[worst]:.6g} on "
+        f"{result['device']}.{why}"
+    )

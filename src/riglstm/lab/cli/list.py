@@ -1,0 +1,58 @@
+"""`riglstm list`: every name that another verb or a constructor takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from riglstm import VARIANTS
+from riglstm.lab.cli import flags, options
+from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.tables.tables import NAMES, TABLES
+from riglstm.lab.tasks import TASKS
+from riglstm.models import MODELS
+from riglstm.scan import BACKENDS
+
+
+@dataclass(frozen=True)
+class List:
+    """Print the names of tasks, models, tables, RigLSTM's variants and its backends.
+
+    Example: riglstm list
+    """
+
+
+def main(args: Sequence[str]) -> None:
+    """Print the names of tasks, models, tables, variants and backends."""
+    flags.read_one("riglstm list", List, args)
+    print("tasks: riglstm train NAME")
+    for name, config in TASKS.items():
+        print(f"  {name:<24}{(inspect.getdoc(config) or '').splitlines()[0]}")
+        default: dict[str, Any] = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]
+        print(f"  {'':<24}tested on {' '.join(default['conditions'])} (--conditions)")
+    print("families: riglstm train minigrid --family NAME")
+    for name, family in FAMILIES.items():
+        text = " (the goal is in a text that no agent here reads)" if family.text else ""
+        print(f"  {name:<24}{' '.join(level.name for level in family.levels)}{text}")
+    print("tables: riglstm reproduce NAME")
+    for name in NAMES:
+        title = TABLES[name].title if name in TABLES else "Inference time, parameters and memory"
+        print(f"  {name:<24}{title}")
+    print(
+        "models: riglstm train TASK --model NAME --set option=value; "
+        "from riglstm.models import build"
+    )
+    for model in MODELS:
+        print(f"  {model:<24}{', '.join(options.types_of(model))}".rstrip())
+    print("variants: riglstm train TASK --set variant=NAME; RigLSTM(..., **VARIANTS[NAME])")
+    for name, changes in VARIANTS.items():
+        print(f"  {name:<24}{_listed(changes)}")
+    print("backends: riglstm train TASK --set backend=NAME; RigLSTM(..., backend=NAME)")
+    for name in ("auto", *BACKENDS):
+        print(f"  {name}")
+
+
+def _listed(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in changes.items())

@@ -1,0 +1,137 @@
+"""`riglstm`: reads the verb, runs it, and turns what goes wrong into one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from riglstm import __version__, command
+from riglstm.lab.cli import (
+    UsageError,
+    bench,
+    data,
+    demo,
+    evaluate,
+    export,
+    list,
+    report,
+    reproduce,
+    streams,
+    sweep,
+    train,
+    values,
+)
+from riglstm.lab.tables.errors import in_words
+from riglstm.lab.train.devices import rank
+
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "demo": demo.main,
+    "train": train.main,
+    "evaluate": evaluate.main,
+    "export": export.main,
+    "reproduce": reproduce.main,
+    "sweep": sweep.main,
+    "report": report.main,
+    "bench": bench.main,
+    "data": data.main,
+    "list": list.main,
+}
+
+HELP = f"""\
+usage: riglstm VERB [flags]
+
+RigLSTM {__version__}: a recurrent layer with the call of nn.LSTM, its rivals, and the paper's
+experiments.
+
+verbs:
+{{verbs}}
+
+Example: riglstm demo
+
+`riglstm VERB --help` explains a verb; `riglstm --version` prints the version."""
+
+TRAINS = "pip install 'riglstm[train]'"
+EXTRAS: dict[str, tuple[str, str]] = {
+    "pytorch_lightning": ("training", TRAINS),
+    "lightning_utilities": ("training", TRAINS),
+    "torchmetrics": ("training", TRAINS),
+    "numpy": ("this", TRAINS),
+    "tqdm": ("this", TRAINS),
+    "safetensors": ("reading and writing weights", TRAINS),
+    "matplotlib": ("drawing", TRAINS),
+    "tensorboard": ("TensorBoard's log (or --no-tensorboard)", TRAINS),
+    "pooch": ("downloading", TRAINS),
+    "gymnasium": ("MiniGrid", "pip install 'riglstm[rl]'"),
+    "minigrid": ("MiniGrid", "pip install 'riglstm[rl]'"),
+}
+"""What is not installed with torch: who needs it, and how to get it."""
+
+FAILED, INTERRUPTED = 2, 130
+"""Exit codes: it cannot be done; Ctrl-C, as shells count it."""
+
+
+WRITES = ("demo", "train", "export", "reproduce", "report")
+"""Verbs whose result is in files, whatever becomes of what they print."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code. `--help` of a verb leaves by SystemExit(0)."""
+    command.heard()
+    args = sys.argv[1:] if args is None else args
+    # The profiler that counts memory would write its own log between the lines.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+    with streams.kept() as out:
+        code = _main(args)
+        out.flush()
+        if code == 0 and out.error is not None and next(iter(args), "") not in WRITES:
+            return _fail(f"what it printed could not be written: {out.error}")
+    return code
+
+
+def _main(args: Sequence[str]) -> int:
+    try:
+        # Of several processes of one run, one speaks.
+        with open(os.devnull, "w") as nowhere:
+            quiet = contextlib.redirect_stdout(nowhere) if rank() else contextlib.nullcontext()
+            with quiet:
+                _run(args)
+    except UsageError as error:
+        return FAILED if rank() else _fail(str(error))
+    except ModuleNotFoundError as error:
+        name = (error.name or "").split(".")[0]
+        if name not in EXTRAS:
+            raise
+        what, way_out = EXTRAS[name]
+        return _fail(f"{what} needs {name}, which is not installed: {way_out}")
+    except KeyboardInterrupt as stop:
+        if rank() == 0:
+            said = str(stop) or "stopped by Ctrl-C; nothing was saved"
+            print(f"\nriglstm: {said}", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        line = in_words(error)
+        if line is None:
+            raise
+        return _fail(line)
+    return 0
+
+
+def _run(args: Sequence[str]) -> None:
+    verb, *rest = args or [""]
+    if verb in ("-h", "--help"):
+        verbs = (f"  {name:<11}{main.__doc__}" for name, main in VERBS.items())
+        print(HELP.format(verbs="\n".join(verbs)))
+    elif verb == "--version":
+        print(f"riglstm {__version__}")
+    elif not verb:
+        raise UsageError(f"say what to do: {', '.join(VERBS)} (`riglstm --help` explains them)")
+    else:
+        values.check_name("the verb", verb, VERBS)
+        VERBS[verb](rest)
+
+
+def _fail(message: str) -> int:
+    print(f"riglstm: {message}", file=sys.stderr)
+    return FAILED

@@ -1,0 +1,180 @@
+"""`riglstm reproduce`: a table of the paper, from plan to print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from riglstm.lab.cli import UsageError, flags, launch, results, values
+from riglstm.lab.tables.entries import Budget
+from riglstm.lab.tables.fill import extent
+from riglstm.lab.tables.plan import Planned, State, plan
+from riglstm.lab.tables.recipes import MEASURED_ROWS
+from riglstm.lab.tables.reproduce import reproduce
+from riglstm.lab.tables.tables import MEASURED, NAMES, recipe
+from riglstm.lab.train.config import Precision
+from riglstm.lab.train.devices import launched
+from riglstm.lab.train.folder import RunFolder
+
+MINIGRID = "minigrid"
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Train the models of one of the paper's tables, and print the table.
+
+    Tables: mnist, cifar, ablation, balls, copying; complexity is measured, not trained; minigrid
+    has flags of its own, see `riglstm reproduce minigrid --help`. Runs that
+    are done are skipped, one that was stopped is gone on with: the same command does the rest.
+    The table is written anew after every run, as Markdown, CSV and LaTeX.
+
+    `--budget quick` takes minutes on two cores, with small models that are trained for a short
+    while: it shows how it works, and reproduces nothing. `--budget paper` has the paper's sizes,
+    and puts its figures beside ours; for that, have a GPU and days. `--budget tuned` has the same
+    sizes and the recipe that was found to learn, for copying, mnist and ablation; hours on a GPU.
+
+    Example: riglstm reproduce copying --budget tuned --settings M=1 --jobs 4 --minutes 9
+    """
+
+    table: str
+    """Which table."""
+    models: tuple[str, ...] | None = None
+    """Rows to train; none: all, in the quick budget some. The table has all that were ever run."""
+    settings: tuple[str, ...] | None = None
+    """What rows are trained in, where a table has several (M=1 M=8); none: all."""
+    seeds: int | None = None
+    """Runs of each row; none: 3 (5 for balls), in the quick budget 1."""
+    seed_list: tuple[int, ...] | None = None
+    """Which seeds, in place of how many; none: those from 0 on."""
+    precision: Precision | None = None
+    """Of matrix products, in all runs; none: the recipe's. Another makes other runs."""
+    budget: Budget = "quick"
+    """Sizes: minutes on two cores, or the paper's, with its recipe or the one that was found."""
+    out: Path = Path("runs")
+    """Folder of the runs; the table goes to `tables` in it."""
+    device: str = "auto"
+    """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    jobs: int = 1
+    """Runs at a time on the device, each in a process of its own."""
+    minutes: float | None = None
+    """Stop in good time before so many minutes are over, with all runs saved; none: never. The
+    same command goes on."""
+    data_dir: Path | None = None
+    """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
+    results: Path | None = None
+    """CSV file that takes one line for each figure of each run; none: none."""
+    retry_failed: bool = False
+    """Train anew what diverged, from its first update; without a change of code or device it
+    diverges again. It is shown as failed otherwise."""
+
+
+def main(args: Sequence[str]) -> None:
+    """Train what a table of the paper needs, and print the table."""
+    if args and args[0] == MINIGRID:
+        from riglstm.lab.cli import minigrid
+
+        return minigrid.reproduce_all(args[1:])
+    config = flags.read_one("riglstm reproduce", Reproduce, args)
+    deadline = launch.deadline(config.minutes)
+    values.check_name("TABLE", config.table, (*NAMES, MINIGRID))
+    if config.table == MINIGRID:
+        raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
+    rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
+    for name in config.models or ():
+        values.check_name("--models", name, rows)
+    _check(config)
+    if launched() is not None:
+        raise UsageError(
+            "reproduce trains each run on one device, got several processes from torchrun; start "
+            "it once for each GPU, with --device cuda:0 --models lstm and so on"
+        )
+    seeds = config.seeds if config.seed_list is None else config.seed_list
+    asked = (config.table, config.models, seeds, config.budget, config.out)
+    part: dict[str, Any] = {"settings": config.settings, "precision": config.precision}
+    if config.table != MEASURED:
+        print(outlook(plan(*asked, config.device, **part), config), flush=True)
+    again = launch.again("reproduce", args)
+    done = reproduce(
+        *asked,
+        config.out / "tables",
+        config.data_dir,
+        **part,
+        device=config.device,
+        jobs=config.jobs,
+        deadline=deadline,
+        results=config.results,
+        retry_failed=config.retry_failed,
+        again=again,
+    )
+    print(results.reproduced(done.rendered.markdown, done.paths, done.failed))
+    if config.budget == "quick" and config.table != MEASURED:
+        print("These are quick sizes; --budget paper has the paper's.")
+    if done.errors:
+        lines = "\n  ".join(done.errors)
+        raise UsageError(
+            f"{len(done.errors)} runs ended with an error, which stands above; the same command "
+            f"goes on with them:\n  {lines}"
+        )
+    if done.left:
+        print(f"{done.left} runs are not done; go on with: {again}")
+
+
+def _check(config: Reproduce) -> None:
+    """What can be asked for, and together."""
+    if config.seeds is not None:
+        flags.check_at_least("seeds", config.seeds, 1)
+        flags.check_at_most("seeds", config.seeds, launch.SEEDS)
+    flags.check_at_least("jobs", config.jobs, 1)
+    for seed in config.seed_list or ():
+        flags.check_at_least("seed_list", seed, 0)
+    if config.seeds is not None and config.seed_list is not None:
+        raise UsageError("--seeds says how many, --seed-list which: expected one of them, got both")
+    if config.table == MEASURED:
+        given = {**vars(config), "jobs": None if config.jobs == 1 else config.jobs}
+        for name in ("settings", "seeds", "seed_list", "precision", "jobs", "minutes"):
+            if given[name] is not None:
+                raise UsageError(f"{MEASURED} is measured, and takes no {flags.flag_of(name)}")
+        return
+    for name in config.settings or ():
+        known = recipe(config.table, config.budget).settings
+        values.check_name("--settings", name, known)
+
+
+def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
+    """How many runs there are, how many are to come, and what is known of their cost."""
+    states = Counter(p.state for p in planned)
+    waits = {"new", "partial", *(["failed"] if config.retry_failed else [])}
+    todo = [p for p in planned if p.state in waits]
+    counts = [f"{states[s]} {w}" for s, w in WORDS.items() if states[s]]
+    lines = [f"{config.table}, {config.budget}: {len(planned)} runs in {config.out}"]
+    lines[0] += f": {', '.join(counts)}"
+    if todo:
+        cost = _cost(planned, todo, min(config.jobs, len(todo)))
+        updates = extent(sorted(p.spec.fit.updates for p in todo))
+        lines.append(f"{updates} updates each, at most; {cost}")
+    return "\n".join(lines)
+
+
+WORDS: dict[State, str] = {
+    "done": "done",
+    "partial": "to go on with",
+    "new": "to begin",
+    "failed": "failed",
+}
+
+
+def _cost(planned: Sequence[Planned], todo: Sequence[Planned], jobs: int) -> str:
+    """From the runs that are done, row by row."""
+    seconds: dict[tuple[str, str], float] = {}
+    for run in planned:
+        if run.state == "done":
+            folder = RunFolder(run.folder)
+            seconds[run.setting, run.row] = folder.read_json(folder.result)["seconds"]
+    if any((run.setting, run.row) not in seconds for run in todo):
+        return "how long they take is known when one run of each row is done"
+    total = sum(seconds[run.setting, run.row] for run in todo)
+    at_a_time = "" if jobs == 1 else f", {jobs} at a time"
+    return f"about {total / jobs / 60:.0f} minutes{at_a_time}, as the runs that are done took"

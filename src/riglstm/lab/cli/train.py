@@ -1,0 +1,170 @@
+"""`riglstm train`: one model on one task, in a folder that can be gone on with, tested, drawn."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from riglstm.lab.cli import UsageError, flags, launch, options, results, values
+from riglstm.lab.tables.read_run import read_record
+from riglstm.lab.tables.result import FAILED, read_reason
+from riglstm.lab.tables.run import run
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tasks import TASKS
+from riglstm.lab.tasks.base import options as task_options
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.deadline import OutOfTime
+from riglstm.lab.train.devices import rank
+from riglstm.lab.train.folder import RunFolder, differences
+from riglstm.models import MODELS
+
+ABOUT = """\
+Train a model on {about}
+
+Everything goes to one folder: configuration, logs, weights, the result. Ctrl-C saves, and says
+how to go on; the same command with --resume does so after any kind of stop. At the end the
+model is tested on conditions that training never saw.
+
+Example: riglstm train {task} {example}"""
+
+EXAMPLES: dict[str, str] = {
+    # Two minutes on a core, and it learns; the paper's sizes want a GPU.
+    "copying": "--hidden-size 64 --set num_cells=4 --L 4 --P 10 --digits 4 --loss-on answer "
+    "--input-size 16 --updates 600 --evaluate-every 200 --lr 0.01",
+    "mnist": "--model riglstm --set active_cells=5 --dropout 0.5 --updates 75000",
+    "fashion": "--model rim --set active_cells=4 --updates 75000",
+    "cifar": "--model riglstm --dropout 0.2 --updates 62500",
+    "balls": "--hidden-size 250 --set num_cells=5 active_cells=2 --lr 3e-4 --updates 20000",
+}
+
+
+MINIGRID = "minigrid"
+"""Trained in another way, and with flags of its own: `riglstm.lab.cli.minigrid`."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained."""
+
+    model: str = "riglstm"
+    """Its name; `riglstm list` has all."""
+    hidden_size: int = 600
+    """Its whole width: of RigLSTM, all cells together. In the paper 600, for balls 250."""
+    set: tuple[str, ...] = ()
+    """Other options of the model, as name=value; `riglstm list` has all. A list has commas."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where it is written."""
+
+    seed: int = 0
+    """Seed of the weights, of the training data, and of what a model draws."""
+    out: Path | None = None
+    """The run's folder; none: runs/TASK/MODEL-sSEED."""
+    resume: bool = False
+    """Go on with the run that is in the folder; begin where there is none."""
+    minutes: float | None = None
+    """Stop in good time before so many minutes are over, saved; none: never. --resume goes on."""
+    data_dir: Path | None = None
+    """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
+
+
+def main(args: Sequence[str]) -> None:
+    """Train a model on a task, in a folder that can be gone on with."""
+    if not args or args[0].startswith("-"):
+        _without_task(args)
+    task, rest = args[0], args[1:]
+    if task == MINIGRID:
+        from riglstm.lab.cli import minigrid
+
+        return minigrid.train(rest)
+    values.check_name("the task", task, (*TASKS, MINIGRID))
+    doc = (inspect.getdoc(TASKS[task]) or "").replace("\n\n", "\n")
+    about = ABOUT.format(about=f"{task}. {doc}", task=task, example=EXAMPLES.get(task, ""))
+    groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
+    given = flags.read(f"riglstm train {task}", about, groups, rest)
+    model, where = given["model"], given["run"]
+    deadline = launch.deadline(where.minutes)
+    values.check_name("--model", model.model, MODELS)
+    spec = RunSpec(
+        task=task,
+        task_options=task_options(given["task"]),
+        model=model.model,
+        hidden_size=model.hidden_size,
+        model_options=options.read(model.model, model.set),
+        fit=given["training"],
+        seed=where.seed,
+    )
+    out = where.out or Path("runs") / task / f"{spec.name}-s{where.seed}"
+    title = f"{task}: {spec.name}, seed {where.seed}"
+    # Of several processes the first one looks; that a run is done all of them have to know.
+    first = rank() == 0 or (where.resume and RunFolder(out).state == "done")
+    if first and check_folder(out, where.resume, spec.resolved()):
+        done = results.table(read_record(out, curves=False).result or {}, title)
+        print(f"{title}, in {out}: done already\n\n{done}\n\n{results.RULES}")
+        return
+    print(f"{title}, into {out}", flush=True)
+    again = launch.again("train", args, "--resume")
+    how: dict[str, Any] = {"resume": where.resume, "again": again, "deadline": deadline}
+    try:
+        result = run(spec, out, where.data_dir, **how)
+    except OutOfTime as stop:
+        print(f"time is up: {stop}")
+        return
+    if result:
+        title += f", {result['updates']} updates"
+        print(f"\n{results.table(result, title)}\n\n{results.RULES}\n\nwritten to {out}")
+
+
+def _without_task(args: Sequence[str]) -> None:
+    """`riglstm train --help`, or an error."""
+    if "-h" not in args and "--help" not in args:
+        known = values.one_of((*TASKS, MINIGRID))
+        raise UsageError(f"train must be followed by a task, {known}, got none")
+    summaries = {name: (inspect.getdoc(t) or "").partition(";")[0] for name, t in TASKS.items()}
+    summaries[MINIGRID] = "An agent with a memory, trained by recurrent PPO"
+    tasks = "\n".join(f"  {name:<10}{text.splitlines()[0]}" for name, text in summaries.items())
+    about = f"a task. `riglstm train TASK --help` has its own flags.\n\ntasks:\n{tasks}"
+    about = ABOUT.format(about=about, task="copying", example=EXAMPLES["copying"])
+    flags.read("riglstm train TASK", about, {"model": Model, "training": Fit, "run": Run}, args)
+
+
+def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
+    """Before any data is read: may the run be made there? True: it is done, and was to go on."""
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")
+    folder = RunFolder(out)
+    folder.check()
+    state = folder.state
+    if state == "done" and resume:
+        found = differences(folder.read_json(folder.config), spec)
+        if not found:
+            # A kill may have come before all that has served was removed.
+            with folder.held():
+                folder.tidy()
+            return True
+        raise UsageError(
+            f"{out} holds another run, which is done: {'; '.join(found)}; --out names another "
+            "folder"
+        )
+    if state == "done":
+        raise UsageError(
+            f"{out} holds a finished run; `riglstm evaluate {out}` shows its result, and --out "
+            "names another folder"
+        )
+    if state == "partial" and (out / FAILED).exists():
+        raise UsageError(
+            f"{out} holds a run that failed, and would again: {read_reason(folder)}; --out names "
+            "another folder"
+        )
+    if state == "partial" and not resume:
+        raise UsageError(
+            f"{out} holds a run that was stopped; --resume goes on with it, and --out names "
+            "another folder"
+        )
+    return False

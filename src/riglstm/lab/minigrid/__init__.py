@@ -1,0 +1,1 @@
+"""Agents on MiniGrid: levels, environments, recurrent PPO, their table; needs the extra `rl`."""

@@ -1,0 +1,246 @@
+"""MiniGrid environments by the dozen, stepped in worker processes over shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SECONDS = 120
+"""How long a worker may take over one answer."""
+
+History = list[tuple[int, list[int]]]
+"""For each environment the number of its episode, and the actions in it so far."""
+
+
+class WorkerDied(RuntimeError):  # noqa: N818
+    """A worker process ended, or does not answer."""
+
+
+def available() -> None:
+    """Raise where environments cannot be stepped: gymnasium or minigrid is missing."""
+    if os.name == "nt":
+        raise ValueError(
+            "MiniGrid's workers share memory as Linux and macOS do, got Windows; use WSL there"
+        )
+    missing = [name for name in ("gymnasium", "minigrid") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ValueError(
+            f"MiniGrid needs gymnasium and minigrid, and finds no {' and no '.join(missing)}; "
+            "install them with pip install 'riglstm[rl]'"
+        )
+
+
+class Environments:
+    """Environments that are stepped together, each by its own action.
+
+    Episode e of environment i depends on (seed, i, e) and its actions alone, not on the number of
+    workers. After an episode's last step the next one begins in the same step; with `once` an
+    environment plays one episode and then stands still.
+
+    Args:
+        levels: gymnasium's id of the level of each environment.
+        seed: of the episodes.
+        workers: processes; default: one to a core, at most one to an environment.
+        once: one episode each.
+        numbers: i of each environment; default: 0, 1, 2 and so on.
+    """
+
+    images: NDArray[np.uint8]
+    """(B, 7, 7, 3): what each agent sees; at an episode's end the first image of the next."""
+    rewards: NDArray[np.uint8]
+    """(B): 1 where an episode was solved in the last step."""
+    dones: NDArray[np.uint8]
+    """(B): 1 where an episode ended in the last step."""
+    steps: NDArray[np.int32]
+    """(B): where one has ended, how long it was."""
+
+    def __init__(
+        self,
+        levels: Sequence[str],
+        seed: int,
+        *,
+        workers: int | None = None,
+        once: bool = False,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        available()
+        import numpy as np
+
+        from riglstm.lab.minigrid.worker import RECORD
+
+        if not levels:
+            raise ValueError("levels must be those of one environment at least, got none")
+        if workers is not None and workers < 1:
+            raise ValueError(
+                f"workers must be a number of processes from 1 on, or None for one to a core, got "
+                f"{workers}"
+            )
+        workers = min(len(levels), workers or cores())
+        self.levels = tuple(levels)
+        self.workers: list[_Worker] = []
+        # It never has a name, so that a kill at any time leaves nothing behind.
+        self.file = tempfile.TemporaryFile(dir=_shared_memory())  # noqa: SIM115
+        try:
+            self.file.truncate(RECORD.itemsize * len(levels))
+            # As a plain array: a memmap keeps books on every access.
+            shared = np.asarray(np.memmap(self.file, RECORD, mode="r+", shape=(len(levels),)))
+            self.images, self.rewards = shared["image"], shared["reward"]
+            self.dones, self.steps, self._actions = (
+                shared["done"],
+                shared["steps"],
+                shared["action"],
+            )
+            bounds = [len(levels) * i // workers for i in range(workers + 1)]
+            for first, end in itertools.pairwise(bounds):
+                ask: dict[str, Any] = {
+                    "file": self.file.fileno(),
+                    "of": len(levels),
+                    "seed": seed,
+                    "once": once,
+                }
+                ask["numbers"] = list(numbers or range(len(levels)))[first:end]
+                self.workers.append(_Worker(ask, first, self.levels[first:end]))
+            for worker in self.workers:
+                worker.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def step(self, actions: NDArray[Any]) -> None:
+        """One step of every environment; what comes of it stands in the arrays."""
+        self._actions[:] = actions
+        for worker in self.workers:
+            worker.tell(b"S")
+        for worker in self.workers:
+            worker.answer()
+
+    def history(self) -> History:
+        """Where the environments stand, for a checkpoint."""
+        for worker in self.workers:
+            worker.tell(b"H")
+        found: History = []
+        for worker in self.workers:
+            found += [(episode, actions) for episode, actions in json.loads(worker.line())]
+        return found
+
+    def restore(self, history: History) -> None:
+        """Go where they stood: each plays its episode's actions again."""
+        for worker in self.workers:
+            part = history[worker.first : worker.first + len(worker.levels)]
+            worker.tell(b"L" + json.dumps(part).encode() + b"\n")
+        for worker in self.workers:
+            worker.answer()
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
+        self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Worker:
+    """One process, with the environments from `first` on."""
+
+    def __init__(self, ask: dict[str, Any], first: int, levels: tuple[str, ...]) -> None:
+        self.first, self.levels = first, levels
+        script = Path(__file__).with_name("worker.py")
+        # -P: the script's folder is no place to import from. One thread: it has none to spare.
+        self.process = subprocess.Popen(
+            (sys.executable, "-P", str(script)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(ask["file"],),
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYGAME_HIDE_SUPPORT_PROMPT": "1"},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.commands, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self.tell(json.dumps({**ask, "first": first, "levels": levels}).encode() + b"\n")
+
+    def tell(self, command: bytes) -> None:
+        """Send it something."""
+        try:
+            while command:
+                command = command[os.write(self.commands, command) :]
+        except BrokenPipeError:
+            self._fail()
+
+    def answer(self) -> bytes:
+        """Wait for a piece of its answer."""
+        if not select.select([self.answers], [], [], SECONDS)[0]:
+            self.process.kill()
+            self._fail(f"did not answer within {SECONDS} s")
+        piece = os.read(self.answers, 1 << 16)
+        if not piece:
+            self._fail()
+        return piece
+
+    def line(self) -> bytes:
+        """Wait for a line."""
+        text = b""
+        while not text.endswith(b"\n"):
+            text += self.answer()
+        return text
+
+    def close(self) -> None:
+        """End it: without commands to come it goes by itself, or is made to."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe is not None
+                pipe.close()
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _fail(self, what: str | None = None) -> None:
+        code = self.process.wait()
+        last = self.first + len(self.levels) - 1
+        raise WorkerDied(
+            f"the worker with environments {self.first} to {last} "
+            f"({', '.join(sorted(set(self.levels)))}) {what or f'ended with exit code {code}'}; "
+            "what it wrote stands above"
+        ) from None
+
+
+def cores() -> int:
+    """Those that this process may use: a container or a job often has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _shared_memory() -> str | None:
+    """A folder that is memory, where there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,0 +1,164 @@
+"""One run on MiniGrid: build, train on a family's easiest level, test on all of them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from riglstm import models
+from riglstm.lab.minigrid.config import PPO, check_count
+from riglstm.lab.minigrid.envs import WorkerDied
+from riglstm.lab.minigrid.levels import chosen_levels, family
+from riglstm.lab.minigrid.network import FEATURES, ActorCritic
+from riglstm.lab.minigrid.progress import Testing
+from riglstm.lab.minigrid.spec import LAST, TASK, GridSpec
+from riglstm.lab.minigrid.testing import Score, trials
+from riglstm.lab.tables.result import FAILED
+from riglstm.lab.tables.run import sessions
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.devices import pick
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.record import commit, device_name
+from riglstm.lab.train.rng import kept
+
+
+def is_grid(path: Path | str) -> bool:
+    """Whether a folder holds a run on MiniGrid."""
+    folder = RunFolder(path)
+    return folder.config.exists() and folder.read_json(folder.config).get("task") == TASK
+
+
+def device_of(config: PPO, device: str | None = None) -> torch.device:
+    """Where to compute."""
+    return pick(Fit(device=config.device if device is None else device))
+
+
+def build(spec: GridSpec, device: torch.device) -> ActorCritic:
+    """The network, whose start values depend on the seed alone."""
+    with kept(torch.device("cpu")):
+        torch.default_generator.manual_seed(spec.seed)
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in spec.model_options.items()}
+        core = models.build(spec.model, FEATURES, spec.hidden_size, **options)
+        net = ActorCritic(core, family(spec.family).actions)  # type: ignore[arg-type]
+    return net.to(device)
+
+
+def run(
+    spec: GridSpec,
+    path: RunFolder | Path | str,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    again: str = "",
+) -> dict[str, Any]:
+    """Train on the easiest level, test the last weights on every one, write the result.
+
+    A run that diverges leaves the reason in its folder. Raises what
+    `riglstm.lab.minigrid.training.train` does.
+    """
+    # It takes seconds to load, and what reads folders does without.
+    from riglstm.lab.minigrid.training import Diverged, train
+
+    folder = path if isinstance(path, RunFolder) else RunFolder(path)
+    of, device = family(spec.family), device_of(spec.ppo)
+    net = build(spec, device)
+    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+    with folder.held():
+        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
+        failed = folder.path / FAILED
+        failed.unlink(missing_ok=True)
+        try:
+            trained = train(
+                *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+            )
+        except Diverged as error:
+            folder.write_json(failed, {"reason": str(error)})
+            raise
+        show = Testing(spec.episodes, len(of.levels)) if progress else None
+        try:
+            scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers, show)
+        except WorkerDied as error:
+            how = f"go on with: {again}" if again else "go on with --resume"
+            raise WorkerDied(f"{error}; the training is saved; {how}") from None
+        result = {
+            "rows": _rows(spec, scores, trained.frames),
+            "steps": {name: score.steps for name, score in scores.items()},
+            "updates": trained.updates,
+            "frames": trained.frames,
+            "seconds": trained.seconds,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
+        }
+        folder.finish(result)
+    return result
+
+
+def evaluate(
+    path: Path | str,
+    device: str = "auto",
+    levels: Sequence[str] | None = None,
+    episodes: int | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """The result again, from the folder alone; nothing is written."""
+    folder = RunFolder(path)
+    spec, net = load(path, device)
+    if episodes is not None:
+        check_count("episodes", episodes)
+    result = folder.read_json(folder.result)
+    of = family(spec.family)
+    asked = chosen_levels(of, None if levels is None else tuple(levels))
+    episodes = episodes or spec.episodes
+    show = Testing(episodes, len(asked)) if progress else None
+    scores = trials(net, asked, episodes, show=show)
+    here = device_name(next(net.parameters()).device)
+    rows = _rows(spec, scores, result["frames"])
+    return {**result, "rows": rows, "device": here, "commit": commit()}
+
+
+def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]:
+    """A finished run: what it was, and the network with its last weights, in eval mode."""
+    from riglstm.lab.train.weights import load_weights
+
+    folder = RunFolder(path)
+    spec = GridSpec.from_json(folder.read_json(folder.config))
+    if folder.state != "done":
+        raise ValueError(
+            f"{folder.path} holds a run that is not done: expected result.json, got none; "
+            "go on with it by --resume first"
+        )
+    net = build(spec, device_of(spec.ppo, device))
+    weights = folder.weights_of(folder.read_json(folder.result)["frames"])
+    if not weights.exists():
+        raise ValueError(
+            f"expected the weights {weights}, got none: this folder is a run's record alone, as "
+            "those in results/ are; train the run anew by the command in its run.json"
+        )
+    load_weights(net, weights)
+    return spec, net.eval()
+
+
+def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "table": TASK,
+            "model": spec.name,
+            "seed": spec.seed,
+            "condition": level,
+            "metric": metric,
+            "value": getattr(score, metric),
+            "chosen_on": LAST,
+            "step": frames,
+        }
+        for level, score in scores.items()
+        for metric in ("success", "success_greedy")
+    ]

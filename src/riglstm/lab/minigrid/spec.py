@@ -1,0 +1,175 @@
+"""What a run on MiniGrid is: a memory, a family, and how the one learns in the other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from riglstm import models
+from riglstm.lab.minigrid.config import PPO, check_count
+from riglstm.lab.minigrid.levels import family
+from riglstm.lab.tables.spec import PLACE, plain_options, read_options
+from riglstm.lab.train.config import FREE, PRINTED
+
+TASK = "minigrid"
+LAST = "last"
+"""What chose the weights that a run is tested with: nothing, they are the last (P35)."""
+
+SEEDS = 2**31
+"""Seeds of runs are below; `riglstm.lab.minigrid.testing` has it too, and takes seconds to load."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A model as an agent's memory."""
+
+    label: str
+    model: str
+    hidden_size: int
+    options: Mapping[str, Any]
+
+
+MEMORIES: dict[str, Memory] = {
+    "riglstm": Memory(
+        "RigLSTM",
+        *("riglstm", 64),
+        {
+            **{"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3},
+            "soft_update": "printed",
+        },
+    ),
+    "rim": Memory("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
+    "rim3": Memory("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
+    "lstm": Memory("LSTM", "lstm", 64, {}),
+    "gridlstm": Memory("GridLSTM", "gridlstm", 64, {"num_cells": 4}),
+    "brim": Memory(
+        "BRIM", "brim", 64, {"num_cells": (4, 4), "active_cells": (2, 2), "dropout": 0.0}
+    ),
+    "rmc": Memory("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
+    "entnet": Memory("EntNet", "entnet", 64, {"num_slots": 4}),
+}
+"""The paper's RigLSTM (K_h is capped at N - 1) and RIM; the others at their width."""
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """A model, a family, and how the one learns in the other."""
+
+    family: str
+    """A key of `FAMILIES`."""
+    model: str
+    """A key of `riglstm.models.MODELS`."""
+    hidden_size: int
+    model_options: dict[str, Any]
+    ppo: PPO
+    seed: int
+    episodes: int = 100
+    """Of each level, in the test."""
+
+    def __post_init__(self) -> None:
+        family(self.family)
+        if self.model not in models.MODELS or self.model == "transformer":
+            known = ", ".join(name for name in models.MODELS if name != "transformer")
+            raise ValueError(f"the memory must be one of {known}, got {self.model!r}")
+        known_options = [o for o in models.options_of(self.model) if o not in PLACE]
+        for option in self.model_options:
+            if option not in known_options:
+                raise ValueError(
+                    f"{option!r} is no model option of {self.model!r}; "
+                    f"it takes {', '.join(known_options)}"
+                )
+        seed = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+            raise ValueError(
+                f"seed must be a whole number from 0 to {SEEDS - 1}, as {SEEDS} is that of the "
+                f"test episodes, got {seed!r}"
+            )
+        check_count("episodes", self.episodes)
+        self.ppo.whole(self.frames)
+
+    @property
+    def name(self) -> str:
+        """The memory's name among `MEMORIES`, or the model's with a mark: other sizes."""
+        for name, memory in MEMORIES.items():
+            theirs = (memory.model, memory.hidden_size)
+            same = (self.model, self.hidden_size) == theirs
+            if same and self._sizes() == _sizes(plain_options(*theirs, memory.options)):
+                return name
+        return f"{self.model}-other"
+
+    @property
+    def frames(self) -> int:
+        """To train for."""
+        return family(self.family).frames if self.ppo.frames is None else self.ppo.frames
+
+    def resolved(self) -> dict[str, Any]:
+        """As JSON has it; the keys are those of other runs."""
+        return {
+            "task": TASK,
+            "task_options": {"family": self.family, "episodes": self.episodes},
+            "model": self.model,
+            "hidden_size": self.hidden_size,
+            "model_options": _plain(self._options()),
+            "fit": {**asdict(self.ppo), "frames": self.frames},
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GridSpec:
+        """The inverse of `resolved`."""
+        if data.get("task") != TASK:
+            raise ValueError(
+                f"expected the config.json of a run on {TASK}, got one of {data.get('task')!r}"
+            )
+        try:
+            where = data["task_options"]
+            return cls(
+                family=where["family"],
+                model=data["model"],
+                hidden_size=data["hidden_size"],
+                model_options=read_options(data["model"], data["model_options"]),
+                ppo=PPO(**data["fit"]),
+                seed=data["seed"],
+                episodes=where["episodes"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"a run's configuration must have the fields and types of a run on {TASK}, got "
+                f"{', '.join(data)}: {error!r}"
+            ) from error
+
+    def training(self) -> dict[str, Any]:
+        """What the runs of one mean have in common: all but the seed, and how it is computed."""
+        data = self.resolved()
+        fit = {k: v for k, v in data["fit"].items() if k not in (*FREE, "checkpoint_every")}
+        # A run is trained for whole updates.
+        fit["frames"] = self.ppo.whole(fit["frames"])
+        del data["seed"]
+        return {**data, "model_options": self._sizes(), "fit": fit}
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits of what makes it this run, for the name of a folder."""
+        data, said = self.resolved(), self._options()
+        data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
+        # The first runs did not say it, and their names stay.
+        printed = {k for k, v in said.items() if k in PRINTED and v == PRINTED[k]}
+        data["model_options"] = _plain({k: v for k, v in said.items() if k not in printed})
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+
+    def _options(self) -> dict[str, Any]:
+        return plain_options(self.model, self.hidden_size, self.model_options)
+
+    def _sizes(self) -> Any:
+        return _sizes(self._options())
+
+
+def _sizes(options: Mapping[str, Any]) -> Any:
+    """Options of a model, less the backend, which computes the same in another way."""
+    return _plain({name: value for name, value in options.items() if name != "backend"})
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(dict(value) if isinstance(value, Mapping) else value))

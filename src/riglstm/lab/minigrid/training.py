@@ -1,0 +1,136 @@
+"""Training an agent in a run's folder: log, checkpoints, stopping and going on, as other tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import torch
+
+from riglstm.lab.minigrid.config import PPO
+from riglstm.lab.minigrid.envs import Environments, WorkerDied
+from riglstm.lab.minigrid.network import ActorCritic
+from riglstm.lab.minigrid.ppo import Agent
+from riglstm.lab.minigrid.progress import FrameProgress
+from riglstm.lab.train.checkpoints import Checkpoints
+from riglstm.lab.train.diverged import Diverged
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.log import Log
+from riglstm.lab.train.signals import StopNow, Wish
+from riglstm.lab.train.supervised import Interrupted
+from riglstm.lab.train.weights import save_weights
+
+__all__ = ["Diverged", "Interrupted", "Trained", "train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a training gave; the network holds its last weights."""
+
+    updates: int
+    frames: int
+    seconds: float
+    """Of all the sessions that the run took."""
+
+
+def train(
+    net: ActorCritic,
+    level: str,
+    frames: int,
+    config: PPO,
+    seed: int,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    again: str = "",
+) -> Trained:
+    """Train `net` in place in the level of that id, for `frames` frames, less what is no update.
+
+    As `riglstm.lab.train.supervised.fit`; raises the same, and WorkerDied.
+    """
+    frames = config.whole(frames)
+    shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
+    config_json = folder.read_json(folder.config) if folder.config.exists() else {}
+    checkpoints = Checkpoints(folder, {"config": config_json, "weights": shapes})
+    if checkpoints.there() and not resume:
+        raise ValueError(
+            f"{folder.path} holds checkpoints of a run that was stopped; go on with it by "
+            "--resume, or give another folder"
+        )
+    folder.sweep()
+    with (
+        Environments([level] * config.envs, seed, workers=config.workers) as envs,
+        Wish(speaks=True) as wish,
+    ):
+        agent = Agent(net, envs, config, seed)
+        seconds = _go_on(agent, checkpoints)
+        shown = FrameProgress(frames, agent.frames, progress)
+        record = Log(folder, agent.frames, config.tensorboard)
+        began, saved = time.monotonic(), agent.updates
+        wish.listen()
+
+        def save() -> None:
+            record.flush()
+            state = {"agent": agent.state_dict(), "seconds": seconds + time.monotonic() - began}
+            checkpoints.save_checkpoint(state, checkpoints.path(agent.updates))
+
+        try:
+            try:
+                while agent.frames < frames:
+                    figures = agent.update()
+                    _check(figures, agent, saved)
+                    record.add(agent.frames, figures)
+                    shown.move(agent.frames, figures)
+                    if agent.updates % config.checkpoint_every == 0 or wish.made:
+                        save()
+                        saved = agent.updates
+                    if wish.made and agent.frames < frames:
+                        raise Interrupted(_words("stopped, and saved", agent, saved, again))
+                # So that a stop during the test does not cost the training.
+                save()
+                saved = agent.updates
+                save_weights(net, folder.weights_of(agent.frames))
+            finally:
+                shown.close()
+                record.close()
+        except StopNow:
+            raise Interrupted(
+                _words("stopped at once, without saving", agent, saved, again)
+            ) from None
+        except WorkerDied as error:
+            raise WorkerDied(_words(str(error), agent, saved, again)) from None
+        if wish.made:
+            # Too late for this training; whoever asked wants no tests now either.
+            how = f"; go on with: {again}" if again else ""
+            raise Interrupted(f"trained to the end, and saved; not tested yet{how}")
+        return Trained(agent.updates, agent.frames, seconds + time.monotonic() - began)
+
+
+def _go_on(agent: Agent, checkpoints: Checkpoints) -> float:
+    """From the last checkpoint, if there is one; the seconds until it."""
+    start = checkpoints.latest(print)
+    if start is None:
+        return 0.0
+    saved: dict[str, Any] = checkpoints.load_checkpoint(start)
+    agent.load_state_dict(saved["agent"])
+    return float(saved["seconds"])
+
+
+def _check(figures: dict[str, float], agent: Agent, saved: int) -> None:
+    if all(math.isfinite(value) for value in figures.values()) and all(
+        bool(torch.isfinite(p).all()) for p in agent.net.parameters()
+    ):
+        return
+    there = f"the last checkpoint is of update {saved}" if saved else "there is no checkpoint"
+    raise Diverged(
+        f"a loss or a weight is not a number after update {agent.updates}; {there}; "
+        "try a smaller --lr, or another --seed"
+    )
+
+
+def _words(how: str, agent: Agent, saved: int, again: str) -> str:
+    there = f"the last checkpoint is of update {saved}" if saved else "there is no checkpoint yet"
+    return f"{how}; {there}" + (f"; go on with: {again}" if again else "")

@@ -1,0 +1,10 @@
+"""Figures and one page from run folders alone; README's table and figures from results/.
+
+>>> from riglstm.lab.report import report
+>>> report(["runs/mnist"], "report.html")
+"""
+
+from riglstm.lab.report.build import report
+from riglstm.lab.report.published import outdated, publish, strange
+
+__all__ = ["outdated", "publish", "report", "strange"]

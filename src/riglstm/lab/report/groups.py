@@ -1,0 +1,255 @@
+"""Runs that belong in one table and one figure: those of the paper's tables, and others by task.
+
+A table is recognised by its runs' configurations, wherever their folders lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from riglstm.lab.report.curves import Axis
+from riglstm.lab.tables.entries import Budget, Recipe
+from riglstm.lab.tables.fill import RULES, Read, check_figures, sheet
+from riglstm.lab.tables.plan import Planned, plan
+from riglstm.lab.tables.read_run import Record
+from riglstm.lab.tables.result import CHOSEN, RunError
+from riglstm.lab.tables.sheet import Cell, Line, Sheet
+from riglstm.lab.tables.tables import TABLES, recipe
+from riglstm.models import MODELS
+
+LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")
+"""Options of tasks that change how a model learns, or where it is tested, and not the data."""
+UNSAID = ("seed", "conditions", "evaluate_every", "checkpoint_every", "log_every")
+"""Options by which runs of one line of a table may differ."""
+SAID = 3
+"""Options that a label names at most."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A table with its figures, and the runs that they are from."""
+
+    sheet: Sheet
+    axis: Axis
+    scale: float
+    """Factor from the recorded figure to the printed one."""
+    runs: Mapping[tuple[str, str], Sequence[Record]]
+    """By setting and label, as in the sheet's lines."""
+    absent: Sequence[str]
+    """What the table should have, and has not."""
+
+
+def group(records: Sequence[Record]) -> list[Group]:
+    """All groups; each run is in one at least, unless it has measured nothing yet."""
+    tables = _tables(records)
+    covered = {id(r) for found in tables for runs in found.runs.values() for r in runs}
+    rest: dict[str, list[Record]] = {}
+    for record in records:
+        if id(record) not in covered and record.trained_on is not None:
+            rest.setdefault(json.dumps(_data(record), sort_keys=True), []).append(record)
+    names = _headings([_data(runs[0]) for runs in rest.values()])
+    return [*tables, *(_by_task(*found) for found in zip(names, rest.values(), strict=True))]
+
+
+def _data(record: Record) -> dict[str, Any]:
+    """What runs have to have in common for their figures to be compared."""
+    options = record.spec.resolved()["task_options"]
+    known = {"task": record.spec.task, "metric": record.metric}
+    return known | {k: v for k, v in options.items() if k not in LEARNING}
+
+
+def _headings(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The task of each, and in brackets the data in which those of that task differ."""
+    titles = {table.task: table.title for table in reversed(TABLES.values())}
+    said = []
+    for one in found:
+        alike = [other for other in found if other["task"] == one["task"]]
+        words = [
+            f"{name.replace('_', ' ')} {f'{value:,}' if type(value) is int else value}"
+            for name, value in one.items()
+            if any(other.get(name) != value for other in alike)
+        ]
+        title = titles.get(one["task"], one["task"])
+        said.append(f"{title} ({', '.join(words)})" if words else title)
+    return said
+
+
+def _tables(records: Sequence[Record]) -> list[Group]:
+    """Tables that have runs here, fewest first that say it all: tables share some runs."""
+    by_recipe: dict[str, list[Record]] = {}
+    for record in records:
+        by_recipe.setdefault(record.spec.recipe(), []).append(record)
+    tasks = {record.spec.task for record in records}
+    precisions = dict.fromkeys(record.spec.fit.precision for record in records)
+    found = []
+    for name, what in TABLES.items():
+        for budget, precision in product(what.recipes, precisions):
+            if what.task not in tasks:
+                continue
+            rows = list(recipe(name, budget).rows)
+            runs = [
+                Planned(record.spec, record.path, record.state, planned.setting, planned.row)
+                for planned in plan(name, rows, 1, budget, precision=precision)
+                for record in by_recipe.get(planned.spec.recipe(), [])
+                if _fits(record, recipe(name, budget), planned.setting)
+            ]
+            if runs:
+                found.append((name, budget, runs))
+    found.sort(key=lambda table: -len(table[2]))
+    by_path = {record.path: record for record in records}
+    kept, covered = [], set[Path]()
+    for name, budget, runs in found:
+        if not covered.issuperset(run.folder for run in runs):
+            covered |= {run.folder for run in runs}
+            kept.append(_table(name, budget, runs, by_path))
+    return kept
+
+
+def _fits(record: Record, how: Recipe, setting: str) -> bool:
+    """Whether a run that is done has all figures of its row of a table."""
+    try:
+        if record.result is not None:
+            check_figures(record.result, how, setting, record.path)
+    except RunError:
+        return False
+    return True
+
+
+def _table(
+    name: str, budget: Budget, planned: Sequence[Planned], by_path: Mapping[Path, Record]
+) -> Group:
+    what, how = TABLES[name], recipe(name, budget)
+    runs: dict[tuple[str, str], list[Record]] = {}
+    for run in planned:
+        key = run.setting, how.rows[run.row].label
+        runs.setdefault(key, []).append(by_path[run.folder])
+    absent = [
+        f"{what.title} ({budget}): no run of {how.rows[row].label}, trained on {setting}"
+        for setting in how.settings
+        for row in how.models
+        if (setting, how.rows[row].label) not in runs
+    ]
+    return Group(
+        sheet(name, planned, budget, [_read(run, by_path[run.folder]) for run in planned]),
+        Axis(what.measure, what.higher_is_better),
+        what.scale,
+        runs,
+        absent,
+    )
+
+
+def _read(planned: Planned, record: Record) -> Read:
+    return Read(planned, record.result, record.reason)
+
+
+METRICS: dict[str, tuple[Axis, float]] = {
+    "accuracy": (Axis("test accuracy in %", True), 100.0),
+    "bce": (Axis("100 × BCE in nats per pixel and frame", False), 100.0),
+}
+"""How the metrics of tasks are printed, and their factor; others as they are."""
+
+
+def _by_task(title: str, runs: Sequence[Record]) -> Group:
+    """Runs that are in no table of the paper: each configuration is a line, its seeds together."""
+    runs = sorted(runs, key=lambda r: (list(MODELS).index(r.spec.model), r.spec.seed))
+    labels = label([record.spec.identity() for record in runs])
+    trained_on = str(runs[0].trained_on)
+    rows = [row for record in runs for row in record.rows]
+    metric = str(runs[0].metric)
+    axis, scale = METRICS.get(metric, (Axis(metric, True), 1.0))
+    tested = [row["condition"] for row in rows]
+    conditions = dict.fromkeys((trained_on, *tested, *(c for r in runs for c in r.validated)))
+    by_label: dict[tuple[str, str], list[Record]] = {}
+    for name, record in zip(labels, runs, strict=True):
+        by_label.setdefault((trained_on, name), []).append(record)
+    lines = [
+        Line(
+            *(trained_on, name, name, "–"),
+            ours={c: _cell(of, c, trained_on, scale) for c in conditions},
+            there={c: _cell(of, c, c, scale) for c in conditions},
+        )
+        for (_, name), of in by_label.items()
+    ]
+    lines += _yardsticks(runs, trained_on, scale)
+    notes = [f"{axis.name[0].upper()}{axis.name[1:]}. {RULES}"]
+    return Group(
+        Sheet(
+            name=runs[0].spec.task,
+            title=f"{title}, trained on {trained_on}",
+            settings=None,
+            conditions=tuple(conditions),
+            trained_on={trained_on: trained_on},
+            lines=tuple(lines),
+            notes=tuple(notes),
+            higher_is_better=axis.higher_is_better,
+        ),
+        axis,
+        scale,
+        by_label,
+        [],
+    )
+
+
+def _yardsticks(runs: Sequence[Record], setting: str, scale: float) -> list[Line]:
+    """Figures that need no model; they are the same in every run."""
+    found = [r.result["yardsticks"] for r in runs if r.result and "yardsticks" in r.result]
+    by_condition: dict[str, dict[str, float]] = found[0] if found else {}
+    names = dict.fromkeys(name for values in by_condition.values() for name in values)
+    return [
+        Line(
+            *(setting, name, f"no model: {name}", "–"),
+            ours={
+                c: Cell((scale * values[name],), exact=True) for c, values in by_condition.items()
+            },
+        )
+        for name in names
+    ]
+
+
+def _cell(runs: Sequence[Record], condition: str, chooser: str, scale: float) -> Cell:
+    values = [
+        scale * row["value"]
+        for record in runs
+        for row in record.rows
+        if (row["condition"], row["chosen_on"]) == (condition, f"{CHOSEN}{chooser}")
+    ]
+    states = [record.state for record in runs]
+    return Cell(tuple(values), failed=states.count("failed"), missing=states.count("partial"))
+
+
+def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[str]:
+    """A name for each: its model, and the options in which those of that model differ.
+
+    Where these are many, a digest stands for the rest of them.
+    """
+    flat = [_flat(identity) for identity in identities]
+    labels = []
+    for one in flat:
+        alike = [other for other in flat if other[by] == one[by]]
+        said = [
+            f"{name}={value}"
+            for name, value in one.items()
+            if value is not None and any(other.get(name) != value for other in alike)
+        ]
+        if len(said) > SAID:
+            digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:4]
+            said = [*said[:SAID], f"… #{digest}"]
+        labels.append(" ".join((str(one[by]), *said)))
+    return labels
+
+
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """All options under one name each, but for what does not set lines apart."""
+    flat: dict[str, Any] = {}
+    for name, value in identity.items():
+        flat |= value if isinstance(value, Mapping) else {name: value}
+    if flat.get("soft_update") is False:
+        # It has nothing to act on, and is 1 in all such runs.
+        flat.pop("update_scale", None)
+    return {name: value for name, value in flat.items() if name not in UNSAID}

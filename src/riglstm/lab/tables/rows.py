@@ -1,0 +1,237 @@
+"""Results as rows of a CSV file, one figure a row; rows are added and never changed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from riglstm.lab.tables.result import CHOSEN
+from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.train.config import Precision
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One figure of one run, with what leads back to the run."""
+
+    table: str
+    model: str
+    seed: int
+    metric: str
+    """With its condition: accuracy@19x19; or FAILED, of a run that has no figures."""
+    value: float
+    """As measured: a share from 0 to 1, or nats; 1 for a run that failed."""
+    chosen_on: str
+    """The data that chose the checkpoint: validation@14x14; empty where none was chosen."""
+    updates: int
+    seconds: float
+    device: str
+    commit: str
+    budget: str
+    setting: str
+    """What the model was trained in: M=2."""
+    precision: str
+    """Of matrix products: fp32, tf32, bf16."""
+    jobs: int
+    """Runs that shared the device, and its time: `seconds` are of the clock on the wall."""
+    recipe: str
+    """A digest of the run's configuration without its seed: runs that have it are alike."""
+    run: str
+    """The name of the run's folder, which ends in a digest of its configuration."""
+
+
+FAILED = "failed"
+"""The metric of a run that diverged."""
+TYPES = {f.name: str(f.type) for f in fields(ResultRow)}
+HEAD = tuple(TYPES)
+LEAST = {"jobs": 1}
+"""Of columns of numbers; of all others 0."""
+MOST, LONGEST = 10**12, 1000
+"""Of numbers, and of text in characters."""
+SHOWN = 20
+"""Faults that a message lists."""
+
+
+class RowError(ValueError):
+    """Rows that are not as they must be; the message names the place of each."""
+
+    def __init__(self, wrong: Sequence[str]) -> None:
+        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        lines = "\n  ".join((*wrong[:SHOWN], *more))
+        super().__init__(f"results that cannot be taken:\n  {lines}\nmend or remove these lines")
+
+
+def append(path: Path, rows: Iterable[ResultRow]) -> int:
+    """Add those rows that are not there yet; returns how many that were. All of them, or none.
+
+    Raises RowError for a row that `read` would not take, or that contradicts the file.
+    """
+    rows = list(dict.fromkeys(rows))
+    wrong = [
+        f"a row of {row.run}, {name}: expected {expected}, got {getattr(row, name)!r}"
+        for row in rows
+        for name, expected in faults(row)
+    ]
+    if wrong:
+        raise RowError(wrong)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        _lock(file.fileno())
+        before = os.fstat(file.fileno()).st_size
+        # An empty file is what a full disk, or a kill, leaves of the first write.
+        there = dict.fromkeys(read(path) if before else ())
+        new = [row for row in rows if row not in there]
+        other = contradictions(
+            [*((str(path), row) for row in there), *((f"the new row of {r.run}", r) for r in new)]
+        )
+        if other:
+            raise RowError(other)
+        lines: list[Sequence[object]] = [astuple(row) for row in new]
+        if not before:
+            lines = [HEAD, *lines]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        content = text.getvalue().encode()
+        if before and lines and not _ends_in_newline(path):
+            content = b"\n" + content
+        try:
+            if file.write(content) != len(content):
+                raise OSError(f"{path} could not be written in full; is the disk full?")
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, before)
+            raise
+    return len(new)
+
+
+def _lock(handle: int) -> None:
+    """No other program adds rows to the file until it is closed."""
+    # Windows has no fcntl, and some network file systems have no locks: then there is none.
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def _ends_in_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def read(*paths: Path) -> list[ResultRow]:
+    """All rows of these files; raises RowError with every place that is not as it must be."""
+    found: list[tuple[str, ResultRow]] = []
+    wrong: list[str] = []
+    for path in paths:
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                _read(path, csv.reader(file, strict=True), found, wrong)
+        except (OSError, UnicodeError) as error:
+            wrong.append(f"{path}: expected a CSV file of results, got {error}")
+    wrong += contradictions(found)
+    if wrong:
+        raise RowError(wrong)
+    return [row for _, row in found]
+
+
+def _read(path: Path, lines: Any, found: list[tuple[str, ResultRow]], wrong: list[str]) -> None:
+    """Add the rows of a file, with the place of each, and what is wrong."""
+    try:
+        head = tuple(next(lines, ()))
+        if head != HEAD:
+            wrong.append(
+                f"{path}, line 1: expected the columns {','.join(HEAD)}, got "
+                f"{_short(','.join(head)) or 'nothing'}"
+            )
+            return
+        for line in lines:
+            place = f"{path}, line {lines.line_num}"
+            if len(line) != len(HEAD):
+                wrong.append(f"{place}: expected {len(HEAD)} columns, got {len(line)}")
+                continue
+            said = dict(zip(HEAD, line, strict=True))
+            row = ResultRow(**{name: _typed(name, text) for name, text in said.items()})
+            faulty = [
+                f"{place}, column {name}: expected {expected}, got {_short(repr(said[name]))}"
+                for name, expected in faults(row)
+            ]
+            wrong += faulty
+            if not faulty:
+                found.append((place, row))
+    except csv.Error as error:
+        wrong.append(f"{path}, line {lines.line_num}: expected a line of CSV, got {error}")
+
+
+def _typed(name: str, text: str) -> Any:
+    """The column's value; the text itself where it is none, which `faults` finds."""
+    try:
+        return {"int": int, "float": float}.get(TYPES[name], str)(text)
+    except ValueError:
+        return text
+
+
+def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
+    """Columns of a row that are not as they must be, and what was expected there."""
+    for name, kind in TYPES.items():
+        value = getattr(row, name)
+        if kind == "str":
+            if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST:
+                yield name, f"text in one line of at most {LONGEST} characters"
+            elif not value and name in ("recipe", "run"):
+                yield name, "a name"
+        elif type(value) is not int and (kind == "int" or not isinstance(value, float)):
+            yield name, "a whole number" if kind == "int" else "a number"
+        # Not so of NaN, either.
+        elif not LEAST.get(name, 0) <= value < MOST:
+            yield name, f"a number from {LEAST.get(name, 0)} to {MOST:.0e}"
+    if row.precision not in get_args(Precision):
+        yield "precision", _one_of(get_args(Precision))
+    table = TABLES.get(row.table)
+    if table is None:
+        yield "table", _one_of(TABLES)
+        return
+    recipes = table.recipes.values()
+    homes = [setting.trained_on for recipe in recipes for setting in recipe.settings.values()]
+    conditions = dict.fromkeys((*homes, *(c for recipe in recipes for c in recipe.conditions)))
+    for name, known in (
+        ("budget", table.recipes),
+        ("model", [key for recipe in recipes for key in recipe.rows]),
+        ("setting", [key for recipe in recipes for key in recipe.settings]),
+        ("metric", [FAILED, *(f"{table.metric}@{c}" for c in conditions)]),
+        ("chosen_on", [""] if row.metric == FAILED else [f"{CHOSEN}{c}" for c in conditions]),
+    ):
+        if getattr(row, name) not in known:
+            yield name, _one_of(known)
+    share = table.metric == "accuracy" and row.metric != FAILED
+    if share and isinstance(row.value, float | int) and row.value > 1:
+        yield "value", "a share from 0 to 1"
+
+
+def contradictions(found: Iterable[tuple[str, ResultRow]]) -> list[str]:
+    """Rows, by their places, that have another figure for what an earlier row has one for."""
+    first: dict[tuple[object, ...], tuple[str, ResultRow]] = {}
+    said = []
+    for place, row in found:
+        run = row.table, row.setting, row.model, row.recipe, row.seed
+        before, known = first.setdefault((*run, row.metric, row.chosen_on), (place, row))
+        if known.value != row.value:
+            said.append(
+                f"{place}, column value: expected {known.value}, which {before} has for the same "
+                f"run and condition, got {row.value}"
+            )
+    return said
+
+
+def _one_of(known: Iterable[str]) -> str:
+    return f"one of {', '.join(dict.fromkeys(known)) or 'nothing'}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}…"

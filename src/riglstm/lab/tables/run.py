@@ -1,0 +1,204 @@
+"""One run: build, train, test what was chosen by both rules."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from riglstm import models
+from riglstm.lab.tables.result import CHOSEN, FAILED
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tasks.base import Task, generator, means
+from riglstm.lab.train.deadline import NEVER, Deadline, Interrupted, untested
+from riglstm.lab.train.devices import check, pick
+from riglstm.lab.train.evaluation import score
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.record import device_name
+from riglstm.lab.train.rng import kept, sow
+
+CPU = torch.device("cpu")
+
+
+def build(
+    spec: RunSpec,
+    device: torch.device | str = CPU,
+    data_dir: Path | None = None,
+    show: Callable[[str], None] | None = None,
+) -> tuple[Task, nn.Module]:
+    """The task and the network, whose start values depend on the seed alone."""
+    device = torch.device(device)
+    task = spec.task_config().open(device, data_dir, show)
+    options = core_options(spec.model, spec.model_options, device)
+    # Drawn on the CPU, so that every device starts from the same weights.
+    with kept(CPU):
+        torch.default_generator.manual_seed(spec.seed)
+        core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
+        net = task.network(core)  # type: ignore[arg-type]
+    return task, net.to(device)
+
+
+def core_options(model: str, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A model's options, with those that only say how it is computed on a device."""
+    # On a GPU a step is many small kernels, and most of the time is spent in starting them.
+    compiled = device.type == "cuda" and "compile_step" in models.options_of(model)
+    return {**options, "compile_step": True} if compiled else dict(options)
+
+
+def run(
+    spec: RunSpec,
+    path: Path | str | RunFolder,
+    data_dir: Path | None = None,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    again: str = "",
+    deadline: Deadline = NEVER,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """Train, test the chosen weights on every condition, write the result; returns it.
+
+    A run that diverges leaves the reason in its folder.
+    `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
+    to have stopped. `jobs`: how many runs share the device, for the record of what it cost.
+    Raises what `riglstm.lab.train.supervised.fit` does.
+    """
+    # Lightning takes seconds to load, and what reads folders does without.
+    from riglstm.lab.train.supervised import Diverged, fit
+
+    folder = path if isinstance(path, RunFolder) else RunFolder(path)
+    device = pick(spec.fit)
+    check(spec.fit, device)
+    task, net = build(spec, device, data_dir, say if progress else None)
+    # Data that cannot be read or made is told of before there is a run.
+    task.ready()
+    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+    with folder.held():
+        folder.begin(
+            spec.resolved(),
+            command=command,
+            device=device_name(device),
+            jobs=jobs,
+            resume=resume,
+        )
+        failed = folder.path / FAILED
+        if folder.writes:
+            failed.unlink(missing_ok=True)
+        try:
+            fitted = fit(
+                *(net, task, spec.fit, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+                deadline=deadline,
+            )
+        except Diverged as error:
+            cost = {"updates": error.updates, "seconds": error.seconds}
+            folder.write_json(failed, {"reason": str(error), **cost})
+            raise
+        if not folder.writes:
+            return {}
+        chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+        conditions = task.conditions if spec.fit.test else ()
+        if progress and conditions:
+            say(f"testing on {', '.join(conditions)}")
+        try:
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
+        except KeyboardInterrupt:
+            raise Interrupted(untested(again)) from None
+        result = {
+            "rows": figures,
+            "chosen": chosen,
+            "metric": task.metric.name,
+            "trained_on": task.trained_on,
+            "updates": fitted.updates,
+            "stopped": fitted.stopped,
+            "seconds": fitted.seconds,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
+            "jobs": most_jobs(folder),
+            **_yardsticks(task, conditions),
+        }
+        folder.finish(result)
+    return result
+
+
+def sessions(folder: RunFolder, name: str) -> str | None:
+    """What run.json says of all the sessions of a run: "NVIDIA H200, then CPU"; None: nothing."""
+    record = folder.read_json(folder.run)
+    found = [session.get(name) for session in (record, *record.get("resumed", []))]
+    if not any(found):
+        return None
+    return ", then ".join(dict.fromkeys(value or "unknown" for value in found))
+
+
+def most_jobs(folder: RunFolder) -> int:
+    """How many runs shared the device, in the session that shared it most."""
+    record = folder.read_json(folder.run)
+    return max(int(session.get("jobs", 1)) for session in (record, *record.get("resumed", [])))
+
+
+def tested(
+    spec: RunSpec,
+    task: Task,
+    net: nn.Module,
+    weights_of: Callable[[int], Path],
+    chosen: Mapping[str, Mapping[str, Any]],
+    conditions: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Figures on test data: by the weights that the training condition chose, then by those that
+    the condition itself did, where it is another. `weights_of`: the file, by its update."""
+    from riglstm.lab.train.weights import load_weights
+
+    rows = []
+    for chooser in dict.fromkeys((task.trained_on, *conditions)):
+        tested = conditions if chooser == task.trained_on else (chooser,)
+        if chooser not in chosen:
+            continue
+        step = chosen[chooser]["step"]
+        load_weights(net, weights_of(step))
+        for condition in tested:
+            rows.append(
+                {
+                    "table": None,
+                    "model": spec.name,
+                    "seed": spec.seed,
+                    "condition": condition,
+                    "metric": task.metric.name,
+                    "value": _test(spec, task, net, condition),
+                    "chosen_on": f"{CHOSEN}{chooser}",
+                    "step": step,
+                }
+            )
+    load_weights(net, weights_of(chosen[task.trained_on]["step"]))
+    return rows
+
+
+def _test(spec: RunSpec, task: Task, net: nn.Module, condition: str) -> float:
+    """The metric on test data; models that draw do so from the run's seed."""
+    with kept(task.device):
+        sow(generator(CPU, spec.seed).initial_seed(), task.device)
+        totals = score(net, task, condition, "test", precision=spec.fit.precision)
+    return means(totals)[task.metric.name]
+
+
+def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
+    """What needs no model, where a task has such figures."""
+    found = getattr(task, "yardsticks", None)
+    return {} if found is None else {"yardsticks": {c: found(c, "test") for c in conditions}}
+
+
+def say(line: str) -> None:
+    """A line for the user, beside what a program may read."""
+    # Where nobody hears it any more, the runs are to be made all the same.
+    with contextlib.suppress(OSError):
+        # In one piece, as several threads may have something to say.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -1,0 +1,284 @@
+"""Random search for a recipe: a space as data, its trials as runs, a line of JSON for each.
+
+A space is a TOML file (`docs/protocol.md` has the rules, `protocol/` the spaces):
+
+    table = "mnist"           # a table of the paper, with the models, sizes and task of its rows
+    setting = "14x14"         # what is trained on
+    budget = "tuned"          # the recipe that trial 0 repeats
+    trials = 16               # trial 0, and 15 that are drawn
+    final = 2.0               # updates of a final run, times those of the trial that was chosen
+    models = ["riglstm"]      # rows of the table; all that it trains where this is left out
+    seeds = [0]               # of each trial
+    evaluations = 6           # on the way, evenly spaced; the last one after the last update
+    [every]                   # set in all trials, trial 0 too
+    "task.validation_size" = 4000
+    [shared]                  # drawn for all models alike: trial 3 has one step size
+    "fit.lr" = {log = [1e-4, 2e-3]}
+    "model.forget_bias" = [0.0, 1.0, 3.0]
+    [own.riglstm]             # drawn for one model alone
+    "model.steady_start" = [true, false]
+    [named.start-0]           # a trial by name, for questions that a draw does not ask
+    "task.start_range" = 0.1
+
+An option that a model does not have is left out of its trials. No trial sees test data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from riglstm.lab.tables.entries import Budget
+from riglstm.lab.tables.plan import Planned, folder_name, spec_of, state
+from riglstm.lab.tables.read_run import read_record
+from riglstm.lab.tables.result import read_cost
+from riglstm.lab.tables.run import most_jobs, sessions
+from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.tables import chosen, recipe
+from riglstm.lab.train.folder import RunFolder
+from riglstm.models import build, options_of
+
+PARTS = ("task", "fit", "model")
+UPDATES = "fit.updates"
+MOST_OWN = 4
+"""Options that a model may have for itself."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched; the fields are those of its file."""
+
+    name: str
+    table: str
+    setting: str
+    budget: Budget = "tuned"
+    trials: int = 16
+    final: float = 1.0
+    evaluations: int = 6
+    seeds: tuple[int, ...] = (0,)
+    models: tuple[str, ...] = ()
+    every: Mapping[str, Any] = field(default_factory=dict)
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    named: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def labels(self) -> list[str]:
+        """All trials: by number, then by name."""
+        return [*map(str, range(self.trials)), *self.named]
+
+
+def read_space(path: Path) -> Space:
+    """A space from its file; raises ValueError where it is none."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data |= {name: tuple(data[name]) for name in ("seeds", "models") if name in data}
+        space = Space(path.stem, **data)
+        how = recipe(space.table, space.budget)
+        space = replace(space, models=chosen(how, space.models or None))
+        if space.setting not in how.settings:
+            raise ValueError(
+                f"setting must be one of {', '.join(how.settings)}, got {space.setting!r}"
+            )
+        for model, options in space.own.items():
+            if model not in space.models or len(options) > MOST_OWN:
+                raise ValueError(
+                    f"own.{model} must be at most {MOST_OWN} options of one of "
+                    f"{', '.join(space.models)}, got {', '.join(options)}"
+                )
+        for model in space.models:
+            for label in space.labels():
+                _check(spec(space, model, label))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} must be a search space: {error}") from error
+    return space
+
+
+def _check(made: RunSpec) -> None:
+    """A trial can be built, which is told before the first one is trained."""
+    made.resolved()
+    build(made.model, 600, made.hidden_size, **made.model_options, device="meta")
+
+
+def options(space: Space, model: str, label: str) -> dict[str, Any]:
+    """What a trial changes in the recipe of a model's row, by `part.name`.
+
+    Trial 0 has as many updates as the longest of the others.
+    """
+    changed = dict(space.every)
+    if label == "0" and UPDATES in space.shared:
+        changed[UPDATES] = max(space.shared[UPDATES])
+    elif label in space.named:
+        changed |= space.named[label]
+    elif label != "0":
+        drawn = {**space.shared, **space.own.get(model, {})}
+        changed |= {name: _draw(choices, name, label) for name, choices in drawn.items()}
+    known = options_of(recipe(space.table, space.budget).rows[model].model)
+    return {
+        name: value
+        for name, value in changed.items()
+        if not name.startswith("model.") or name.removeprefix("model.") in known
+    }
+
+
+def _draw(choices: Any, name: str, label: str) -> Any:
+    """One of a list, or a number from a range by its logarithm, the same in every process."""
+    source = random.Random(f"{name}, trial {label}")
+    if isinstance(choices, Mapping):
+        low, high = choices["log"]
+        return float(f"{math.exp(source.uniform(math.log(low), math.log(high))):.3g}")
+    return source.choice(choices)
+
+
+def spec(space: Space, model: str, label: str, seed: int = 0) -> RunSpec:
+    """The run of a trial."""
+    base = spec_of(space.table, recipe(space.table, space.budget), space.setting, model)
+    by_part: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for name, value in options(space, model, label).items():
+        part, dot, option = name.partition(".")
+        if part not in PARTS or not dot:
+            raise ValueError(f"an option must begin with {' or '.join(PARTS)}, got {name!r}")
+        # TOML has no word for None; of `decay` it is a value.
+        by_part[part][option] = None if value == "none" and option != "decay" else value
+    fit = replace(base.fit, **by_part["fit"])
+    every = max(1, fit.updates // space.evaluations)
+    return replace(
+        base,
+        task_options={**base.task_options, **by_part["task"]},
+        model_options={**base.model_options, **by_part["model"]},
+        fit=replace(fit, evaluate_every=every, checkpoint_every=every, test=False),
+        seed=seed,
+    )
+
+
+class Trial(NamedTuple):
+    """A trial of one model, and its run."""
+
+    label: str
+    planned: Planned
+
+
+def plan(
+    space: Space,
+    models: Sequence[str],
+    labels: Iterable[str],
+    root: Path,
+    device: str,
+    done: Iterable[Mapping[str, Any]] = (),
+) -> list[Trial]:
+    """The trials that have no line yet, trial by trial, so that models stay level."""
+    # Without an option that one of them lacks, two trials of a model may be one run.
+    there = {line["run"] for line in done}
+    found = []
+    for label in labels:
+        for model in models:
+            for seed in space.seeds:
+                made = spec(space, model, label, seed)
+                made = replace(made, fit=replace(made.fit, device=device))
+                name = folder_name(made)
+                if name not in there:
+                    there.add(name)
+                    how = state(made, root / name)
+                    run = Planned(made, root / name, how, f"trial {label}", model)
+                    found.append(Trial(label, run))
+    return found
+
+
+def line(space: Space, trial: Trial) -> dict[str, Any] | None:
+    """What a trial came to; None where its run is not done."""
+    planned = trial.planned
+    if state(planned.spec, planned.folder) not in ("done", "failed"):
+        return None
+    folder, record = RunFolder(planned.folder), read_record(planned.folder)
+    said: dict[str, Any] = {
+        "space": space.name,
+        "model": planned.row,
+        "trial": trial.label,
+        "seed": planned.spec.seed,
+        "run": planned.folder.name,
+        "options": options(space, planned.row, trial.label),
+        "precision": planned.spec.fit.precision,
+        "device": sessions(folder, "device"),
+        "commit": sessions(folder, "commit"),
+        "jobs": most_jobs(folder),
+    }
+    if record.result is None:
+        return {**said, **read_cost(folder), "failed": record.reason}
+    best, home = record.result["chosen"], record.result["trained_on"]
+    step = best[home]["step"]
+    values = {
+        condition: float(series.values[series.steps == step][0])
+        for condition, series in record.validated.items()
+    }
+    return {
+        **said,
+        **{name: record.result[name] for name in ("updates", "seconds", "parameters", "metric")},
+        "trained_on": home,
+        "validation": {"step": step, **values},
+        "best": best,
+    }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All trials of a file, none where it is not there; raises ValueError for another file."""
+    if not path.exists():
+        return []
+    found = []
+    try:
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            found.append(json.loads(text))
+            if not isinstance(found[-1], dict) or not {"run", "model", "trial"} <= found[-1].keys():
+                raise ValueError(f"line {number} is {text[:80]!r}")
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{path} must hold the trials of a search, one line of JSON each: {error}; "
+            "mend it, or give another file"
+        ) from error
+    return found
+
+
+def append(path: Path, said: Mapping[str, Any]) -> None:
+    """Add a trial's line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(said) + "\n")
+
+
+class Rule(NamedTuple):
+    """How a recipe is chosen among a model's trials."""
+
+    name: str
+    score: Callable[[Mapping[str, Any]], float]
+
+
+def _home(said: Mapping[str, Any]) -> float:
+    return float(said["validation"][said["trained_on"]])
+
+
+def _shifted(said: Mapping[str, Any]) -> float:
+    best, home = said["best"], said["trained_on"]
+    others = [float(best[condition]["value"]) for condition in best if condition != home]
+    return sum(others) / len(others)
+
+
+RULES = (Rule("training condition", _home), Rule("shifted conditions", _shifted))
+
+
+def winners(
+    lines: Iterable[Mapping[str, Any]], higher_is_better: bool = True
+) -> dict[str, list[Mapping[str, Any]]]:
+    """For each model the best trial by each of `RULES`; a model all of whose trials failed: none.
+
+    A trial of several seeds is judged run by run.
+    """
+    by_model: dict[str, list[Mapping[str, Any]]] = {}
+    for said in lines:
+        if "failed" not in said:
+            by_model.setdefault(str(said["model"]), []).append(said)
+    pick = max if higher_is_better else min
+    return {m: [pick(own, key=rule.score) for rule in RULES] for m, own in by_model.items()}

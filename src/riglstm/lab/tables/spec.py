@@ -1,0 +1,175 @@
+"""What one run is: all that decides its outcome, as data that a file can hold."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from riglstm import RigLSTM
+from riglstm.lab.tasks import TASKS
+from riglstm.lab.tasks.base import TaskConfig, options
+from riglstm.lab.train.config import FREE, LATER, PRINTED, Fit
+from riglstm.models import MODELS, options_of
+from riglstm.models.rig import changes_of, settled
+
+PLACE = ("batch_first", "compile_step", "device", "dtype")
+"""Options of models that a run does not set: they belong to the task, or to the machine."""
+
+SEEDS = 2**32
+"""How many seeds there are: as many as every generator of random numbers takes."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A model, a task, and how the one learns the other."""
+
+    task: str
+    """A key of `riglstm.lab.tasks.TASKS`."""
+    task_options: dict[str, Any]
+    """Fields of the task's configuration that differ from its defaults."""
+    model: str
+    """A key of `riglstm.models.MODELS`."""
+    hidden_size: int
+    """The model's whole width."""
+    model_options: dict[str, Any]
+    """Other arguments of the model."""
+    fit: Fit
+    """How it is trained."""
+    seed: int
+    """Of the weights, of the training data, and of what the model draws."""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"the task must be one of {', '.join(TASKS)}, got {self.task!r}")
+        if self.model not in MODELS:
+            raise ValueError(f"the model must be one of {', '.join(MODELS)}, got {self.model!r}")
+        known = tuple(f.name for f in fields(TASKS[self.task]))  # type: ignore[arg-type]
+        _known("task", self.task, self.task_options, known)
+        known = tuple(name for name in options_of(self.model) if name not in PLACE)
+        _known("model", self.model, self.model_options, known)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"the seed must be a whole number from 0 on, got {self.seed!r}")
+        if self.seed >= SEEDS:
+            raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
+        if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
+            raise ValueError(f"hidden_size must be a whole number, got {self.hidden_size!r}")
+
+    @property
+    def name(self) -> str:
+        """The model, or the ablation that it is."""
+        return str(self.model_options.get("variant") or self.model)
+
+    def task_config(self) -> TaskConfig:
+        """The task's configuration."""
+        return TASKS[self.task](**{k: _tuple(v) for k, v in self.task_options.items()})
+
+    def resolved(self) -> dict[str, Any]:
+        """As JSON has it, with the defaults of task and model written out."""
+        said = {**_model_defaults(self.model, self.model_options), **self.model_options}
+        said = plain_options(self.model, self.hidden_size, said)
+        return {
+            "task": self.task,
+            "task_options": options(self.task_config()),
+            "model": self.model,
+            "hidden_size": self.hidden_size,
+            "model_options": {k: _list(v) for k, v in said.items()},
+            "fit": asdict(self.fit),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
+        """The inverse of `resolved`."""
+        names = [f.name for f in fields(cls)]
+        if set(data) != set(names):
+            raise ValueError(
+                f"a run's configuration must have the fields {', '.join(names)}, "
+                f"got {', '.join(sorted(data)) or 'none'}; is this the config.json of a run?"
+            )
+        for name in ("task_options", "model_options", "fit"):
+            if not isinstance(data[name], Mapping):
+                raise ValueError(f"{name} of a run must be an object, got {data[name]!r}")
+        fit = {f.name for f in fields(Fit)}
+        _known("training", "Fit", data["fit"], tuple(fit))
+        try:
+            options = read_options(data["model"], data["model_options"])
+            made = cls(**{**data, "model_options": options, "fit": Fit(**data["fit"])})
+            made.task_config()
+        except TypeError as error:
+            raise ValueError(
+                f"a run's configuration must have values of the right types: {error}"
+            ) from error
+        return made
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it this run: `resolved` without what only says how it is computed.
+
+        Nor does it hold what the first runs had no word for, and is as it was then.
+        """
+        data = self.resolved()
+        for part in ("task_options", "fit", "model_options"):
+            said = data[part].items()
+            data[part] = {k: v for k, v in said if k not in LATER or v != LATER[k]}
+        if self.model == "rim":
+            # RIM had an option once that its rows in `results` were named by.
+            data["model_options"]["cell"] = "original"
+        data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
+        return data
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits of `identity`, for the name of a folder."""
+        return _digest(self.identity())
+
+    def recipe(self) -> str:
+        """The same without the seed: runs that have it are repetitions of each other."""
+        return _digest({**self.identity(), "seed": None})
+
+
+def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options with RigLSTM's soft update in numbers, so that defaults may change."""
+    return settled(hidden_size, given) if model == "riglstm" else dict(given)
+
+
+def read_options(model: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options from a file, which may be of the time when none said the soft update."""
+    options = dict(found)
+    if model != "riglstm":
+        return options
+    changed = changes_of(options)
+    return {**{name: v for name, v in PRINTED.items() if name not in changed}, **options}
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were not given, but for those that a variant sets and those of the machine."""
+    signatures = [MODELS[model], RigLSTM] if model == "riglstm" else [MODELS[model]]
+    parameters = {n: p for s in signatures for n, p in inspect.signature(s).parameters.items()}
+    changed = changes_of(given)
+    return {
+        name: parameters[name].default
+        for name in options_of(model)
+        if name not in (*PLACE, *changed, *given)
+    }
+
+
+def _known(kind: str, of: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{name!r} is no {kind} option of {of!r}; it takes {', '.join(sorted(known))}"
+            )
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

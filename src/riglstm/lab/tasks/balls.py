@@ -1,0 +1,252 @@
+"""Bouncing balls: predict the next frame of a film of balls, then ten frames from one's own.
+
+Shapes: T frames of 64×64 pixels, B sequences; time first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm.lab.tasks.balls_network import EDGE, FEATURES, BallsNetwork
+from riglstm.lab.tasks.balls_physics import Scene, scene, written
+from riglstm.lab.tasks.balls_render import Sequences, load, unpack
+from riglstm.lab.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, means
+from riglstm.lab.tasks.files import cache_folder, data_folder
+from riglstm.lab.tasks.shuffled import Shuffled
+from riglstm.lab.tasks.tokens import batches, check_whole, empty_totals, evaluating
+from riglstm.models.base import Core
+
+LAST_FRAME = (0.01, 0.05)
+"""How far from 0 and 1 the yardstick that repeats a frame stays."""
+FRAME_TOKENS = 16
+"""What a frame needs of a device's memory while it is decoded, against a token of other tasks."""
+
+
+@dataclass(frozen=True)
+class Balls:
+    """Films of bouncing balls, from a simulator; trained on one number of balls, tested on others.
+
+    A condition is "4", "678" (six to eight balls), "curtain" (three larger balls, and a square
+    that hides a part of the picture), or one's own: "balls=5", "balls=2-4", "balls=3,curtain".
+    """
+
+    needs_data: ClassVar[bool] = False
+
+    balls: str = "4"
+    """The condition of the training data."""
+    conditions: tuple[str, ...] = ("4", "678", "curtain")
+    """Where the trained model is tested, besides its own condition."""
+    sequences: int = 50_000
+    """Training sequences."""
+    validation_size: int = 10_000
+    """Validation sequences of each condition."""
+    test_size: int = 10_000
+    """Test sequences of each condition."""
+    frames: int = 51
+    """Frames of a sequence; all but the last are inputs, all but the first are targets."""
+    context: int = 15
+    """True frames that a roll-out starts with."""
+    rollout_frames: int = 10
+    """Frames that are predicted from the model's own predictions, and scored."""
+    batch_size: int = 64
+    """Sequences of an update."""
+    data_seed: int = 0
+    """Seed of the simulator; the same for all runs that are compared."""
+
+    def __post_init__(self) -> None:
+        sizes = ("sequences", "validation_size", "test_size")
+        for name in (*sizes, "frames", "context", "rollout_frames"):
+            check_whole(name, getattr(self, name))
+        check_whole("batch_size", self.batch_size, high=self.sequences)
+        check_whole("data_seed", self.data_seed, low=0, high=2**62)
+        least = self.context + self.rollout_frames
+        if self.frames < least:
+            raise ValueError(
+                f"frames must be at least context + rollout_frames = {least}, got {self.frames}; "
+                "take more frames, or fewer of the others"
+            )
+        for condition in (self.balls, *self.conditions):
+            scene(condition)
+
+    def open(
+        self,
+        device: torch.device,
+        data_dir: Path | None = None,
+        show: Callable[[str], None] | None = None,
+    ) -> BallsTask:
+        """The task; each set of sequences is read, or made in the cache, when it is first used."""
+        return BallsTask(self, torch.device(device), data_folder(data_dir) / "balls", show)
+
+
+class Rollout(NamedTuple):
+    """One roll-out: frames (T, 64, 64) on the CPU."""
+
+    seen: Tensor
+    """The true frames that the model was given."""
+    truth: Tensor
+    """The frames that follow."""
+    prediction: Tensor
+    """Their probabilities, as the model has them."""
+
+
+class BallsTask:
+    """See `riglstm.lab.tasks.base.Task`."""
+
+    metric = Metric("bce", higher_is_better=False, scale=100, unit="")
+    input_size = FEATURES
+
+    def __init__(
+        self,
+        config: Balls,
+        device: torch.device,
+        folder: Path,
+        show: Callable[[str], None] | None = None,
+    ) -> None:
+        self.config, self.device = config, device
+        self.folder, self.show = folder, show
+        self.trained_on = written(config.balls)
+        others = map(written, config.conditions)
+        self.conditions = tuple(dict.fromkeys((self.trained_on, *others)))
+        self._shuffled = Shuffled(config.sequences, config.batch_size, device)
+        self.updates_per_epoch = self._shuffled.updates_per_epoch
+        self._loaded: dict[tuple[Scene, str], Tensor] = {}
+        self._mean: Tensor | None = None
+
+    def network(self, core: Core) -> BallsNetwork:
+        """Encoder, core and decoder."""
+        return BallsNetwork(core)
+
+    def ready(self) -> None:
+        """Read or make all sequences."""
+        self.packed(self.trained_on, "training")
+        for condition in self.conditions:
+            self.packed(condition, "validation")
+            self.packed(condition, "test")
+
+    def size(self, split: Split) -> int:
+        """Sequences of each condition."""
+        check_split(split)
+        return self.config.validation_size if split == "validation" else self.config.test_size
+
+    def packed(self, condition: str, split: str) -> Tensor:
+        """The sequences of a condition, (size, T, 512) on the device: training, validation, test.
+
+        They stay there: 1.3 GB for 50,000.
+        """
+        check_split(split, SPLITS)
+        c = self.config
+        sizes = {"training": c.sequences, "validation": c.validation_size, "test": c.test_size}
+        key = scene(condition), split
+        if key not in self._loaded:
+            wanted = Sequences(*key, sizes[split], c.frames, c.data_seed)
+            packed = load(wanted, cache_folder() / "balls", self.show, named=self.folder)
+            self._loaded[key] = packed.to(self.device)
+        return self._loaded[key]
+
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        """Frames as inputs, and the frames that follow each, (T - 1, B, 64, 64) both.
+
+        Always `batch_size` of them, and each sequence once an epoch: see `Shuffled`.
+        """
+        chosen = self._shuffled.batch(seed, step)[rows]
+        frames = _frames(self.packed(self.trained_on, "training")[chosen])
+        return Batch(frames[:-1], frames[1:])
+
+    def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean binary cross-entropy per pixel and frame with true frames as inputs, twice.
+
+        The metric is that of roll-outs, which would cost more than the update.
+        """
+        loss = _from_logits(net(batch.inputs), batch.targets).mean()
+        return loss, loss.detach()
+
+    def score(
+        self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
+    ) -> Totals:
+        """Sums over sequences: "loss" as in training, "bce" of the roll-outs (P30)."""
+        seen, scored = self._cut()
+        totals = empty_totals(self.device, "loss", "bce", "count")
+        with evaluating(net):
+            for frames in self._batches(condition, split, share):
+                totals["loss"] += _from_logits(net(frames[:-1]), frames[1:]).double().sum()
+                predicted = self._roll_out(net, frames[seen])
+                totals["bce"] += _from_probabilities(predicted, frames[scored]).double().sum()
+                totals["count"] += frames.shape[1]
+        return totals
+
+    def rollout(self, net: nn.Module, condition: str, split: Split, index: int = 0) -> Rollout:
+        """The roll-out of one sequence, for a picture."""
+        check_split(split)
+        packed = self.packed(condition, split)
+        check_whole("the index of a sequence", index, low=0, high=len(packed) - 1)
+        frames = _frames(packed[index : index + 1])
+        seen, scored = self._cut()
+        with evaluating(net):
+            predicted = self._roll_out(net, frames[seen])
+        return Rollout(*(f[:, 0].cpu() for f in (frames[seen], frames[scored], predicted)))
+
+    def yardsticks(self, condition: str, split: Split) -> dict[str, float]:
+        """The metric of what needs no model, as a mean.
+
+        "constant" and "mean image" know the training set, "last frame" the last true frame, moved
+        away from 0 and 1 by the number that follows.
+        """
+        seen, scored = self._cut()
+        mean = self._mean_image().clamp(EDGE, 1 - EDGE)
+        names = ("constant", "mean image", *(f"last frame {edge}" for edge in LAST_FRAME))
+        totals = empty_totals(self.device, *names, "count")
+        for frames in self._batches(condition, split, (0, 1)):
+            last, truth = frames[seen][-1], frames[scored]
+            repeated = (last.clamp(edge, 1 - edge) for edge in LAST_FRAME)
+            for name, guess in zip(names, (mean.mean(), mean, *repeated), strict=True):
+                bce = _from_probabilities(guess.expand_as(truth), truth)
+                totals[name] += bce.double().sum()
+            totals["count"] += truth.shape[1]
+        return means(totals)
+
+    def _cut(self) -> tuple[slice, slice]:
+        """The frames that a roll-out is given, and those that it is scored on."""
+        context = self.config.context
+        return slice(context), slice(context, context + self.config.rollout_frames)
+
+    def _roll_out(self, net: nn.Module, seen: Tensor) -> Tensor:
+        return cast(BallsNetwork, net).roll_out(seen, self.config.rollout_frames)
+
+    def _mean_image(self) -> Tensor:
+        """How often each pixel is on in the training set: (64, 64)."""
+        if self._mean is None:
+            packed = self.packed(self.trained_on, "training")
+            parts = packed.split(self.config.batch_size)
+            total = torch.stack([unpack(p).sum(dim=(0, 1)) for p in parts]).sum(dim=0)
+            self._mean = total / (packed.shape[0] * packed.shape[1])
+        return self._mean
+
+    def _batches(self, condition: str, split: Split, share: tuple[int, int]) -> Iterator[Tensor]:
+        check_split(split)
+        packed = self.packed(condition, split)
+        for rows in batches(len(packed), FRAME_TOKENS * self.config.frames, self.device, share):
+            yield _frames(packed[rows])
+
+
+def _frames(packed: Tensor) -> Tensor:
+    """Packed sequences (B, T, 512) to frames (T, B, 64, 64)."""
+    return unpack(packed.transpose(0, 1))
+
+
+def _from_logits(logits: Tensor, truth: Tensor) -> Tensor:
+    """Mean cross-entropy of each sequence: (B,)."""
+    bce = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="none")
+    return bce.mean(dim=(0, 2, 3))
+
+
+def _from_probabilities(predicted: Tensor, truth: Tensor) -> Tensor:
+    """Mean cross-entropy of each sequence: (B,)."""
+    # Not torch's function of that name, which refuses to run under autocast.
+    return -torch.where(truth > 0, predicted, 1 - predicted).log().mean(dim=(0, 2, 3))

@@ -1,0 +1,237 @@
+"""Copying: remember L steps of M digits through P dormant steps, then repeat them.
+
+Shapes: T = 2·L + P steps, B sequences, M digits a step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm.lab.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, generator
+from riglstm.lab.tasks.tokens import (
+    TokenNetwork,
+    batches,
+    check_core,
+    check_dropout,
+    check_start_range,
+    check_whole,
+    empty_totals,
+    evaluating,
+)
+from riglstm.models.base import Core
+
+TRAINING = SPLITS.index("training")
+"""The first number of a seed is that of its split, so that none draws what another does."""
+CPU = torch.device("cpu")
+
+
+class Condition(NamedTuple):
+    """What may differ between training and test."""
+
+    L: int
+    P: int
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Remember digits through a dormant phase, then repeat them."""
+
+    needs_data: ClassVar[bool] = False
+
+    M: int = 1
+    """Digits a step."""
+    L: int = 10
+    """Steps that show digits, and steps that repeat them."""
+    P: int = 50
+    """Dormant steps in training, the marker included."""
+    P_from: int | None = None
+    """Shortest dormant phase in training, drawn anew for each batch; None: always P."""
+    digits: int = 10
+    """How many different digits there are."""
+    conditions: tuple[str, ...] = ("P=100", "P=200", "P=400")
+    """Where the model is tested besides training's own: P=100, or L=20,P=100."""
+    batch_size: int = 64
+    """Sequences an update."""
+    dropout: float = 0.0
+    """On the embedded tokens and on the core's output."""
+    loss_on: Literal["all", "answer"] = "all"
+    """Cross entropy of all steps, or of the last L alone."""
+    validation_size: int = 1000
+    """Sequences by which a checkpoint is chosen, for each condition."""
+    test_size: int = 2000
+    """Sequences of the test, for each condition."""
+    input_size: int = 600
+    """Width of the embedded tokens of a step, all M together."""
+    start_range: float | None = None
+    """Tables and read-out start in ± this, the read-out's bias at 0; none: as torch starts them."""
+
+    def __post_init__(self) -> None:
+        for name in ("M", "L", "P", "batch_size", "validation_size", "test_size", "input_size"):
+            check_whole(name, getattr(self, name))
+        check_whole("digits", self.digits, low=2, high=250)
+        if self.P_from is not None:
+            check_whole("P_from", self.P_from, high=self.P)
+        if self.input_size % self.M:
+            raise ValueError(
+                f"input_size must be a multiple of M = {self.M}, got {self.input_size}; "
+                f"take input_size={self.input_size // self.M * self.M or self.M}"
+            )
+        if self.loss_on not in ("all", "answer"):
+            raise ValueError(f"loss_on must be all or answer, got {self.loss_on!r}")
+        check_dropout(self.dropout)
+        check_start_range(self.start_range)
+        for condition in self.conditions:
+            self.read(condition)
+
+    def read(self, condition: str) -> Condition:
+        """`P=100`, or with another L: `L=20,P=100`."""
+        found = re.fullmatch(r"(?:L=(\d{1,9}),)?P=(\d{1,9})", condition)
+        if found is None:
+            raise ValueError(
+                f"a condition of copying must be like P=100 or L=20,P=100, got {condition!r}"
+            )
+        L, P = self.L if found[1] is None else int(found[1]), int(found[2])
+        check_whole(f"L in {condition!r}", L)
+        check_whole(f"P in {condition!r}", P)
+        return Condition(L, P)
+
+    def name(self, condition: Condition) -> str:
+        """The one way to write a condition."""
+        L = "" if condition.L == self.L else f"L={condition.L},"
+        return f"{L}P={condition.P}"
+
+    def open(
+        self,
+        device: torch.device,
+        data_dir: Path | None = None,
+        show: Callable[[str], None] | None = None,
+    ) -> CopyingTask:
+        """The task; it needs no files."""
+        return CopyingTask(self, torch.device(device))
+
+
+def sequences(digits: Tensor, P: int, kinds: int) -> Batch:
+    """Digits (L, B, M) to tokens and targets (T, B, M): digits 0.., the blank, the marker.
+
+    Tokens: the digits, P - 1 blanks, the marker, L blanks. Targets: L + P blanks, the digits.
+    """
+    blank, marker = kinds, kinds + 1
+    L = len(digits)
+    tokens = digits.new_full((2 * L + P, *digits.shape[1:]), blank)
+    targets = tokens.long()
+    tokens[:L] = digits
+    tokens[L + P - 1] = marker
+    targets[-L:] = digits
+    return Batch(tokens, targets)
+
+
+class CopyingTask:
+    """See `Copying`; tokens are made on the device."""
+
+    metric = Metric("accuracy", higher_is_better=True)
+    updates_per_epoch = 1000
+
+    def __init__(self, config: Copying, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.input_size = config.input_size
+        self.trained_on = config.name(Condition(config.L, config.P))
+        named = [config.name(config.read(condition)) for condition in config.conditions]
+        self.conditions = tuple(dict.fromkeys((self.trained_on, *named)))
+        self._fixed: dict[tuple[Split, Condition], Tensor] = {}
+
+    def ready(self) -> None:
+        """Nothing takes long here."""
+
+    def network(self, core: Core) -> nn.Module:
+        """M tables of digits, blank and marker; the core; M readings of digits and blank a step."""
+        check_core(core, self.input_size)
+        M, kinds = self.config.M, self.config.digits
+        return TokenNetwork(
+            *(core, M, kinds + 2, (M, kinds + 1)),
+            dropout=self.config.dropout,
+            summarise=False,
+            start_range=self.config.start_range,
+        )
+
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        """Fresh sequences for every update."""
+        config = self.config
+        P = config.P
+        if config.P_from is not None:
+            gen = generator(CPU, TRAINING, seed, step, 1)
+            P = int(torch.randint(config.P_from, P + 1, (), generator=gen, device=CPU))
+        gen = generator(self.device, TRAINING, seed, step)
+        shape = (config.L, config.batch_size, config.M)
+        digits = torch.randint(
+            config.digits, shape, generator=gen, device=self.device, dtype=torch.uint8
+        )
+        return sequences(digits[:, rows], P, config.digits)
+
+    def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross entropy of all steps or of the answer, and the share of right digits in it."""
+        logits = net(batch.inputs)
+        L = self.config.L
+        right = logits[-L:].detach().argmax(-1) == batch.targets[-L:]
+        if self.config.loss_on == "answer":
+            return cross_entropy(logits[-L:], batch.targets[-L:]), right.float().mean()
+        return cross_entropy(logits, batch.targets), right.float().mean()
+
+    def score(
+        self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
+    ) -> Totals:
+        """Sums over sequences; "answer_loss" is the cross entropy of the last L steps."""
+        L, P = self.config.read(condition)
+        size = self._digits(split, Condition(L, P)).shape[1]
+        totals = empty_totals(self.device, "loss", "accuracy", "answer_loss", "count")
+        with evaluating(net):
+            for rows in batches(size, 2 * L + P, self.device, share):
+                batch = self.examples(condition, split, rows)
+                logits = net(batch.inputs)
+                answer, digits = logits[-L:], batch.targets[-L:]
+                number = rows.stop - rows.start
+                asked = cross_entropy(answer, digits).double()
+                all_steps = self.config.loss_on == "all"
+                loss = cross_entropy(logits, batch.targets).double() if all_steps else asked
+                right = (answer.argmax(-1) == digits).sum().double()
+                totals["loss"] += number * loss
+                totals["answer_loss"] += number * asked
+                totals["accuracy"] += right / (L * self.config.M)
+                totals["count"] += number
+        return totals
+
+    def size(self, split: Split) -> int:
+        """Sequences of each condition."""
+        check_split(split)
+        return self.config.validation_size if split == "validation" else self.config.test_size
+
+    def examples(self, condition: str, split: Split, rows: slice = slice(None)) -> Batch:
+        """Sequences of the validation or the test data."""
+        key = self.config.read(condition)
+        return sequences(self._digits(split, key)[:, rows], key.P, self.config.digits)
+
+    def _digits(self, split: Split, condition: Condition) -> Tensor:
+        """(L, size, M): drawn on the CPU, so that every device sees the same."""
+        check_split(split)
+        if (split, condition) not in self._fixed:
+            config = self.config
+            gen = generator(CPU, SPLITS.index(split), *condition, config.M, config.digits)
+            shape = (condition.L, self.size(split), config.M)
+            digits = torch.randint(
+                config.digits, shape, generator=gen, device=CPU, dtype=torch.uint8
+            )
+            self._fixed[split, condition] = digits.to(self.device)
+        return self._fixed[split, condition]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all steps, sequences and channels, of logits (T, B, M, kinds)."""
+    return F.cross_entropy(logits.flatten(0, 2).float(), targets.flatten())

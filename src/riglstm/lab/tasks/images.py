@@ -1,0 +1,278 @@
+"""Pictures as sequences: one pixel a step, row by row; tested at sizes that training never saw.
+
+Shapes: n pictures, C channels, T = size² steps, B sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from riglstm.lab.tasks.base import Batch, Metric, Split, Totals, check_split, generator
+from riglstm.lab.tasks.download import obtain
+from riglstm.lab.tasks.files import Images
+from riglstm.lab.tasks.pictures import Size, positions, read_size, split_up
+from riglstm.lab.tasks.shuffled import Shuffled
+from riglstm.lab.tasks.tokens import (
+    TokenNetwork,
+    batches,
+    check_core,
+    check_dropout,
+    check_start_range,
+    check_whole,
+    empty_totals,
+    evaluating,
+)
+from riglstm.models.base import Core
+
+CLASSES = 10
+CPU = torch.device("cpu")
+FLIPS = 1
+"""The last number of a seed of mirror images, so that they are not drawn as the order is."""
+
+
+@dataclass(frozen=True)
+class SequentialImages:
+    """What the picture tasks have in common."""
+
+    needs_data: ClassVar[bool] = True
+    dataset: ClassVar[str]
+    """As in `riglstm.lab.tasks.download.DATASETS`."""
+    channels: ClassVar[int]
+
+    size: int
+    """Side of the training pictures."""
+    conditions: tuple[str, ...]
+    """Sizes at which the model is tested besides training's own: 19x19, or rows by columns."""
+    batch_size: int = 64
+    """Sequences an update."""
+    dropout: float = 0.0
+    """On the embedded pixels and on the core's output."""
+    train_size: int | None = None
+    """Training pictures; None: all but the fifth that is held out."""
+    validation_size: int | None = None
+    """Pictures by which a checkpoint is chosen; None: all that are held out."""
+    test_size: int | None = None
+    """Pictures of the test; None: all 10,000."""
+    input_size: int = 600
+    """Width of an embedded pixel, its channels together."""
+    start_range: float | None = None
+    """Tables and read-out start in ± this, the read-out's bias at 0; none: as torch starts them."""
+    label_smoothing: float = 0.0
+    """Share of each training label that is spread over all classes."""
+
+    def __post_init__(self) -> None:
+        for name in ("size", "batch_size", "input_size"):
+            check_whole(name, getattr(self, name))
+        for name in ("train_size", "validation_size", "test_size"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        check_dropout(self.dropout)
+        check_start_range(self.start_range)
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing!r}"
+            )
+        if self.input_size % self.channels:
+            raise ValueError(
+                f"input_size must be a multiple of the {self.channels} channels, "
+                f"got {self.input_size}; take input_size="
+                f"{self.input_size // self.channels * self.channels or self.channels}"
+            )
+        for condition in self.conditions:
+            read_size(condition)
+
+    @property
+    def values(self) -> int:
+        """How many values a pixel may have."""
+        return 256
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether training pictures are mirrored at random."""
+        return False
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """The values of pixels as they are shown, before any resizing."""
+        return images
+
+    def open(
+        self,
+        device: torch.device,
+        data_dir: Path | None = None,
+        show: Callable[[str], None] | None = None,
+    ) -> ImageTask:
+        """The task with its pictures, which are downloaded if no folder was named for them."""
+        return ImageTask(self, obtain(self.dataset, data_dir, show), torch.device(device))
+
+
+@dataclass(frozen=True)
+class MNIST(SequentialImages):
+    """Handwritten digits, black or white."""
+
+    dataset: ClassVar[str] = "mnist"
+    channels: ClassVar[int] = 1
+
+    size: int = 14
+    """Side of the training pictures."""
+    conditions: tuple[str, ...] = ("16x16", "19x19", "24x24")
+    """Sizes at which the model is tested besides training's own."""
+    threshold: int = 128
+    """A pixel is white from this value on (0 to 255), before the picture is resized."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("threshold", self.threshold, high=255)
+
+    @property
+    def values(self) -> int:
+        """Black and white."""
+        return 2
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """0 or 1."""
+        return (images >= self.threshold).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Fashion(MNIST):
+    """Pieces of clothing, black or white: MNIST's sizes and rules."""
+
+    dataset: ClassVar[str] = "fashion"
+
+
+@dataclass(frozen=True)
+class CIFAR10(SequentialImages):
+    """Photographs of ten kinds of things, in three colours of 256 values."""
+
+    dataset: ClassVar[str] = "cifar"
+    channels: ClassVar[int] = 3
+
+    size: int = 16
+    """Side of the training pictures."""
+    conditions: tuple[str, ...] = ("19x19", "24x24", "32x32")
+    """Sizes at which the model is tested besides training's own."""
+    flip: bool = False
+    """Each training picture is mirrored left to right in half of the updates that see it."""
+    levels: int = 256
+    """Different values of a pixel in each channel, evenly spaced; 256: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("levels", self.levels, low=2, high=256)
+
+    @property
+    def values(self) -> int:
+        """As many as there are levels."""
+        return self.levels
+
+    @property
+    def mirrored(self) -> bool:
+        """As `flip` says."""
+        return self.flip
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """0 to levels - 1."""
+        return (images.int() * self.levels // 256).to(torch.uint8)
+
+
+class ImageTask:
+    """See `SequentialImages`; all pictures lie on the device, a batch is chosen there."""
+
+    metric = Metric("accuracy", higher_is_better=True)
+
+    def __init__(self, config: SequentialImages, images: Images, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.input_size = config.input_size
+        self.trained_on = f"{config.size}x{config.size}"
+        self.conditions = tuple(dict.fromkeys((self.trained_on, *config.conditions)))
+        self.side = images.train_images.shape[-1]
+        chosen = split_up(images, config.train_size, config.validation_size, config.test_size)
+        pixels = {name: config.prepare(part.images).flatten(2) for name, part in chosen.items()}
+        self._pixels = {name: pixels[name].to(device) for name in ("validation", "test")}
+        self._labels = {name: part.labels.to(device) for name, part in chosen.items()}
+        shown = pixels["training"][:, :, positions(self.side, read_size(self.trained_on))]
+        self._train = shown.transpose(1, 2).contiguous().to(device)  # (n, T, C)
+        self._shuffled = Shuffled(len(self._train), config.batch_size, device)
+        self.updates_per_epoch = self._shuffled.updates_per_epoch
+        self._positions: dict[Size, Tensor] = {}
+        rows = torch.arange(config.size**2, device=device).view(config.size, config.size)
+        self._mirror = rows.flip(1).flatten()
+        """Where the pixels of a training picture come from in its mirror image."""
+
+    def ready(self) -> None:
+        """All pictures are there from the start."""
+
+    def size(self, split: Split) -> int:
+        """Pictures, at each size."""
+        return len(self._pixels[split])
+
+    def network(self, core: Core) -> nn.Module:
+        """A table for each channel, the core, and ten classes read from its summary."""
+        check_core(core, self.input_size)
+        config = self.config
+        return TokenNetwork(
+            core,
+            config.channels,
+            config.values,
+            (CLASSES,),
+            dropout=config.dropout,
+            summarise=True,
+            start_range=config.start_range,
+        )
+
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        """Always `batch_size` pictures: where an epoch ends within a batch, the next one begins.
+
+        The pictures are shuffled anew for each epoch, and each is seen once in it.
+        """
+        chosen = self._shuffled.batch(seed, step)[rows]
+        pixels = self._train.index_select(0, chosen)  # (B, T, C)
+        if self.config.mirrored:
+            gen = generator(CPU, seed, step, FLIPS)
+            flipped = torch.rand(self.config.batch_size, generator=gen)[rows] < 0.5
+            flipped = flipped[:, None, None].to(self.device)
+            pixels = torch.where(flipped, pixels[:, self._mirror], pixels)
+        return Batch(pixels.transpose(0, 1), self._labels["training"].index_select(0, chosen))
+
+    def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross entropy, and the share of pictures whose class is right."""
+        logits = net(batch.inputs)
+        right = logits.detach().argmax(-1) == batch.targets
+        loss = F.cross_entropy(
+            logits.float(), batch.targets, label_smoothing=self.config.label_smoothing
+        )
+        return loss, right.float().mean()
+
+    def score(
+        self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
+    ) -> Totals:
+        """Sums over pictures, all of them."""
+        check_split(split)
+        size = read_size(condition)
+        totals = empty_totals(self.device, "loss", "accuracy", "count")
+        with evaluating(net):
+            T = size.rows * size.columns
+            for rows in batches(self.size(split), T, self.device, share):
+                batch = self.examples(condition, split, rows)
+                logits = net(batch.inputs).float()
+                totals["loss"] += F.cross_entropy(logits, batch.targets, reduction="sum").double()
+                totals["accuracy"] += (logits.argmax(-1) == batch.targets).sum()
+                totals["count"] += rows.stop - rows.start
+        return totals
+
+    def examples(self, condition: str, split: Split, rows: slice | Tensor = slice(None)) -> Batch:
+        """Pictures of the validation or the test data at a size, as sequences (T, B, C)."""
+        check_split(split)
+        size = read_size(condition)
+        if size not in self._positions:
+            self._positions[size] = positions(self.side, size).to(self.device)
+        pixels = self._pixels[split][rows].index_select(2, self._positions[size])  # (B, C, T)
+        return Batch(pixels.permute(2, 0, 1), self._labels[split][rows])

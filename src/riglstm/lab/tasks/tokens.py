@@ -1,0 +1,139 @@
+"""What tasks on sequences of tokens share: the network around a core, and scoring in batches.
+
+Shapes: T steps, B sequences, C tokens a step, D input features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from riglstm.lab.tasks.base import Totals, part
+from riglstm.lab.tasks.lookup import lookup
+from riglstm.models.base import Core, summary
+
+CPU_TOKENS = 2**15
+"""Steps times sequences of a batch that is scored on a CPU."""
+BYTES_PER_TOKEN = 2**19
+"""Of a GPU's memory, per token of such a batch, so that a dozen runs can share it: models of the
+paper's size held up to 21 % of an H200 at a quarter of this.
+
+Most of a recurrent model's time goes into the number of steps, so large batches pay.
+"""
+
+
+class TokenNetwork(nn.Module):
+    """A table of vectors for each of C channels, side by side; a core; a linear read-out.
+
+    `outputs`: shape of the logits of one reading. `summarise`: one reading per sequence, of
+    `summary`, or else one per step. `start_range`: tables and read-out start uniformly in ± this
+    value, the read-out's bias at zero, as in the scripts of RIM's authors; None: as nn.Embedding
+    and nn.Linear start.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        channels: int,
+        vocabulary: int,
+        outputs: tuple[int, ...],
+        *,
+        dropout: float,
+        summarise: bool,
+        start_range: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.summarise = summarise
+        # One table of them all, so that one look-up finds the vectors already side by side.
+        self.tables = nn.Embedding(channels * vocabulary, core.input_size // channels)
+        self.register_buffer("start", vocabulary * torch.arange(channels), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+        self.core = core
+        self.readout = nn.Linear(core.output_size, math.prod(outputs))
+        if start_range is not None:
+            for weight in (self.tables.weight, self.readout.weight):
+                nn.init.uniform_(weight, -start_range, start_range)
+            nn.init.zeros_(self.readout.bias)
+
+    start: Tensor
+    """(C,): where each channel's table begins."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (T, B, C), of any integer type, to logits (B, *outputs) or (T, B, *outputs)."""
+        vectors = lookup(tokens + self.start, self.tables.weight)
+        x = self.dropout(vectors.flatten(2))  # (T, B, D)
+        y, _ = self.core(x)
+        y = summary(self.core, y) if self.summarise else y
+        logits: Tensor = self.readout(self.dropout(y))
+        return logits.view(*y.shape[:-1], *self.outputs)
+
+
+def check_core(core: Core, input_size: int) -> None:
+    """The core takes what a task gives it."""
+    if core.input_size != input_size or core.batch_first:
+        raise ValueError(
+            f"the core must have input_size={input_size} and batch_first=False, got "
+            f"{core.input_size} and {core.batch_first}; build it so, or give the task another "
+            "input_size"
+        )
+
+
+def check_whole(name: str, value: int, low: int = 1, high: int | None = None) -> None:
+    """An option is a whole number in its range."""
+    if type(value) is not int or value < low or (high is not None and value > high):
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high:,}"
+        raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")
+
+
+def check_dropout(dropout: float) -> None:
+    """An option is a share, and not everything is dropped."""
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+
+
+def check_start_range(start_range: float | None) -> None:
+    """An option is a range of start values, or none."""
+    if start_range is not None and not 0 < start_range < math.inf:
+        raise ValueError(
+            f"start_range must be a number above 0, or none for torch's own, got {start_range!r}"
+        )
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """No dropout and no gradients; every module's mode is as before afterwards."""
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def batches(length: int, T: int, device: torch.device, share: tuple[int, int]) -> Iterator[slice]:
+    """The i-th of n parts of that many sequences of T steps, in batches that suit the device."""
+    i, n = share
+    if not 0 <= i < n:
+        raise ValueError(f"share must be (i, n) with 0 <= i < n, got {share}")
+    mine = part(length, share)
+    size = mine.stop - mine.start
+    tokens = CPU_TOKENS
+    if device.type == "cuda":
+        tokens = torch.cuda.get_device_properties(device).total_memory // BYTES_PER_TOKEN
+    # Of sizes that differ by one at the most, so that a compiled core meets two.
+    count = math.ceil(size / max(1, tokens // T))
+    for j in range(count):
+        piece = part(size, (j, count))
+        yield slice(mine.start + piece.start, mine.start + piece.stop)
+
+
+def empty_totals(device: torch.device, *names: str) -> Totals:
+    """Sums of nothing."""
+    return {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}

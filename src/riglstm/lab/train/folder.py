@@ -1,0 +1,324 @@
+"""A run is a folder: what it was to be, what it ran on, what it measured, and its weights.
+
+    config.json      what the run is; a folder that holds it is a run
+    run.json         versions, commit, device, command, when it was started and gone on with
+    metrics.csv      step,name,value
+    checkpoints/     to go on from: the last two
+    weights/         step-N.safetensors, the network after N updates, where a choice fell on them;
+                     its averaged weights in a run that averages them
+    result.json      the result; a folder that holds it is done
+    failed.json      why it has no result and never will
+    tensorboard/
+    riglstm.lock     there while a process trains here; one that is left over means nothing
+
+Whole files are written aside and renamed, so that none is ever half there. A folder that holds
+anything and no config.json of ours is refused, and only files with these names are ever deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from riglstm.lab.train.config import FREE, LATER, PRINTED
+from riglstm.lab.train.devices import rank
+from riglstm.lab.train.diverged import Diverged
+from riglstm.lab.train.lock import release, take
+from riglstm.lab.train.record import now, surroundings
+
+ASIDE = ".part"
+MADE: dict[str, str] = {
+    "": r"(config|run|result|failed)\.json|metrics\.csv",
+    "checkpoints": r"step-\d+\.ckpt",
+    "weights": r"step-\d+\.safetensors",
+    "tensorboard": r"events\.out\.tfevents\..+|hparams\.yaml",
+}
+"""By folder, the names of the files that a run makes; aside they have a number and ASIDE too."""
+UNFINISHED = re.compile(rf"(?P<name>.+)\.\d+{re.escape(ASIDE)}")
+
+
+class RunFolder:
+    """The files of one run. Only the first of several processes writes."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.writes = rank() == 0
+        self.config = self.path / "config.json"
+        self.run = self.path / "run.json"
+        self.metrics = self.path / "metrics.csv"
+        self.result = self.path / "result.json"
+        self.failed = self.path / "failed.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.weights = self.path / "weights"
+        self.tensorboard = self.path / "tensorboard"
+        self.lock = self.path / "riglstm.lock"
+        self.holding = False
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def state(self) -> Literal["new", "partial", "done"]:
+        """Whether a run was begun here, and whether it has its result."""
+        if self.result.exists():
+            return "done"
+        return "partial" if self.config.exists() else "new"
+
+    def check(self) -> None:
+        """Raise ValueError where the folder holds anything and is no run."""
+        if not self.path.is_dir():
+            return
+        with contextlib.suppress(ValueError):
+            config = self.read_json(self.config)
+            kinds = {"task": str, "fit": dict, "seed": int}
+            if all(isinstance(config.get(name), kind) for name, kind in kinds.items()):
+                return
+        others = [name for name in sorted(os.listdir(self.path)) if name != self.lock.name]
+        # A kill may come before the first file has its name; the lock is there then.
+        if self.lock.exists():
+            others = [name for name in others if _unfinished(name) != self.config.name]
+        if others:
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            raise ValueError(
+                f"{self.path} must be a new or empty folder, or that of a run, got one that holds "
+                f"{', '.join(others[:3])}{more} and no config.json of a run; give another folder"
+            )
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it no other process trains here; within itself it does nothing more.
+
+        A run that is begun within it, and ends with an error before it has saved anything, is taken
+        away again. Raises BusyError where another process trains here, and what `check` does.
+        """
+        if self.holding or not self.writes:
+            yield
+            return
+        self.check()
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = take(self.lock)
+        except OSError as error:
+            _remove_empty(made)
+            raise unwritten(self.lock, error) from error
+        self.holding = True
+        begun_here = self.state == "new"
+        try:
+            self.sweep()
+            yield
+        except Exception as error:
+            if begun_here and not isinstance(error, Diverged) and not self._made(self.checkpoints):
+                self.empty()
+            raise
+        finally:
+            self.holding = False
+            release(self.lock, handle)
+            # Nothing was begun, where this can be done.
+            _remove_empty(made)
+
+    def begin(
+        self, config: Mapping[str, Any], *, command: str, device: str, jobs: int = 1, resume: bool
+    ) -> None:
+        """Write config.json and run.json, or check that the run that is here is this one.
+
+        `config` is what JSON has: it is the run's identity, less the options under "fit" that only
+        say how it is computed. A folder that is new is begun, with `resume` or without.
+        `jobs`: runs that share the device.
+        """
+        if not self.writes:
+            return
+        session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
+        session["started"] = now()
+        if self.state == "new":
+            self.write_json(self.config, config)
+            self.write_json(self.run, session)
+            return
+        if self.state == "done":
+            self.tidy()
+            raise ValueError(
+                f"{self.path} holds a run that is done; expected a new folder, or a run that was "
+                "stopped; give another folder, or delete this one"
+            )
+        if not resume:
+            raise ValueError(
+                f"{self.path} holds a run that was stopped; go on with it by --resume, give "
+                "another folder, or delete this one"
+            )
+        found = differences(self.read_json(self.config), config)
+        if found:
+            raise ValueError(
+                f"{self.path} holds another run: {'; '.join(found)}; "
+                "go on with its own options, or give another folder"
+            )
+        if self.run.exists():
+            record = self.read_json(self.run)
+            session = {**record, "resumed": [*record.get("resumed", []), session]}
+        self.write_json(self.run, session)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result; checkpoints, and weights that no choice fell on, have served, and go.
+
+        `result["chosen"]`, where there is such a thing: condition to {"step": …}.
+        """
+        self.write_json(self.result, result)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what has served, in a run that is done; a kill may have come before that."""
+        if not self.writes or self.state != "done":
+            return
+        result = self.read_json(self.result)
+        if "chosen" in result:
+            self.keep_weights({chosen["step"] for chosen in result["chosen"].values()})
+        self._empty(self.checkpoints)
+
+    def keep_weights(self, steps: Collection[int]) -> None:
+        """Delete the weights of all other steps."""
+        wanted = {self.weights_of(step) for step in steps}
+        if self.writes:
+            for path in self._made(self.weights):
+                if path not in wanted:
+                    path.unlink()
+
+    def empty(self) -> None:
+        """Remove all that the run has made, checkpoints first: nothing goes on without them.
+
+        config.json goes last, and stays beside files of others: it says that the folder is a run's.
+        """
+        for folder in (self.checkpoints, self.weights, self.tensorboard, self.path):
+            self._empty(folder)
+        if {path.name for path in self.path.iterdir()} <= {self.config.name, self.lock.name}:
+            self.config.unlink(missing_ok=True)
+
+    def _empty(self, folder: Path) -> None:
+        """Remove what the run has made in one of its folders, and that one if nothing is left."""
+        for path in self._made(folder):
+            if path != self.config:
+                path.unlink(missing_ok=True)
+        if folder != self.path:
+            _remove_empty([folder])
+
+    def _made(self, folder: Path, name: Callable[[str], str] = str) -> list[Path]:
+        """What the run has made in one of its folders, where `name` gives a file's own name."""
+        names = MADE["" if folder == self.path else folder.name]
+        paths = folder.iterdir() if folder.is_dir() else ()
+        return [path for path in paths if re.fullmatch(names, name(path.name)) and path.is_file()]
+
+    def weights_of(self, step: int) -> Path:
+        """The file with the network's weights after `step` updates."""
+        return self.weights / f"step-{step}.safetensors"
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """One of the folder's JSON files, all of which hold an object."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(
+                f"{self.path} is not a run: expected the file {path.name} in it, got none; "
+                "`riglstm train` writes such folders"
+            ) from None
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path} must be a JSON file, and cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(
+                f"{path} must hold a JSON object, got {type(content).__name__}; is this a run?"
+            )
+        return content
+
+    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
+        """One of the folder's JSON files."""
+        self.write(path, (json.dumps(content, indent=2) + "\n").encode())
+
+    def write(self, path: Path, content: bytes) -> None:
+        """A whole file, or none."""
+        if self.writes:
+            with aside(path) as file:
+                file.write(content)
+
+    def sweep(self) -> None:
+        """Remove what a kill left half-written."""
+        if self.writes:
+            for folder in (self.path, self.checkpoints, self.weights):
+                for path in self._made(folder, _unfinished):
+                    path.unlink(missing_ok=True)
+
+
+def _unfinished(name: str) -> str:
+    """What a file that is being written aside is to be called; empty where it is no such file."""
+    match = UNFINISHED.fullmatch(name)
+    return match["name"] if match else ""
+
+
+def _remove_empty(folders: Collection[Path]) -> None:
+    """Remove folders in which nothing is."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name, and an older one's place, once it is complete and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise unwritten(path, error, ", and nothing is left of it") from error
+        raise
+    _sync_folder(path.parent)
+
+
+def unwritten(path: Path, error: OSError, rest: str = "") -> OSError:
+    """The same error, with the file that it is about and the way out."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return OSError(
+        error.errno,
+        f"{path} could not be written ({error.strerror or error}){rest}; "
+        + ("make room, or give another folder" if full else "give another folder"),
+    )
+
+
+def _sync_folder(path: Path) -> None:
+    """A rename is on disk when its folder is."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+    """What sets two runs apart, in words; as JSON has them, so a tuple is a list."""
+    found = []
+    for name in dict.fromkeys((*was, *now)):
+        if within.endswith("fit") and name in FREE:
+            continue
+        said_later = within.endswith(("task_options", "fit", "model_options"))
+        before = {**LATER, **PRINTED}.get(name) if said_later else None
+        a, b = was.get(name, before), now.get(name, before)
+        full = f"{within}.{name}" if within else name
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, full)
+        elif _plain(a) != _plain(b):
+            found.append(f"{full} is {a!r} there, {b!r} here")
+    return found
+
+
+def _plain(value: object) -> object:
+    return json.loads(json.dumps(value))
