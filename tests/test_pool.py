@@ -286,7 +286,7 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
     assert [p.state for p in runs] == ["done", "partial"]
     # There were two to make.
     assert json.loads((runs[0].folder / "result.json").read_text())["jobs"] == 2
-    assert "(1; 1 to run)" in made.paths[0].read_text()
+    assert "(1 run, 1 to run)" in made.paths[0].read_text()
     assert "lstm M=1 seed 0: update 2 of 6" in said
 
 
