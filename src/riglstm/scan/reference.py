@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -61,6 +65,7 @@ def _as_one_node(
     """
     from torch._higher_order_ops.scan import scan as repeat
 
+    _forget_sizes(repeat)
     given = (*(noise or Noise()), live, reset)
     there, B = [g is not None for g in given], x.shape[1]
     if torch.onnx.is_in_onnx_export():
@@ -78,3 +83,14 @@ def _as_one_node(
     # What it carries must not share memory, and what it gives must be numbers.
     state, (y, active) = repeat(one, (h, c.clone()), [x, *(g for g in given if g is not None)])
     return y, state, active.bool()
+
+
+def _forget_sizes(operator: Callable[..., Any]) -> None:
+    """Drop what torch has compiled of its `scan`: sizes of an earlier export would be kept.
+
+    It compiles a function inside the operator once for a process, and compares a size that is open
+    now with the number that it was then, which fixes it.
+    """
+    inner = (code for code in operator.__code__.co_consts if isinstance(code, CodeType))
+    for code in inner:
+        torch._dynamo.reset_code(code)
