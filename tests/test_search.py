@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import search
@@ -79,18 +80,23 @@ def test_draws_depend_on_the_option_and_the_trial_alone(tiny: Path) -> None:
         lstm, rig = (options(space, model, label) for model in ("lstm", "riglstm"))
         assert lstm.items() < rig.items()
         assert rig.keys() - lstm.keys() == {"model.steady_start"}
-    rates = {options(space, "lstm", str(i))["fit.lr"] for i in range(1, 200)}
-    assert len(rates) > 150
-    assert 1e-3 <= min(rates) < 2e-3
-    assert 5e-3 < max(rates) <= 1e-2
+    many = Space(**{**vars(space), "trials": 200})
+    rates = sorted(options(many, "lstm", str(i))["fit.lr"] for i in range(1, 200))
+    # One in each of 200 equal parts of the range, but for the part of trial 0.
+    parts = [int(200 * math.log10(rate / 1e-3)) for rate in rates]
+    assert sum(abs(part - i) <= 1 for i, part in enumerate(parts)) == 199
+    biases = [options(many, "lstm", str(i))["model.forget_bias"] for i in range(1, 200)]
+    assert {biases.count(value) for value in (0.0, 1.0, 3.0)} <= {66, 67}
 
 
-def test_trial_0_is_the_recipe_cut_to_the_longest_trial_and_an_unknown_option_is_left_out(
+def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_left_out(
     tiny: Path,
 ) -> None:
     space = read_space(tiny)
     first = options(space, "riglstm", "0")
-    assert first == {"task.validation_size": 20, "task.test_size": 20, "fit.updates": 6}
+    updates = options(space, "lstm", "0")["fit.updates"]
+    assert first == {"task.validation_size": 20, "task.test_size": 20, "fit.updates": updates}
+    assert updates in (4, 6)
     assert "forget_bias" not in options_of("transformer")
     mnist = read_space(ROOT / "protocol" / "mnist.toml")
     assert not [n for n in options(mnist, "transformer", "1") if n.endswith("forget_bias")]
@@ -105,6 +111,16 @@ def test_trial_0_is_the_recipe_cut_to_the_longest_trial_and_an_unknown_option_is
         ('"fit.lr"', '"fit.rate"', "unexpected keyword argument 'rate'"),
         ('"fit.lr"', '"training.lr"', "must begin with task or fit or model, got 'training.lr'"),
         ("trials = 3", "trails = 3", "unexpected keyword argument 'trails'"),
+        ("trials = 3", "trials = -3", "trials must be a whole number from 0 on, got -3"),
+        ("evaluations = 2", "evaluations = 0", "evaluations must be a whole number from 1 on"),
+        ("{log = [1e-3, 1e-2]}", "{lin = [1e-3, 1e-2]}", "fit.lr must be a list of values, or"),
+        ("{log = [1e-3, 1e-2]}", "[]", "fit.lr must be a list of values, or"),
+        ("{log = [1e-3, 1e-2]}", "{log = [1e-2, 1e-3]}", "fit.lr must be a list of values, or"),
+        (
+            '"model.forget_bias"',
+            '"model.forgot"',
+            "model.forgot is an option of none of lstm, rigl",
+        ),
         ("[true, false]", '["maybe"]', "steady_start must be"),
         ('table = "copying"', "table =", "Invalid value"),
     ],
@@ -140,6 +156,16 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
     assert plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu", lines) == []
 
 
+def test_half_a_line_is_no_trial_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
+    path, whole = tmp_path / "lines.jsonl", {"run": "a", "model": "lstm", "trial": "0"}
+    search.append(path, whole)
+    first = path.read_bytes()
+    path.write_bytes(first + first[:9])
+    assert search.read_lines(path) == [whole]
+    search.append(path, whole)
+    assert path.read_bytes() == 2 * first
+
+
 def test_two_trials_that_are_one_run_are_made_once(tiny: Path, tmp_path: Path) -> None:
     space = read_space(tiny)
     named = {"a": {"model.steady_start": True}, "b": {"model.steady_start": False}}
@@ -153,13 +179,19 @@ def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
         best = {"P=6": {"step": 1, "value": home}}
         best |= {f"P={i}": {"step": 2, "value": value} for i, value in enumerate(shifted)}
         return {
-            **{"model": "lstm", "trial": trial, "trained_on": "P=6"},
+            **{"model": "lstm", "trial": trial, "run": trial, "trained_on": "P=6"},
             **{"validation": {"step": 1, "P=6": home}, "best": best},
         }
 
-    lines = [said("0", 0.9, 0.1, 0.2), said("1", 0.8, 0.5, 0.4), {"model": "lstm", "failed": "NaN"}]
-    assert [line["trial"] for line in winners(lines)["lstm"]] == ["0", "1"]
-    assert [line["trial"] for line in winners(lines, higher_is_better=False)["lstm"]] == ["1", "0"]
+    def best(**options: Any) -> list[str]:
+        return [line["trial"] for line in winners(lines, ("0", "1", "NaN"), **options)["lstm"]]
+
+    lines = [said("NaN", math.nan, math.nan), said("0", 0.9, 0.1, 0.2), said("1", 0.8, 0.5, 0.4)]
+    lines += [{"model": "lstm", "failed": "NaN"}, said("of another space", 1.0, 1.0)]
+    assert best() == ["0", "1"]
+    assert best(higher_is_better=False) == ["1", "0"]
+    lines = [said("0", 0.9)]
+    assert best() == ["0", "0"]
 
 
 @pytest.mark.slow
@@ -190,6 +222,24 @@ def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
     assert "did you mean start?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write_text(
+        'table = "mnist"\nsetting = "7x7"\nbudget = "quick"\nmodels = ["lstm"]\ntrials = 1\n'
+    )
+    results, data = tmp_path / "r.jsonl", tmp_path / "no-data"
+    data.mkdir()
+    words = ["sweep", str(tiny), "--results", str(results), "--data-dir", str(data)]
+    assert main([*words, "--out", str(tmp_path / "runs"), "--device", "cpu"]) == 2
+    said = capsys.readouterr()
+    assert "1 trials ended with an error" in said.err
+    assert "lstm, trial 0: " in said.err
+    assert "written" not in said.out
+    assert not results.exists()
+
+
 @pytest.mark.parametrize("content", ["mine", "[]\n", '{"run": 1}\n', "{", "\xff"])
 def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
     content: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -203,14 +253,15 @@ def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
     assert not out.exists()
 
 
-def test_the_leads_have_lines_that_name_commit_and_device() -> None:
-    for path in sorted((ROOT / "results" / "trials").glob("*.jsonl")):
-        lines = search.read_lines(path)
-        assert lines
+def test_every_line_is_of_a_trial_of_its_space_and_names_commit_and_device() -> None:
+    files = sorted((ROOT / "results" / "trials").glob("*.jsonl"))
+    assert files
+    for path in files:
         space = read_space(ROOT / "protocol" / f"{path.stem}.toml")
-        for said in lines:
-            assert len(said["commit"]) == 40
-            assert said["device"] == "NVIDIA H200"
+        for said in search.read_lines(path):
             made = spec(space, said["model"], said["trial"], said["seed"])
             assert said["run"].rpartition("-")[2] == made.digest()
-            assert torch.tensor(list(said["validation"].values())).isfinite().all()
+            assert re.fullmatch("[0-9a-f]{40}", said["commit"])
+            assert said["device"]
+            assert said["updates"] == made.fit.updates
+            assert said["seconds"] > 0

@@ -72,7 +72,7 @@ FAILED, INTERRUPTED = 2, 130
 """Exit codes: it cannot be done; Ctrl-C, as shells count it."""
 
 
-WRITES = ("demo", "train", "export", "reproduce", "report")
+WRITES = ("demo", "train", "export", "reproduce", "sweep", "report")
 """Verbs whose result is in files, whatever becomes of what they print."""
 
 

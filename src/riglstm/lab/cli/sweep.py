@@ -69,21 +69,28 @@ def main(args: Sequence[str]) -> None:
     job = Job(config.data_dir, True, "", deadline, jobs, tuple(sys.argv))
     by_folder = {trial.planned.folder: trial for trial in waiting}
 
+    errors = []
+
     def ended(end: pool.Ended) -> None:
         trial = by_folder[end.planned.folder]
         said = search.line(space, trial)
+        name = f"{end.planned.row}, trial {trial.label}"
         if said is not None:
             search.append(path, said)
-            say(f"{end.planned.row}, trial {trial.label}: {_words(said)}")
+            say(f"{name}: {_words(said)}")
         elif end.code:
-            say(f"{end.planned.row}, trial {trial.label}: ended with exit code {end.code}")
+            errors.append(f"{name}: {end.last or f'exit code {end.code}'}")
 
     try:
         pool.together([t.planned for t in waiting], replace(job, again=""), ended)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"{stop}; go on with: {again}") from None
     lines = search.read_lines(path)
-    print(f"\n{_best(space, lines)}\n\nwritten: {path}")
+    if lines:
+        print(f"\n{_best(space, lines)}\n\nwritten: {path}")
+    if errors:
+        listed = "\n  ".join(errors)
+        raise UsageError(f"{len(errors)} trials ended with an error:\n  {listed}")
     left = len(search.plan(space, models, labels, config.out, config.device, lines))
     if left:
         print(f"{left} trials are not done; go on with: {again}")
@@ -99,7 +106,8 @@ def _words(said: Mapping[str, Any]) -> str:
 
 def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     """The best trial of each model by each rule."""
-    found = search.winners(lines, table(space.table).higher_is_better)
+    runs = search.runs(space)
+    found = search.winners(lines, runs, table(space.table).higher_is_better)
     shown = []
     for model, best in found.items():
         for rule, said in zip(search.RULES, best, strict=True):

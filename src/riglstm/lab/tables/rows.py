@@ -82,7 +82,7 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
         raise RowError(wrong)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
-        _lock(file.fileno())
+        lock(file.fileno())
         before = os.fstat(file.fileno()).st_size
         # An empty file is what a full disk, or a kill, leaves of the first write.
         there = dict.fromkeys(read(path) if before else ())
@@ -110,7 +110,7 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
     return len(new)
 
 
-def _lock(handle: int) -> None:
+def lock(handle: int) -> None:
     """No other program adds rows to the file until it is closed."""
     # Windows has no fcntl, and some network file systems have no locks: then there is none.
     with contextlib.suppress(ImportError, OSError):

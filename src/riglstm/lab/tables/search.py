@@ -6,7 +6,6 @@ A space is a TOML file (`docs/protocol.md` has the rules, `protocol/` the spaces
     setting = "14x14"         # what is trained on
     budget = "tuned"          # the recipe that trial 0 repeats
     trials = 16               # trial 0, and 15 that are drawn
-    final = 2.0               # updates of a final run, times those of the trial that was chosen
     models = ["riglstm"]      # rows of the table; all that it trains where this is left out
     seeds = [0]               # of each trial
     evaluations = 6           # on the way, evenly spaced; the last one after the last update
@@ -27,9 +26,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.plan import Planned, folder_name, spec_of, state
 from riglstm.lab.tables.read_run import read_record
 from riglstm.lab.tables.result import read_cost
+from riglstm.lab.tables.rows import lock
 from riglstm.lab.tables.run import most_jobs, sessions
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import chosen, recipe
@@ -59,7 +60,6 @@ class Space:
     setting: str
     budget: Budget = "tuned"
     trials: int = 16
-    final: float = 1.0
     evaluations: int = 6
     seeds: tuple[int, ...] = (0,)
     models: tuple[str, ...] = ()
@@ -85,6 +85,7 @@ def read_space(path: Path) -> Space:
             raise ValueError(
                 f"setting must be one of {', '.join(how.settings)}, got {space.setting!r}"
             )
+        _check_numbers(space)
         for model, options in space.own.items():
             if model not in space.models or len(options) > MOST_OWN:
                 raise ValueError(
@@ -94,9 +95,34 @@ def read_space(path: Path) -> Space:
         for model in space.models:
             for label in space.labels():
                 _check(spec(space, model, label))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} must be a search space: {error}") from error
     return space
+
+
+def _check_numbers(space: Space) -> None:
+    """What is counted, and what is drawn from."""
+    for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+    known = {name for model in space.models for name in _options_of(space, model)}
+    for part in (space.every, space.shared, *space.own.values(), *space.named.values()):
+        for name, choices in part.items():
+            option = name.removeprefix("model.")
+            if option != name and option not in known:
+                raise ValueError(f"{name} is an option of none of {', '.join(space.models)}")
+            if part in (space.every, *space.named.values()):
+                continue
+            drawn = choices.get("log", ()) if isinstance(choices, Mapping) else choices
+            log = not isinstance(choices, Mapping) or (len(drawn) == 2 and 0 < drawn[0] < drawn[1])
+            if not isinstance(drawn, list) or not drawn or not log:
+                raise ValueError(
+                    f"{name} must be a list of values, or {{log = [low, high]}}, got {choices!r}"
+                )
+
+
+def _options_of(space: Space, model: str) -> tuple[str, ...]:
+    return options_of(recipe(space.table, space.budget).rows[model].model)
 
 
 def _check(made: RunSpec) -> None:
@@ -108,17 +134,16 @@ def _check(made: RunSpec) -> None:
 def options(space: Space, model: str, label: str) -> dict[str, Any]:
     """What a trial changes in the recipe of a model's row, by `part.name`.
 
-    Trial 0 has as many updates as the longest of the others.
+    Trial 0 is that recipe, but for its updates, which are drawn as those of the others are.
     """
     changed = dict(space.every)
-    if label == "0" and UPDATES in space.shared:
-        changed[UPDATES] = max(space.shared[UPDATES])
-    elif label in space.named:
+    if label in space.named:
         changed |= space.named[label]
-    elif label != "0":
+    else:
         drawn = {**space.shared, **space.own.get(model, {})}
-        changed |= {name: _draw(choices, name, label) for name, choices in drawn.items()}
-    known = options_of(recipe(space.table, space.budget).rows[model].model)
+        names = drawn if label != "0" else drawn.keys() & {UPDATES}
+        changed |= {name: _draw(drawn[name], name, int(label), space.trials) for name in names}
+    known = _options_of(space, model)
     return {
         name: value
         for name, value in changed.items()
@@ -126,13 +151,19 @@ def options(space: Space, model: str, label: str) -> dict[str, Any]:
     }
 
 
-def _draw(choices: Any, name: str, label: str) -> Any:
-    """One of a list, or a number from a range by its logarithm, the same in every process."""
-    source = random.Random(f"{name}, trial {label}")
+def _draw(choices: Any, name: str, trial: int, trials: int) -> Any:
+    """One of a list, or a number from a range by its logarithm, the same in every process.
+
+    Trials share out a list, or the range's equal parts, among them: none is left out by chance.
+    """
+    source = random.Random(name)
+    order = source.sample(range(trials), trials)
+    place = order[trial]
     if isinstance(choices, Mapping):
-        low, high = choices["log"]
-        return float(f"{math.exp(source.uniform(math.log(low), math.log(high))):.3g}")
-    return source.choice(choices)
+        low, high = map(math.log, choices["log"])
+        part = (place + random.Random(f"{name}, trial {trial}").random()) / trials
+        return float(f"{math.exp(low + part * (high - low)):.3g}")
+    return choices[place % len(choices)]
 
 
 def spec(space: Space, model: str, label: str, seed: int = 0) -> RunSpec:
@@ -189,6 +220,16 @@ def plan(
     return found
 
 
+def runs(space: Space) -> set[str]:
+    """The names of all runs of a space."""
+    return {
+        folder_name(spec(space, model, label, seed))
+        for model in space.models
+        for label in space.labels()
+        for seed in space.seeds
+    }
+
+
 def line(space: Space, trial: Trial) -> dict[str, Any] | None:
     """What a trial came to; None where its run is not done."""
     planned = trial.planned
@@ -225,15 +266,21 @@ def line(space: Space, trial: Trial) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All trials of a file, none where it is not there; raises ValueError for another file."""
+    """All trials of a file, none where it is not there; raises ValueError for another file.
+
+    Half a line at the end, as a kill may leave one, is no trial.
+    """
     if not path.exists():
         return []
     found = []
     try:
-        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            found.append(json.loads(text))
+        text = path.read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines(keepends=True), start=1):
+            if not line.endswith("\n") and found:
+                break
+            found.append(json.loads(line))
             if not isinstance(found[-1], dict) or not {"run", "model", "trial"} <= found[-1].keys():
-                raise ValueError(f"line {number} is {text[:80]!r}")
+                raise ValueError(f"line {number} is {line[:80]!r}")
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} must hold the trials of a search, one line of JSON each: {error}; "
@@ -243,10 +290,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, said: Mapping[str, Any]) -> None:
-    """Add a trial's line."""
+    """Add a trial's line, whole, in the place of half a line that a kill has left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(said) + "\n")
+    with path.open("ab") as file:
+        lock(file.fileno())
+        whole = path.read_bytes().rpartition(b"\n")
+        file.truncate(len(whole[0]) + len(whole[1]))
+        file.write(json.dumps(said).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class Rule(NamedTuple):
@@ -262,23 +314,31 @@ def _home(said: Mapping[str, Any]) -> float:
 
 def _shifted(said: Mapping[str, Any]) -> float:
     best, home = said["best"], said["trained_on"]
-    others = [float(best[condition]["value"]) for condition in best if condition != home]
-    return sum(others) / len(others)
+    others = [condition for condition in best if condition != home] or [home]
+    return sum(float(best[condition]["value"]) for condition in others) / len(others)
 
 
 RULES = (Rule("training condition", _home), Rule("shifted conditions", _shifted))
 
 
 def winners(
-    lines: Iterable[Mapping[str, Any]], higher_is_better: bool = True
+    lines: Iterable[Mapping[str, Any]], runs: Collection[str], higher_is_better: bool = True
 ) -> dict[str, list[Mapping[str, Any]]]:
-    """For each model the best trial by each of `RULES`; a model all of whose trials failed: none.
+    """For each model the best trial by each of `RULES`, of those in `runs`.
 
-    A trial of several seeds is judged run by run.
+    A space that was changed has other runs. A trial that failed is none, and a figure that is no
+    number is worse than all others.
     """
     by_model: dict[str, list[Mapping[str, Any]]] = {}
     for said in lines:
-        if "failed" not in said:
+        if "failed" not in said and said["run"] in runs:
             by_model.setdefault(str(said["model"]), []).append(said)
-    pick = max if higher_is_better else min
-    return {m: [pick(own, key=rule.score) for rule in RULES] for m, own in by_model.items()}
+    sign = 1 if higher_is_better else -1
+
+    def order(score: float) -> float:
+        return -math.inf if math.isnan(score) else sign * score
+
+    return {
+        model: [max(own, key=lambda said: order(rule.score(said))) for rule in RULES]
+        for model, own in by_model.items()
+    }
