@@ -202,6 +202,7 @@ def test_the_printed_soft_update_is_that_of_the_printed_equations(backend: str) 
         assert not torch.allclose(other, expected), name
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_the_oracle_equals_every_variant_of_the_compiled_layer(name: str) -> None:
@@ -662,6 +663,7 @@ def test_compiled_without_a_compiler_raises_and_names_the_way_out(
         random_problem(seeded(56)).run("compiled")
 
 
+@pytest.mark.slow
 @compiles
 def test_compiled_does_not_turn_into_another_backend_after_many_selections(
     monkeypatch: pytest.MonkeyPatch,

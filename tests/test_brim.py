@@ -300,6 +300,7 @@ def test_steps_with_carried_state_equal_one_long_run() -> None:
         assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 @compiles
 def test_compiled_steps_equal_eager_ones_forward_and_backward() -> None:
     gen = seeded(14)

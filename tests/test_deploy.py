@@ -77,6 +77,7 @@ def test_a_graph_made_without_gradients_has_those_of_the_layer(
     assert_same(run, layer, torch.randn(9, 4, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [exported, traced])
 def test_a_graph_of_the_kernels_made_without_gradients_has_those_of_the_layer(
     make: Callable[..., Any],
@@ -175,6 +176,14 @@ def test_an_export_whose_length_was_not_opened_refuses_another(backend: Any) -> 
     run = torch.export.export(build(backend=backend), (torch.randn(7, 3, 5),)).module()
     with pytest.raises(AssertionError, match="Guard failed"):
         run(torch.randn(9, 3, 5))
+
+
+@pytest.mark.slow
+def test_an_export_does_not_keep_the_sizes_of_an_earlier_one() -> None:
+    layer, x = build(backend="reference"), torch.randn(7, 3, 5)
+    torch.export.export(layer, (x,))
+    torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    assert_same(exported(layer, x), layer, torch.randn(9, 4, 5), atol=1e-6)
 
 
 class Model(nn.Module):
@@ -278,6 +287,9 @@ def test_onnx_of_a_model_runs_at_another_batch_size_and_length(
 def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     path = str(tmp_path / "model.onnx")
+    graph = torch.export.export(Model().eval(), (ids(7, 3),))
+    with pytest.raises(Exception, match=r"riglstm.batched_forward"):
+        torch.onnx.export(graph, (), path, verbose=False)
     for backend in ("auto", "reference"):
         with pytest.raises(BackendError, match=r"would fix the length of sequences.*dynamo=True"):
             torch.onnx.export(Model(backend=backend).eval(), (ids(7, 3),), path, dynamo=False)

@@ -258,6 +258,7 @@ def test_backward_computes_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatc
 
 
 # As above; and torch's compiler about its own look at tensors that are no leaves.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(

@@ -21,6 +21,8 @@ from riglstm.models.late import Late, product
 from riglstm.models.rim import RIM
 from test_rim import TOL, a_rim, a_state, compiles, random, seeded
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
 
 

@@ -36,6 +36,8 @@ from riglstm.lab.train.config import PRINTED
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.supervised import Interrupted
 
+pytestmark = pytest.mark.slow
+
 EMPTY, DOORKEY = "MiniGrid-Empty-5x5-v0", "MiniGrid-DoorKey-5x5-v0"
 LEFT, RIGHT, FORWARD = 0, 1, 2
 TINY = PPO(

@@ -429,6 +429,7 @@ COMPILING = [name for name in MODELS if "compile_step" in options_of(name)]
 
 # The compiler asks carried states, which are no leaves, whether they have a gradient; and a
 # processor without bf16 computes it in another way.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.MonkeyPatch) -> None:

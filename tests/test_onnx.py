@@ -19,6 +19,8 @@ import riglstm.onnx
 from riglstm import RigLSTM, RigLSTMCell
 from riglstm.onnx import export
 
+pytestmark = pytest.mark.slow
+
 onnx = pytest.importorskip("onnx", reason="needs the extra riglstm[onnx]")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra riglstm[onnx]")
 pytest.importorskip("onnxscript", reason="needs the extra riglstm[onnx]")

@@ -495,6 +495,7 @@ def test_a_part_with_hooked_weights_learns() -> None:
     after.sum().backward()
 
 
+@pytest.mark.slow
 @compiles
 def test_compiled_steps_equal_eager_ones_forward_and_backward() -> None:
     gen = seeded(13)

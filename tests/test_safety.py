@@ -14,7 +14,8 @@ import pytest
 
 from riglstm.lab.cli import streams
 from riglstm.lab.cli.main import main
-from riglstm.lab.tables import minigrid_table, render, run
+from riglstm.lab.minigrid import table as minigrid_table
+from riglstm.lab.tables import render, run
 from riglstm.lab.tables import reproduce as reproducing
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.signals import Wish
@@ -349,7 +350,7 @@ def test_what_nohup_has_silenced_stays_so() -> None:
 
 def test_shared_memory_of_environments_never_has_a_name(monkeypatch: Patch) -> None:
     pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
-    from riglstm.lab.tasks import minigrid_envs
+    from riglstm.lab.minigrid import envs as minigrid_envs
 
     links: list[int] = []
     real = subprocess.Popen

@@ -358,6 +358,7 @@ with torch.no_grad():
 '''
 
 
+@pytest.mark.slow
 def test_launches_are_those_of_a_call_in_full() -> None:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     ran = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True)

@@ -15,6 +15,8 @@ from helpers import TOL, Problem, assert_close, margins, random_problem, seeded
 from riglstm import BackendError, RigLSTM
 from riglstm.symbols import run_symbols
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"T": 3, "B": 2, "N": 2, "K": 3, "d": 18, "D": 5}
 SMALL |= {"K_a": 1, "K_x": 2, "K_h": 1}
 PROBLEMS: dict[str, dict[str, Any]] = {

@@ -167,6 +167,7 @@ def hold(path: Path) -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_lets_go_of_its_folder(tmp_path: Path) -> None:
     process = start(hold, tmp_path)
     while process.is_alive() and not (tmp_path / "config.json").exists():

@@ -68,7 +68,7 @@ def no_decay_parameters(model: nn.Module) -> list[nn.Parameter]:
     def is_free(name: str, parameter: nn.Parameter) -> bool:
         # A parametrized bias is `parametrizations.bias.original`.
         own = re.sub(r"\.original\d*$", "", name).rpartition(".")[2]
-        return parameter.dim() < 2 or "bias" in own
+        return parameter.dim() < 2 or re.search(r"(^|_)bias(_|$)", own) is not None
 
     return [p for name, p in model.named_parameters() if is_free(name, p)]
 

@@ -91,6 +91,8 @@ def _forget_sizes(operator: Callable[..., Any]) -> None:
     It compiles a function inside the operator once for a process, and compares a size that is open
     now with the number that it was then, which fixes it.
     """
+    from torch._C._dynamo.eval_frame import reset_code
+
     inner = (code for code in operator.__code__.co_consts if isinstance(code, CodeType))
     for code in inner:
-        torch._dynamo.reset_code(code)
+        reset_code(code)

@@ -118,6 +118,7 @@ def one_of(names: Iterable[str], or_none: bool = False) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message: the nearest name, or nothing where none is near."""
-    known = list(known)
-    near = [k for k in known if k.startswith(name)] or difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    lower = {k.lower(): k for k in known}
+    near = [k for k in lower if k.startswith(name.lower())]
+    near = near or difflib.get_close_matches(name.lower(), lower, n=1)
+    return f"; did you mean {lower[near[0]]}?" if near else ""

@@ -272,7 +272,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    found = []
+    found: list[dict[str, Any]] = []
     try:
         text = path.read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(keepends=True), start=1):
