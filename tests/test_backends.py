@@ -503,6 +503,7 @@ def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
     assert torch.equal(peers[0], ((rank < 4) | own).expand(4, 8, 8))
 
 
+@pytest.mark.slow
 @compiles
 def test_compiled_breaks_ties_as_the_reference_does() -> None:
     p = tied_problem(torch.float32)
@@ -678,6 +679,7 @@ def test_compiled_does_not_turn_into_another_backend_after_many_selections(
     compiled._step.cache_clear()
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.parametrize(
     "changes",

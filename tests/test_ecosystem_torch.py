@@ -40,6 +40,7 @@ def close(got: Any, expected: Any, atol: float = 1e-12) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 # torch's compiler, on its first use in a process, imports modules of torch that warn.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> None:

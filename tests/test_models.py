@@ -393,6 +393,7 @@ def test_sizes_that_are_no_sizes_are_refused(case: Case, size: float) -> None:
         build(case.name, case.input_size, size, **case.options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @every_distinct_case
 def test_the_compiled_step_equals_the_eager_one_forward_and_backward(case: Case) -> None:
     # Every layer is the same code.

@@ -49,6 +49,7 @@ def go_on_slowly(path: Path) -> None:
     fit(network(Slow()), Slow(), QUICK, 0, RunFolder(path), resume=True, progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_killed_three_times_ends_as_one_left_alone(
     seed: int, tmp_path: Path, left_alone: Path

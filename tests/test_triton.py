@@ -280,6 +280,7 @@ def test_gradients_come_from_each_output_alone(upstream: str) -> None:
     assert_same_gradients(got, gradients(p, "reference", upstream), FLOAT.grad)
 
 
+@pytest.mark.slow
 def test_gradients_of_some_weights_alone() -> None:
     p = random_problem(seeded(5), **{**SMALL, "T": 1}).to(torch.float32)
     every = gradients(p, "triton")
@@ -336,6 +337,7 @@ def test_auto_leaves_more_sequences_than_it_counts_to_others(
     assert [resolve(*problem, B=B) for B in (262143, 262144)] == ["triton", "batched"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("learns", [True, False])
 def test_a_trace_computes_anew(learns: bool) -> None:
@@ -346,6 +348,7 @@ def test_a_trace_computes_anew(learns: bool) -> None:
         assert torch.equal(traced(x)[0], layer(x)[0])
 
 
+@pytest.mark.slow
 # Of torch's own, as it makes fake tensors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_backward_pass_that_is_compiled_sees_operators() -> None:
@@ -377,6 +380,7 @@ def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None
     assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [False, True])
 def test_a_state_that_is_not_learned_changes_no_other_gradient(state: bool) -> None:
     p = random_problem(seeded(6), **{**SMALL, "T": 1}).to(torch.float32)
@@ -401,6 +405,7 @@ def test_it_says_that_it_can_be_differentiated_once() -> None:
         dx.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients", [False, True])
 def test_vmap_runs_one_after_another(gradients: bool) -> None:
     layer, x = RigLSTM(5, 32, num_cells=2, backend="triton"), torch.randn(2, 2, 2, 5)
@@ -409,6 +414,7 @@ def test_vmap_runs_one_after_another(gradients: bool) -> None:
         assert torch.equal(got, torch.stack([layer(each)[0] for each in x]))
 
 
+@pytest.mark.slow
 def test_vmap_over_an_input_that_alone_needs_a_gradient() -> None:
     layer = RigLSTM(5, 32, num_cells=2, backend="triton").requires_grad_(False)
     x = torch.randn(2, 2, 2, 5, requires_grad=True)
@@ -431,6 +437,7 @@ def test_auto_stays_with_batched_on_a_cpu() -> None:
     assert resolve("auto", CPU, p.sel, 20, torch.float32) == "batched"
 
 
+@pytest.mark.slow
 def test_without_a_gpu_or_an_interpreter_it_cannot_be_asked_for() -> None:
     code = """
 import torch, riglstm
@@ -468,6 +475,7 @@ def test_what_a_call_returns_is_nobody_elses() -> None:
     assert all(torch.equal(now, then) for now, then in zip(hx, given, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "h", "c"])
 def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
     from riglstm.scan import triton
