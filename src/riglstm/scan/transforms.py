@@ -34,9 +34,9 @@ def suited(backend: str, name: str) -> str:
                 "backend='batched' or 'auto', or torch.export"
             )
     elif differentiating():
-        if backend != "auto":
-            refuse_transforms(name)
-        return "reference" if backend == "auto" else name
+        if backend == "auto":
+            return "reference"
+        refuse_transforms(name)
     elif torch.compiler.is_exporting() and _for_onnx():
         if backend not in ("auto", "reference"):
             raise BackendError(

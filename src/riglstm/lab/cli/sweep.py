@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,9 @@ def main(args: Sequence[str]) -> None:
     print(f"{space.name}: {len(waiting)} trials to make, {len(done)} lines in {path}", flush=True)
     again = launch.again("sweep", args)
     jobs = max(1, min(config.jobs, len(waiting)))
+    # How to go on is said here, for all of them.
     job = Job(config.data_dir, True, "", deadline, jobs, tuple(sys.argv))
     by_folder = {trial.planned.folder: trial for trial in waiting}
-
     errors = []
 
     def ended(end: pool.Ended) -> None:
@@ -82,7 +82,7 @@ def main(args: Sequence[str]) -> None:
             errors.append(f"{name}: {end.last or f'exit code {end.code}'}")
 
     try:
-        pool.together([t.planned for t in waiting], replace(job, again=""), ended)
+        pool.together([trial.planned for trial in waiting], job, ended)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"{stop}; go on with: {again}") from None
     lines = search.read_lines(path)
