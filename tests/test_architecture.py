@@ -61,16 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Who may import whom inside the package, from the lowest room to the highest; `riglstm` is the
 package's own __init__. Nothing of the layer imports the lab."""
 
-LINES: dict[str, int] = {
-    "layer.py": 400,
-    "scan/batched_backward.py": 280,
-    "lab/tables/search.py": 350,
-    "lab/train/folder.py": 330,
-    "lab/minigrid/ppo.py": 380,
-}
-"""Budgets above the usual one: a docstring that is a manual, two loops that read as one, a whole
-search, all that may happen to a run's folder, and one file of recurrent PPO."""
-USUAL_LINES = 300
+MOST_LINES = 600
+"""Of a file: one with one subject reads better than five of 60 lines."""
 
 
 def modules() -> list[Path]:
@@ -116,8 +108,7 @@ def test_imports_follow_the_map(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_file_is_read_in_one_sitting(path: Path) -> None:
-    budget = LINES.get(str(path.relative_to(PACKAGE)), USUAL_LINES)
-    assert len(path.read_text().splitlines()) <= budget
+    assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
 def test_the_layer_needs_torch_alone() -> None:
