@@ -56,7 +56,7 @@ def test_every_space_of_the_protocol_can_be_built(path: Path) -> None:
 @pytest.mark.parametrize("path", SEARCHES, ids=[path.stem for path in SEARCHES])
 def test_models_of_a_search_differ_in_their_own_options_alone(path: Path) -> None:
     space = read_space(path)
-    assert space.trials == 16
+    assert space.trials == 8
     for label in [label for label in space.labels() if label != "0"]:
         common = []
         for model in space.models:
