@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import riglstm
 
-HIDDEN, BATCH, UPDATES, LR = 60, 32, 1000, 3e-3
+HIDDEN, BATCH, UPDATES, LR = 60, 32, 1500, 3e-3
 TESTED = 512
 """Sequences in a test."""
 LETTERS = 8
