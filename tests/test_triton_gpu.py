@@ -20,7 +20,6 @@ from riglstm import BackendError, RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
 from riglstm.parameters import initialise
 from riglstm.scan import reference, resolve
-from riglstm.symbols import run_symbols
 
 pytestmark = ON_A_GPU
 
@@ -435,44 +434,6 @@ def test_without_gradients_the_outputs_are_the_same(name: str, mode: str) -> Non
             y, (h, c), _ = triton.scan(*args, live=p.live, reset=p.reset)
         for got, expected, what in zip((y, h, c), want, ("y", "h", "c"), strict=True):
             assert relative(got, expected.double()) < MODES[mode].error, what
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["the paper's", "no soft update", "large cells"])
-def test_symbols_equal_float64_on_their_vectors_with_the_same_masks(name: str, mode: str) -> None:
-    from riglstm.scan.fused.run import on_device
-    from riglstm.scan.fused.symbols import Symbols
-
-    p = problem(name)
-    table = torch.randn(12, p.x.shape[2], generator=seeded(1)).cuda()
-    ids = torch.randint(12, p.x.shape[:2], generator=seeded(2)).cuda()
-    p = replace(p, x=nn.functional.embedding(ids, table))
-    torch.set_float32_matmul_precision(MODES[mode].matmul)
-    product = torch.bfloat16 if MODES[mode].autocast else torch.float32
-    where = (p.h, p.c, p.weights, p.sel, p.live, p.reset, product)
-    *out, saved, _ = on_device(Symbols(ids.int(), table), *where, save=False, keep=True)
-    want, _ = forced(p, saved.bits)
-    for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
-        assert relative(got, expected) < MODES[mode].error, what
-
-
-def test_run_symbols_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan import triton
-
-    taken, scan_symbols = [], triton.scan_symbols
-    monkeypatch.setattr(
-        triton, "scan_symbols", lambda *a, **k: taken.append(1) or scan_symbols(*a, **k)
-    )
-    torch.manual_seed(0)
-    layer = RigLSTM(60, 600, device="cuda")
-    ids, table = torch.randint(2, (20, 64), device="cuda"), torch.randn(2, 60, device="cuda")
-    with torch.no_grad():
-        y, _ = run_symbols(layer, ids, table)
-        want, _ = layer(nn.functional.embedding(ids, table))
-    assert taken == [1]
-    # Where a choice is close, rounding makes another, and that sequence is another one.
-    far = (y - want).norm(dim=(0, 2)) / want.norm(dim=(0, 2))  # (B)
-    assert float((far < 1e-4).float().mean()) >= 0.95
 
 
 def test_an_input_at_an_odd_address_is_read_after_one_at_an_even_one() -> None:

@@ -55,10 +55,9 @@ def mapped(
 
     w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
     of = input_map.map_of(z, D, CPU)
-    # Packing has no slots of the gates to pack, as that takes longer than all the rest.
-    W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, 1, R, of)).make(p.h)
+    W, w_unit, *rest = Layout(*packed(z, 128), *input_map.mapped(z, 1, R, of)).make(p.h)
     made = input_map.Mapped(*rest)
-    pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
+    pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)))
     XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
     views = input_map.to_views(of, made, x, p.h, w, XH, unit, R)
     want = x.view(R, D).double() @ w.W_in.double()
@@ -201,7 +200,7 @@ def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> Non
         (torch.bfloat16, "highest", 2**31 // (K * P) + 1, False),
     ):
         torch.set_float32_matmul_precision(precision)
-        plan = plan_of.__wrapped__(sel, B, d, CPU, product, False, True, features, False, False)
+        plan = plan_of.__wrapped__(sel, B, d, CPU, product, False, True, features, False)
         assert (plan.map is not None) == own, (product, precision, features)
 
 
@@ -353,11 +352,9 @@ def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> No
         assert (input_map.rounded(z, sequences, features, torch.float32, save) > 0) == kept
         assert input_map.rounded(z, sequences, features, torch.bfloat16, save) == 0
         plan = plan_of.__wrapped__(
-            *(problem().sel, sequences, d, CPU, product, True, True, features, False, save)
+            *(problem().sel, sequences, d, CPU, product, True, True, features, save)
         )
         assert plan.inside == mapped
-    plan = plan_of.__wrapped__(problem().sel, 65, d, CPU, product, True, True, 5, True, False)
-    assert not plan.inside, "symbols bring their views"
 
 
 def test_all_multiprocessors_run_where_the_kernel_maps_its_input(
@@ -373,7 +370,7 @@ def test_all_multiprocessors_run_where_the_kernel_maps_its_input(
         *((600, B, 132) for B in (65, 109, 512)),
         *((None, 65, 108), (None, 109, 109)),  # views as they come: tiles, or sequences
     ):
-        given = (sel, sequences, 100, CPU, torch.bfloat16, True, True, features, False, False)
+        given = (sel, sequences, 100, CPU, torch.bfloat16, True, True, features, False)
         assert prepare.plan_of.__wrapped__(*given).programs == programs
 
 

@@ -178,7 +178,7 @@ def test_there_is_a_program_for_each_pair_of_sequences_and_each_tile(
     monkeypatch.setattr(triton_tiles, "chip", lambda device: (132, 232_448))
     sel = Selection(6, 6, 4, 4, 4)
     plan = triton_prepare.plan_of.__wrapped__(
-        *(sel, B, 100, torch.device("cuda"), torch.bfloat16, True, True, None, False, False)
+        *(sel, B, 100, torch.device("cuda"), torch.bfloat16, True, True, None, False)
     )
     assert plan.tile["APART"]
     assert plan.programs == programs
@@ -232,7 +232,7 @@ def test_both_counters_are_there_and_set_to_zero() -> None:
 
     p = clear_problem(**SMALL).to(torch.float32)
     plan = triton_prepare.plan_of(
-        *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, True, None, False, False)
+        *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, True, None, False)
     )
     assert plan.by_gate
     work = triton_prepare.working(3, 2, plan, p.h, keep=False, begun=False)

@@ -12,11 +12,8 @@ from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
 from riglstm.scan.base import BackendError, learns
 from riglstm.scan.fused.learn import learn, unseen
-from riglstm.scan.fused.replay import again
 from riglstm.scan.fused.run import run
-from riglstm.scan.fused.symbols import Symbols
 from riglstm.scan.kernels.common import interpreted
-from riglstm.scan.transforms import refuse_transforms
 from riglstm.selection import Noise, Selection
 from riglstm.tracing import untraced
 
@@ -82,7 +79,7 @@ def scan(
         y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, save)
         return y, (h, c), woke
     # Without gradients the operator's own work, a part of a millisecond, is left out.
-    y, h, c, woke = again(run, x, h, c, weights, sel, live, reset, product)
+    y, h, c, woke = run(x, h, c, weights, sel, live, reset, product)
     return y, (h, c), woke
 
 
@@ -107,23 +104,3 @@ def _checked(
             got = tuple(state.shape)
             raise ValueError(f"{name} must be (B, N, d) = {(B, N, d)}, got {got}; give all of it")
     return product
-
-
-def scan_symbols(
-    ids: Tensor,
-    table: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Weights,
-    sel: Selection,
-    *,
-    live: Tensor | None = None,
-    reset: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """y and the final state for symbols ids (T, B) of vectors (V, D), without gradients."""
-    product = _checked(ids.shape[1], h, c, weights, sel)
-    refuse_transforms("triton")
-    with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
-        x = Symbols(ids.to(torch.int32).contiguous(), table)
-        y, h, c, _ = run(x, h, c, weights, sel, live, reset, product)
-    return y, (h, c)

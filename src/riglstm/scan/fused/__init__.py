@@ -1,1 +1,1 @@
-"""The host's side of the `triton` backend: sizes, buffers, launches, gradients, replays."""
+"""The host's side of the `triton` backend: sizes, buffers, launches, gradients."""

@@ -43,12 +43,10 @@ class Into(NamedTuple):
     """(B, N, d): the state that is given."""
 
 
-def packed(
-    z: Sizes, BN: int, first: int = 0, by_gate: bool = False
-) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """What `pack` writes in tiles: the weights from slot `first` on, and the columns' units."""
+def packed(z: Sizes, BN: int, by_gate: bool = False) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """What `pack` writes in tiles: the weights, and the columns' units."""
     shape = (z.N, columns(z, BN, by_gate), BN)
-    return [(z.held, (*shape, (z.S - first) * z.P)), (torch.float32, shape)]
+    return [(z.held, (*shape, z.S * z.P)), (torch.float32, shape)]
 
 
 def pack(
@@ -56,21 +54,20 @@ def pack(
     z: Sizes,
     BN: int,
     into: Into,
-    first: int = 0,
     by_gate: bool = False,
 ) -> tuple[Tensor | Place, Tensor | Place | None]:
     """All weights of the gates, and what one stands for in their columns where that is not one.
 
-    As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Of the S slots, those from
-    `first` on. Columns of a tile are `by_gate`, as the resident kernel wants them, or in the order
-    of `pack_kernel`. What else there is to write is written on the way, which saves launches.
+    As (N, tiles, BN, S·P), what a tile of the forward kernel reads. Columns of a tile are
+    `by_gate`, as the resident kernel wants them, or in the order of `pack_kernel`. What else there
+    is to write is written on the way, which saves launches.
     """
     W, W_q = weights.W, weights.W_q
     W_in = None if into.lines is None else weights.W_in
     unit = into.unit if z.held == torch.float16 else None
     per_cell = W_q is not None and W_q.dim() == 3
     D = 0 if W_in is None else W_in.shape[0]
-    run, grid = _pack(z, BN, first, per_cell, by_gate, D)
+    run, grid = _pack(z, BN, per_cell, by_gate, D)
     run(
         grid,
         (
@@ -83,12 +80,10 @@ def pack(
 
 
 @functools.lru_cache(64)
-def _pack(
-    z: Sizes, BN: int, first: int, per_cell: bool, by_gate: bool, D: int
-) -> tuple[Launch, tuple[int]]:
+def _pack(z: Sizes, BN: int, per_cell: bool, by_gate: bool, D: int) -> tuple[Launch, tuple[int]]:
     run = prepare(
         pack_kernel, N=z.N, K=z.K, d=z.d, P=z.P, G=z.G, D=D, BN=BN, BP=power_of_two(z.P),
-        BW=power_of_two(z.K * z.P), TILES=columns(z, BN, by_gate), PER_CELL=per_cell, FIRST=first,
+        BW=power_of_two(z.K * z.P), TILES=columns(z, BN, by_gate), PER_CELL=per_cell,
         BY_GATE=by_gate,
     )  # fmt: skip
     return run, (z.N * columns(z, BN, by_gate) * (BN // COLUMNS) + -(-D // LINES),)

@@ -47,8 +47,6 @@ class Plan(NamedTuple):
     tile: dict[str, Any]
     by_gate: bool
     """Which columns a tile has, and so how many tiles there are: those of the resident kernel."""
-    first: int
-    """The first slot that XH has: K, where the views are those of symbols."""
     direct: bool
     """Whether torch's product that gives the views writes them to XH: they have no gaps there."""
     map: Map | None
@@ -74,7 +72,6 @@ def plan_of(
     rounded: bool,
     soft_update: bool,
     D: int | None,
-    symbols: bool,
     save: bool,
 ) -> Plan:
     """Kept by all that it depends on; `rounded` is what `rounds(product)` says.
@@ -82,11 +79,11 @@ def plan_of(
     D are the features that are mapped to views, None: the input is cut into views.
     """
     z = sizes(d, sel, soft_update, product)
-    kept = None if symbols else resident_tiles(z, B, device)
+    kept = resident_tiles(z, B, device)
     N, tile = z.N, kept or forward_tiles(z, B, device)
     kernel = forward_kernel if kept is None else resident_kernel
-    own = z.dtype == z.held and not symbols
-    ours = None if symbols or D is None or not has_map(z, D) else map_of(z, D, device)
+    own = z.dtype == z.held
+    ours = None if D is None or not has_map(z, D) else map_of(z, D, device)
     direct = own and D is not None and z.d == z.P and ours is None
     # Where scores find views: a row has so many slots of P numbers.
     if direct or (own and ours is not None):
@@ -124,9 +121,8 @@ def plan_of(
         hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
         BH=power_of_two(N * d),
     )  # fmt: skip
-    first = z.K if symbols else 0
     rest = (direct, ours, held, mapping, phases, programs)
-    return Plan(z, tile, kept is not None, first, *rest, layouts={})
+    return Plan(z, tile, kept is not None, *rest, layouts={})
 
 
 class Passing(NamedTuple):
@@ -184,7 +180,7 @@ def working(T: int, B: int, plan: Plan, like: Tensor, keep: bool, begun: bool) -
     made = W, w_unit, proposal, counter, counts, zeros, listed, ours, zero
     XH = None
     if keep or plan.direct:
-        XH = like.new_empty(T, B, z.S - plan.first, z.P, dtype=z.held)
+        XH = like.new_empty(T, B, z.S, z.P, dtype=z.held)
     if keep:
         assert XH is not None
         return Working(*made, XH, empty_unit(T, B, z, like), None)
@@ -200,13 +196,13 @@ def _layout(T: int, B: int, plan: Plan, passing: bool, begun: bool) -> tuple[Lay
     z, compact = plan.z, plan.tile.get("COMPACT", False)
     int32, float32 = torch.int32, torch.float32
     zero = [(int32, (2 * LINE,)), (int32, (T if compact else 0, z.N))]
-    wanted = packed(z, plan.tile["BN"], plan.first, plan.by_gate)
+    wanted = packed(z, plan.tile["BN"], plan.by_gate)
     wanted += [(float32, (z.G - 3, B, z.N, z.d)), *zero, (int32, (2, z.N, B if compact else 0, 2))]
     wanted += [(float32, (B if passing and not begun else 0, z.N, z.d))]
     wanted += mapped(z, T, B, plan.map)
     if passing:
         wanted += [(int32, (T, B)), (int32, (T, B, z.N)), (float32, (T, B))]
-        wanted += [(z.held, (0 if plan.direct else T, B, z.S - plan.first, z.P))]
+        wanted += [(z.held, (0 if plan.direct else T, B, z.S, z.P))]
     return Layout(*wanted), Layout(*zero).size // 4
 
 
@@ -236,23 +232,11 @@ def write_views(
             views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
         if where is not None:
             return XH
-    hold(views, work.zero if h is None else h, plan, work, T * B, B)
+    unit = work.unit if z.held == torch.float16 else None
+    plan.hold((T * B,), (views, work.zero if h is None else h, XH, unit, B))
     return views
 
 
 def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
     """t in a dtype; torch takes its time to find that it is of it already."""
     return t if t.dtype == dtype else t.to(dtype)
-
-
-def hold(
-    views: Tensor | None,
-    h: Tensor | Place,
-    plan: Plan,
-    work: Working,
-    rows: int,
-    B: int,
-) -> None:
-    """Write views to XH, and the unit of each row; without views, the unit alone."""
-    unit = work.unit if plan.z.held == torch.float16 else None
-    plan.hold((rows,), (views, h, work.XH, unit, B))

@@ -13,14 +13,13 @@ from riglstm.scan.fused.input_map import rounded, to_map, to_pack
 from riglstm.scan.fused.launch import Argument, Place
 from riglstm.scan.fused.pack import Into, pack
 from riglstm.scan.fused.plan import Saved, Sizes, empty_saved, rounds
-from riglstm.scan.fused.prepare import Passing, Working, hold, plan_of, working, write_views
-from riglstm.scan.fused.symbols import Symbols, gates_of, views_of
+from riglstm.scan.fused.prepare import Passing, Working, plan_of, working, write_views
 from riglstm.scan.kernels.common import interpreted
 from riglstm.selection import Selection
 
 
 def run(
-    x: Tensor | Symbols,
+    x: Tensor,
     h: Tensor | None,
     c: Tensor | None,
     weights: Weights,
@@ -36,7 +35,7 @@ def run(
 
 
 def on_device(
-    x: Tensor | Symbols,
+    x: Tensor,
     h: Tensor | None,
     c: Tensor | None,
     weights: Weights,
@@ -55,7 +54,7 @@ def on_device(
     if W.is_cuda and W.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(W):
             return on_device(x, h, c, weights, sel, live, reset, product, save, keep)
-    x = x if isinstance(x, Symbols) else plain(x)
+    x = plain(x)
     h, c = None if h is None else plain(h), None if c is None else plain(c)
     live = None if live is None else live.contiguous()
     reset = None if reset is None else reset.contiguous()
@@ -87,7 +86,7 @@ def whole(weights: Weights) -> Weights:
 
 
 def forward(
-    x: Tensor | Symbols,
+    x: Tensor,
     h: Tensor | None,
     c: Tensor | None,
     weights: Weights,
@@ -101,15 +100,15 @@ def forward(
     """y (T, B, N, d), final h, a part of y, and c; what kernels left, and the h they began from.
 
     Without h and c they are zero. It is `Saved` if it is to `keep` it; SAVE is for all of it, else
-    some of it is empty. For symbols there is no backward.
+    some of it is empty.
     """
     like = weights.W if h is None else h
-    T, B, *_ = (x.ids if isinstance(x, Symbols) else x).shape
+    T, B, _ = x.shape
     N, d = sel.N, weights.W.shape[2] // 4
     D = None if weights.W_in is None else weights.W_in.shape[0]
     plan = plan_of(
         *(sel, B, d, like.device, product, rounds(product)),
-        *(weights.W_q is not None, D, isinstance(x, Symbols), save),
+        *(weights.W_q is not None, D, save),
     )
     z, tile = plan.z, plan.tile
     work = working(T, B, plan, like, keep, h is not None)
@@ -126,34 +125,26 @@ def forward(
     )
     # What is launched early the GPU does while the host goes on: until the forward kernel is
     # launched, the host is what a call waits for.
-    W, w_unit = pack(weights, z, tile["BN"], into, plan.first, plan.by_gate)
-    ids = table = None
-    X: Tensor | Place
-    if isinstance(x, Symbols):
-        ids, X = x.ids, views_of(x.table, weights, z)
-        table = gates_of(X, weights, z, tile["BN"])
-        if z.held == torch.float16:
-            hold(None, h0, plan, work, T * B, B)
-    else:
-        X = write_views(x, h, weights, plan, work)
+    W, w_unit = pack(weights, z, tile["BN"], into, plan.by_gate)
+    X = write_views(x, h, weights, plan, work)
     # Of the input, numbers of a row that are kept.
-    width = rounded(z, B, D, x.dtype, save) if D and isinstance(x, Tensor) else 0
+    width = rounded(z, B, D, x.dtype, save) if D else 0
     held = work.passing or _saved(T, B, z, like, save, work, width)
     bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
     y = like.new_empty(T, B, N, d)
     x_unit = None if w_unit is None else held.unit
     # The resident kernel maps nothing.
     source: tuple[Argument, ...] = () if plan.by_gate else (*(None,) * 5, T)
-    if plan.inside and plan.map is not None and isinstance(x, Tensor):
+    if plan.inside and plan.map is not None:
         kept = held.x if isinstance(held, Saved) and held.x.numel() else None
         assert keep or not save, "the kernel keeps all steps of what it rounds"
         source = (*to_map(plan.map, work.map, x, weights, kept), T)
 
     def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (
-            h0, c_n, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, ids, table, live,
-            reset, y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a,
-            work.listed, work.counts, work.counter, *source, B, t0, t1,
+            h0, c_n, X, held.XH, x_unit, W, w_unit, bias, weights.update_bias, live, reset, y,
+            proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a, work.listed,
+            work.counts, work.counter, *source, B, t0, t1,
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
 

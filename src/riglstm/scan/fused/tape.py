@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from riglstm.autocast import product_on
 from riglstm.cell import Weights
 from riglstm.scan.base import State, of_shape
-from riglstm.scan.fused import replay
 from riglstm.scan.fused.launch import Launched, Place, heard, undisturbed
 from riglstm.scan.fused.run import run
 from riglstm.scan.kernels.common import KNOWN
@@ -36,7 +35,7 @@ class Standing(NamedTuple):
 
     own: Parameters
     were: list[tuple[Any, ...] | None]
-    """What `replay.whereabouts` said of each."""
+    """What `whereabouts` said of each."""
     sel: Selection
 
     def holds(self, own: Parameters, sel: Selection) -> bool:
@@ -44,7 +43,7 @@ class Standing(NamedTuple):
         return (
             sel is self.sel
             and all(map(operator.is_, own, self.own))
-            and [replay.whereabouts(w) for w in own] == self.were
+            and [whereabouts(w) for w in own] == self.were
         )
 
     def next(self, x: Tensor, hx: State | None) -> tuple[Made | None, Tape | None]:
@@ -107,8 +106,15 @@ class Tape(NamedTuple):
 
 def _alone(device: int) -> bool:
     """Whether calls on this device may be made by launches alone."""
-    # What is replayed by graphs is counted there.
-    return not replay.ON and torch.cuda.current_device() == device and undisturbed()
+    return torch.cuda.current_device() == device and undisturbed()
+
+
+def whereabouts(w: Tensor | None) -> tuple[Any, ...] | None:
+    """Where a weight is, and what: `to` of a layer changes that, and leaves it the parameter.
+
+    The address comes first. No two devices have one in common.
+    """
+    return None if w is None else (w.data_ptr(), w.dtype, w.shape, w.is_contiguous(), w.is_neg())
 
 
 def stands(own: Parameters, sel: Selection, device: int) -> Standing | None:
@@ -118,7 +124,7 @@ def stands(own: Parameters, sel: Selection, device: int) -> Standing | None:
             *(type(w), w.dtype, w.get_device(), w.is_contiguous(), w.is_neg()),
         ) != (nn.Parameter, torch.float32, device, True, False):
             return None
-    return Standing(own, [replay.whereabouts(w) for w in own], sel)
+    return Standing(own, [whereabouts(w) for w in own], sel)
 
 
 def write(x: Tensor, hx: State | None, standing: Standing) -> tuple[Made | None, Tape | None]:

@@ -20,12 +20,8 @@ LINE = 32
 FRESH = 16
 """The bit of a row's `act` that says: the state was reset before the step."""
 
-ROOM = 16384
-"""Numbers that a tile can hold in registers for what symbols bring, beside its product."""
-
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Asked once, as the decorators below do."""
-_ROOM = tl.constexpr(ROOM)
 _SLOTS = tl.constexpr(SLOTS)
 _LINE = tl.constexpr(LINE)
 _FRESH = tl.constexpr(FRESH)

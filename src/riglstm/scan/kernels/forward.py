@@ -28,8 +28,8 @@ from riglstm.scan.kernels.told import awake_before
 
 @triton.jit(do_not_specialize=["B", "T", "t0", "t1"])
 def forward_kernel(
-    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, SYMBOLS, TABLE, LIVE, RESET, Y, PROP, ACT,
-    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, INPUT, IN_SIZE, W_IN, IN_BIAS, LOW, T, B, t0, t1,
+    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS,
+    GATES, C, A, LIST, COUNT, COUNTER, INPUT, IN_SIZE, W_IN, IN_BIAS, LOW, T, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
@@ -63,13 +63,12 @@ def forward_kernel(
         if (PHASE & 4) and INPUT is not None:
             after = tl.cast(tl.minimum(t + 3, t1 - 1), tl.int64) * B
             fetch(INPUT + after * IN_ROW, B * IN_ROW, p, programs)
-        elif (PHASE & 4) and SYMBOLS is None:
+        elif PHASE & 4:
             ask_ahead(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         # Who is done early with a step begins the next one's list while others read this one's.
         listed = LIST + (t & 1) * (2 * N * B)
         if PHASE & 1:
             if COMPACT:
-                tl.static_assert(SYMBOLS is None, "symbols are of few sequences")
                 rows_many(
                     t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT,
                     WOKE, BITS, A, listed, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h, SCALE, X_ROW,
@@ -77,9 +76,9 @@ def forward_kernel(
                 )  # fmt: skip
             else:
                 rows_phase(
-                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y,
-                    PROP, ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
-                    X_SLOT, SOFT, SAVE, RB,
+                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT,
+                    WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT,
+                    SAVE, RB,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
@@ -109,8 +108,8 @@ def forward_kernel(
                     busy = 1
                     gates(
                         t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W,
-                        SYMBOLS, TABLE, PROP, GATES, C, ends, N, K, d, P, G, BM, BN, BK,
-                        STAGES, PRECISION, COMPACT, FLAT, SAVE, WIDE,
+                        PROP, GATES, C, ends, N, K, d, P, G, BM, BN, BK, STAGES, PRECISION, COMPACT,
+                        FLAT, SAVE, WIDE,
                     )  # fmt: skip
                 elif ends is not None:
                     tl.atomic_add(ends, 1, sem="relaxed")

@@ -14,7 +14,6 @@ import triton.language as tl
 
 from riglstm.scan.kernels.cell import cell
 from riglstm.scan.kernels.columns import column_unit, quarters
-from riglstm.scan.kernels.common import _ROOM
 
 
 @triton.jit
@@ -57,8 +56,7 @@ def biases_of(BIAS, j, u, d: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def gates(
-    t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W, SYMBOLS, TABLE, PROP,
-    GATES, C, ENDS,
+    t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W, PROP, GATES, C, ENDS,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
@@ -72,9 +70,7 @@ def gates(
     U: tl.constexpr = BN // 4
     UNITS: tl.constexpr = (d + U - 1) // U
     TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
-    # What symbols bring is in the table: of the slots, only the states are multiplied.
-    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
-    D: tl.constexpr = (K + N - FIRST) * P
+    D: tl.constexpr = (K + N) * P
     there = place < count
     bits = tl.where(there, bits, 0)
     step = tl.cast(t, tl.int64) * B
@@ -90,35 +86,21 @@ def gates(
     c_old = tl.load(c + at, mask=use, other=0.0)
     if X_UNIT is not None:
         x_unit = tl.load(X_UNIT + step + b, mask=there, other=1.0)[:, None]
-    mine = bits
-    brought = ()
-    # Asked for early where there is room for all of it beside the product.
-    EARLY: tl.constexpr = K * BM * BN <= _ROOM
-    if SYMBOLS is not None:
-        mine = bits >> K
-        at_view = (tl.load(SYMBOLS + step + b, mask=there, other=0) * N + j) * K
-        entry = TABLE + (tl.cast(at_view, tl.int64) * TILES + u)[:, None] * BN + col[None, :]
-        if EARLY:
-            for view in tl.static_range(K):
-                # Not `take`: a name that a loop sets has one shape before it and in it.
-                seen = (((bits >> view) & 1) != 0)[:, None]
-                brought += (tl.load(entry + view * (TILES * BN), mask=seen, other=0.0),)
     filled = column_unit(u, col, d, BN) < d
     acc = tl.zeros((BM, BN), tl.float32)
     PIECES: tl.constexpr = (P + BK - 1) // BK
-    SLOTS: tl.constexpr = K + N - FIRST
-    for m in tl.range(0, (D + BK - 1) // BK if FLAT else SLOTS * PIECES, num_stages=STAGES):
+    for m in tl.range(0, (D + BK - 1) // BK if FLAT else (K + N) * PIECES, num_stages=STAGES):
         if FLAT:
             # Bound by the product: no gap between slots.
             k = m * BK + tl.arange(0, BK)
             real = k < D
-            take = ((mine[:, None] >> (k // P)[None, :]) & 1) != 0
+            take = ((bits[:, None] >> (k // P)[None, :]) & 1) != 0
         else:
             # Bound by latency: a piece lies within a slot, so what is taken in is known by row.
             e = (m % PIECES) * BK + tl.arange(0, BK)
             real = e < P
             k = (m // PIECES) * P + e
-            take = (((mine >> (m // PIECES)) & 1) != 0)[:, None]
+            take = (((bits >> (m // PIECES)) & 1) != 0)[:, None]
         a = tl.load(
             XH + (b * D)[:, None] + k[None, :],
             mask=take & real[None, :],
@@ -134,13 +116,6 @@ def gates(
         tl.atomic_add(ENDS, 1, sem="relaxed")
     if X_UNIT is not None:
         acc = acc * x_unit * w_unit
-    if SYMBOLS is not None:
-        for view in tl.static_range(K):
-            if EARLY:
-                acc += brought[view]
-            else:
-                seen = (((bits >> view) & 1) != 0)[:, None]
-                acc += tl.load(entry + view * (TILES * BN), mask=seen, other=0.0)
 
     f, i, o, g = quarters(acc, BM, BN)
     kept = GATES + (step * N + j) * (G * d)

@@ -73,31 +73,20 @@ def hold_kernel(
 ):  # fmt: skip
     """The views of one row as the forward kernel holds them; with X_UNIT, in units of it.
 
-    Without X, as there are none where they are those of symbols, the unit alone.
-
     float16 has TF32's ten bits in half the bytes, but not its range. States are written in the same
     unit: one that holds the state that was given, and one, which no other state gets above.
     """
     row = tl.cast(tl.program_id(0), tl.int64)
     k, e = tl.arange(0, BK)[:, None], tl.arange(0, BP)[None, :]
-    if X is not None:
-        x = tl.load(X + row * (K * d) + k * d + e, mask=(k < K) & (e < d), other=0.0)
+    x = tl.load(X + row * (K * d) + k * d + e, mask=(k < K) & (e < d), other=0.0)
     if X_UNIT is not None:
         at = row % B * (N * d) + tl.arange(0, BH)
         h = tl.load(h0 + at, mask=tl.arange(0, BH) < N * d, other=0.0)
-        if X is not None:
-            unit = tl.maximum(
-                unit_of(tl.max(tl.max(tl.abs(x), 1), 0)), unit_of(tl.max(tl.abs(h), 0))
-            )
-        else:
-            unit = unit_of(tl.max(tl.abs(h), 0))
+        unit = tl.maximum(unit_of(tl.max(tl.max(tl.abs(x), 1), 0)), unit_of(tl.max(tl.abs(h), 0)))
         unit = tl.maximum(unit, unit_of(1.0 + 0.0 * unit))
         tl.store(X_UNIT + row, unit)
-        if X is not None:
-            x /= unit
-    if X is not None:
-        x = x.to(XH.dtype.element_ty)
-        tl.store(XH + row * (S * P) + k * P + e, x, mask=(k < K) & (e < P))
+        x /= unit
+    tl.store(XH + row * (S * P) + k * P + e, x.to(XH.dtype.element_ty), mask=(k < K) & (e < P))
 
 
 @triton.jit
@@ -148,11 +137,10 @@ def _pack_tile(
     W, W_Q, OUT, W_UNIT, tile,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
     BP: tl.constexpr, TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr,
-    FIRST: tl.constexpr, BY_GATE: tl.constexpr,
+    BY_GATE: tl.constexpr,
 ):  # fmt: skip
     """_COLUMNS of its columns, see `pack_kernel`: part `tile` of all."""
     S: tl.constexpr = K + N
-    HELD: tl.constexpr = S - FIRST
     PARTS: tl.constexpr = BN // _COLUMNS
     part, tile = tile % PARTS, tile // PARTS
     j, u = tile // TILES, tile % TILES
@@ -161,7 +149,7 @@ def _pack_tile(
     # No load passes a store: so those of several slots are under way before the first store.
     if W_UNIT is not None:
         largest = tl.zeros((BP, _COLUMNS), tl.float32)
-        for first in tl.range(FIRST, S, _AT_ONCE):
+        for first in tl.range(0, S, _AT_ONCE):
             slots = _columns(
                 W, W_Q, j, u, first, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
             )  # fmt: skip
@@ -170,14 +158,14 @@ def _pack_tile(
         size = unit_of(tl.max(largest, 0)[None, :])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
-    out = OUT + (tile * BN + col).trans() * (HELD * P) + k
-    for first in tl.range(FIRST, S, _AT_ONCE):
+    out = OUT + (tile * BN + col).trans() * (S * P) + k
+    for first in tl.range(0, S, _AT_ONCE):
         slots = _columns(
             W, W_Q, j, u, first, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
         )  # fmt: skip
         for i in tl.static_range(_AT_ONCE):
             packed = (slots[i] / size).to(OUT.dtype.element_ty).trans()
-            tl.store(out + (first + i - FIRST) * P, packed, mask=(k < P) & (first + i < S))
+            tl.store(out + (first + i) * P, packed, mask=(k < P) & (first + i < S))
 
 
 @triton.jit
@@ -198,9 +186,9 @@ def pack_kernel(
     W, W_Q, W_IN, C0, OUT, W_UNIT, OUT_IN, SIZES, COUNTER, C, H, zeros, numbers,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
     D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr, TILES: tl.constexpr,
-    PER_CELL: tl.constexpr, FIRST: tl.constexpr, BY_GATE: tl.constexpr,
+    PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """_COLUMNS columns of W (N, S·d, 4·d) and W_q, of the slots from FIRST on.
+    """_COLUMNS columns of W (N, S·d, 4·d) and W_q.
 
     To (N, tiles, BN, S·P), as the forward kernel reads it: BN / 4 units with four gates each, in an
     order that gives all gates of a unit to one thread or BY_GATE, or BN columns of W_q; in units of
@@ -224,7 +212,7 @@ def pack_kernel(
         _fill(H, None, numbers)
     if tile < PARTS:
         _pack_tile(
-            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, FOLDED, PER_CELL, FIRST, BY_GATE
+            W, W_Q, OUT, W_UNIT, tile, N, K, d, P, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
         )  # fmt: skip
     elif OUT_IN is not None:
         pack_lines(W_IN, OUT_IN, SIZES, tile - PARTS, D, K, d, P, BW)

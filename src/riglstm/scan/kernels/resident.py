@@ -142,8 +142,8 @@ def _gates(
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
 def resident_kernel(
-    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, SYMBOLS, TABLE, LIVE, RESET, Y, PROP, ACT,
-    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
+    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS,
+    GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
@@ -153,7 +153,7 @@ def resident_kernel(
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
-    The arguments are those of `forward_kernel`; of symbols and lists it makes no use. APART is of
+    The arguments are those of `forward_kernel`; of lists it makes no use. APART is of
     all phases together, and has a second counter a line of memory behind COUNTER, zero as well:
     of tiles that are done or, if TOLD, about to be.
     """
@@ -185,8 +185,8 @@ def resident_kernel(
         ask_ahead(t0, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         for t in tl.range(t0, t1, num_stages=1):
             rows_step(
-                t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, None, LIVE,
-                RESET, Y, PROP, ACT, WOKE, BITS, A, B, MULTIPLIED, (t - t0) * (N * TILES), N, K, d,
+                t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET,
+                Y, PROP, ACT, WOKE, BITS, A, B, MULTIPLIED, (t - t0) * (N * TILES), N, K, d,
                 P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, TOLD,
             )  # fmt: skip
             arrive(SELECTED)
@@ -224,7 +224,7 @@ def resident_kernel(
             step = tl.cast(t, tl.int64) * B
             if PHASE & 1:
                 rows_phase(
-                    t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, None, LIVE, RESET,
+                    t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, LIVE, RESET,
                     _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS), _anew(A), B, N, K,
                     d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
                 )  # fmt: skip

@@ -15,15 +15,11 @@ from riglstm.scan.kernels.told import awake_before
 
 @triton.jit
 def views_of_rows(
-    t, b, B, X, SYMBOLS,
+    t, b, B, X,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
 ):  # fmt: skip
     """The views of sequences b in step t, for each cell: parts (8, RB, 8, 16), views slowest."""
-    there = b < B
-    if SYMBOLS is None:
-        at = tl.cast(t, tl.int64) * B + b
-    else:
-        at = tl.load(SYMBOLS + tl.cast(t, tl.int64) * B + b, mask=there, other=0).to(tl.int64)
+    there, at = b < B, tl.cast(t, tl.int64) * B + b
     k = tl.arange(0, _SLOTS)[:, None, None, None]
     n = tl.arange(0, _SLOTS)[None, None, :, None]
     e = tl.arange(0, _PART)[None, None, None, :]
@@ -50,8 +46,8 @@ def ask_ahead(
 
 @triton.jit
 def rows_step(
-    t, b, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B,
-    COUNTER, target,
+    t, b, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B, COUNTER,
+    target,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
@@ -62,11 +58,10 @@ def rows_step(
     With COUNTER, it is waited for between what is known before the step and what is not; if TOLD,
     it says no more than that h~ and W_q Q are about to come.
     """
-    FIRST: tl.constexpr = 0 if SYMBOLS is None else K
     row = tl.cast(t, tl.int64) * B + b
     x = ()
     if (K_a < N) or (K_x < K):
-        x = views_of_rows(t, b, B, X, SYMBOLS, N, K, d, X_ROW, X_SLOT)
+        x = views_of_rows(t, b, B, X, N, K, d, X_ROW, X_SLOT)
     unit = None
     live = None
     fresh = None
@@ -83,15 +78,14 @@ def rows_step(
         wait(COUNTER, target)
     states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE, act)
     select(
-        t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, FIRST, d, P, BP,
-        K_a, K_x, K_h,
+        t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, d, P, BP, K_a,
+        K_x, K_h,
     )  # fmt: skip
 
 
 @triton.jit
 def rows_phase(
-    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET, Y, PROP, ACT, WOKE,
-    BITS, A, B,
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
@@ -100,7 +94,7 @@ def rows_phase(
     """`rows_step` of all sequences that are this program's."""
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         rows_step(
-            t, r * RB + tl.arange(0, RB), h0, c, X, XH, X_UNIT, UPDATE_BIAS, SYMBOLS, LIVE, RESET,
-            Y, PROP, ACT, WOKE, BITS, A, B, None, 0, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+            t, r * RB + tl.arange(0, RB), h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y,
+            PROP, ACT, WOKE, BITS, A, B, None, 0, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
             X_SLOT, SOFT, SAVE,
         )  # fmt: skip

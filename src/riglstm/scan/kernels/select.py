@@ -114,22 +114,21 @@ def apart(x, BITS: tl.constexpr):
 @triton.jit
 def select(
     t, b, B, h, x, unit, live, fresh, c, XH, ACT, WOKE, BITS,
-    N: tl.constexpr, K: tl.constexpr, FIRST: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
-    BP: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
 
-    Of a row, `unit`, `live` and `fresh` are None where they are one, true and false. XH holds the
-    slots from FIRST on: 0, or K where the views are those of symbols. Without c, a reset of it is
-    left to `gates`.
+    Of a row, `unit`, `live` and `fresh` are None where they are one, true and false. Without
+    c, a reset of it is left to `gates`.
     """
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
-    HELD: tl.constexpr = K + N - FIRST
+    HELD: tl.constexpr = K + N
     held = h
     if unit is not None:
         held = h * (1.0 / unit)[None, :, None]
-    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + (K - FIRST) * P
+    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
     write(tile_of(step, b, HELD * P, P, BP), (held,), there, N, P, BP)
     if fresh is not None:
         h = tl.where((fresh == 0)[None, :, None], h, 0.0)
