@@ -130,7 +130,7 @@ for name, z, B, more in (
         more |= dict.fromkeys(("INPUT", "IN_SIZE", "W_IN", "IN_BIAS"))
     if not (of and z is bf16):
         more["LOW"] = None
-    inner = inner_map(of, z, tile, None) | triton_tiles.spread(None)
+    inner = inner_map(of, z, tile, None)
     done[name] = built(forward_kernel, z, tile, **inner, **more, **place)
 whole = {"W_UNIT": None, "D_UNIT": None}
 for name, z, B, phase, how, more in (

@@ -208,39 +208,3 @@ def test_units_that_share_a_reciprocal_are_exact_however_large_and_keep_nan() ->
     assert off[:, known].max() <= 1e-6
     assert out[:, 1].isnan().tolist() == [False, False, True, False, False, True]
     assert out[[0, 4, 5], 2].isnan().all()
-
-
-@pytest.mark.parametrize("every", [1, 2, 7, 60, 64, 84, 108, 114, 128, 132, 142, 144, 148, 152])
-def test_programs_with_a_tile_are_spread_over_the_chip(
-    every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from riglstm.scan.fused import tiles
-
-    monkeypatch.setattr(tiles, "interpreted", lambda: False)
-    monkeypatch.setattr(tiles, "chip", lambda device: (every, 0))
-    how = tiles.spread(torch.device("cuda"))
-    assert how["EVERY"] == every
-    numbers = [p * how["STRIDE"] % every for p in range(every)]
-    assert sorted(numbers) == list(range(every))
-    # With tiles for two thirds of them, of any sixteen in a row no more than four fifths have one.
-    busy = [n < 2 * every / 3 for n in numbers]
-    assert all(sum(busy[i : i + 16]) < 13 for i in range(every - 15))
-
-
-@pytest.mark.parametrize(("every", "stride"), [(9, 4), (6, 5)])
-def test_however_programs_are_numbered_no_bit_changes(
-    every: int, stride: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = random_problem(seeded(0), **{**SMALL, **PROBLEMS["vectors of two pieces"], "B": 6})
-    p = p.to(torch.float32)
-    given = (p.x, p.h, p.c, p.weights, p.sel, p.live, p.reset, torch.float32)
-    seen = []
-    for count, step in ((1, 1), (every, stride)):
-        monkeypatch.setattr(
-            triton_prepare,
-            "spread",
-            lambda device, count=count, step=step: {"EVERY": count, "STRIDE": step},
-        )
-        seen.append(triton_run.forward(*given, save=False)[:3])
-    for one, other in zip(*seen, strict=True):
-        assert torch.equal(one, other)

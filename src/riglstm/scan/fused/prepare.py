@@ -31,7 +31,6 @@ from riglstm.scan.fused.tiles import (
     forward_tiles,
     programs_on,
     resident_tiles,
-    spread,
 )
 from riglstm.scan.kernels.common import LINE, interpreted, power_of_two
 from riglstm.scan.kernels.forward import forward_kernel
@@ -101,7 +100,7 @@ def plan_of(
     )  # fmt: skip
     mapping = ours is not None and inside(z, B, ours.D)
     if kept is None:
-        constants |= inner_map(ours if mapping else None, z, tile, device) | spread(device)
+        constants |= inner_map(ours if mapping else None, z, tile, device)
     apart = tile.get("APART", False)
     options: dict[int, dict[str, Any]] = {15: PERSISTENT}
     if interpreted():

@@ -7,7 +7,6 @@ the sequences that a program takes at a time in the row-wise half of a step.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,17 +42,6 @@ def programs_on(device: torch.device, most: int | None = None) -> int:
     """Programs of a persistent grid: one for each multiprocessor, so many at most."""
     every = chip(device)[0]
     return every if most is None else min(most, every)
-
-
-def spread(device: torch.device) -> dict[str, int]:
-    """How programs are numbered where there is one for each multiprocessor: in steps of STRIDE.
-
-    A GPU puts programs one after another on one cluster of multiprocessors, then on the next, and
-    those with a tile are the first. Busy clusters have a slower clock, so each has its share.
-    """
-    every = 1 if interpreted() else chip(device)[0]
-    steps = range(max(1, every * 3 // 8), 0, -1)
-    return {"EVERY": every, "STRIDE": next(s for s in steps if math.gcd(s, every) == 1)}
 
 
 def _in_pairs(L: int) -> int:

@@ -37,7 +37,7 @@ def forward_kernel(
     RB: tl.constexpr, STAGES: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr,
     WIDE: tl.constexpr, WARPS: tl.constexpr, D: tl.constexpr, IN_ROW: tl.constexpr,
     LOW_ROW: tl.constexpr, IN_BK: tl.constexpr, IN_STAGES: tl.constexpr, TOLD: tl.constexpr,
-    EVERY: tl.constexpr, STRIDE: tl.constexpr, PHASE: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
@@ -45,8 +45,6 @@ def forward_kernel(
     are there. LOW is where it is rounded to before, if it is of another dtype than products are.
     """
     p, programs = tl.program_id(0), tl.num_programs(0)
-    # Those with a tile are spread over the chip, see `tiles.spread`.
-    p = tl.where(programs == EVERY, p * STRIDE % EVERY, p)
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
     SOFT: tl.constexpr = G == 5
     PIECE: tl.constexpr = min(_PIECE, BP) if COMPACT else BP
