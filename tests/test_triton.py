@@ -116,8 +116,7 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 @pytest.mark.parametrize("product", [torch.float32, torch.bfloat16])
 def test_lines_are_whole_pieces_of_every_product_over_them(product: torch.dtype) -> None:
     from riglstm.scan.fused import plan
-    from riglstm.scan.fused.tiles import backward_tiles
-    from riglstm.scan.fused.views import views_tiles
+    from riglstm.scan.fused.tiles import backward_tiles, views_tiles
     from riglstm.scan.kernels.common import power_of_two
 
     p = random_problem(seeded(0), **SMALL)

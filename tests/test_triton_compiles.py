@@ -30,23 +30,20 @@ from riglstm.scan.fused import plan as triton_plan
 from riglstm.scan.fused import tiles as triton_tiles
 from riglstm.scan.fused.gradients import product_tile
 from riglstm.scan.fused.input_map import inner_map, map_of, map_tiles
-from riglstm.scan.fused.views import COUNTED, SORTED, views_tiles
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
 from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
-from riglstm.scan.kernels.views import (
-    count_kernel, sort_kernel, starts_kernel, sums_kernel, views_kernel,
-)
-from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
+from riglstm.scan.kernels.views import views_kernel
+from riglstm.scan.kernels.weights import awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_tiles.chip = lambda device: (MULTIPROCESSORS, ROOM)
 STEPS = (forward_kernel, resident_kernel)
-INTEGERS = {"ACT", "START", "BITS", "LIST", "COUNT", "COUNTER", "ZERO"}
-NUMBERS = {"B", "T", "R", "Z", "PER", "TILES", "BLOCKS", "first", "t0", "t1", "zeros", "numbers"}
+INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "ZERO"}
+NUMBERS = {"B", "T", "R", "Z", "PER", "first", "t0", "t1", "zeros", "numbers"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
 NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 IN_REGISTERS = "wgmma[.]mma_async[^{]*[{][^}]*[}], *[{]"
@@ -152,23 +149,15 @@ no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
 of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
 of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
-    "views": built(views_kernel, tf32, views_tiles(tf32, None), PRECISION="tf32"),
+    "views": built(views_kernel, tf32, triton_tiles.views_tiles(tf32, None), PRECISION="tf32"),
     "views, bf16": built(
-        *(views_kernel, bf16, views_tiles(bf16, None)),
+        *(views_kernel, bf16, triton_tiles.views_tiles(bf16, None)),
         **{"PRECISION": "ieee", "SUMS": None, **whole},
     ),
     "inputs": built(inputs_kernel, tf32, place_of, WIDTH=96, ONE=20),
     "inputs, bf16": built(
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
-    "count": built(count_kernel, tf32, {"BR": COUNTED}, N=8),
-    "sort": built(
-        sort_kernel, tf32, {"GROUP": ROWS, "BR": COUNTED, "PART": SORTED, "num_warps": 1}, N=8
-    ),
-    "starts": built(
-        starts_kernel, tf32, {"GROUP": ROWS, "BR": COUNTED, "num_warps": 8}, N=8
-    ),
-    "sums": built(sums_kernel, tf32, {"BR": 256, "BC": 16}, WIDTH=40),
     "awake": built(awake_kernel, bf16, {"BR": 1024}),
     "weights": built(weights_kernel, sizes(b16, b16, 5, 100), product_tile()),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
@@ -297,7 +286,7 @@ def test_tiles_have_half_the_rows_where_all_are_done_at_once(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 31), (90, 232_448, 132, 34)]
+CHIPS = [(80, 166_912, 4, 27), (90, 232_448, 132, 30)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

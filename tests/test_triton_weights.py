@@ -19,7 +19,6 @@ triton_plan = pytest.importorskip(
 triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
 triton_back = pytest.importorskip("riglstm.scan.fused.back")
 triton_gradients = pytest.importorskip("riglstm.scan.fused.gradients")
-triton_views = pytest.importorskip("riglstm.scan.fused.views")
 triton_weights = pytest.importorskip("riglstm.scan.kernels.weights")
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
@@ -93,7 +92,7 @@ def test_the_product_adds_what_cells_took_in_and_nothing_else(P: int, R: int, S:
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows are several tiles: of lists, and of views."""
-    ours, views = triton_gradients.prepare, triton_views.views_tiles
+    ours, views = triton_gradients.prepare, triton_back.views_tiles
 
     def prepared(kernel: Any, **constants: Any) -> Any:
         more = {"BR": 4} if kernel is triton_weights.awake_kernel else {}
@@ -106,10 +105,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     ours_of = triton_gradients.products
     monkeypatch.setattr(triton_gradients, "prepare", prepared)
     monkeypatch.setattr(triton_back, "products", products)
-    monkeypatch.setattr(
-        triton_views, "views_tiles", lambda *given: views(*given) | {"BM": 16, "GROUP": 32}
-    )
-    monkeypatch.setattr(triton_views, "COUNTED", 8)
+    monkeypatch.setattr(triton_back, "views_tiles", lambda *given: views(*given) | {"BM": 16})
     # Nothing is kept.
     monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
     monkeypatch.setattr(triton_back, "_layout", triton_back._layout.__wrapped__)
@@ -119,7 +115,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_in_pieces_it_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     p = clear_problem(T=4, B=6, N=2, K=2, d=18, D=5, K_a=1, K_x=1, K_h=1)
     whole = None
-    # Tiles of views have 16 rows, blocks that are sorted 8, and those of lists 4.
+    # Tiles of views have 16 rows, and those of lists 4.
     for rows in (100, 18):
         monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", rows)
         with torch.autocast("cpu", torch.bfloat16):

@@ -17,6 +17,7 @@ from riglstm.scan.fused.gradients import (
     Piece,
     Products,
     Total,
+    first_row,
     multiply,
     products,
     rows_from,
@@ -24,13 +25,12 @@ from riglstm.scan.fused.gradients import (
 )
 from riglstm.scan.fused.launch import Launch, Layout, nth, prepare
 from riglstm.scan.fused.plan import ROWS_AT_ONCE, Saved, Sizes, precision, sizes, sizes_back
-from riglstm.scan.fused.tiles import PERSISTENT, backward_tiles, programs_on
-from riglstm.scan.fused.views import Views, add_views, sort_views, sum_views, views_of
-from riglstm.scan.fused.views import room as room_for_views
+from riglstm.scan.fused.tiles import PERSISTENT, backward_tiles, programs_on, views_tiles
 from riglstm.scan.input_back import input_map
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
+from riglstm.scan.kernels.views import views_kernel
 from riglstm.scan.kernels.weights import ROWS
 from riglstm.selection import Selection
 
@@ -56,7 +56,9 @@ class Plan(NamedTuple):
     tiles: int
     programs: int
     lines: Launch
-    views: Views
+    views: Launch
+    view_rows: int
+    """That a program of `views` takes."""
     products: Products
     split: Launch
     lines_at_once: tuple[int, int]
@@ -92,12 +94,13 @@ def plan_back(
         lines_kernel, **common, G=G, BL=BL, BG=power_of_two(4 * d),
         BQ=power_of_two(max(1, L - 4 * d)), PER_CELL=per_cell,
     )  # fmt: skip
-    views = views_of(z, device, how)
+    of_views = views_tiles(z, device)
+    views = prepare(views_kernel, **common, **rounding, **of_views)
     split = prepare(
         split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
     )
     return Plan(
-        *(tile, phases, tiles, programs, lines, views, by),
+        *(tile, phases, tiles, programs, lines, views, of_views["BM"], by),
         *(split, (BL, BS)),
     )
 
@@ -112,7 +115,6 @@ def _layout(
     summed: bool,
     own: tuple[bool, bool],
     in_lists: bool,
-    views: bool,
 ) -> tuple[Layout, int]:
     """Buffers of one call, and how many numbers of four bytes at their start must be zero.
 
@@ -132,7 +134,7 @@ def _layout(
         (int32, (z.N, listed)), (asked, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
         (float32, (z.S * z.d,)),
         *((int32, (pieces if in_lists else 0, z.N, rows)) for rows in (ROWS, 1)),
-        (z.back, (8,)), *room_for_views(z, T * B if views else 0, steps * B),
+        (z.back, (8,)),
     ]  # fmt: skip
     return Layout(*zero, *rest), Layout(*zero).size // 4
 
@@ -162,10 +164,10 @@ def backward(
     own = (dh is None and not wanted.state, dc is None and not wanted.state)
     in_lists = wanted.gates and plan.products.in_lists is not None
     compact = plan.tile["COMPACT"]
-    layout, zeros = _layout(z, T, B, steps, compact, summed, own, in_lists, wanted.views)
+    layout, zeros = _layout(z, T, B, steps, compact, summed, own, in_lists)
     memory = dy.new_empty(layout.size, dtype=torch.uint8)
     made = layout.cut(memory)
-    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit, *room, counts, by_kind = made
+    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit, *room = made
     packed = Lines(W_lines, w_unit if halves else None)
     D5 = dy.new_empty((steps, B, N, z.L), dtype=z.back)
     # First of all: the GPU packs while the host goes on.
@@ -173,16 +175,14 @@ def backward(
         (-(-z.S * d // plan.lines_at_once[0]),),
         (W, W if W_q is None else W_q, *packed, D5, counters, room[2], steps * B * N, zeros),
     )
-    if wanted.views:
-        sort_views(plan.views, saved.bits, (counts, by_kind), z.K, T * B, steps * B)
     at_h, at_c = own_h if own[0] else _copy(dh, h), own_c if own[1] else _copy(dc, h)
     unit = dy.new_empty((steps, B)) if halves else None
     dz = dy.new_empty((T if z.G == 5 else 1, B, N))
     dV = dy.new_empty((T, B, z.K, d), dtype=product) if wanted.views else None
-    row_tiles = -(-steps * B // plan.views.rows)
+    row_tiles = -(-steps * B // plan.view_rows)
     of_views = None
     if wanted.views and weights.b_in is not None:
-        last = -(-(T - (pieces - 1) * steps) * B // plan.views.rows)
+        last = -(-(T - (pieces - 1) * steps) * B // plan.view_rows)
         of_views = dy.new_empty(((pieces - 1) * row_tiles + last, z.K * d))
     total = None
     if wanted.gates:
@@ -214,14 +214,17 @@ def backward(
         if dV is not None:
             now = rows_from(dV, t0)
             part = None if of_views is None else rows_from(of_views, i * row_tiles)
-            add_views(plan.views, piece, packed, by_kind, i, steps * B, now, part)
+            R = (t1 - t0) * B
+            grid = (z.K, -(-R // plan.view_rows))
+            bits = first_row(saved.bits, t0 * B)
+            plan.views(grid, (*piece, *packed, bits, now, part, R))
         if total is not None:
             total.add(piece, saved, i, t0)
     if wanted.state:
         run(8, -(-B // plan.tile["RB"]), 0, 0, 1)
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None
     if dV is not None:
-        db_in = None if of_views is None else sum_views(plan.views, of_views)
+        db_in = None if of_views is None else of_views.sum(0)
         dx, dW_in, db_in = input_map(
             dV.view(T * B, z.K * d), x, weights, product, wanted.x, multiply, db_in,
             saved.x[:, : x.shape[2]] if saved.x.numel() else None,

@@ -146,7 +146,7 @@ class Total:
         if (ours := self.by.in_lists) is not None:
             listed, count, ones = self.room
             mine = nth(listed, i, z.N * ROWS), nth(count, i, z.N)
-            ours.weights((ours.tiles,), (_row(saved.XH, first), ones, D, *mine, self.dW))
+            ours.weights((ours.tiles,), (first_row(saved.XH, first), ones, D, *mine, self.dW))
             return
         x_unit, total, top = None, self.dW, None
         if z.held == torch.float16:
@@ -158,8 +158,8 @@ class Total:
             part = rows_from(D, r, PRODUCT_ROWS)
             R = part.shape[0]
             H = D.new_empty(z.N, R, wide)
-            V, bits = _row(saved.XH, first + r), _row(saved.bits, first + r)
-            units = (None if u is None else _row(u, r) for u in (x_unit, piece.unit))
+            V, bits = first_row(saved.XH, first + r), first_row(saved.bits, first + r)
+            units = (None if u is None else first_row(u, r) for u in (x_unit, piece.unit))
             self.by.inputs((R,), (V, *units, top, bits, H, R))
             # (N, what H has, R), (N, R, L)
             _add_product(total, H.mT, part.transpose(0, 1), fresh=top is not None and r == 0)
@@ -195,7 +195,7 @@ def rows_from(rows: Tensor, first: int, most: int | None = None) -> Tensor:
     return rows[first:] if most is None else rows[first : first + most]
 
 
-def _row(steps: Tensor, first: int) -> Tensor:
+def first_row(steps: Tensor, first: int) -> Tensor:
     """(steps, B, ...), where a kernel is to find its first row."""
     return steps.flatten(0, 1)[first:] if first else steps
 

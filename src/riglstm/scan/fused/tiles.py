@@ -143,5 +143,12 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     return tile | {"COMPACT": B > FEW}
 
 
+def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
+    """Tiles of the kernel for the gradient of views."""
+    BM, BP = 128, power_of_two(z.d)
+    tile = {"BM": BM, "BK": PIECE, "BP": BP, "num_warps": 8}
+    return tile | {"STAGES": stages(device, 4, BM + BP, PIECE, z.back)}
+
+
 PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}
 """The whole grid at once, since its programs wait for each other."""
