@@ -28,7 +28,6 @@ from triton.compiler import ASTSource, compile
 from riglstm.scan.fused import plan as triton_plan
 
 from riglstm.scan.fused import tiles as triton_tiles
-from riglstm.scan.fused.gradients import product_tile
 from riglstm.scan.fused.input_map import inner_map, map_of, map_tiles
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.forward import forward_kernel
@@ -37,13 +36,12 @@ from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
 from riglstm.scan.kernels.resident import resident_kernel
 from riglstm.scan.kernels.views import views_kernel
-from riglstm.scan.kernels.weights import awake_kernel, weights_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
 triton_tiles.chip = lambda device: (MULTIPROCESSORS, ROOM)
 STEPS = (forward_kernel, resident_kernel)
 INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "ZERO"}
-NUMBERS = {"B", "T", "R", "Z", "PER", "first", "t0", "t1", "zeros", "numbers"}
+NUMBERS = {"B", "T", "R", "Z", "first", "t0", "t1", "zeros", "numbers"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
 NAMES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 IN_REGISTERS = "wgmma[.]mma_async[^{]*[{][^}]*[}], *[{]"
@@ -54,7 +52,7 @@ def built(kernel, z, tile, **constants):
     held, product, back = NAMES[z.held], NAMES[z.dtype], NAMES[z.back]
     kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": back, "DV": product,
              "D5": back, "GATES": product, "X": product, "W": held if kernel in STEPS else back}
-    kinds |= {"ONES": back, "PART": "*fp32" if z.back == torch.float16 else back}
+    kinds |= {"PART": "*fp32" if z.back == torch.float16 else back}
     if kernel is forward_kernel:
         kinds |= {"INPUT": held if z.held == torch.float16 else "*fp32", "W_IN": held, "LOW": held}
     if kernel in (lines_kernel, pack_kernel):
@@ -77,8 +75,6 @@ def built(kernel, z, tile, **constants):
     source = ASTSource(kernel, signature, values, attrs)
     made = compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
     ptx = made.asm["ptx"]
-    # Numbers that are loaded one by one are not copied ahead either.
-    assert kernel is not weights_kernel or "ld.global.b16" not in ptx
     # A product that reads registers is waited for before a loop's next turn writes to them.
     for product in re.finditer(IN_REGISTERS, ptx):
         turn = ptx[product.end() : ptx.index("bra", product.end())]
@@ -141,7 +137,7 @@ for name, z, B, phase, how, more in (
         continue
     tile = triton_tiles.backward_tiles(z, B, None)
     done[name] = built(
-        backward_kernel, z, tile, PHASE=phase, PRECISION=how, ZEROS=z is not bf16, **more
+        backward_kernel, z, tile, PHASE=phase, PRECISION=how, **more
     )
 place_of = {"BS": 4, "BP": 32}
 of_pack = {"BN": 32, "BP": 32, "BW": 64, "D": 20, "TILES": 4}
@@ -158,8 +154,6 @@ done |= {
     "inputs, bf16": built(
         inputs_kernel, bf16, place_of, WIDTH=104, ONE=96, X_UNIT=None, D_UNIT=None, TOP=None
     ),
-    "awake": built(awake_kernel, bf16, {"BR": 1024}),
-    "weights": built(weights_kernel, sizes(b16, b16, 5, 100), product_tile()),
     "lines": built(lines_kernel, tf32, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=True),
     "lines, no query": built(
         lines_kernel, bf16, {"BL": 1, "BG": 128, "BQ": 64}, PER_CELL=False, W_UNIT=None
@@ -286,7 +280,7 @@ def test_tiles_have_half_the_rows_where_all_are_done_at_once(
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.
-CHIPS = [(80, 166_912, 4, 27), (90, 232_448, 132, 30)]
+CHIPS = [(80, 166_912, 4, 25), (90, 232_448, 132, 28)]
 
 
 @pytest.mark.parametrize(("chip", "room", "multiprocessors", "kinds"), CHIPS)

@@ -15,11 +15,10 @@ from riglstm.cell import Weights
 from riglstm.scan.fused.gradients import (
     Lines,
     Piece,
-    Products,
     Total,
     first_row,
+    inputs_of,
     multiply,
-    products,
     rows_from,
     width,
 )
@@ -31,7 +30,6 @@ from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel
 from riglstm.scan.kernels.views import views_kernel
-from riglstm.scan.kernels.weights import ROWS
 from riglstm.selection import Selection
 
 
@@ -59,7 +57,7 @@ class Plan(NamedTuple):
     views: Launch
     view_rows: int
     """That a program of `views` takes."""
-    products: Products
+    inputs: Launch
     split: Launch
     lines_at_once: tuple[int, int]
     """Lines that a program of `lines` takes, and one of `split`."""
@@ -77,10 +75,7 @@ def plan_back(
     options: dict[int, dict[str, Any]] = {7: PERSISTENT, 8: {}}
     if interpreted():
         options = {1: {}, 2: {}, 8: {}}
-    by = products(z, B, device)
-    # cuBLAS and the sum of float32 read all of D5; kernels of ours, what their lists say.
-    zeros = by.in_lists is None
-    rest = {"G": G, "SCALE": scale, "ZEROS": zeros, **rounding, **tile}
+    rest = {"G": G, "SCALE": scale, **rounding, **tile}
     phases = {
         phase: prepare(backward_kernel, **common, **rest, PHASE=phase, **more)
         for phase, more in options.items()
@@ -100,8 +95,8 @@ def plan_back(
         split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
     )
     return Plan(
-        *(tile, phases, tiles, programs, lines, views, of_views["BM"], by),
-        *(split, (BL, BS)),
+        *(tile, phases, tiles, programs, lines, views, of_views["BM"]),
+        *(inputs_of(z), split, (BL, BS)),
     )
 
 
@@ -114,7 +109,6 @@ def _layout(
     compact: bool,
     summed: bool,
     own: tuple[bool, bool],
-    in_lists: bool,
 ) -> tuple[Layout, int]:
     """Buffers of one call, and how many numbers of four bytes at their start must be zero.
 
@@ -133,8 +127,6 @@ def _layout(
     rest = [
         (int32, (z.N, listed)), (asked, (B, z.N, z.N, z.d)), (z.back, (z.N, z.S * z.d, z.L)),
         (float32, (z.S * z.d,)),
-        *((int32, (pieces if in_lists else 0, z.N, rows)) for rows in (ROWS, 1)),
-        (z.back, (8,)),
     ]  # fmt: skip
     return Layout(*zero, *rest), Layout(*zero).size // 4
 
@@ -162,18 +154,17 @@ def backward(
     pieces, halves = -(-T // steps), z.back == torch.float16
     summed = wanted.gates and not (halves and pieces == 1)
     own = (dh is None and not wanted.state, dc is None and not wanted.state)
-    in_lists = wanted.gates and plan.products.in_lists is not None
     compact = plan.tile["COMPACT"]
-    layout, zeros = _layout(z, T, B, steps, compact, summed, own, in_lists)
+    layout, zeros = _layout(z, T, B, steps, compact, summed, own)
     memory = dy.new_empty(layout.size, dtype=torch.uint8)
     made = layout.cut(memory)
-    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit, *room = made
+    counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit = made
     packed = Lines(W_lines, w_unit if halves else None)
     D5 = dy.new_empty((steps, B, N, z.L), dtype=z.back)
     # First of all: the GPU packs while the host goes on.
     plan.lines(
         (-(-z.S * d // plan.lines_at_once[0]),),
-        (W, W if W_q is None else W_q, *packed, D5, counters, room[2], steps * B * N, zeros),
+        (W, W if W_q is None else W_q, *packed, D5, counters, steps * B * N, zeros),
     )
     at_h, at_c = own_h if own[0] else _copy(dh, h), own_c if own[1] else _copy(dc, h)
     unit = dy.new_empty((steps, B)) if halves else None
@@ -190,8 +181,7 @@ def backward(
         strides = (shape[1] * z.L, z.L, 1)
         floats = memory.view(torch.float32)
         sums = floats.as_strided(shape, strides, start) if summed else dy.new_empty(shape)
-        total = Total(sums, z, plan.products, room, pieces == 1)
-        total.begin(saved, steps * B)
+        total = Total(sums, z, plan.inputs, pieces == 1)
 
     def run(phase: int, programs: int, piece: int, t0: int, t1: int) -> None:
         arguments = (
@@ -219,7 +209,7 @@ def backward(
             bits = first_row(saved.bits, t0 * B)
             plan.views(grid, (*piece, *packed, bits, now, part, R))
         if total is not None:
-            total.add(piece, saved, i, t0)
+            total.add(piece, saved, t0)
     if wanted.state:
         run(8, -(-B // plan.tile["RB"]), 0, 0, 1)
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None

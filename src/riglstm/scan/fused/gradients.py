@@ -5,19 +5,16 @@ Shapes as in `plan.py`; R rows are pairs of step and sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.fused.launch import Launch, Place, nth, prepare
+from riglstm.scan.fused.launch import Launch, Place, prepare
 from riglstm.scan.fused.plan import Saved, Sizes
-from riglstm.scan.fused.tiles import chip, stages
-from riglstm.scan.kernels.common import interpreted, power_of_two
+from riglstm.scan.kernels.common import power_of_two
 from riglstm.scan.kernels.products import inputs_kernel
-from riglstm.scan.kernels.weights import ROWS, awake_kernel, weights_kernel
 
 PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
@@ -53,78 +50,20 @@ def width(z: Sizes) -> tuple[int, int]:
     return (z.S * z.P, z.d) if beside else (z.S * z.P + 8, z.S * z.P)
 
 
-class InLists(NamedTuple):
-    """The product in kernels of ours."""
-
-    awake: Launch
-    """The lists of rows in which each cell was awake."""
-    rows: int
-    """That a program of it takes."""
-    weights: Launch
-    """The product over them."""
-    tiles: int
-
-
-class Products(NamedTuple):
-    """How the gradient of weights is computed."""
-
-    inputs: Launch
-    """What cells took in, written out for cuBLAS."""
-    in_lists: InLists | None
-    """None: by cuBLAS."""
-
-
-def products(z: Sizes, B: int, device: torch.device) -> Products:
-    """Ours in bfloat16, where its tiles are enough for the GPU.
-
-    cuBLAS is the quicker one for a product, but it multiplies the rows of sleeping cells, too, and
-    what cells took in must be written out for it.
-    """
+def inputs_of(z: Sizes) -> Launch:
+    """The kernel that writes out what cells took in, for cuBLAS."""
     wide, one = width(z)
-    inputs = prepare(
+    return prepare(
         inputs_kernel, N=z.N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
         ONE=one,
     )  # fmt: skip
-    tile, rows = product_tile(), 64 if interpreted() else 1024
-    tiles = z.N * -(-wide // tile["BM"]) * (z.L // tile["BN"])
-    if (
-        z.back != torch.bfloat16
-        or B > ROWS
-        or not (interpreted() or _worth(z, tile, tiles, device))
-    ):
-        return Products(inputs, None)
-    awake = prepare(awake_kernel, N=z.N, S=z.S, BR=rows)
-    weights = prepare(weights_kernel, N=z.N, S=z.S, P=z.P, L=z.L, **tile, WIDE=interpreted())
-    return Products(inputs, InLists(awake, rows, weights, tiles))
-
-
-def _worth(z: Sizes, tile: dict[str, Any], tiles: int, device: torch.device) -> bool:
-    """Whether there is a tile for half of the multiprocessors, and it is one that was measured.
-
-    Narrower tiles were not, at sizes that need them, and gain less: Triton 3.6 has their products
-    wait for each other. Nor were fewer than four pieces, which fit on a chip smaller than Hopper's.
-    """
-    pieces = stages(device, 4, tile["BM"] + tile["BN"], tile["BK"], z.back)
-    return z.L % tile["BN"] == 0 and pieces == 4 and 2 * tiles >= chip(device)[0]
-
-
-def product_tile() -> dict[str, Any]:
-    """The tile of `weights_kernel`."""
-    if interpreted():
-        return {"BM": 64, "BN": 64, "BK": 32, "STAGES": 1}
-    # A load that waits for another one is half as many stages ahead: four.
-    return {"BM": 128, "BN": 256, "BK": 64, "STAGES": 8, "num_warps": 8}
 
 
 class Total:
     """The gradient of weights as the products give it, and that of biases where it is not in it."""
 
-    def __init__(
-        self, dW: Tensor, z: Sizes, by: Products, room: Sequence[Tensor | Place], one_piece: bool
-    ) -> None:
-        self.z, self.by, self.one_piece = z, by, one_piece
-        self.room = room
-        """For kernels of ours: lists and counts of each piece's cells, and a one and zeros."""
+    def __init__(self, dW: Tensor, z: Sizes, inputs: Launch, one_piece: bool) -> None:
+        self.z, self.inputs, self.one_piece = z, inputs, one_piece
         self.dW = dW
         """(N, what H has, L), zero but for a single piece in units."""
         self.top: Tensor | None = None
@@ -132,22 +71,10 @@ class Total:
         self.db: Tensor | None = None
         """(N, L)."""
 
-    def begin(self, saved: Saved, per: int) -> None:
-        """List who was awake in the rows of all pieces, `per` rows each; before any is added."""
-        if (ours := self.by.in_lists) is not None:
-            (listed, count, _), R = self.room, saved.act.numel()
-            grid = (-(-per // ours.rows), self.z.N, -(-R // per))
-            ours.awake(grid, (saved.act, saved.bits, listed, count, R, per))
-
-    def add(self, piece: Piece, saved: Saved, i: int, t0: int) -> None:
-        """Add Hᵀ D5 of piece i, from t0 on, to dW, and the sum of D5 to db unless it is in dW."""
+    def add(self, piece: Piece, saved: Saved, t0: int) -> None:
+        """Add Hᵀ D5 of the piece from t0 on to dW, and the sum of D5 to db unless it is in dW."""
         z, (wide, one), B = self.z, width(self.z), piece.D5.shape[1]
         D, first = piece.D5.view(-1, z.N, z.L), t0 * B
-        if (ours := self.by.in_lists) is not None:
-            listed, count, ones = self.room
-            mine = nth(listed, i, z.N * ROWS), nth(count, i, z.N)
-            ours.weights((ours.tiles,), (first_row(saved.XH, first), ones, D, *mine, self.dW))
-            return
         x_unit, total, top = None, self.dW, None
         if z.held == torch.float16:
             x_unit = rows_from(saved.unit, t0, piece.D5.shape[0])
@@ -160,7 +87,7 @@ class Total:
             H = D.new_empty(z.N, R, wide)
             V, bits = first_row(saved.XH, first + r), first_row(saved.bits, first + r)
             units = (None if u is None else first_row(u, r) for u in (x_unit, piece.unit))
-            self.by.inputs((R,), (V, *units, top, bits, H, R))
+            self.inputs((R,), (V, *units, top, bits, H, R))
             # (N, what H has, R), (N, R, L)
             _add_product(total, H.mT, part.transpose(0, 1), fresh=top is not None and r == 0)
         if self.one_piece:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from riglstm.scan.kernels.common import interpreted
-from riglstm.scan.kernels.weights import ROWS
 from riglstm.selection import Selection
 
-ROWS_AT_ONCE = ROWS
+ROWS_AT_ONCE = 1 << 14
 """Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 
 PIECE = 64

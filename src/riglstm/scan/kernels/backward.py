@@ -65,11 +65,11 @@ def _grads(
     t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, D_UNIT, DZ, LIST,
     COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
-    G: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr, ZEROS: tl.constexpr,
+    G: tl.constexpr, SCALE: tl.constexpr, COMPACT: tl.constexpr,
 ):  # fmt: skip
     """Back through Eqs. (21), (18) to (1) for sequences b; with D_UNIT, D5 in a row's own unit.
 
-    D5 of a cell that slept is zero, and is written where ZEROS says so.
+    D5 of a cell that slept is zero.
     """
     n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
     inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
@@ -144,15 +144,12 @@ def _grads(
         d_f, d_i, d_o, d_g = d_f * size, d_i * size, d_o * size, d_g * size
         if G == 5:
             d_q *= size
-    written = inside
-    if not ZEROS:
-        written = inside & awake
-    tl.store(out, d_f.to(kind), mask=written)
-    tl.store(out + d, d_i.to(kind), mask=written)
-    tl.store(out + 2 * d, d_o.to(kind), mask=written)
-    tl.store(out + 3 * d, d_g.to(kind), mask=written)
+    tl.store(out, d_f.to(kind), mask=inside)
+    tl.store(out + d, d_i.to(kind), mask=inside)
+    tl.store(out + 2 * d, d_o.to(kind), mask=inside)
+    tl.store(out + 3 * d, d_g.to(kind), mask=inside)
     if G == 5:
-        tl.store(out + 4 * d, d_q.to(kind), mask=written)
+        tl.store(out + 4 * d, d_q.to(kind), mask=inside)
     d_old = 0.0 * d_new
     if G == 5:
         d_old = dh - d_new
@@ -169,7 +166,7 @@ def backward_kernel(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
-    COMPACT: tl.constexpr, ZEROS: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
+    COMPACT: tl.constexpr, WIDE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """Steps t1 - 1 down to t0. PHASE is a sum: 1 grads, 2 spread, 4 barriers, 8 the start's."""
     p, programs = tl.program_id(0), tl.num_programs(0)
@@ -204,7 +201,7 @@ def backward_kernel(
                 b = r * RB + tl.arange(0, RB)
                 _grads(
                     t, b, B, T, first, DY, DH, DC, PART, h0, Y, ACT, BITS, GATES, C, A, D5, D_UNIT,
-                    DZ, LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT, ZEROS,
+                    DZ, LIST, COUNT, N, K, d, L, BP, G, SCALE, COMPACT,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs

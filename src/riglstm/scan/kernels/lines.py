@@ -35,7 +35,7 @@ def _clear_ends(start, rows, L: tl.constexpr, PAD: tl.constexpr):
 
 @triton.jit(do_not_specialize=["R", "Z"])
 def lines_kernel(
-    W, W_Q, OUT, W_UNIT, D5, ZERO, ONES, R, Z,
+    W, W_Q, OUT, W_UNIT, D5, ZERO, R, Z,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, G: tl.constexpr,
     BL: tl.constexpr, BG: tl.constexpr, BQ: tl.constexpr, PER_CELL: tl.constexpr,
 ):  # fmt: skip
@@ -45,13 +45,10 @@ def lines_kernel(
     that with W_UNIT (S·d) the lines of all cells have one unit.
 
     On the way, what the next kernels want to be zero is set to zero: Z numbers from ZERO on, and
-    what R rows of D5 are rounded up by. ONES becomes a one and seven zeros.
+    what R rows of D5 are rounded up by.
     """
     S: tl.constexpr = K + N
     _clear(ZERO, Z)
-    if tl.program_id(0) == 0:
-        eight = tl.arange(0, 8)
-        tl.store(ONES + eight, tl.where(eight == 0, 1.0, 0.0).to(ONES.dtype.element_ty))
     # Lines are written to their end.
     tl.static_assert(L <= BG if G == 4 else 4 * d <= BG and L - 4 * d <= BQ)
     PAD: tl.constexpr = L - G * d
