@@ -16,7 +16,7 @@ import torch
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
+pytest.importorskip("riglstm.scan.triton.kernels.common", reason="the kernels are not in this copy")
 
 CODE = r"""
 import json, re, sys
@@ -25,21 +25,18 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from riglstm.scan.fused import plan as triton_plan
-
-from riglstm.scan.fused import tiles as triton_tiles
-from riglstm.scan.fused.input_map import inner_map, map_of, map_tiles
-from riglstm.scan.kernels.backward import backward_kernel
-from riglstm.scan.kernels.forward import forward_kernel
-from riglstm.scan.kernels.input_map import halve_kernel, map_kernel
-from riglstm.scan.kernels.lines import lines_kernel, split_kernel
-from riglstm.scan.kernels.products import hold_kernel, inputs_kernel, pack_kernel
-from riglstm.scan.kernels.resident import resident_kernel
-from riglstm.scan.kernels.views import views_kernel
+from riglstm.scan.triton import plan
+from riglstm.scan.triton.plan import inner_map, map_of, map_tiles
+from riglstm.scan.triton.kernels.backward import backward_kernel, views_kernel
+from riglstm.scan.triton.kernels.tiled import tiled_kernel
+from riglstm.scan.triton.kernels.input_map import halve_kernel, map_kernel
+from riglstm.scan.triton.kernels.pack import hold_kernel, pack_kernel
+from riglstm.scan.triton.kernels.resident import resident_kernel
+from riglstm.scan.triton.kernels.weights import inputs_kernel, lines_kernel, split_kernel
 
 ARCH, ROOM, MULTIPROCESSORS = (int(a) for a in sys.argv[1:])
-triton_tiles.chip = lambda device: (MULTIPROCESSORS, ROOM)
-STEPS = (forward_kernel, resident_kernel)
+plan.chip = lambda device: (MULTIPROCESSORS, ROOM)
+STEPS = (tiled_kernel, resident_kernel)
 INTEGERS = {"ACT", "BITS", "LIST", "COUNT", "COUNTER", "ZERO"}
 NUMBERS = {"B", "T", "R", "Z", "first", "t0", "t1", "zeros", "numbers"}
 CHOICE = {"SCALE": 1.0, "WIDE": False, "K_a": 1, "K_x": 1, "K_h": 0, "X_ROW": 40, "X_SLOT": 20}
@@ -53,7 +50,7 @@ def built(kernel, z, tile, **constants):
     kinds = {"WOKE": "*i1", "LIVE": "*i1", "RESET": "*i1", "XH": held, "H": back, "DV": product,
              "D5": back, "GATES": product, "X": product, "W": held if kernel in STEPS else back}
     kinds |= {"PART": "*fp32" if z.back == torch.float16 else back}
-    if kernel is forward_kernel:
+    if kernel is tiled_kernel:
         kinds |= {"INPUT": held if z.held == torch.float16 else "*fp32", "W_IN": held, "LOW": held}
     if kernel in (lines_kernel, pack_kernel):
         kinds |= {"W": "*fp32", "OUT": held if kernel is pack_kernel else back, "OUT_IN": held}
@@ -79,7 +76,7 @@ def built(kernel, z, tile, **constants):
     for product in re.finditer(IN_REGISTERS, ptx):
         turn = ptx[product.end() : ptx.index("bra", product.end())]
         assert "wgmma.wait_group.sync.aligned 0" in turn, kernel.__name__
-    told = given.get("TOLD") and (kernel is resident_kernel or "RESET" in given)
+    told = given.get("POLLING") and (kernel is resident_kernel or "RESET" in given)
     asked = [line for line in made.asm["ttgir"].splitlines() if "ld.relaxed.gpu" in line]
     # What is waited for is loaded once in the loop over steps, and once after it.
     assert len(asked) == (2 if told else 0), len(asked)
@@ -92,8 +89,8 @@ def built(kernel, z, tile, **constants):
 
 
 def sizes(product, held, G, d=20):
-    P, L = triton_plan.aligned(d, held), triton_plan.in_pieces(d * G)
-    return triton_plan.Sizes(2, 2, d, P, L, G, product, held, held)
+    P, L = plan.aligned(d, held), plan.in_pieces(d * G)
+    return plan.Sizes(2, 2, d, P, L, G, product, held, held)
 
 
 f16, b16, f32 = torch.float16, torch.bfloat16, torch.float32
@@ -117,14 +114,14 @@ for name, z, B, more in (
     # With a multiprocessor for each tile, few sequences in halves take the resident kernel.
     if ("many" if ARCH < 90 else "few") in name:
         continue
-    tile = triton_tiles.forward_tiles(z, B, None)
+    tile = plan.forward_tiles(z, B, None)
     of = map_of(z, 100, None) if "many" in name else None
     if of is None:
         more |= dict.fromkeys(("INPUT", "IN_SIZE", "W_IN", "IN_BIAS"))
     if not (of and z is bf16):
         more["LOW"] = None
     inner = inner_map(of, z, tile, None)
-    done[name] = built(forward_kernel, z, tile, **inner, **more, **place)
+    done[name] = built(tiled_kernel, z, tile, **inner, **more, **place)
 whole = {"W_UNIT": None, "D_UNIT": None}
 for name, z, B, phase, how, more in (
     ("back, tf32, few", tf32, 64, 7, "tf32", {}),
@@ -135,7 +132,7 @@ for name, z, B, phase, how, more in (
 ):
     if name == ("back, tf32, many" if ARCH < 90 else "back, exact"):
         continue
-    tile = triton_tiles.backward_tiles(z, B, None)
+    tile = plan.backward_tiles(z, B, None)
     done[name] = built(
         backward_kernel, z, tile, PHASE=phase, PRECISION=how, **more
     )
@@ -145,9 +142,9 @@ no_lines = {"W_IN": None, "OUT_IN": None, "SIZES": None}
 of_halves = {"BR": 2, "BD": 32, "BW": 64, "BH": 64}
 of_halves |= {"D": 20, "X_ROW": 24, "BIASES": 40, "STATES": 40}
 done |= {
-    "views": built(views_kernel, tf32, triton_tiles.views_tiles(tf32, None), PRECISION="tf32"),
+    "views": built(views_kernel, tf32, plan.views_tiles(tf32, None), PRECISION="tf32"),
     "views, bf16": built(
-        *(views_kernel, bf16, triton_tiles.views_tiles(bf16, None)),
+        *(views_kernel, bf16, plan.views_tiles(bf16, None)),
         **{"PRECISION": "ieee", "SUMS": None, **whole},
     ),
     "inputs": built(inputs_kernel, tf32, place_of, WIDTH=96, ONE=20),
@@ -199,8 +196,8 @@ for name, chip, apart, rows, z, more in (
 ):
     if apart != (ARCH >= 90):
         continue
-    triton_tiles.chip = lambda device: (chip, ROOM)
-    tile = triton_tiles.resident_tiles(z, 64, None)
+    plan.chip = lambda device: (chip, ROOM)
+    tile = plan.resident_tiles(z, 64, None)
     assert (tile["APART"], tile["RB"]) == (apart, rows), (name, tile)
     done[name] = built(resident_kernel, z, tile, PRECISION="ieee", **more, **place)
 print(json.dumps(done))
@@ -222,16 +219,15 @@ def test_tiles_are_as_narrow_as_the_multiprocessors_are_many(
     back: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from riglstm.scan.fused import plan as triton_plan
-    from riglstm.scan.fused import tiles as triton_tiles
+    from riglstm.scan.triton import plan
 
-    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, 232_448))
     half, cuda = torch.bfloat16, torch.device("cuda")
-    z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
+    z = plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
     for tiles, expected in (
-        (triton_tiles.forward_tiles(z, 64, cuda), forward),
-        (triton_tiles.backward_tiles(z, 64, cuda), back),
+        (plan.forward_tiles(z, 64, cuda), forward),
+        (plan.backward_tiles(z, 64, cuda), back),
     ):
         assert (tiles["BN"], tiles["RB"]) == expected
 
@@ -261,22 +257,21 @@ def test_tiles_have_half_the_rows_where_all_are_done_at_once(
     back: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from riglstm.scan.fused import plan as triton_plan
-    from riglstm.scan.fused import tiles as triton_tiles
+    from riglstm.scan.triton import plan
 
-    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, 232_448))
     half, single, cuda = torch.bfloat16, torch.float32, torch.device("cuda")
-    z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
+    z = plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
     for tiles, expected in (
-        (triton_tiles.forward_tiles(z, B, cuda), forward),
-        (triton_tiles.backward_tiles(z, B, cuda), back),
+        (plan.forward_tiles(z, B, cuda), forward),
+        (plan.backward_tiles(z, B, cuda), back),
     ):
         assert tuple(tiles[n] for n in ("BM", "BN", "RB", "num_warps")) == expected
     # float32 without TF32 has the widest ones always.
     wide = z._replace(held=single, back=single)
-    assert triton_tiles.forward_tiles(wide, B, cuda)["BM"] == 128
-    assert triton_tiles.backward_tiles(wide, B, cuda)["BM"] == 128
+    assert plan.forward_tiles(wide, B, cuda)["BM"] == 128
+    assert plan.backward_tiles(wide, B, cuda)["BM"] == 128
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.

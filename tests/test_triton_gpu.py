@@ -77,7 +77,7 @@ def problem(name: str) -> Problem:
 def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any]:
     """y, h, c, the gradient of every leaf, and what the kernels saved."""
     from riglstm.scan import triton
-    from riglstm.scan.fused.plan import Saved
+    from riglstm.scan.triton.plan import Saved
 
     torch.set_float32_matmul_precision(mode.matmul)
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
@@ -170,26 +170,23 @@ def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() 
 def test_a_part_of_a_gpu_computes_the_same(
     mode: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from riglstm.scan.fused import back as triton_back
-    from riglstm.scan.fused import plan as triton_plan
-    from riglstm.scan.fused import run as triton_run
-    from riglstm.scan.fused import tiles as triton_tiles
+    from riglstm.scan.triton import backward, forward, plan
 
     # Nothing is kept.
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
-    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    room = triton_tiles.chip(torch.device("cuda"))[1]
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
+    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
+    room = plan.chip(torch.device("cuda"))[1]
     p = problem("the paper's")
     torch.set_float32_matmul_precision(MODES[mode].matmul)
-    z = triton_plan.sizes(100, p.sel, True, torch.float32)
-    usual = triton_tiles.forward_tiles(z, 64, torch.device("cuda"))
-    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, room))
+    z = plan.sizes(100, p.sel, True, torch.float32)
+    usual = plan.forward_tiles(z, 64, torch.device("cuda"))
+    monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, room))
     if multiprocessors < 96:
-        assert triton_tiles.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
+        assert plan.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
     else:
         # As many as an A100 has: in halves programs select and multiply.
         halves = z._replace(held=torch.bfloat16)
-        tile = triton_tiles.resident_tiles(halves, 64, torch.device("cuda"))
+        tile = plan.resident_tiles(halves, 64, torch.device("cuda"))
         assert not tile["APART"]
     out, grads, saved = kernel(p, MODES[mode])
     want, want_grads = forced(p, saved.bits)
@@ -382,7 +379,7 @@ def test_two_hundred_backward_passes_beside_a_busy_stream_give_the_same_bits(
 
 STUCK = """
 import torch, triton
-from riglstm.scan.kernels.common import wait
+from riglstm.scan.triton.kernels.common import wait
 
 @triton.jit
 def waits_for_nobody(COUNTER):
@@ -462,10 +459,10 @@ def test_biases_at_an_odd_address_are_read(halves: bool, B: int) -> None:
 
 @pytest.mark.parametrize("halves", [False, True])
 def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
-    from riglstm.scan.kernels.forward import forward_kernel
-    from riglstm.scan.kernels.resident import resident_kernel
+    from riglstm.scan.triton.kernels.resident import resident_kernel
+    from riglstm.scan.triton.kernels.tiled import tiled_kernel
 
-    kernel = resident_kernel if halves else forward_kernel
+    kernel = resident_kernel if halves else tiled_kernel
     layer = RigLSTM(8, 64, num_cells=4, backend="triton", device="cuda")
 
     def variants() -> int:

@@ -11,7 +11,7 @@ if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 pytest.importorskip("triton")
 kernels = pytest.importorskip(
-    "riglstm.scan.kernels.views", reason="the kernels are not in this copy"
+    "riglstm.scan.triton.kernels.backward", reason="the kernels are not in this copy"
 )
 
 
@@ -47,6 +47,6 @@ def test_the_gradient_of_a_view_is_that_of_who_took_it_in(
 
 
 def test_a_part_of_a_buffer_is_counted_in_its_numbers() -> None:
-    launch, memory = pytest.importorskip("riglstm.scan.fused.launch"), torch.empty(64)
-    part = launch.nth(launch.Place(torch.int32, 1000, memory), 3, 5)
+    launch, memory = pytest.importorskip("riglstm.scan.triton.launch"), torch.empty(64)
+    part = launch.nth(launch.Buffer(torch.int32, 1000, memory), 3, 5)
     assert (part.dtype, part.address, part.memory) == (torch.int32, 1060, memory)

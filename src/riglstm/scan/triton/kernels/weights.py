@@ -1,7 +1,10 @@
-"""Kernels of the `triton` backend that turn weights into lines, and the gradient of lines back.
+"""Kernels for weights in the backward pass: their layout, their gradient, and what cells took in.
+
+Weights are laid out in lines: a line is what one number of H gives to all gates of a cell.
 
 Shapes: N cells of size d, K views, S = K + N slots, G = 4 or 5 gates, L ≥ G·d numbers of a line in
-memory, P ≥ d numbers of a slot. BL lines of BG, or BG and BQ, columns are taken at a time.
+memory, P ≥ d numbers of a slot. BL lines of BG, or BG and BQ, columns are taken at a time; BS and
+BP are powers of two that hold S and P.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.kernels.common import unit_of
+from riglstm.scan.triton.kernels.common import unit_of
 
 _AT_ONCE = tl.constexpr(1024)
 
@@ -118,3 +121,46 @@ def split_kernel(
         use = (line == 0) & (m < 4 * d)
         b = tl.load(start + ONE * L + 0 * line, mask=use, other=0.0)
         tl.store(OUT_B + j * (4 * d) + m + 0 * line, b * top, mask=use)
+
+
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "X_UNIT", "D_UNIT"])
+def inputs_kernel(
+    XH, X_UNIT, D_UNIT, TOP, BITS, H, R,
+    N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr,
+    WIDTH: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    """Eq. (17) for one row: what each cell took in, H (N, R, WIDTH), zero where it did not.
+
+    Column ONE, if not negative, holds ones: their product with D5 is the gradient of the biases.
+
+    With D_UNIT, what H is multiplied with are halves in a unit for each row. The sum runs over
+    rows, so that unit and the row's own go to H, which is in one unit for all rows: TOP, the
+    largest of these products.
+    """
+    row = tl.cast(tl.program_id(0), tl.int64)
+    s, e = tl.arange(0, BS)[:, None], tl.arange(0, BP)[None, :]
+    inside = (s < S) & (e < P)
+    at = s * P + e
+    kind = H.dtype.element_ty
+    v = tl.load(XH + row * (S * P) + at, mask=inside, other=0.0)
+    one = 1.0
+    if D_UNIT is not None:
+        top = tl.load(TOP)
+        one = tl.load(D_UNIT + row) / tl.where(top == 0, 1.0, top)
+        v = v.to(tl.float32) * (tl.load(X_UNIT + row) * one)
+    elif X_UNIT is not None:
+        v = v.to(tl.float32) * tl.load(X_UNIT + row)
+    v = v.to(kind)
+    IN_PAD: tl.constexpr = (ONE >= 0) & (ONE < P)
+    if IN_PAD:
+        v = tl.where((s == 0) & (e == ONE), (one + 0.0 * e).to(kind), v)
+    for j in tl.static_range(N):
+        bits = tl.load(BITS + row * N + j)
+        took = ((bits >> s) & 1) != 0
+        if IN_PAD:
+            took |= (s == 0) & (e == ONE)
+        out = H + (j * R + row) * WIDTH
+        tl.store(out + at, tl.where(took, v, 0.0), mask=inside)
+        if ONE >= P:
+            rest = tl.arange(0, 8)
+            tl.store(out + S * P + rest, tl.where(rest == 0, one, 0.0).to(kind))

@@ -1,9 +1,7 @@
-"""Kernels of the `triton` backend around the large products after the loop.
-
-The first works on a piece of R = steps · B rows, and puts in the masks of the forward pass.
+"""Kernels that pack weights and views as the forward kernels read them.
 
 Shapes: N cells of size d, K views, S = K + N slots, P numbers a slot in memory, G = 4 or 5 gates,
-L ≥ G·d numbers of D5 in memory, BS and BP: powers of two that hold S, and d or P.
+BK, BP and BH: powers of two that hold K, P and N·d.
 """
 
 from __future__ import annotations
@@ -11,58 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.kernels.columns import column_unit, quarter_of
-from riglstm.scan.kernels.common import unit_of
-from riglstm.scan.kernels.input_map import pack_lines
+from riglstm.scan.triton.kernels.common import column_unit, quarter_of, unit_of
+from riglstm.scan.triton.kernels.input_map import pack_lines
 
 COLUMNS = 32
 """Columns of a tile that a program packs."""
+
+
 _COLUMNS = tl.constexpr(COLUMNS)
+
+
 # Slots that are loaded at once: a thread holds 32 numbers of each.
 _AT_ONCE = tl.constexpr(4)
-
-
-@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "X_UNIT", "D_UNIT"])
-def inputs_kernel(
-    XH, X_UNIT, D_UNIT, TOP, BITS, H, R,
-    N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr,
-    WIDTH: tl.constexpr, ONE: tl.constexpr,
-):  # fmt: skip
-    """Eq. (17) for one row: what each cell took in, H (N, R, WIDTH), zero where it did not.
-
-    Column ONE, if not negative, holds ones: their product with D5 is the gradient of the biases.
-
-    With D_UNIT, what H is multiplied with are halves in a unit for each row. The sum runs over
-    rows, so that unit and the row's own go to H, which is in one unit for all rows: TOP, the
-    largest of these products.
-    """
-    row = tl.cast(tl.program_id(0), tl.int64)
-    s, e = tl.arange(0, BS)[:, None], tl.arange(0, BP)[None, :]
-    inside = (s < S) & (e < P)
-    at = s * P + e
-    kind = H.dtype.element_ty
-    v = tl.load(XH + row * (S * P) + at, mask=inside, other=0.0)
-    one = 1.0
-    if D_UNIT is not None:
-        top = tl.load(TOP)
-        one = tl.load(D_UNIT + row) / tl.where(top == 0, 1.0, top)
-        v = v.to(tl.float32) * (tl.load(X_UNIT + row) * one)
-    elif X_UNIT is not None:
-        v = v.to(tl.float32) * tl.load(X_UNIT + row)
-    v = v.to(kind)
-    IN_PAD: tl.constexpr = (ONE >= 0) & (ONE < P)
-    if IN_PAD:
-        v = tl.where((s == 0) & (e == ONE), (one + 0.0 * e).to(kind), v)
-    for j in tl.static_range(N):
-        bits = tl.load(BITS + row * N + j)
-        took = ((bits >> s) & 1) != 0
-        if IN_PAD:
-            took |= (s == 0) & (e == ONE)
-        out = H + (j * R + row) * WIDTH
-        tl.store(out + at, tl.where(took, v, 0.0), mask=inside)
-        if ONE >= P:
-            rest = tl.arange(0, 8)
-            tl.store(out + S * P + rest, tl.where(rest == 0, one, 0.0).to(kind))
 
 
 @triton.jit(do_not_specialize=["B"])

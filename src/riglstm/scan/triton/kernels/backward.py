@@ -1,4 +1,4 @@
-"""Backward kernel of the `triton` backend: the steps of a piece of the sequence in one launch.
+"""Backward kernel: the steps of a piece of the sequence in one launch; the gradient of views.
 
 Again two phases a step, each followed by a barrier of the grid. `grads` takes RB sequences at a
 time: it adds up the gradient of its state and goes back through Eqs. (21), (18) to (1), which
@@ -15,10 +15,69 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.kernels.cell import tanh
-from riglstm.scan.kernels.columns import dealt
-from riglstm.scan.kernels.common import _FRESH, _SLOTS, fetch, grid_barrier, unit_of
-from riglstm.scan.kernels.spread import spread
+from riglstm.scan.triton.kernels.common import (
+    _FRESH,
+    _SLOTS,
+    dealt,
+    fetch,
+    grid_barrier,
+    quarter_of,
+    quarters,
+    tanh,
+    unit_of,
+)
+
+
+@triton.jit
+def spread(
+    t, j, u, place, listed, count, B, first, W, W_UNIT, D5, D_UNIT, PART, BITS,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    COMPACT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """What cell j's gates ask of BN units of the state; which of them it heard, `grads` minds."""
+    b, on = listed, place < count
+    unit = u * BN + tl.arange(0, BN)
+    # A list is read once more for the rows that a thread writes: of a quarter of the columns, these
+    # are four times fewer, and those that it has read already. Units would have to be read for
+    # columns in that order, which takes longer.
+    QUARTERS: tl.constexpr = COMPACT and D_UNIT is None
+    if QUARTERS:
+        quarter, lane = quarter_of(tl.arange(0, BN))
+        unit = u * BN + quarter * (BN // 4) + lane
+    if not COMPACT:
+        row = tl.cast(t, tl.int64) * B + b
+        on = tl.load(BITS + row * N + j, mask=b < B, other=0) != 0
+    start = tl.cast(t - first, tl.int64) * B + b
+    if D_UNIT is not None:
+        d_unit = tl.load(D_UNIT + start, mask=on, other=0.0)
+        w_unit = tl.load(W_UNIT + K * d + unit, mask=unit < N * d, other=0.0)
+    within = tl.arange(0, BK)[None, :]
+    begun = D5 + ((start * (N * L) + j * L)[:, None] + within)
+    # Columns without a unit have the last one's weights, and are not written: a mask would take
+    # longer, and without either the last cell's would be read from behind W.
+    line = j * (K + N) * d + K * d + tl.minimum(unit, N * d - 1)
+    weight = W + (line[:, None] * L + within)
+    tl.static_assert(L % BK == 0)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for m in tl.range(0, L // BK, num_stages=STAGES):
+        a = tl.load(begun + m * BK, mask=on[:, None], other=0.0, cache_modifier=".cg")
+        w = tl.load(weight + m * BK)
+        if WIDE:
+            a, w = a.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if D_UNIT is not None:
+        acc = acc * d_unit[:, None] * w_unit[None, :]
+    four = (acc,)
+    if QUARTERS:
+        four = quarters(acc, BM, BN)
+    PART += j * (N * d)
+    WIDTH: tl.constexpr = BN // len(four)
+    for part in tl.static_range(len(four)):
+        to = u * BN + part * WIDTH + tl.arange(0, WIDTH)
+        at = (b * (N * N * d))[:, None] + to[None, :]
+        asked = four[part].to(PART.dtype.element_ty)
+        tl.store(PART + at, asked, mask=on[:, None] & (to < N * d)[None, :])
 
 
 @triton.jit
@@ -224,3 +283,48 @@ def backward_kernel(
         if PHASE & 4:
             target += programs
             grid_barrier(COUNTER, target)
+
+
+@triton.jit(do_not_specialize=["R"], do_not_specialize_on_alignment=["BITS", "DV", "SUMS"])
+def views_kernel(
+    D5, D_UNIT, W, W_UNIT, BITS, DV, SUMS, R,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, L: tl.constexpr, BP: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one view: D5 of all cells that took it in times their weights for it.
+
+    SUMS (tiles of rows, K·d), if it is asked for, gets the sum over a tile's rows.
+    """
+    k, r = tl.program_id(0), tl.program_id(1)
+    row = tl.cast(r, tl.int64) * BM + tl.arange(0, BM)
+    there = row < R
+    takers = tl.zeros((BM,), tl.int32)
+    for cell in tl.static_range(N):
+        bits = tl.load(BITS + row * N + cell, mask=there, other=0)
+        takers |= ((bits >> k) & 1) << cell
+    unit = tl.arange(0, BP)
+    CHUNKS: tl.constexpr = L // BK
+    within = tl.arange(0, BK)[None, :]
+    tl.static_assert(L % BK == 0)
+    # Columns without a unit have the last one's weights, as in `spread`, and are not written.
+    weight = W + ((k * d + tl.minimum(unit, d - 1))[:, None] * L + within)
+    rows = D5 + ((row * (N * L))[:, None] + within)
+    acc = tl.zeros((BM, BP), tl.float32)
+    for i in tl.range(0, N * CHUNKS, num_stages=STAGES):
+        j, first = i // CHUNKS, i % CHUNKS * BK
+        use = (((takers >> j) & 1) != 0)[:, None]
+        a = tl.load(rows + (j * L + first), mask=use, other=0.0)
+        w = tl.load(weight + (j * ((K + N) * d * L) + first))
+        if WIDE:
+            a, w = a.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
+    if D_UNIT is not None:
+        w_unit = tl.load(W_UNIT + k * d + unit, mask=unit < d, other=0.0)
+        d_unit = tl.load(D_UNIT + row, mask=there, other=0.0)
+        acc = acc * d_unit[:, None] * w_unit[None, :]
+    if SUMS is not None:
+        # Rows that are not there took nothing in.
+        tl.store(SUMS + r * (K * d) + k * d + unit, tl.sum(acc, 0), mask=unit < d)
+    at = (row * (K * d))[:, None] + (k * d + unit)[None, :]
+    tl.store(DV + at, acc.to(DV.dtype.element_ty), mask=there[:, None] & (unit < d)[None, :])

@@ -1,4 +1,4 @@
-"""Fused kernels for a GPU: a whole sequence in one launch, forward and back."""
+"""The `triton` backend: a whole sequence in one launch on a GPU, forward and back; needs Triton."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
 from riglstm.scan.base import BackendError, learns
-from riglstm.scan.fused.learn import learn, unseen
-from riglstm.scan.fused.run import run
-from riglstm.scan.kernels.common import interpreted
+from riglstm.scan.triton.autograd import differentiable
+from riglstm.scan.triton.forward import run
+from riglstm.scan.triton.kernels.common import interpreted
+from riglstm.scan.triton.launch import watched
 from riglstm.selection import Noise, Selection
 from riglstm.tracing import untraced
 
@@ -75,11 +76,10 @@ def scan(
     """See `riglstm.scan.scan`."""
     product = _checked(x.shape[1], h, c, weights, sel)
     save = learns(x, h, c, *weights)
-    if save or not unseen(x, h, c, *weights):
-        y, h, c, woke = learn(x, h, c, weights, live, reset, sel, product, save)
-        return y, (h, c), woke
-    # Without gradients the operator's own work, a part of a millisecond, is left out.
-    y, h, c, woke = run(x, h, c, weights, sel, live, reset, product)
+    if save or watched(x, h, c, *weights):
+        y, h, c, woke = differentiable(x, h, c, weights, live, reset, sel, product, save)
+    else:
+        y, h, c, woke = run(x, h, c, weights, sel, live, reset, product)
     return y, (h, c), woke
 
 

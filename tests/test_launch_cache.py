@@ -1,4 +1,4 @@
-"""Calls that go straight make the launches of a call in full, on a machine that has no GPU.
+"""Cached launches are those of a call in full, on a machine that has no GPU.
 
 Kernels are not interpreted here: a launch only says what it was given.
 """
@@ -12,7 +12,7 @@ import sys
 import pytest
 
 pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.fused.tape", reason="the kernels are not in this copy")
+pytest.importorskip("riglstm.scan.triton.launch_cache", reason="the kernels are not in this copy")
 
 CODE = '''
 import copy, dataclasses, pickle, weakref
@@ -20,13 +20,13 @@ import torch
 import torch.nn.utils.prune
 from torch.autograd import forward_ad
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 import riglstm, riglstm.scan
-from riglstm import straight
-from riglstm.scan.fused import launch, tape, tiles
-from riglstm.scan.kernels.forward import forward_kernel
-from riglstm.scan.kernels.resident import resident_kernel
+from riglstm.scan.triton import launch, launch_cache as cache, plan
+from riglstm.scan.triton.kernels.tiled import tiled_kernel
+from riglstm.scan.triton.kernels.resident import resident_kernel
 
 made = []  # the launches of a call: name, grid, values
 
@@ -53,7 +53,7 @@ class Driver:
 def compiled(kernel, grid):
     def run(*arguments, **constants):
         # Programs that wait for each other are all there, or none is.
-        if kernel.__name__ in ("forward_kernel", "resident_kernel"):
+        if kernel.__name__ in ("tiled_kernel", "resident_kernel"):
             assert constants["launch_cooperative_grid"] is True
         values = [a.data_ptr() if hasattr(a, "data_ptr") else a for a in arguments]
         made.append((kernel.__name__, (*grid, 1, 1)[:3], tuple(values)))
@@ -62,15 +62,15 @@ def compiled(kernel, grid):
 
 
 JITFunction.__getitem__ = compiled
-launch.driver, launch.KNOWN, tape.KNOWN = Driver, True, True
-tiles.chip = lambda device: (132, 232_448)
+launch.driver, launch.KNOWN, cache.KNOWN = Driver, True, True
+plan.chip = lambda device: (132, 232_448)
 riglstm.scan._no_triton = lambda device: None
 # Of a tensor on a CPU.
 torch.cuda.current_device = lambda: -1
 torch._C._cuda_getCurrentRawStream = lambda device: 7
 from riglstm.scan import triton as backend
 backend._refusal = lambda *problem: None
-backend.product_on = tape.product_on = straight.product_on = lambda *of: product
+backend.product_on = cache.product_on = lambda *of: product
 torch.Tensor.is_cuda = property(lambda tensor: True)
 torch.cuda.is_current_stream_capturing = lambda: False
 allocated = []  # start and end of each buffer that is made for a call
@@ -85,16 +85,16 @@ def spied(self, *given, **options):
 
 torch.Tensor.new_empty = spied
 played = []
-play = tape.Tape.play
+play = cache.Recording.play
 
 
 def counted(self, *given):
     out = play(self, *given)
-    played.append(out is not None)
+    played.append(True)
     return out
 
 
-tape.Tape.play = counted
+cache.Recording.play = counted
 held = []  # nothing is freed: an address is a buffer's for good
 
 
@@ -134,7 +134,7 @@ worked_with = {}
 
 
 def at_woke(name):
-    kernels = {"forward_kernel": forward_kernel, "resident_kernel": resident_kernel}
+    kernels = {"tiled_kernel": tiled_kernel, "resident_kernel": resident_kernel}
     return kernels[name].arg_names.index("WOKE")
 
 
@@ -169,8 +169,8 @@ def plays(layer, *shape, calls=4, dtype=torch.float32, **options):
     return outcome
 
 
-class Mode(torch.overrides.TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
 
 
@@ -256,28 +256,26 @@ with torch.no_grad():
         held.append([w.data for w in layer.parameters()])
         change()
         assert plays(layer, 4, 3, 64, calls=4) == [False, *THIRD[:3]]
-        layer._seen.clear()
+        layer._launch_cache.clear()
         assert plays(layer, 2, 3, 64) == THIRD
     held.append(torch.func.functional_call(
         layer, {name: w.clone() for name, w in layer.named_parameters()}, torch.randn(2, 3, 64)
     ))
     assert played[-1:] != [True] or not plays(layer, 2, 3, 64, calls=1)[0]
     assert plays(layer, 2, 3, 64)[-1]
-    del layer.__dict__["_seen"]
-    assert plays(layer, 2, 3, 64) == THIRD, "a layer that was pickled before"
 
     # Who is in charge.
     with torch.enable_grad():
         assert plays(layer, 2, 3, 64) == NEVER
     with Mode():
         assert plays(layer, 2, 3, 64, calls=1) == [False]
-    assert plays(layer, 2, 3, 64) == THIRD
-    launch._watched = lambda: True
+    assert plays(layer, 2, 3, 64) == [True] * 4
+    launch.knobs.runtime.launch_exit_hook.calls.append(lambda metadata: None)
     assert plays(layer, 2, 3, 64) == NEVER
-    launch._watched = lambda: False
-    assert plays(layer, 2, 3, 64)[-1]
+    launch.knobs.runtime.launch_exit_hook.calls.clear()
+    assert plays(layer, 2, 3, 64) == [True] * 4
     torch.cuda.current_device = lambda: 5
-    assert not tape._alone(-1)
+    assert cache._kind(layer, torch.randn(2, 3, 64), None) is None
     torch.cuda.current_device = lambda: -1
     with forward_ad.dual_level():
         try:
@@ -286,11 +284,11 @@ with torch.no_grad():
             assert "backend='triton' has backward() only" in str(error)
         else:
             raise AssertionError("it was launched where a derivative may be asked for")
-    with launch.heard() as outer:
-        with launch.heard():
+    with launch.recorded() as outer:
+        with launch.recorded():
             pass
-        assert launch._HEARD.launches is outer
-    assert launch._HEARD.launches is None
+        assert launch._RECORDS.launches is outer
+    assert launch._RECORDS.launches is None
     Sub = type("Sub", (riglstm.RigLSTM,), {})
     assert plays(Sub(64, 64, num_cells=2, backend="triton"), 2, 3, 64) == NEVER, "it may differ"
     own = riglstm.RigLSTM(64, 64, num_cells=2, backend="reference")
@@ -304,9 +302,9 @@ with torch.no_grad():
         assert not played, "gaps, or another address than kernels were compiled for"
     copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
     assert [plays(other, 2, 3, 64) for other in copies] == [THIRD] * 2
-    for T in range(1, 2 * straight.MOST):
+    for T in range(1, 2 * cache.MOST):
         plays(layer, T, 3, 64, calls=1)
-    assert len(layer._seen) <= straight.MOST
+    assert len(layer._launch_cache) <= cache.MOST
     again = layer_of()
     for _ in range(4):
         _, (h, c) = again(torch.randn(2, 3, 64))
@@ -318,7 +316,7 @@ with torch.no_grad():
     plays(gone, 5, 3, 64, calls=1)
     assert before() is None, "no tape of another kind keeps weights that are the layer's no more"
 
-    class Shared(straight.Seen):
+    class Shared(cache.Cache):
         """Another thread empties it whenever somebody has looked."""
 
         def __contains__(self, kind):
@@ -335,15 +333,15 @@ with torch.no_grad():
             return seen
 
     shared = layer_of()
-    for kept in (0, straight.MOST):
-        shared._seen = Shared()
-        for T in range(1, 2 * straight.MOST):
-            shared._seen.update(dict.fromkeys(range(kept)))
+    for kept in (0, cache.MOST):
+        shared._launch_cache = Shared()
+        for T in range(1, 2 * cache.MOST):
+            shared._launch_cache.update(dict.fromkeys(range(kept)))
             plays(shared, T, 3, 64)
-    resolve = straight.resolve
-    straight.resolve = lambda *problem: "batched" if problem[-1] > 3 else resolve(*problem)
+    resolve = cache.resolve
+    cache.resolve = lambda *problem: "batched" if problem[-1] > 3 else resolve(*problem)
     assert [plays(layer_of(), 2, B, 64) for B in (3, 4)] == [THIRD, NEVER], "more than it counts"
-    straight.resolve = resolve
+    cache.resolve = resolve
     assert plays(layer_of(bias=False), 2, 3, 64) == NEVER, "a bias of zeros is made for each call"
     assert plays(layer_of(num_layers=2), 2, 3, 64) == NEVER
     assert plays(layer_of(bidirectional=True), 2, 3, 64) == NEVER

@@ -1,8 +1,6 @@
-"""Calls that go straight to their launches, on a GPU: the bits of calls in full, as ever."""
+"""Cached launches on a GPU give the bits of calls in full."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,9 @@ from helpers import ON_A_GPU
 from riglstm import RigLSTM
 
 pytest.importorskip("triton")
-tape = pytest.importorskip("riglstm.scan.fused.tape", reason="the kernels are not in this copy")
+cache = pytest.importorskip(
+    "riglstm.scan.triton.launch_cache", reason="the kernels are not in this copy"
+)
 
 pytestmark = ON_A_GPU
 MODES = {"fp32": ("highest", False), "tf32": ("high", False), "bf16": ("highest", True)}
@@ -26,16 +26,10 @@ def layer_of(D: int = 60) -> RigLSTM:
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each call that had a tape, whether it was played."""
+    """True for each call that was played."""
     outcome: list[bool] = []
-    play = tape.Tape.play
-
-    def counted(*given: Any) -> Any:
-        made = play(*given)
-        outcome.append(made is not None)
-        return made
-
-    monkeypatch.setattr(tape.Tape, "play", counted)
+    play = cache.Recording.play
+    monkeypatch.setattr(cache.Recording, "play", lambda *a: outcome.append(True) or play(*a))
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""Launches of kernels, without what Triton finds out anew each time, and buffers for them."""
+"""Launches of kernels without what Triton finds out anew each time, and buffers for them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _functorch
+from torch.autograd import forward_ad
 from triton import knobs
 from triton.runtime.driver import driver
 
-from riglstm.scan.kernels.common import KNOWN, interpreted
+from riglstm.scan.triton.kernels.common import KNOWN, interpreted
+from riglstm.tracing import tracing
+
+_PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
-class Place:
+class Buffer:
     """A buffer that only kernels see: Triton takes whatever has a dtype and a `data_ptr`."""
 
     __slots__ = ("address", "dtype", "memory")
@@ -31,14 +35,14 @@ class Place:
         return self.address
 
 
-Argument: TypeAlias = Tensor | Place | int | None
+Argument: TypeAlias = Tensor | Buffer | int | None
 
 
-def nth(of: Tensor | Place, i: int, size: int) -> Tensor | Place:
+def nth(of: Tensor | Buffer, i: int, size: int) -> Tensor | Buffer:
     """The i-th of equal parts of a buffer, `size` numbers each; as a tensor, its i-th element."""
     if isinstance(of, Tensor):
         return of[i]
-    return Place(of.dtype, of.address + i * size * of.dtype.itemsize, of.memory)
+    return Buffer(of.dtype, of.address + i * size * of.dtype.itemsize, of.memory)
 
 
 class Layout:
@@ -54,12 +58,12 @@ class Layout:
             self.starts.append((dtype, self.size))
             self.size += -(-math.prod(shape) * dtype.itemsize // 128) * 128
 
-    def make(self, like: Tensor) -> list[Tensor] | list[Place]:
+    def make(self, like: Tensor) -> list[Tensor] | list[Buffer]:
         """All of them, unwritten, where `like` is."""
         # Of its dtype, whatever that is: torch takes twice as long where it is told another.
         return self.cut(like.new_empty(self.size // like.itemsize))
 
-    def cut(self, memory: Tensor) -> list[Tensor] | list[Place]:
+    def cut(self, memory: Tensor) -> list[Tensor] | list[Buffer]:
         """All of them, in memory of `size` bytes."""
         if interpreted():
             memory = memory.view(torch.uint8)
@@ -68,11 +72,11 @@ class Layout:
                 for (dtype, start), (_, shape) in zip(self.starts, self.wanted, strict=True)
             ]
         first = memory.data_ptr()
-        return [Place(dtype, first + start, memory) for dtype, start in self.starts]
+        return [Buffer(dtype, first + start, memory) for dtype, start in self.starts]
 
 
 class Launch:
-    """A kernel with its constants; what Triton compiled of them is kept by kinds of arguments.
+    """A kernel with its constants; what Triton compiled is cached by kinds of arguments.
 
     The kernel's whole numbers must not be specialized, and all constants come after its arguments.
     Of a call that took half a millisecond, Triton spent a fifth on finding the kernel that it had
@@ -96,7 +100,7 @@ class Launch:
         argument: Any  # of a type that is looked up, and not asked for by isinstance
         for argument in arguments:
             what = type(argument)
-            if what is Place:
+            if what is Buffer:
                 kinds.append(argument.dtype)
                 values.append(argument.address)
             elif argument is None:
@@ -118,7 +122,7 @@ class Launch:
             compiled = self.kernel[grid](*arguments, **self.constants)
             if compiled is not None:  # a hook of Triton's may keep it
                 self.ready[key] = compiled
-        elif here and KNOWN and not _watched():  # of a tensor elsewhere, Triton says so
+        elif here and KNOWN and not watched():  # of a tensor elsewhere, Triton says so
             stream = driver.active.get_current_stream(device)
             compiled.run(
                 *(*(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata),
@@ -126,8 +130,8 @@ class Launch:
             )
         else:
             compiled[(*grid, 1, 1)[:3]](*arguments, *self.rest)
-        if (listener := getattr(_HEARD, "launches", None)) is not None:
-            listener.append(Launched(grid, tuple(arguments), compiled, self.rest))
+        if (records := getattr(_RECORDS, "launches", None)) is not None:
+            records.append(Launched(grid, tuple(arguments), compiled, self.rest))
 
 
 class Launched(NamedTuple):
@@ -140,42 +144,39 @@ class Launched(NamedTuple):
     """The constants."""
 
 
-_HEARD = threading.local()
+_RECORDS = threading.local()
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[list[Launched]]:
+def recorded() -> Iterator[list[Launched]]:
     """The launches that this thread makes meanwhile.
 
-    Those of another layer's call in the midst, a finalizer's say, are its own if it listens, too.
+    Those of another layer's call in the midst, a finalizer's say, are its own if it records, too.
     """
-    before, launches = getattr(_HEARD, "launches", None), list[Launched]()
-    _HEARD.launches = launches
+    before, launches = getattr(_RECORDS, "launches", None), list[Launched]()
+    _RECORDS.launches = launches
     try:
         yield launches
     finally:
-        _HEARD.launches = before
+        _RECORDS.launches = before
 
 
-def undisturbed() -> bool:
-    """Whether nobody but the GPU is to hear of launches, and of the calls of torch around them.
+def watched(*tensors: Tensor | None) -> bool:
+    """True if a compiler, mode, trace, transform or launch hook is to see what is done.
 
-    Modes and traces want to see each operation, transforms change it, and hooks, a profiler's say,
-    want to see each launch.
+    Then a call goes through torch's operators, and a launch through Triton. A tensor of a class of
+    its own is to see it, too.
     """
-    return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state() is not None
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or tracing()
         or _functorch.peek_interpreter_stack() is not None
-        or _watched()
+        or getattr(forward_ad, "_current_level", -1) >= 0
+        or bool(getattr(knobs.runtime.launch_enter_hook, "calls", True))
+        or bool(getattr(knobs.runtime.launch_exit_hook, "calls", True))
+        or not _PLAIN.issuperset(map(type, tensors))
     )
-
-
-def _watched() -> bool:
-    """Whether someone, a profiler say, wants to hear of launches."""
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
 
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}

@@ -1,15 +1,15 @@
-"""Numbers that say themselves that they are there: what `gates` gives to `select`.
+"""Polling for what `gates` gives to `select`, instead of a barrier.
 
-A barrier of the grid between the two would take what a number takes through L2 three times over:
-until all that was written is there, until the counter says so, and until it is read. So who wants a
-number asks for it until it is there. Until then it is MARK, which is no result of arithmetic. Who
-has read it puts MARK back; as the barrier after `select` lies between, that is before the next one
-is written. Each number speaks for itself alone, of 32 bits: the load is no acquire, and whatever
-else `gates` wrote, c say, is known to be there behind that barrier. (By the letter of CUDA's memory
-model plain stores race with such loads. They go to L2 as they are, a number at a time.)
+A barrier of the grid between the two would take as long as three trips of a number through L2:
+until everything is written, until the counter says so, and until it is read. So `select` reads each
+number until it is there. Until then it is MARK, which is no result of arithmetic. The reader puts
+MARK back; the barrier after `select` lies between that and the next number. Each number of 32 bits
+stands for itself: the load is no acquire, and whatever else `gates` wrote, such as c, is known to
+be there behind that barrier. (By the letter of CUDA's memory model plain stores race with such
+loads. They go to L2 as they are, a number at a time.)
 
-Shapes: B sequences, N cells of size d, tiles (8, RB, 32) of `pieces.py`, up to four of a vector, or
-one of whole vectors.
+Shapes: B sequences, N cells of size d, vector tiles (8, RB, 32), up to four of a vector, or one of
+whole vectors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.kernels.common import _INTERPRETED, _SLOTS
-from riglstm.scan.kernels.pieces import inside, read, tile_of
+from riglstm.scan.triton.kernels.common import _INTERPRETED, _SLOTS, inside, read, tile_of
 
 # All bits are set: a NaN, but not the one that arithmetic and tensor cores give, 0x7FFFFFFF.
 _MARK = tl.constexpr(-1)
@@ -32,8 +31,8 @@ def awake_before(t, b, B, ACT):
 
 
 @triton.constexpr_function
-def _asking(pieces: int, vectors: int, fours: int) -> str:
-    """Assembly that loads so many fours of so many pieces of one or two vectors, until all came.
+def _polling(pieces: int, vectors: int, fours: int) -> str:
+    """Assembly that loads fours of all pieces of one or two vectors until none is MARK.
 
     What it gives comes first among its operands: all numbers of the first piece of the first
     vector, and so on. Then come addresses of the first vector's first piece, one for each number,
@@ -44,7 +43,7 @@ def _asking(pieces: int, vectors: int, fours: int) -> str:
     names = [f"p{n}" for n in range(loads)]
     lines = [f".reg .pred done, {', '.join(names)};", ".reg .b32 bit, most, spins;"]
     lines += ["mov.u32 spins, 0;"]
-    ask = []
+    poll = []
     for n, name in enumerate(names):
         vector, piece, four = n // (pieces * fours), n // fours % pieces, n % fours
         wanted, at = out + 2 * per + 4 * four, out + vector * per + 4 * four
@@ -54,32 +53,32 @@ def _asking(pieces: int, vectors: int, fours: int) -> str:
         ]
         lines += [f"mov.b32 {number}, 0;" for number in four_of]
         # A piece is 32 numbers, or the only one.
-        ask += [
+        poll += [
             f"@{name} ld.relaxed.gpu.global.v4.b32 {{{', '.join(four_of)}}}, [${at}+{128 * piece}];"
         ]
-    ask += ["max.u32 most, $0, $1;", *(f"max.u32 most, most, ${n};" for n in range(2, out))]
-    ask += ["setp.ne.u32 done, most, 0xFFFFFFFF;", "@done bra END;", "add.u32 spins, spins, 1;"]
-    ask += ["setp.lt.u32 done, spins, 0x4000000;", "@done bra AGAIN;", "trap;"]
-    return "\n".join(["{", *lines, "AGAIN:", *ask, "END:", "}"])
+    poll += ["max.u32 most, $0, $1;", *(f"max.u32 most, most, ${n};" for n in range(2, out))]
+    poll += ["setp.ne.u32 done, most, 0xFFFFFFFF;", "@done bra END;", "add.u32 spins, spins, 1;"]
+    poll += ["setp.lt.u32 done, spins, 0x4000000;", "@done bra AGAIN;", "trap;"]
+    return "\n".join(["{", *lines, "AGAIN:", *poll, "END:", "}"])
 
 
 @triton.constexpr_function
 def _operands(pieces: int, vectors: int, fours: int) -> str:
-    """The operands of `_asking`, and of what lies as they are to lie."""
+    """The operands of `_polling`, and those of a tensor of the layout that they need."""
     out, per = 4 * pieces * vectors * fours, 4 * fours
     return ",".join(["=&r"] * out + ["l"] * (2 * per) + ["r"] * (2 * per))
 
 
 @triton.jit
-def read_told(
+def poll_vectors(
     PROP, Q, b, mask, act, like,
     N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SOFT: tl.constexpr,
 ):  # fmt: skip
     """The pieces of h~ and W_q Q (B, N, d) of sequences b, as soon as they are there.
 
-    They come of cells that `act` (RB) says; the others' are whatever. `like` is a tile that was
-    loaded, of which a thread has fours, side by side: so it has of these, as the assembly needs it
-    (`KNOWN`; a test reads the layout). After many seconds the kernel ends, as it does in `spin`.
+    Only those of cells in `act` (RB) are valid. `like` is a tile that was loaded, of which a thread
+    holds fours side by side: these are laid out alike, as the assembly needs it (`KNOWN`; a test
+    reads the layout). After many seconds the kernel ends, as it does in `spin`.
     """
     at, also = tile_of(PROP, b, N * d, d, PIECE), tile_of(Q, b, N * d, d, PIECE)
     if _INTERPRETED:
@@ -97,7 +96,7 @@ def read_told(
             here = inside(i, mask, N, d, PIECE) & (((act[None, :, None] >> n) & 1) != 0)
             bits += tl.where(here, (17 if SOFT else 1) << i, 0)
         out = tl.inline_asm_elementwise(
-            _asking(M, VECTORS, FOURS),
+            _polling(M, VECTORS, FOURS),
             _operands(M, VECTORS, FOURS),
             [
                 at.to(tl.int64, bitcast=True), also.to(tl.int64, bitcast=True), bits,
@@ -117,7 +116,7 @@ def read_told(
 
 
 @triton.jit
-def take_back(at, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
+def put_mark(at, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
     """Put MARK to vectors of cells (8, RB) that have one, from these addresses on."""
     mark = tl.full((_SLOTS, mask.shape[1], PIECE), _MARK, tl.int32).to(tl.float32, bitcast=True)
     rows = tl.full((mask.shape[1],), 1, tl.int1)
