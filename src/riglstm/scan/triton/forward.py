@@ -45,6 +45,12 @@ class Passing(NamedTuple):
 class Working(NamedTuple):
     """What a call works with, all of it unwritten."""
 
+    XH: Memory
+    unit: Memory
+    passing: Passing | None
+    """The rest of it, but where it is kept: that is made after the map is launched."""
+    zeros: int
+    """Integers from the counter on that must be zero: the counts lie behind it."""
     W: Memory
     """(N, tiles, BN, S·P): the weights of the gates, as tiles read them."""
     w_unit: Memory
@@ -72,12 +78,6 @@ class Working(NamedTuple):
     """(R,): what a row of x is to be multiplied by; for TF32 in halves."""
     views: Memory
     """(R, K, P) float32, which scores read; for TF32 in halves."""
-    XH: Memory
-    unit: Memory
-    passing: Passing | None
-    """The rest of it, but where it is kept: that is made after the map is launched."""
-    zeros: int
-    """Integers from the counter on that must be zero: the counts lie behind it."""
 
 
 def working(T: int, B: int, plan: ForwardPlan, like: Tensor, keep: bool, begun: bool) -> Working:
@@ -92,11 +92,11 @@ def working(T: int, B: int, plan: ForwardPlan, like: Tensor, keep: bool, begun: 
         XH = like.new_empty(T, B, z.S, z.P, dtype=z.held)
     if keep:
         unit = empty_unit(T, B, z, like)
-        return Working(*made, XH=XH, unit=unit, passing=None, zeros=zeros)
+        return Working(XH, unit, None, zeros, *made)
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
     # Gates, c and a are neither written nor read then: any address will do.
     passing = Passing(XH, woke, act, bits, XH, XH, XH, unit)
-    return Working(*made, XH=XH, unit=unit, passing=passing, zeros=zeros)
+    return Working(XH, unit, passing, zeros, *made)
 
 
 def _layout(T: int, B: int, plan: ForwardPlan, keep: bool, begun: bool) -> tuple[Layout, int]:
