@@ -41,7 +41,7 @@ class Lines(NamedTuple):
     W: Tensor | Buffer
     """(N, S·d, L), W_q as the fifth gate."""
     unit: Tensor | Buffer | None
-    """(S·d): what one stands for in them; None: one."""
+    """(S·d): the scale factor of each line; None: one."""
 
 
 class Piece(NamedTuple):
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
     D5: Tensor
     """(steps, B, N, L)."""
     unit: Tensor | None
-    """(steps, B): what one stands for in it; None: one."""
+    """(steps, B): the scale factor of each row; None: one."""
 
 
 def width(z: Sizes) -> tuple[int, int]:
@@ -65,15 +65,6 @@ def width(z: Sizes) -> tuple[int, int]:
     return (z.S * z.P, z.d) if beside else (z.S * z.P + 8, z.S * z.P)
 
 
-def inputs_of(z: Sizes) -> Launch:
-    """The kernel that writes out what cells took in, for cuBLAS."""
-    wide, one = width(z)
-    return prepare(
-        inputs_kernel, N=z.N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
-        ONE=one,
-    )  # fmt: skip
-
-
 class Total:
     """The gradient of weights as the products give it, and that of biases where it is not in it."""
 
@@ -82,7 +73,7 @@ class Total:
         self.dW = dW
         """(N, what H has, L), zero but for a single piece in units."""
         self.top: Tensor | None = None
-        """What one stands for in dW; None: one."""
+        """The scale factor of dW; None: one."""
         self.db: Tensor | None = None
         """(N, L)."""
 
@@ -175,7 +166,7 @@ class Needs(NamedTuple):
 
 
 class BackwardPlan(NamedTuple):
-    """All that does not depend on a call's numbers or its length."""
+    """All of a backward pass that does not depend on a call's numbers or its length."""
 
     tile: dict[str, Any]
     phases: dict[int, Launch]
@@ -187,6 +178,7 @@ class BackwardPlan(NamedTuple):
     view_rows: int
     """That a program of `views` takes."""
     inputs: Launch
+    """Writes out what cells took in, for cuBLAS."""
     split: Launch
     lines_at_once: tuple[int, int]
     """Lines that a program of `lines` takes, and one of `split`."""
@@ -196,7 +188,7 @@ class BackwardPlan(NamedTuple):
 def plan_backward(
     z: Sizes, B: int, device: torch.device, scale: float, per_cell: bool, how: str
 ) -> BackwardPlan:
-    """Kept by all that it depends on; `how` is what `precision` says."""
+    """Cached by everything that it depends on; `how` is what `precision` says."""
     N, K, d, L, G = z.N, z.K, z.d, z.L, z.G
     tile = backward_tiles(z, B, device)
     common: dict[str, Any] = {"N": N, "K": K, "d": d, "L": L}
@@ -220,12 +212,16 @@ def plan_backward(
     )  # fmt: skip
     of_views = views_tiles(z, device)
     views = prepare(views_kernel, **common, **rounding, **of_views)
+    inputs = prepare(
+        inputs_kernel, N=N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
+        ONE=one,
+    )  # fmt: skip
     split = prepare(
         split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
     )
     return BackwardPlan(
-        *(tile, phases, tiles, programs, lines, views, of_views["BM"]),
-        *(inputs_of(z), split, (BL, BS)),
+        *(tile, phases, tiles, programs, lines, views, of_views["BM"], inputs, split),
+        lines_at_once=(BL, BS),
     )
 
 
@@ -239,7 +235,7 @@ def _layout(
     summed: bool,
     own: tuple[bool, bool],
 ) -> tuple[Layout, int]:
-    """Buffers of one call, and how many numbers of four bytes at their start must be zero.
+    """Buffers of one call, and how many integers at their start must be zero.
 
     Those are a counter for each piece, dW if it is `summed` there, counts, and what becomes dh and
     dc where it is not the caller's.

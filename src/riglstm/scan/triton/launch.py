@@ -22,7 +22,7 @@ _PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
 class Buffer:
-    """A buffer that only kernels see: Triton takes whatever has a dtype and a `data_ptr`."""
+    """Memory that only kernels see: Triton takes whatever has a dtype and a `data_ptr`."""
 
     __slots__ = ("address", "dtype", "memory")
 
