@@ -26,10 +26,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracing": set(),
     "checks": {"autocast", "tracing"},
     "cell": {"selection"},
-    "scan": {"cell", "selection", "autocast", "tracing"},
-    "sequence": {"checks", "scan", "tracing"},
     "parameters": {"cell", "checks"},
-    "straight": {"scan", "autocast", "parameters", "selection", "sequence"},
+    "scan": {"cell", "selection", "autocast", "tracing", "parameters"},
+    "sequence": {"checks", "scan", "tracing"},
     "layer": {
         "scan",
         "cell",
@@ -37,18 +36,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checks",
         "sequence",
         "parameters",
-        "straight",
         "traces",
     },
     "cell_layer": {"layer", "sequence", "scan", "checks"},
-    "symbols": {"layer", "scan", "sequence", "checks"},
     "riglstm": {"command", "layer", "cell_layer", "parameters", "scan", "variants"},
     "onnx": {"layer", "cell", "selection"},
     "models": {"layer", "cell", "scan", "selection", "checks", "autocast", "traces", "variants"},
     "lab": set(),
     "lab.tasks": {"models"},
     "lab.train": {"lab.tasks", "models", "riglstm"},
-    "lab.bench": {"lab.tasks", "lab.train", "layer", "cell", "scan", "selection", "symbols"},
+    "lab.bench": {"lab.tasks", "lab.train", "layer", "cell", "scan", "selection"},
     "lab.tables": {"lab.tasks", "lab.train", "lab.bench", "models", "variants", "riglstm"},
     "lab.minigrid": {"lab.tasks", "lab.train", "lab.tables", "models"},
     "lab.report": {"lab.tasks", "lab.train", "lab.tables", "lab.minigrid", "models", "riglstm"},
@@ -116,8 +113,7 @@ def test_the_layer_needs_torch_alone() -> None:
     for path in modules():
         if room(path) in ("onnx", "__main__") or room(path).startswith("lab"):
             continue
-        fused = path.stem == "triton" or {"kernels", "fused"} & set(path.parts)
-        kernels = {"triton"} if fused else set()
+        kernels = {"triton"} if "triton" in path.parts else set()
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -135,9 +131,7 @@ def test_without_its_kernels_the_package_still_runs(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "riglstm")
     scan = tmp_path / "riglstm" / "scan"
     # They may be gone already: all other tests pass without them, too.
-    (scan / "triton.py").unlink(missing_ok=True)
-    for folder in ("kernels", "fused"):
-        shutil.rmtree(scan / folder, ignore_errors=True)
+    shutil.rmtree(scan / "triton", ignore_errors=True)
     code = """
 import torch, riglstm
 print(riglstm.RigLSTM(4, 6)(torch.randn(3, 2, 4))[0].shape)

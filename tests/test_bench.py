@@ -12,7 +12,6 @@ from torch import Tensor
 from riglstm import RigLSTM
 from riglstm.lab.bench import cuda, per_cell_loop
 from riglstm.lab.bench.contestants import LOOP, WORK, Contestant, contestants, job, onednn
-from riglstm.lab.bench.cuda import symbol_sections
 from riglstm.lab.bench.tables import Section, growth, rows
 from riglstm.lab.bench.timing import METERS, Job, Meter, compare, measure, runs, spread
 from riglstm.lab.cli import bench
@@ -174,35 +173,6 @@ def test_a_job_that_differs_from_the_reference_is_not_timed() -> None:
     assert bad.difference == pytest.approx(0.1, rel=1e-3)
 
 
-def test_symbols_are_timed_beside_the_layer_on_their_vectors_and_compared_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("riglstm.scan.triton", reason="the kernels are not in this copy")
-    if torch.cuda.is_available():
-        pytest.skip("with a GPU the kernels do not run in the interpreter")
-    torch.manual_seed(0)
-    # As few as make two symbols few.
-    monkeypatch.setattr(cuda, "QUICK_SIZES", (cuda.Size(2, 16, 4, 2),))
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    try:
-        tf32, bf16 = symbol_sections(quick=True, rounds=1, device="cpu")
-        # Each runs to be compared; the interpreter's time would say nothing.
-        meter = Meter(lambda run: 1.0, lambda run: 0)
-        lstm, symbols, vectors = rows(tf32, meter, lambda name: None)
-        half = bf16.jobs[1].run()[0], bf16.jobs[2].run()[0]
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
-    names = [row.name for row in (lstm, symbols, vectors)]
-    assert names == ["nn.LSTM, one-hot", "RigLSTM, symbols", "RigLSTM, vectors"]
-    assert all(row.ms is not None and row.base == "nn.LSTM, one-hot" for row in (symbols, vectors))
-    assert (lstm.difference, vectors.difference) == (None, 0)
-    # Not the same way, which would differ by nothing; and the same up to rounding.
-    assert symbols.difference is not None
-    assert 0 < symbols.difference < 2e-3
-    assert 0 < float((half[0] - half[1]).abs().max()) < 2e-2
-
-
 @pytest.mark.parametrize("work", ["inference", "training"])
 def test_ours_is_timed_on_a_gpu_if_it_is_near_float64_and_repeats(work: str) -> None:
     torch.manual_seed(0)
@@ -268,7 +238,6 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert written["machine"]["torch"] == torch.__version__
     assert written["machine"]["threads"] == torch.get_num_threads()
     assert written["machine"]["processor"]
-    assert written["machine"]["replay"] is False
     assert written["commit"] == commit()
     assert written["options"]["quick"] is True
     assert written["harness"] == []

@@ -116,7 +116,7 @@ def test_every_backend_clears_a_state_that_is_not_finite(
 ) -> None:
     if backend == "triton":
         pytest.importorskip(
-            "riglstm.scan.kernels.common", reason="the kernels are not in this copy"
+            "riglstm.scan.triton.kernels.common", reason="the kernels are not in this copy"
         )
         if torch.cuda.is_available():
             pytest.skip("with a GPU there is no interpreter, which the kernels need on a CPU")

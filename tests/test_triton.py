@@ -36,7 +36,7 @@ from riglstm.scan import resolve, scan
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.kernels.common", reason="the kernels are not in this copy")
+pytest.importorskip("riglstm.scan.triton.kernels.common", reason="the kernels are not in this copy")
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "interpreter")
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def interpreter() -> None:
     """Nothing here may ask for a compiler."""
-    from riglstm.scan.kernels.common import interpreted
+    from riglstm.scan.triton.kernels.common import interpreted
 
     assert interpreted()
 
@@ -115,17 +115,16 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 
 @pytest.mark.parametrize("product", [torch.float32, torch.bfloat16])
 def test_lines_are_whole_pieces_of_every_product_over_them(product: torch.dtype) -> None:
-    from riglstm.scan.fused import plan
-    from riglstm.scan.fused.tiles import backward_tiles
-    from riglstm.scan.fused.views import views_tiles
-    from riglstm.scan.kernels.common import power_of_two
+    from riglstm.scan.triton import plan
+    from riglstm.scan.triton.kernels.common import power_of_two
+    from riglstm.scan.triton.plan import backward_tiles, views_tiles
 
     p = random_problem(seeded(0), **SMALL)
     for d in range(16, 129):
         for soft_update in (False, True):
             z = plan.sizes(d, p.sel, soft_update, product)
             assert z.G * d <= z.L < z.G * d + plan.PIECE
-            # What `lines_kernel` writes of a line, as `plan_back` has it.
+            # What `lines_kernel` writes of a line, as `plan_backward` has it.
             written = 4 * d + power_of_two(z.L - 4 * d) if soft_update else power_of_two(4 * d)
             assert written >= z.L
             tiles = [backward_tiles(z, B, CPU) for B in (64, 65, 129, 257)] + [views_tiles(z, CPU)]
@@ -135,17 +134,20 @@ def test_lines_are_whole_pieces_of_every_product_over_them(product: torch.dtype)
 
 
 @pytest.mark.parametrize("zeros", [1, 9000])  # more than all programs set to zero at once
-def test_packing_sets_counters_to_zero_and_nothing_beside_them(zeros: int) -> None:
-    from riglstm.scan.fused.launch import Layout
-    from riglstm.scan.fused.pack import Into, pack, packed
-    from riglstm.scan.fused.plan import sizes
+def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) -> None:
+    from riglstm.scan.triton import forward, plan
 
-    p = random_problem(seeded(0), **SMALL).to(torch.float32)
+    p = random_problem(seeded(0), **{**SMALL, "B": 300, "T": 1}).to(torch.float32)
+    given = (p.sel, 300, 18, CPU, torch.float32, False, 2, None, False)
+    made = plan.plan_forward(*given)
     counters = torch.full((zeros + 2,), 7, dtype=torch.int32)
-    z = sizes(p.h.shape[2], p.sel, p.weights.W_q is not None, torch.float32)
-    made = Layout(*packed(z, 32)).make(p.h)
-    pack(p.weights, z, 32, into=Into(*made, counters[1:-1], zeros))
+    work = forward.working(1, 300, made, p.h, keep=False, begun=True)
+    work = work._replace(counter=counters[1:-1], zeros=zeros)
+    c, h = (torch.full_like(p.c, 7.0) for _ in range(2))
+    forward.pack(p.weights, made, work, c, h, p.c)
     assert counters.tolist() == [7, *[0] * zeros, 7]
+    assert torch.equal(c, p.c)
+    assert not h.any()
 
 
 @pytest.mark.usefixtures("tf32")
@@ -175,20 +177,6 @@ def test_a_state_of_another_batch_is_refused_and_nothing_behind_it_read() -> Non
         scan(p.x, p.h[:1], p.c, p.weights, p.sel, backend="triton")
     with pytest.raises(ValueError, match="c must be"):
         scan(p.x, None, p.c[:, :, :17], p.weights, p.sel, backend="triton")
-
-
-def test_packing_makes_a_state_of_many_numbers() -> None:
-    from riglstm.scan.fused.launch import Layout
-    from riglstm.scan.fused.pack import Into, pack, packed
-    from riglstm.scan.fused.plan import sizes
-
-    p = random_problem(seeded(0), **{**SMALL, "B": 300, "T": 1}).to(torch.float32)
-    z = sizes(18, p.sel, True, torch.float32)
-    c, h = (torch.full_like(p.c, 7.0) for _ in range(2))
-    made = Layout(*packed(z, 32)).make(p.h)
-    pack(p.weights, z, 32, Into(*made, c=c, h=h, c_0=p.c))
-    assert torch.equal(c, p.c)
-    assert not h.any()
 
 
 @pytest.mark.usefixtures("tf32")
@@ -259,15 +247,14 @@ def test_nan_wakes_its_cell() -> None:
 
 
 def test_a_piece_of_the_backward_pass_may_be_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan.fused import back as triton_back
-    from riglstm.scan.fused import gradients as triton_gradients
+    from riglstm.scan.triton import backward
 
     p = random_problem(seeded(3), **SMALL).to(torch.float32)
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
     loss = p.with_leaves(leaves).run("triton")[0].square().sum()
     want = torch.autograd.grad(loss, leaves.values(), retain_graph=True)
-    monkeypatch.setattr(triton_back, "ROWS_AT_ONCE", 2)
-    monkeypatch.setattr(triton_gradients, "PRODUCT_ROWS", 1)
+    monkeypatch.setattr(backward, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(backward, "PRODUCT_ROWS", 1)
     got = torch.autograd.grad(loss, leaves.values())
     pairs = (dict(zip(leaves, grads, strict=True)) for grads in (got, want))
     assert_same_gradients(*pairs, FLOAT.grad)
@@ -496,24 +483,23 @@ def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
 
 
 def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
-    from riglstm.scan.fused import prepare
-    from riglstm.scan.fused.run import on_device, run
+    from riglstm.scan.triton.forward import on_device, plan_forward, run
 
-    prepare.plan_of.cache_clear()
+    plan_forward.cache_clear()
     p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     given = (p.x, p.h, p.c, p.weights, p.sel, None, None, torch.float32)
     assert torch.equal(on_device(*given, save=False, keep=True)[0], run(*given)[0])
 
 
 def test_the_gradient_of_a_bias_has_its_dtype() -> None:
-    from riglstm.scan.batched import flat
-    from riglstm.scan.fused import operators
+    from riglstm.scan.base import flat
+    from riglstm.scan.triton import autograd
 
     p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     w = p.weights._replace(b_in=torch.zeros(16, dtype=torch.bfloat16))
     args = (p.x, p.h, p.c, *w, None, None, *flat(p.sel), torch.float32, True)
-    y, _, _, *saved = operators.forward(*args)
+    y, _, _, *saved = autograd.forward(*args)
     back = (torch.ones_like(y), p.h, p.c, p.x, p.h, y, saved, *w, *flat(p.sel), torch.float32)
-    made = operators._backward(*back, True, True)
+    made = autograd._backward(*back, True, True)
     assert made[4].shape == (16,)
     assert made[4].dtype == torch.bfloat16

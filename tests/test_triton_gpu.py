@@ -20,7 +20,6 @@ from riglstm import BackendError, RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
 from riglstm.parameters import initialise
 from riglstm.scan import reference, resolve
-from riglstm.symbols import run_symbols
 
 pytestmark = ON_A_GPU
 
@@ -78,7 +77,7 @@ def problem(name: str) -> Problem:
 def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any]:
     """y, h, c, the gradient of every leaf, and what the kernels saved."""
     from riglstm.scan import triton
-    from riglstm.scan.fused.plan import Saved
+    from riglstm.scan.triton.plan import Saved
 
     torch.set_float32_matmul_precision(mode.matmul)
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
@@ -171,26 +170,23 @@ def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() 
 def test_a_part_of_a_gpu_computes_the_same(
     mode: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from riglstm.scan.fused import back as triton_back
-    from riglstm.scan.fused import plan as triton_plan
-    from riglstm.scan.fused import run as triton_run
-    from riglstm.scan.fused import tiles as triton_tiles
+    from riglstm.scan.triton import backward, forward, plan
 
     # Nothing is kept.
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
-    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    room = triton_tiles.chip(torch.device("cuda"))[1]
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
+    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
+    room = plan.chip(torch.device("cuda"))[1]
     p = problem("the paper's")
     torch.set_float32_matmul_precision(MODES[mode].matmul)
-    z = triton_plan.sizes(100, p.sel, True, torch.float32)
-    usual = triton_tiles.forward_tiles(z, 64, torch.device("cuda"))
-    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, room))
+    z = plan.sizes(100, p.sel, True, torch.float32)
+    usual = plan.forward_tiles(z, 64, torch.device("cuda"))
+    monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, room))
     if multiprocessors < 96:
-        assert triton_tiles.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
+        assert plan.forward_tiles(z, 64, torch.device("cuda"))["BN"] > usual["BN"]
     else:
         # As many as an A100 has: in halves programs select and multiply.
         halves = z._replace(held=torch.bfloat16)
-        tile = triton_tiles.resident_tiles(halves, 64, torch.device("cuda"))
+        tile = plan.resident_tiles(halves, 64, torch.device("cuda"))
         assert not tile["APART"]
     out, grads, saved = kernel(p, MODES[mode])
     want, want_grads = forced(p, saved.bits)
@@ -383,7 +379,7 @@ def test_two_hundred_backward_passes_beside_a_busy_stream_give_the_same_bits(
 
 STUCK = """
 import torch, triton
-from riglstm.scan.kernels.common import wait
+from riglstm.scan.triton.kernels.common import wait
 
 @triton.jit
 def waits_for_nobody(COUNTER):
@@ -437,44 +433,6 @@ def test_without_gradients_the_outputs_are_the_same(name: str, mode: str) -> Non
             assert relative(got, expected.double()) < MODES[mode].error, what
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["the paper's", "no soft update", "large cells"])
-def test_symbols_equal_float64_on_their_vectors_with_the_same_masks(name: str, mode: str) -> None:
-    from riglstm.scan.fused.run import on_device
-    from riglstm.scan.fused.symbols import Symbols
-
-    p = problem(name)
-    table = torch.randn(12, p.x.shape[2], generator=seeded(1)).cuda()
-    ids = torch.randint(12, p.x.shape[:2], generator=seeded(2)).cuda()
-    p = replace(p, x=nn.functional.embedding(ids, table))
-    torch.set_float32_matmul_precision(MODES[mode].matmul)
-    product = torch.bfloat16 if MODES[mode].autocast else torch.float32
-    where = (p.h, p.c, p.weights, p.sel, p.live, p.reset, product)
-    *out, saved, _ = on_device(Symbols(ids.int(), table), *where, save=False, keep=True)
-    want, _ = forced(p, saved.bits)
-    for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
-        assert relative(got, expected) < MODES[mode].error, what
-
-
-def test_run_symbols_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan import triton
-
-    taken, scan_symbols = [], triton.scan_symbols
-    monkeypatch.setattr(
-        triton, "scan_symbols", lambda *a, **k: taken.append(1) or scan_symbols(*a, **k)
-    )
-    torch.manual_seed(0)
-    layer = RigLSTM(60, 600, device="cuda")
-    ids, table = torch.randint(2, (20, 64), device="cuda"), torch.randn(2, 60, device="cuda")
-    with torch.no_grad():
-        y, _ = run_symbols(layer, ids, table)
-        want, _ = layer(nn.functional.embedding(ids, table))
-    assert taken == [1]
-    # Where a choice is close, rounding makes another, and that sequence is another one.
-    far = (y - want).norm(dim=(0, 2)) / want.norm(dim=(0, 2))  # (B)
-    assert float((far < 1e-4).float().mean()) >= 0.95
-
-
 def test_an_input_at_an_odd_address_is_read_after_one_at_an_even_one() -> None:
     torch.manual_seed(0)
     layer = RigLSTM(8, 96, num_cells=3, backend="triton", device="cuda")
@@ -501,10 +459,10 @@ def test_biases_at_an_odd_address_are_read(halves: bool, B: int) -> None:
 
 @pytest.mark.parametrize("halves", [False, True])
 def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
-    from riglstm.scan.kernels.forward import forward_kernel
-    from riglstm.scan.kernels.resident import resident_kernel
+    from riglstm.scan.triton.kernels.resident import resident_kernel
+    from riglstm.scan.triton.kernels.tiled import tiled_kernel
 
-    kernel = resident_kernel if halves else forward_kernel
+    kernel = resident_kernel if halves else tiled_kernel
     layer = RigLSTM(8, 64, num_cells=4, backend="triton", device="cuda")
 
     def variants() -> int:

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 triton_launch = pytest.importorskip(
-    "riglstm.scan.fused.launch", reason="the kernels are not in this copy"
+    "riglstm.scan.triton.launch", reason="the kernels are not in this copy"
 )
 
 
@@ -160,7 +160,7 @@ def test_a_trace_is_to_hear_of_everything() -> None:
     heard = []
 
     def called(x: torch.Tensor) -> torch.Tensor:
-        heard.append(triton_launch.undisturbed())
+        heard.append(not triton_launch.watched())
         return x + 1
 
     called(torch.ones(1))
@@ -168,3 +168,9 @@ def test_a_trace_is_to_hear_of_everything() -> None:
         warnings.simplefilter("ignore")
         torch.jit.trace(called, (torch.ones(1),), check_trace=False)  # type: ignore[no-untyped-call]
     assert heard == [True, False]
+
+
+def test_a_part_of_a_buffer_is_counted_in_its_numbers() -> None:
+    memory = torch.empty(64)
+    part = triton_launch.nth(triton_launch.Buffer(torch.int32, 1000, memory), 3, 5)
+    assert (part.dtype, part.address, part.memory) == (torch.int32, 1060, memory)

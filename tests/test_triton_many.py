@@ -26,17 +26,12 @@ from helpers import (
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 triton = pytest.importorskip("triton")
-triton_tiles = pytest.importorskip(
-    "riglstm.scan.fused.tiles", reason="the kernels are not in this copy"
-)
-triton_map = pytest.importorskip("riglstm.scan.fused.input_map")
-triton_launch = pytest.importorskip("riglstm.scan.fused.launch")
-triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
-triton_run = pytest.importorskip("riglstm.scan.fused.run")
-triton_back = pytest.importorskip("riglstm.scan.fused.back")
-common = pytest.importorskip("riglstm.scan.kernels.common")
-cell = pytest.importorskip("riglstm.scan.kernels.cell").cell
-tl, best, comparable = triton.language, common.best, common.comparable
+plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
+triton_launch = pytest.importorskip("riglstm.scan.triton.launch")
+forward = pytest.importorskip("riglstm.scan.triton.forward")
+backward = pytest.importorskip("riglstm.scan.triton.backward")
+common = pytest.importorskip("riglstm.scan.triton.kernels.common")
+tl, best, comparable, cell = triton.language, common.best, common.comparable, common.cell
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty", "many")]
 FLOAT = TOL[torch.float32]
@@ -66,10 +61,9 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is kept.
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
-    monkeypatch.setattr(triton_back, "plan_back", triton_back.plan_back.__wrapped__)
-    for module in (triton_tiles, triton_map):
-        monkeypatch.setattr(module, "FEW", 2)
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
+    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
+    monkeypatch.setattr(plan, "FEW", 2)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -79,14 +73,14 @@ def test_many_sequences_equal_the_reference(name: str) -> None:
 
 def test_tiles_may_be_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are not multiprocessors enough: four sequences at a time, eight warps."""
-    monkeypatch.setattr(triton_tiles, "_shorter", lambda B, tiles, device: None)
+    monkeypatch.setattr(plan, "_shorter", lambda B, tiles, device: None)
     p = clear_problem(**{**SMALL, **PROBLEMS["vectors of two pieces"], "reset": True})
     assert_equals_the_reference(p, "triton")
 
 
 @pytest.mark.usefixtures("tf32")
 def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place, name in ((triton_prepare, "forward_tiles"), (triton_back, "backward_tiles")):
+    for place, name in ((plan, "forward_tiles"), (backward, "backward_tiles")):
         tiles = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
     p = clear_problem(**{**SMALL, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
@@ -102,7 +96,7 @@ def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPat
 def bits(p: Problem) -> tuple[Tensor, Tensor]:
     """Who woke and what each cell took in, as the kernels write it."""
     given = (p.x, p.h, p.c, p.weights, p.sel, p.live, p.reset, torch.float32)
-    *_, saved, _ = triton_run.forward(*given, save=True, keep=True)
+    *_, saved = forward.forward(*given, save=True, keep=True)
     return saved.act, saved.bits
 
 
@@ -132,8 +126,8 @@ def test_nan_comes_first() -> None:
 
 def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    working, launch = triton_run.working, triton_launch.Launch.__call__
-    monkeypatch.setattr(triton_run, "working", lambda *a: made.append(working(*a)) or made[-1])
+    working, launch = forward.working, triton_launch.Launch.__call__
+    monkeypatch.setattr(forward, "working", lambda *a: made.append(working(*a)) or made[-1])
 
     def in_one(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
         """One program takes all sequences, one tile after another."""
@@ -208,39 +202,3 @@ def test_units_that_share_a_reciprocal_are_exact_however_large_and_keep_nan() ->
     assert off[:, known].max() <= 1e-6
     assert out[:, 1].isnan().tolist() == [False, False, True, False, False, True]
     assert out[[0, 4, 5], 2].isnan().all()
-
-
-@pytest.mark.parametrize("every", [1, 2, 7, 60, 64, 84, 108, 114, 128, 132, 142, 144, 148, 152])
-def test_programs_with_a_tile_are_spread_over_the_chip(
-    every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from riglstm.scan.fused import tiles
-
-    monkeypatch.setattr(tiles, "interpreted", lambda: False)
-    monkeypatch.setattr(tiles, "chip", lambda device: (every, 0))
-    how = tiles.spread(torch.device("cuda"))
-    assert how["EVERY"] == every
-    numbers = [p * how["STRIDE"] % every for p in range(every)]
-    assert sorted(numbers) == list(range(every))
-    # With tiles for two thirds of them, of any sixteen in a row no more than four fifths have one.
-    busy = [n < 2 * every / 3 for n in numbers]
-    assert all(sum(busy[i : i + 16]) < 13 for i in range(every - 15))
-
-
-@pytest.mark.parametrize(("every", "stride"), [(9, 4), (6, 5)])
-def test_however_programs_are_numbered_no_bit_changes(
-    every: int, stride: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = random_problem(seeded(0), **{**SMALL, **PROBLEMS["vectors of two pieces"], "B": 6})
-    p = p.to(torch.float32)
-    given = (p.x, p.h, p.c, p.weights, p.sel, p.live, p.reset, torch.float32)
-    seen = []
-    for count, step in ((1, 1), (every, stride)):
-        monkeypatch.setattr(
-            triton_prepare,
-            "spread",
-            lambda device, count=count, step=step: {"EVERY": count, "STRIDE": step},
-        )
-        seen.append(triton_run.forward(*given, save=False)[:3])
-    for one, other in zip(*seen, strict=True):
-        assert torch.equal(one, other)

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import Problem, clear_problem, outputs_and_gradients, random_problem, seeded
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 pytest.importorskip("triton")
-input_map = pytest.importorskip(
-    "riglstm.scan.fused.input_map", reason="the kernels are not in this copy"
-)
+plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
+forward = pytest.importorskip("riglstm.scan.triton.forward")
+backward = pytest.importorskip("riglstm.scan.triton.backward")
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,18 +48,15 @@ def mapped(
 
     Neither rows nor features nor columns fill their tiles, and views have gaps.
     """
-    from riglstm.scan.fused.launch import Layout
-    from riglstm.scan.fused.pack import Into, pack, packed
-    from riglstm.scan.fused.plan import sizes
-
-    w, z, R = p.weights, sizes(d, p.sel, True, product), x.shape[0] * B
-    of = input_map.map_of(z, D, CPU)
-    # Packing has no slots of the gates to pack, as that takes longer than all the rest.
-    W, w_unit, *rest = Layout(*packed(z, 128, z.S), *input_map.mapped(z, 1, R, of)).make(p.h)
-    made = input_map.Mapped(*rest)
-    pack(w, z, 128, Into(W, w_unit, None, 0, *input_map.to_pack(of, made)), first=z.S)
-    XH, unit = torch.full((R, z.S, P), 7.0, dtype=z.held), torch.full((R,), 7.0)
-    views = input_map.to_views(of, made, x, p.h, w, XH, unit, R)
+    T, w = x.shape[0], p.weights
+    R = T * B
+    made = plan.plan_forward(p.sel, B, d, CPU, product, plan.rounds(product), 2, D, False)
+    work = forward.working(T, B, made, p.h, keep=True, begun=True)
+    work.XH.fill_(7)
+    forward.pack(w, made, work, torch.empty_like(p.c), None, p.c)
+    views = forward.write_views(x, p.h, w, made, work)
+    XH = work.XH.flatten(0, 1)
+    views, unit = XH if views is work.XH else views, work.unit.flatten()
     want = x.view(R, D).double() @ w.W_in.double()
     want = want if w.b_in is None else want + w.b_in.double()
     return views, XH, unit, want.view(R, K, d)
@@ -74,11 +70,9 @@ def in_XH(XH: Tensor, unit: Tensor) -> Tensor:
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few sequences there are, they count as many; nothing is kept."""
-    for module in (input_map, pytest.importorskip("riglstm.scan.fused.tiles")):
-        monkeypatch.setattr(module, "FEW", 0)
-    for name, kept in (("run", "plan_of"), ("back", "plan_back")):
-        module = pytest.importorskip(f"riglstm.scan.fused.{name}")
-        monkeypatch.setattr(module, kept, getattr(module, kept).__wrapped__)
+    monkeypatch.setattr(plan, "FEW", 0)
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
+    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -186,8 +180,6 @@ def test_weights_may_be_of_another_dtype(product: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("precision_as_before")
 def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> None:
-    from riglstm.scan.fused.prepare import plan_of
-
     sel = problem().sel
     for product, precision, features, own in (
         (torch.bfloat16, "highest", 5, True),
@@ -201,8 +193,9 @@ def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> Non
         (torch.bfloat16, "highest", 2**31 // (K * P) + 1, False),
     ):
         torch.set_float32_matmul_precision(precision)
-        plan = plan_of.__wrapped__(sel, B, d, CPU, product, False, True, features, False, False)
-        assert (plan.map is not None) == own, (product, precision, features)
+        given = (sel, B, d, CPU, product, False, 2, features, False)
+        made = plan.plan_forward.__wrapped__(*given)
+        assert (made.map is not None) == own, (product, precision, features)
 
 
 @pytest.mark.usefixtures("many")
@@ -220,20 +213,18 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
     product: torch.dtype, kind: torch.dtype, idle: int, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By all programs, where there is none without a tile, or by those that have none."""
-    from riglstm.scan.fused import run
-
-    plan_of, plans = run.plan_of, []
+    plan_forward, plans = forward.plan_forward, []
 
     def with_more(*args: Any) -> Any:
-        plan = plan_of(*args)
-        plans.append(plan._replace(programs=plan.programs + idle))
+        made = plan_forward(*args)
+        plans.append(made._replace(programs=made.programs + idle))
         return plans[-1]
 
-    monkeypatch.setattr(run, "plan_of", with_more)
+    monkeypatch.setattr(forward, "plan_forward", with_more)
     p = random_problem(seeded(0), T=5, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
     p = replace(p, weights=p.weights._replace(b_in=normal(K * d) if bias else None))
     x = p.x.to(kind)
-    *_, saved, _ = run.forward(
+    *_, saved = forward.forward(
         x, p.h, p.c, p.weights, p.sel, None, None, product, save=True, keep=True
     )
     assert plans[0].inside
@@ -254,12 +245,10 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
 @pytest.mark.usefixtures("many")
 def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tiles of rows by three of columns, by programs without a tile or with an empty one."""
-    from riglstm.scan.fused import prepare, run
-
-    forward_tiles, plan_of = prepare.forward_tiles, run.plan_of
-    monkeypatch.setattr(prepare, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
-    plan = lambda *a: (p := plan_of(*a))._replace(programs=p.programs + 5)  # noqa: E731
-    monkeypatch.setattr(run, "plan_of", plan)
+    forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
+    monkeypatch.setattr(plan, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    more = lambda *a: (p := plan_forward(*a))._replace(programs=p.programs + 5)  # noqa: E731
+    monkeypatch.setattr(forward, "plan_forward", more)
     sizes = {"T": 2, "B": 37, "N": 4, "K": 3, "d": 50, "D": 260, "K_a": 1, "K_x": 1, "K_h": 0}
     p = random_problem(seeded(0), **sizes, soft_update=False).to(torch.float32)
     # In the first step three live, and cell 0 sleeps.
@@ -267,7 +256,7 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
     live = torch.ones(2, 37, dtype=torch.bool)
     live[0] = torch.isin(torch.arange(37), others[:3])
     given = (p.x, p.h, p.c, p.weights, p.sel, live, None, torch.bfloat16)
-    *_, saved, _ = run.forward(*given, save=True, keep=True)
+    *_, saved = forward.forward(*given, save=True, keep=True)
     x = p.x.flatten(0, 1)
     assert torch.equal(saved.x[:, :260], x.bfloat16())
     want = x.double() @ p.weights.W_in.double() + p.weights.b_in.double()
@@ -279,7 +268,7 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("T", "B", "programs", "save"),
     [
-        *((T, 5, None, save) for T in (2, 3, 5) for save in (True, False)),
+        *((2, 5, None, True), (3, 5, None, False), (5, 5, None, True)),
         (5, 40, 9, True),
         # Three parts and five tiles of the map: one program has no tile, or there are too few.
         *((4, 70, 6, False), (4, 70, 3, True)),
@@ -289,16 +278,14 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
     T: int, B: int, programs: int | None, save: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the views, and to what an input gives that comes rounded, of which nothing is kept."""
-    from riglstm.scan.fused import prepare, run
-
-    forward_tiles, plan_of = prepare.forward_tiles, run.plan_of
-    monkeypatch.setattr(prepare, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
-    plan = lambda *a: (p := plan_of(*a))._replace(programs=programs or p.programs)  # noqa: E731
-    monkeypatch.setattr(run, "plan_of", plan)
+    forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
+    monkeypatch.setattr(plan, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    more = lambda *a: (p := plan_forward(*a))._replace(programs=programs or p.programs)  # noqa: E731
+    monkeypatch.setattr(forward, "plan_forward", more)
     sizes = {"T": T, "B": B, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1, "K_h": 0}
     p = random_problem(seeded(0), **sizes, soft_update=False).to(torch.float32)
     given = (p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
-    *got, kept, _ = run.forward(p.x, *given, save=save, keep=True)
+    *got, kept = forward.forward(p.x, *given, save=save, keep=True)
     x = p.x.flatten(0, 1).bfloat16()
     assert torch.equal(kept.x, nn.functional.pad(x, (0, 3))) if save else not kept.x.numel()
     views = x.double() @ p.weights.W_in.bfloat16().double() + p.weights.b_in.double()
@@ -306,12 +293,12 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
     assert (error.norm(dim=1) < 2**-7 * views.norm(dim=1)).all()
     if B > 5:
         return  # the interpreter takes its time
-    *want, none, _ = run.forward(p.x.bfloat16(), *given, save=save, keep=True)
+    *want, none = forward.forward(p.x.bfloat16(), *given, save=save, keep=True)
     assert all(map(torch.equal, got, want))
     assert torch.equal(kept.XH[:, :, :K], none.XH[:, :, :K])
     if not save:
         # With nothing kept, other buffers lie behind the two steps that are rounded.
-        assert all(map(torch.equal, run.run(p.x, *given), run.run(p.x.bfloat16(), *given)))
+        assert all(map(torch.equal, forward.run(p.x, *given), forward.run(p.x.bfloat16(), *given)))
 
 
 @pytest.mark.usefixtures("many")
@@ -319,24 +306,22 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
 def test_the_first_two_steps_are_mapped_before(
     T: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from riglstm.scan.fused import prepare, run
+    launch = pytest.importorskip("riglstm.scan.triton.launch").Launch
+    call, firsts = launch.__call__, []
 
-    firsts = []
+    def spy(self: Any, grid: Any, arguments: Any) -> None:
+        if self.kernel.fn.__name__ == "map_kernel":
+            firsts.append(arguments[-1])
+        call(self, grid, arguments)
 
-    def to_views(*args: Any) -> Any:
-        firsts.append(args[-1])
-        return input_map.to_views(*args)
-
-    monkeypatch.setattr(prepare, "to_views", to_views)
+    monkeypatch.setattr(launch, "__call__", spy)
     p = random_problem(seeded(0), T=T, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
-    run.run(p.x, p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
+    forward.run(p.x, p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
     assert firsts == [rows]
 
 
 @pytest.mark.usefixtures("precision_as_before")
 def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> None:
-    from riglstm.scan.fused.plan import sizes
-    from riglstm.scan.fused.prepare import plan_of
 
     torch.set_float32_matmul_precision("high")
     most = 2 * (K + N) * P // 3
@@ -349,32 +334,25 @@ def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> No
         (torch.float32, 65, most, True, True, False),
         (torch.float32, 64, 5, True, False, False),
     ):
-        z = sizes(d, problem().sel, True, product)
-        assert (input_map.rounded(z, sequences, features, torch.float32, save) > 0) == kept
-        assert input_map.rounded(z, sequences, features, torch.bfloat16, save) == 0
-        plan = plan_of.__wrapped__(
-            *(problem().sel, sequences, d, CPU, product, True, True, features, False, save)
-        )
-        assert plan.inside == mapped
-    plan = plan_of.__wrapped__(problem().sel, 65, d, CPU, product, True, True, 5, True, False)
-    assert not plan.inside, "symbols bring their views"
+        z = plan.sizes(d, problem().sel, True, product)
+        assert (plan.rounded(z, sequences, features, torch.float32, save) > 0) == kept
+        assert plan.rounded(z, sequences, features, torch.bfloat16, save) == 0
+        given = (problem().sel, sequences, d, CPU, product, True, 2, features, save)
+        assert plan.plan_forward.__wrapped__(*given).inside == mapped
 
 
 def test_all_multiprocessors_run_where_the_kernel_maps_its_input(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from riglstm.scan.fused import prepare, tiles
-
-    for module in (prepare, tiles):
-        monkeypatch.setattr(module, "interpreted", lambda: False)
-    monkeypatch.setattr(tiles, "chip", lambda device: (132, 232_448))
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "chip", lambda device: (132, 232_448))
     sel = random_problem(seeded(0), T=1, B=1, N=6, K=6, d=100, D=600, K_a=4, K_x=4).sel
     for features, sequences, programs in (
         *((600, B, 132) for B in (65, 109, 512)),
         *((None, 65, 108), (None, 109, 109)),  # views as they come: tiles, or sequences
     ):
-        given = (sel, sequences, 100, CPU, torch.bfloat16, True, True, features, False, False)
-        assert prepare.plan_of.__wrapped__(*given).programs == programs
+        given = (sel, sequences, 100, CPU, torch.bfloat16, True, 2, features, False)
+        assert plan.plan_forward.__wrapped__(*given).programs == programs
 
 
 @pytest.mark.usefixtures("many")
@@ -397,28 +375,11 @@ def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: boo
     assert grads["x"].dtype == torch.float32
 
 
-@pytest.mark.usefixtures("many")
-def test_who_looks_at_operators_sees_the_same_of_it() -> None:
-    class Look(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    p = clear_problem(T=1, B=2, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1).to(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        want, want_grads = outputs_and_gradients(p, "triton")
-        with Look():
-            got, grads = outputs_and_gradients(p, "triton")
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
-
-
 @pytest.mark.parametrize("save", [False, True])
 def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save: bool) -> None:
-    from riglstm.scan.batched import flat
-    from riglstm.scan.fused import operators
+    from riglstm.scan.base import flat
+    from riglstm.scan.triton import autograd
 
     p = clear_problem(T=1, B=65, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     args = (p.x, p.h, p.c, *p.weights, None, None, *flat(p.sel), torch.bfloat16, save)
-    torch.library.opcheck(operators.forward, args, test_utils=("test_faketensor",))
+    torch.library.opcheck(autograd.forward, args, test_utils=("test_faketensor",))

@@ -21,13 +21,8 @@ from train_helpers import assert_same
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
 pytest.importorskip("triton")
-triton_plan = pytest.importorskip(
-    "riglstm.scan.fused.plan", reason="the kernels are not in this copy"
-)
-triton_tiles = pytest.importorskip("riglstm.scan.fused.tiles")
-triton_prepare = pytest.importorskip("riglstm.scan.fused.prepare")
-triton_run = pytest.importorskip("riglstm.scan.fused.run")
-triton_pack = pytest.importorskip("riglstm.scan.fused.pack")
+plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
+forward = pytest.importorskip("riglstm.scan.triton.forward")
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
 FLOAT = TOL[torch.float32]
@@ -46,7 +41,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the kernels that were launched."""
-    from riglstm.scan.fused.launch import Launch
+    from riglstm.scan.triton.launch import Launch
 
     names: list[str] = []
     run = Launch.__call__
@@ -61,8 +56,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, few sequences are computed as on a small GPU: with the kernel of tiles."""
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)  # nothing kept
-    monkeypatch.setattr(triton_prepare, "resident_tiles", lambda z, B, device: None)
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)  # nothing kept
+    monkeypatch.setattr(plan, "resident_tiles", lambda z, B, device: None)
 
 
 @pytest.mark.usefixtures("tf32")
@@ -76,11 +71,11 @@ def test_it_computes_what_the_kernel_of_tiles_computes(
     run = outputs_and_gradients if learns else lambda p, backend: (p.run(backend), {})
     got, grads = run(p, "triton")
     assert "resident_kernel" in launched
-    assert "forward_kernel" not in launched
+    assert "tiled_kernel" not in launched
     launched.clear()
     in_tiles(monkeypatch)
     want, want_grads = run(p, "triton")
-    assert "forward_kernel" in launched
+    assert "tiled_kernel" in launched
     assert "resident_kernel" not in launched
     assert torch.equal(got[3], want[3])
     for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
@@ -102,7 +97,7 @@ def test_it_computes_the_same_in_bfloat16(
     launched.clear()
     in_tiles(monkeypatch)
     want = run()
-    assert "forward_kernel" in launched
+    assert "tiled_kernel" in launched
     for one, other in zip(got, want, strict=True):
         assert_close(one, other, FLOAT.value)
 
@@ -110,13 +105,13 @@ def test_it_computes_the_same_in_bfloat16(
 @pytest.mark.usefixtures("tf32")
 def test_programs_that_have_no_tile_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     p = clear_problem(**{**SMALL, "T": 1}).to(torch.float32)
-    want, plan_of = p.run("triton"), triton_run.plan_of
+    want, plan_forward = p.run("triton"), forward.plan_forward
 
     def with_more(*args: Any, **options: Any) -> Any:
-        plan = plan_of(*args, **options)
-        return plan._replace(programs=plan.programs + 3)
+        made = plan_forward(*args, **options)
+        return made._replace(programs=made.programs + 3)
 
-    monkeypatch.setattr(triton_run, "plan_of", with_more)
+    monkeypatch.setattr(forward, "plan_forward", with_more)
     for one, other in zip(p.run("triton"), want, strict=True):
         assert torch.equal(one, other)
 
@@ -134,14 +129,14 @@ def test_programs_that_select_or_multiply_compute_as_those_that_do_both(
     apart: bool, rows: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = clear_problem(**{**SMALL, **more}).to(torch.float32)
-    want, tiles, seen = outputs_and_gradients(p, "triton"), triton_prepare.resident_tiles, []
+    want, tiles, seen = outputs_and_gradients(p, "triton"), plan.resident_tiles, []
 
     def others(*args: Any) -> dict[str, Any]:
         seen.append({**tiles(*args), "APART": apart, "RB": rows})
         return seen[-1]
 
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
-    monkeypatch.setattr(triton_prepare, "resident_tiles", others)
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
+    monkeypatch.setattr(plan, "resident_tiles", others)
     assert_same(outputs_and_gradients(p, "triton"), want)
     assert seen
 
@@ -156,32 +151,27 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     with torch.no_grad():
         p.weights.W_q.mul_(2.0**-20)  # in a unit of its own
     got = outputs_and_gradients(p, "triton")
-    z = triton_plan.Sizes(2, 2, 33, 40, 192, 5, *(torch.float16,) * 3)
-    assert triton_tiles.columns(z, 32, by_gate=True) == triton_tiles.columns(z, 32) - 1
-    apart = triton_tiles.columns
-    for module in (triton_tiles, triton_prepare, triton_pack):
+    z = plan.Sizes(2, 2, 33, 40, 192, 5, *(torch.float16,) * 3)
+    assert plan.columns(z, 32, by_gate=True) == plan.columns(z, 32) - 1
+    apart = plan.columns
+    for module in (plan, forward):
         monkeypatch.setattr(module, "columns", lambda z, BN, by_gate=False: apart(z, BN))
-    triton_pack._pack.cache_clear()
-    monkeypatch.setattr(triton_run, "plan_of", triton_run.plan_of.__wrapped__)
-    try:
-        assert_same(got, outputs_and_gradients(p, "triton"))
-    finally:
-        triton_pack._pack.cache_clear()
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
+    assert_same(got, outputs_and_gradients(p, "triton"))
 
 
 @pytest.mark.parametrize(("B", "programs"), [(1, 97), (33, 113), (64, 128)])
 def test_there_is_a_program_for_each_pair_of_sequences_and_each_tile(
     B: int, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (triton_tiles, triton_prepare):
-        monkeypatch.setattr(module, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_tiles, "chip", lambda device: (132, 232_448))
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "chip", lambda device: (132, 232_448))
     sel = Selection(6, 6, 4, 4, 4)
-    plan = triton_prepare.plan_of.__wrapped__(
-        *(sel, B, 100, torch.device("cuda"), torch.bfloat16, True, True, None, False, False)
+    made = plan.plan_forward.__wrapped__(
+        *(sel, B, 100, torch.device("cuda"), torch.bfloat16, True, 2, None, False)
     )
-    assert plan.tile["APART"]
-    assert plan.programs == programs
+    assert made.tile["APART"]
+    assert made.programs == programs
 
 
 @pytest.mark.parametrize(
@@ -198,12 +188,12 @@ def test_there_is_a_program_for_each_pair_of_sequences_and_each_tile(
 def test_programs_select_or_multiply_where_there_are_enough_of_them(
     N: int, d: int, multiprocessors: int, apart: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
-    b16, P = torch.bfloat16, triton_plan.aligned(d, torch.bfloat16)
-    z = triton_plan.Sizes(N, N, d, P, 5 * P, 5, b16, b16, b16)
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, 232_448))
+    b16, P = torch.bfloat16, plan.aligned(d, torch.bfloat16)
+    z = plan.Sizes(N, N, d, P, 5 * P, 5, b16, b16, b16)
     for B in (1, 64):
-        tile = triton_tiles.resident_tiles(z, B, torch.device("cuda"))
+        tile = plan.resident_tiles(z, B, torch.device("cuda"))
         assert (tile["APART"], tile["RB"]) == (apart, rows)
         assert not apart or N * tile["TILES"] + -(-64 // rows) <= multiprocessors
 
@@ -221,19 +211,19 @@ def test_programs_select_or_multiply_where_there_are_enough_of_them(
 def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
     held: torch.dtype, B: int, multiprocessors: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_tiles, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_tiles, "chip", lambda device: (multiprocessors, 232_448))
-    z = triton_plan.Sizes(6, 6, 100, 104, 512, 5, torch.float32, held, held)
-    assert (triton_tiles.resident_tiles(z, B, torch.device("cuda")) is not None) == kept
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, 232_448))
+    z = plan.Sizes(6, 6, 100, 104, 512, 5, torch.float32, held, held)
+    assert (plan.resident_tiles(z, B, torch.device("cuda")) is not None) == kept
 
 
 def test_both_counters_are_there_and_set_to_zero() -> None:
-    from riglstm.scan.kernels.common import LINE
+    from riglstm.scan.triton.kernels.common import LINE
 
     p = clear_problem(**SMALL).to(torch.float32)
-    plan = triton_prepare.plan_of(
-        *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, True, None, False, False)
+    made = plan.plan_forward(
+        *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, 2, None, False)
     )
-    assert plan.by_gate
-    work = triton_prepare.working(3, 2, plan, p.h, keep=False, begun=False)
+    assert made.by_gate
+    work = forward.working(3, 2, made, p.h, keep=False, begun=False)
     assert min(work.counter.numel(), work.zeros) > LINE

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from riglstm import checks, straight
+from riglstm import checks
 from riglstm.cell import Weights
 from riglstm.parameters import (
     NAMES,
@@ -22,7 +22,15 @@ from riglstm.parameters import (
     to_paper,
     weights_of,
 )
-from riglstm.scan import Backend, BackendError, check_possible, reference, resolve, scan
+from riglstm.scan import (
+    Backend,
+    BackendError,
+    check_possible,
+    reference,
+    repeatable,
+    resolve,
+    scan,
+)
 from riglstm.selection import (
     CELL_RULES,
     SLOT_RULES,
@@ -251,8 +259,10 @@ class RigLSTM(nn.Module):
         mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, State]:
         """See the class."""
-        if type(self) is RigLSTM and reset is None and mask is None and straight.may_be(input):
-            return straight.call(self, input, hx)
+        if type(self) is RigLSTM and reset is None and mask is None and repeatable(input):
+            from riglstm.scan.triton import launch_cache
+
+            return launch_cache.call(self, input, hx)  # type: ignore[no-any-return]
         return self._in_full(input, hx, reset, mask)
 
     def _in_full(

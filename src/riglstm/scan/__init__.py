@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -94,6 +94,20 @@ def _no_triton(device: torch.device) -> str | None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return None
     return f"a CUDA device, got {device.type!r}"
+
+
+def repeatable(input: Any) -> TypeGuard[Tensor]:
+    """True for an eager call on a GPU without gradients, whose launches may be cached.
+
+    Every call of a layer asks, so that it takes no time on a CPU.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(input) is Tensor
+        and input.is_cuda
+        and not torch.is_grad_enabled()
+        and _no_triton(input.device) is None
+    )
 
 
 def scan(

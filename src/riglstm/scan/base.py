@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from riglstm.selection import Noise, Selection
 from riglstm.tracing import tracing
 
 State: TypeAlias = tuple[Tensor, Tensor]
+Rules: TypeAlias = tuple[int, int, int, int, int, str, str, str, float]
 Extra = TypeVar("Extra")
 
 
@@ -45,6 +46,38 @@ def of_shape(own: Tensor, *shape: int) -> Tensor:
     To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
     """
     return cast(Tensor, torch.ops.aten._unsafe_view.default(own, shape))
+
+
+def flat(sel: Selection) -> Rules:
+    """A selection as arguments of an operator, which takes no objects."""
+    return (
+        *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
+        *(sel.cells, sel.views, sel.peers),
+        sel.update_scale,
+    )
+
+
+def asked(
+    x: Tensor | None, weights: Iterable[Tensor | None], for_input: bool, for_gates: bool
+) -> list[Tensor | None]:
+    """What belongs to x and each weight, None for what is not asked for or does not exist."""
+    W_in, b_in, *gates = weights
+    inputs: list[Tensor | None] = [x, W_in, b_in] if for_input else [None] * 3
+    return inputs + (gates if for_gates else [None] * 4)
+
+
+def needed(ctx: Any) -> tuple[bool, bool]:
+    """Whether a gradient is asked for of x, W_in or b_in, and of any other weight."""
+    x, _, _, W_in, b_in, *gates = ctx.needs_input_grad[:9]
+    return x or W_in or b_in, any(gates)
+
+
+def handed_out(
+    out: Iterable[Tensor], x: Tensor, weights: Sequence[Tensor | None], *wanted: bool
+) -> list[Tensor | None]:
+    """Gradients of x and each weight, from those alone that an operator gave."""
+    given = iter(out)
+    return [None if t is None else next(given) for t in asked(x, weights, *wanted)]
 
 
 class Scan(Protocol):

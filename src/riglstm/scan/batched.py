@@ -6,7 +6,6 @@ compiles at once and its data-dependent row counts stay out of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +14,12 @@ from torch import Tensor
 from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
 from riglstm.scan import dense
-from riglstm.scan.base import begin, learns
+from riglstm.scan.base import asked, begin, flat, handed_out, learns, needed
 from riglstm.scan.batched_backward import backward
 from riglstm.scan.batched_forward import Saved, empty_saved, forward
 from riglstm.scan.rows import some_idle
 from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_transforms
 from riglstm.selection import Noise, Selection
-
-Rules = tuple[int, int, int, int, int, str, str, str, float]
 
 
 def scan(
@@ -44,15 +41,6 @@ def scan(
         x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, save
     )
     return y, (h, c), active
-
-
-def flat(sel: Selection) -> Rules:
-    """A selection as arguments of an operator, which takes no objects."""
-    return (
-        *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
-        *(sel.cells, sel.views, sel.peers),
-        sel.update_scale,
-    )
 
 
 @torch.library.custom_op("riglstm::batched_forward", mutates_args=())
@@ -161,29 +149,6 @@ def _backward(
         )
     wanted = asked(dx, grads, for_input, for_gates)
     return [dh, dc, *(g for g in wanted if g is not None)]
-
-
-def asked(
-    x: Tensor | None, weights: Iterable[Tensor | None], for_input: bool, for_gates: bool
-) -> list[Tensor | None]:
-    """What belongs to x and each weight, None for what is not asked for or does not exist."""
-    W_in, b_in, *gates = weights
-    inputs: list[Tensor | None] = [x, W_in, b_in] if for_input else [None] * 3
-    return inputs + (gates if for_gates else [None] * 4)
-
-
-def needed(ctx: Any) -> tuple[bool, bool]:
-    """Whether a gradient is asked for of x, W_in or b_in, and of any other weight."""
-    x, _, _, W_in, b_in, *gates = ctx.needs_input_grad[:9]
-    return x or W_in or b_in, any(gates)
-
-
-def handed_out(
-    out: Iterable[Tensor], x: Tensor, weights: Sequence[Tensor | None], *wanted: bool
-) -> list[Tensor | None]:
-    """Gradients of x and each weight, from those alone that an operator gave."""
-    given = iter(out)
-    return [None if t is None else next(given) for t in asked(x, weights, *wanted)]
 
 
 @_backward.register_fake

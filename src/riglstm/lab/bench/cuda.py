@@ -12,16 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from riglstm.lab.bench.contestants import WORK, Call, Contestant, in_mode
+from riglstm.lab.bench.contestants import WORK, Contestant, in_mode
 from riglstm.lab.bench.tables import Section
 from riglstm.lab.bench.timing import Job, compare
 from riglstm.layer import RigLSTM
-from riglstm.scan import State
-from riglstm.symbols import run_symbols
 
 INPUTS = 4
 """Inputs that a job takes in turn, so that none stays in the cache."""
@@ -68,57 +65,6 @@ def sections(quick: bool, rounds: int) -> list[Section]:
             kinds = dict.fromkeys((c.parameters[0].dtype, width) for c, width in who)
             inputs = {kind: _inputs(size, *kind) for kind in kinds}
             made += [_section(size, precision, work, who, inputs, rounds) for work in size.work]
-    return made + symbol_sections(quick, rounds)
-
-
-def _on_symbols(layer: RigLSTM, table: Tensor) -> Call:
-    def call(ids: Tensor, hx: State | None) -> tuple[Tensor, State]:
-        return run_symbols(layer, ids, table, hx)
-
-    return call
-
-
-def _on_vectors(layer: RigLSTM, table: Tensor) -> Call:
-    def call(ids: Tensor, hx: State | None) -> tuple[Tensor, State]:
-        return layer(F.embedding(ids, table), hx)  # type: ignore[no-any-return]
-
-    return call
-
-
-def symbol_sections(quick: bool, rounds: int, device: str = "cuda") -> list[Section]:
-    """Inference on symbols of which there are two, the input side once for each, ours and cuDNN's.
-
-    For nn.LSTM that is a layer on one-hot vectors, whose weights are those of the symbols. Beside
-    them our layer as ever, on the same symbols' vectors, from which ours on symbols may differ by
-    rounding only; where a choice was close, that can be much, so any difference is just reported.
-    """
-    V, size = 2, QUICK_SIZES[0] if quick else Size(6, 100, 64, 196)
-    made, H = [], size.N * size.d
-    for precision in PRECISIONS[:2]:
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        lstm = in_one_piece(nn.LSTM(V, H, device=device, dtype=dtype))
-        ours = RigLSTM(H, H, num_cells=size.N, backend="triton", device=device)
-        table, weights = torch.randn(V, H, device=device), tuple(ours.parameters())
-        ids = [torch.randint(V, (size.T, size.B), device=device) for _ in range(INPUTS)]
-        hot = [F.one_hot(i, V).to(dtype) for i in ids]
-        vectors = Contestant("RigLSTM, vectors", _on_vectors(ours, table), weights)
-        who = [
-            (Contestant("nn.LSTM, one-hot", lstm, tuple(lstm.parameters()), False), hot),
-            (Contestant("RigLSTM, symbols", _on_symbols(ours, table), weights), ids),
-            (vectors, ids),
-        ]
-        jobs = [
-            Job(c.name, _in_turn(c, precision, "inference", xs), size.T, c.ours) for c, xs in who
-        ]
-        name = f"two symbols: N = K = {size.N}, d = {size.d}, B = {size.B}, T = {size.T}"
-        made.append(
-            Section(
-                *(name, f"inference, {precision}", size.B, jobs, ["nn.LSTM, one-hot"], rounds),
-                # Its first call takes the same input as the first of each job.
-                expected=_in_turn(vectors, precision, "inference", ids),
-                tolerance=math.inf,
-            )
-        )
     return made
 
 

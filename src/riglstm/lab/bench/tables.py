@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from riglstm.lab.bench.contestants import REFERENCE, Contestant, job
-from riglstm.lab.bench.timing import TOLERANCE, Job, Meter, Spread, Timing, measure, runs, spread
+from riglstm.lab.bench.timing import Job, Meter, Spread, Timing, measure, runs, spread
 
 
 class Section(NamedTuple):
@@ -23,7 +23,6 @@ class Section(NamedTuple):
     """Names of jobs; ratios are to the fastest of them."""
     rounds: int
     expected: Callable[[], tuple[Tensor, ...]] | None = None
-    tolerance: float = TOLERANCE
 
     @property
     def runs(self) -> int:
@@ -86,7 +85,6 @@ def rows(section: Section, meter: Meter, tick: Callable[[str], None]) -> list[Ro
         meter,
         rounds=section.rounds,
         expected=section.expected,
-        tolerance=section.tolerance,
         tick=tick,
     )
     pairs = list(zip(section.jobs, timings, strict=True))

@@ -145,7 +145,6 @@ def measure(
     *,
     rounds: int,
     expected: Callable[[], tuple[Tensor, ...]] | None = None,
-    tolerance: float = TOLERANCE,
     tick: Callable[[str], None] = lambda name: None,
 ) -> list[Timing]:
     """Compare our jobs with what is expected, measure memory, then time all that agree.
@@ -160,7 +159,7 @@ def measure(
         if want is not None:
             tick(job.name)
             got = job.run()
-            check = compare(got, want, tolerance) if job.ours else None
+            check = compare(got, want) if job.ours else None
         tick(job.name)
         peaks.append(meter.peak_bytes(job.run))
         checks.append(check)

@@ -196,7 +196,7 @@ def headline(machine: Mapping[str, Any], commit: str | None, rounds: int) -> str
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Versions, processor, threads, load, whether calls are replayed: what the figures hold for."""
+    """Versions, processor, threads and load: what the figures hold for."""
     return {
         "riglstm": __version__,
         "torch": torch.__version__,
@@ -204,18 +204,8 @@ def describe(device: str) -> dict[str, Any]:
         "device": device if device == "cpu" else device_name(torch.device(device)),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
-        "replay": device != "cpu" and _replays(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0,
     }
-
-
-def _replays() -> bool:
-    """Whether calls without gradients are replayed."""
-    try:
-        from riglstm.scan.fused.replay import ON
-    except ImportError:  # neither Triton nor, then, a call of its kernels
-        return False
-    return ON
 
 
 def _processor() -> str:

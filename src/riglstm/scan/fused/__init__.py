@@ -1,1 +1,0 @@
-"""The host's side of the `triton` backend: sizes, buffers, launches, gradients, replays."""

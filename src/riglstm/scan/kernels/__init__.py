@@ -1,1 +1,0 @@
-"""The kernels of the `triton` backend, in Triton's language."""

@@ -1,0 +1,316 @@
+"""Launches of the forward pass: packing, the map to views, and the kernel.
+
+Shapes as in `plan.py`; R = T · B rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.scan.triton.kernels.common import LINE, interpreted
+from riglstm.scan.triton.launch import Argument, Buffer, Layout
+from riglstm.scan.triton.plan import (
+    ForwardPlan,
+    Saved,
+    aligned,
+    columns,
+    empty_saved,
+    empty_unit,
+    plan_forward,
+    rounded,
+    rounds,
+)
+from riglstm.selection import Selection
+
+Memory: TypeAlias = Tensor | Buffer
+
+
+class Passing(NamedTuple):
+    """`Saved` for a call without a backward pass: buffers that only kernels see, and woke."""
+
+    XH: Memory
+    woke: Tensor
+    act: Memory
+    bits: Memory
+    gates: Memory
+    c: Memory
+    a: Memory
+    unit: Memory
+
+
+class Working(NamedTuple):
+    """What a call works with, all of it unwritten."""
+
+    XH: Memory
+    unit: Memory
+    passing: Passing | None
+    """The rest of it, but where it is kept: that is made after the map is launched."""
+    zeros: int
+    """Integers from the counter on that must be zero: the counts lie behind it."""
+    W: Memory
+    """(N, tiles, BN, S·P): the weights of the gates, as tiles read them."""
+    w_unit: Memory
+    """(N, tiles, BN): the scale factor of each column."""
+    proposal: Memory
+    """(1 or 2, B, N, d): h~, and W_q Q."""
+    counter: Memory
+    """Of the kernel's barrier, and a line of memory behind it a second one: of another barrier, or
+    of tiles that are about to end."""
+    counts: Memory
+    """(T, N): how many a list of the step has; empty where there are no lists."""
+    listed: Memory
+    """(2, N, B, 2): for tiles of rows that are awake a sequence, and what its cell takes in; one
+    for even steps, and one for odd ones."""
+    zero: Memory
+    """A state to begin from, where none is given."""
+    lines: Memory
+    """(D, K·P): W_in for the map to views."""
+    sizes: Memory
+    """(D,): the power of two at or below the largest number of a line; for TF32 in halves."""
+    x: Memory
+    """(R, width): the input in halves. In bfloat16 what the tiled kernel rounds of it before it
+    maps it, (2 B, width): of two steps."""
+    x_size: Memory
+    """(R,): what a row of x is to be multiplied by; for TF32 in halves."""
+    views: Memory
+    """(R, K, P) float32, which scores read; for TF32 in halves."""
+
+
+def working(T: int, B: int, plan: ForwardPlan, like: Tensor, keep: bool, begun: bool) -> Working:
+    """Buffers of one call; of those that it is to keep, the ones that the map writes to."""
+    if (known := plan.layouts.get((T, keep, begun))) is None:
+        if len(plan.layouts) >= 16:
+            plan.layouts.clear()
+        known = plan.layouts[T, keep, begun] = _layout(T, B, plan, keep, begun)
+    (layout, zeros), z = known, plan.z
+    *made, act, bits, unit, XH = layout.make(like)
+    if keep or plan.direct:
+        XH = like.new_empty(T, B, z.S, z.P, dtype=z.held)
+    if keep:
+        unit = empty_unit(T, B, z, like)
+        return Working(XH, unit, None, zeros, *made)
+    woke = like.new_empty(T, B, z.N, dtype=torch.bool)
+    # Gates, c and a are neither written nor read then: any address will do.
+    passing = Passing(XH, woke, act, bits, XH, XH, XH, unit)
+    return Working(XH, unit, passing, zeros, *made)
+
+
+def _layout(T: int, B: int, plan: ForwardPlan, keep: bool, begun: bool) -> tuple[Layout, int]:
+    """Buffers of one call, and how many integers from its counter on must be zero."""
+    z, of, BN, int32, float32 = plan.z, plan.map, plan.tile["BN"], torch.int32, torch.float32
+    tiles = (z.N, columns(z, BN, plan.by_gate), BN)
+    listed, passing = B if plan.tile.get("COMPACT") else 0, 0 if keep else T
+    zero = [(int32, (2 * LINE,)), (int32, (T if listed else 0, z.N))]
+    D = 0 if of is None else of.D
+    halved = T * B if of and of.halving else 0
+    rows = halved or (2 * B if plan.inside else 0)
+    wanted = [
+        (z.held, (*tiles, z.S * z.P)), (float32, tiles), (float32, (z.G - 3, B, z.N, z.d)), *zero,
+        (int32, (2, z.N, listed, 2)), (float32, (0 if begun else B, z.N, z.d)),
+        (z.held, (D, z.K * z.P)), (float32, (D if halved else 0,)),
+        (z.held, (rows, aligned(D, z.held))), (float32, (halved,)), (float32, (halved, z.K, z.P)),
+        (int32, (passing, B)), (int32, (passing, B, z.N)), (float32, (passing, B)),
+        (z.held, (0 if plan.direct else passing, B, z.S, z.P)),
+    ]  # fmt: skip
+    return Layout(*wanted), Layout(*zero).size // 4
+
+
+def pack(
+    weights: Weights, plan: ForwardPlan, work: Working, c: Tensor, h: Argument, c_0: Argument
+) -> None:
+    """Pack the weights for the forward kernel and the map, in the first launch of a call.
+
+    It also writes what else there is to write, which saves launches: zeros to the counters and to
+    h (B, N, d), if there is one, and to c a copy of c_0, or zeros.
+    """
+    W, W_q, of = weights.W, weights.W_q, plan.map
+    arguments = (
+        W, W if W_q is None else W_q, None if of is None else weights.W_in, c_0, work.W,
+        work.w_unit if plan.z.held == torch.float16 else None, None if of is None else work.lines,
+        None if of is None or of.halving is None else work.sizes, work.counter, c, h, work.zeros,
+        c.numel(),
+    )  # fmt: skip
+    plan.pack((plan.pack_programs,), arguments)
+
+
+def write_views(
+    x: Tensor, h: Tensor | None, weights: Weights, plan: ForwardPlan, work: Working
+) -> Memory:
+    """Write the views of x (T, B, D) to XH, and each row's unit; where scores find the views.
+
+    Where the kernel maps its input, those of the first two steps alone. h is the state that is
+    given, if any.
+    """
+    T, B, D = x.shape
+    z, of, XH, R = plan.z, plan.map, work.XH, T * B
+    if of is not None:
+        first, bias = min(2, T) * B if plan.inside else R, weights.b_in
+        grid = (of.columns * -(-first // of.rows),)
+        if of.halving is None:
+            of.run(grid, (x, None, work.lines, bias, XH, None, None, first))
+            return XH
+        rows = (x, work.sizes, bias, h, work.x, work.x_size, work.unit, B, R)
+        of.halving.run((-(-R // of.halving.rows),), rows)
+        of.run(grid, (work.x, work.x_size, work.lines, bias, XH, work.unit, work.views, first))
+        return work.views
+    views = x
+    if weights.W_in is not None:
+        x, W = _as(z.dtype, x.view(R, D)), _as(z.dtype, weights.W_in)
+        where = None
+        if plan.direct:
+            assert isinstance(XH, Tensor)
+            where = XH.view(R, z.S * z.P)[:, : z.K * z.d]
+        if weights.b_in is None:
+            views = torch.mm(x, W, out=where)
+        else:
+            views = torch.addmm(_as(z.dtype, weights.b_in), x, W, out=where)
+        if where is not None:
+            return XH
+    unit = work.unit if z.held == torch.float16 else None
+    plan.hold((R,), (views, work.zero if h is None else h, XH, unit, B))
+    return views
+
+
+def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
+    """t in a dtype; torch takes its time to find that it is of it already."""
+    return t if t.dtype == dtype else t.to(dtype)
+
+
+def plain(t: Tensor) -> Tensor:
+    """t as kernels read it: without gaps in memory, and with no sign that torch keeps apart."""
+    t = t.contiguous()
+    return t.resolve_neg() if t.is_neg() else t
+
+
+def whole(weights: Weights) -> Weights:
+    """Weights as kernels read them."""
+    for w in weights:
+        if w is not None and (not w.is_contiguous() or w.is_neg()):
+            return Weights(*(None if w is None else plain(w) for w in weights))  # type: ignore[arg-type]
+    return weights
+
+
+def run(
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y (T, B, N, d), final h and c, and who woke: `on_device`, with nothing kept."""
+    given = (x, h, c, weights, sel, live, reset, product)
+    y, h, c, held = on_device(*given, save=False, keep=False)
+    return y, h, c, held.woke
+
+
+def on_device(
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
+    """`forward` on the tensors' device, with tensors that lie in memory as the kernels want them.
+
+    The final h is a tensor of its own. Nothing here may be recorded for gradients.
+    """
+    W = weights.W
+    if W.is_cuda and W.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(W):
+            return on_device(x, h, c, weights, sel, live, reset, product, save, keep)
+    h, c = None if h is None else plain(h), None if c is None else plain(c)
+    live = None if live is None else live.contiguous()
+    reset = None if reset is None else reset.contiguous()
+    given = (plain(x), h, c, whole(weights), sel, live, reset, product)
+    y, h, c, held = forward(*given, save, keep)
+    return y, h.clone(), c, held
+
+
+def forward(
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
+    """y (T, B, N, d), the final h, which is a part of y, and c, and what kernels left.
+
+    Without h and c they are zero. What is left is `Saved` if it is to be kept; with `save` it is
+    all that a backward pass needs, and otherwise some of it is empty.
+    """
+    like = weights.W if h is None else h
+    T, B, _ = x.shape
+    N, d, W_q = sel.N, weights.W.shape[2] // 4, weights.W_q
+    D = None if weights.W_in is None else weights.W_in.shape[0]
+    plan = plan_forward(
+        *(sel, B, d, like.device, product, rounds(product)),
+        *(0 if W_q is None else W_q.dim(), D, save),
+    )
+    z, tile = plan.z, plan.tile
+    work = working(T, B, plan, like, keep, h is not None)
+    proposal = work.proposal
+    if isinstance(proposal, Tensor):
+        # In the interpreter, which warns of what a compiled kernel loads and throws away.
+        proposal.zero_()
+    c_n, h0 = like.new_empty(B, N, d), work.zero if h is None else h
+    # What is launched early the GPU does while the host goes on: until the forward kernel is
+    # launched, the host is what a call waits for.
+    pack(weights, plan, work, c_n, work.zero if h is None else None, c)
+    X = write_views(x, h, weights, plan, work)
+    held: Saved | Passing | None = work.passing
+    if held is None:
+        # Of the input, numbers of a row that are kept.
+        width = rounded(z, B, D, x.dtype, save) if D else 0
+        low = like.new_empty(T * B, width, dtype=z.held) if width else None
+        assert isinstance(work.XH, Tensor)
+        assert isinstance(work.unit, Tensor)
+        held = empty_saved(T, B, z, like, save, work.XH, work.unit, low)
+    bias = like.new_zeros(N, 4 * d) if weights.b is None else weights.b
+    y = like.new_empty(T, B, N, d)
+    x_unit, w_unit = (held.unit, work.w_unit) if z.held == torch.float16 else (None, None)
+    # The resident kernel maps nothing.
+    source: tuple[Argument, ...] = () if plan.by_gate else (*(None,) * 5, T)
+    if plan.inside and plan.map is not None:
+        assert keep or not save, "the kernel keeps all steps of what it rounds"
+        kept = held.x if isinstance(held, Saved) and held.x.numel() else work.x
+        halves, same = plan.map.halving is not None, x.dtype == work.lines.dtype
+        of_input = (work.x, work.x_size) if halves else (x, None)
+        source = (*of_input, work.lines, weights.b_in, None if halves or same else kept, T)
+
+    def run(phase: int, programs: int, t0: int, t1: int) -> None:
+        arguments = (
+            h0, c_n, X, held.XH, x_unit, work.W, w_unit, bias, weights.update_bias, live, reset, y,
+            proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a, work.listed,
+            work.counts, work.counter, *source, B, t0, t1,
+        )  # fmt: skip
+        plan.phases[phase]((programs,), arguments)
+
+    if interpreted() and tile.get("APART"):
+        for t in range(T):
+            run(7, plan.programs, t, t + 1)
+        run(8, plan.programs, T, T)
+    elif interpreted():
+        for t in range(T):
+            run(1, -(-B // tile["RB"]), t, t + 1)
+            run(2, plan.programs, t, t + 1)
+        run(8, B, T, T)
+    else:
+        run(15, plan.programs, 0, T)
+    return y, y[-1], c_n, held

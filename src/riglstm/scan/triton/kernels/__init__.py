@@ -1,0 +1,1 @@
+"""Everything of the `triton` backend that is written in the language of Triton."""

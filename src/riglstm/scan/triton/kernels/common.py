@@ -1,0 +1,396 @@
+"""What the kernels share: barriers, scale factors, ranks, arithmetic, tile layout, vector tiles.
+
+Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots that a cell chooses from,
+BM sequences by BN columns in a tile, RB sequences at a time in the row-wise half of a step.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+KNOWN = triton.__version__.startswith(("3.6.", "3.9."))
+"""True for versions of Triton whose `run` of a compiled kernel takes addresses, as `Launch` gives
+them, and in which a thread holds fours of what is loaded, which `polling.py` relies on."""
+SLOTS = 8
+"""Most cells, and most views: lines of a vector tile, and warps of the resident kernel."""
+LINE = 32
+"""Integers in a cache line. Counters that are polled lie in lines of their own."""
+FRESH = 16
+"""The bit of a row's `act` that says that the state was reset before the step."""
+
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Read once, as the decorators below do."""
+_SLOTS = tl.constexpr(SLOTS)
+_LINE = tl.constexpr(LINE)
+_FRESH = tl.constexpr(FRESH)
+# Half a minute; `spin` has the number, too.
+_SPINS = tl.constexpr(1 << 26)
+# Their differences are finite.
+_MOST = tl.constexpr(1.7e38)
+_LESS = tl.constexpr(1.6e38)
+
+
+@triton.jit
+def spin(counter, target):
+    """Read the counter until it is `target`, and see everything that was written before that.
+
+    It is the difference that counts, as both may have begun anew beyond 32 bits.
+
+    One thread of a program does so, and the others go on at once: were all warps to ask for the
+    same address over and over, those who come would wait in line behind them. It is one piece of
+    assembly, as a loop of Triton's is one of all threads.
+
+    After many seconds it ends the kernel in an error that the next call of CUDA reports. That is a
+    trap, no assertion: a call out of the kernel makes ptxas run matrix products one after another.
+    """
+    tl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred done;
+        .reg .u32 thread, spins;
+        .reg .s32 now;
+        mov.u32 $0, 0;
+        mov.u32 thread, %tid.x;
+        setp.ne.u32 done, thread, 0;
+        @done bra END;
+        mov.u32 spins, 0;
+        AGAIN:
+        ld.acquire.gpu.global.s32 now, [$1];
+        sub.s32 now, now, $2;
+        setp.ge.s32 done, now, 0;
+        @done bra END;
+        add.u32 spins, spins, 1;
+        setp.lt.u32 done, spins, 0x4000000;
+        @done bra AGAIN;
+        trap;
+        END:
+        }
+        """,
+        "=&r,l,r",
+        [counter.to(tl.int64, bitcast=True), target],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _at_address(how: tl.constexpr, at):
+    """Run a piece of assembly on addresses, each time that it is reached."""
+    at = at.to(tl.int64, bitcast=True)
+    return tl.inline_asm_elementwise(how, "=r,l", [at], tl.int32, False, 1)
+
+
+@triton.jit
+def arrive(counter):
+    """Arrive at the barrier, with everything before it written.
+
+    In the interpreter programs run one after another, and barriers do nothing.
+    """
+    if not _INTERPRETED:
+        tl.debug_barrier()
+        tl.atomic_add(counter, 1, sem="release", scope="gpu")
+
+
+@triton.jit
+def wait(counter, target):
+    """Wait until the counter, which only grows, reaches `target`.
+
+    The thread that reads does so by an acquire, which also empties the multiprocessor's first-level
+    cache, and the others wait for it: what they load afterwards is what others wrote before.
+
+    The launch is cooperative, so every program runs; should one still be missing after many
+    seconds, the kernel ends in an error and not in a hang.
+    """
+    if not _INTERPRETED:
+        spin(counter, target)
+        tl.debug_barrier()
+
+
+@triton.jit
+def wait_each(counter, target):
+    """As `wait`, but every thread reads: quicker in a kernel that has no registers to spare."""
+    if not _INTERPRETED:
+        spins = 0
+        while _at_address("ld.acquire.gpu.global.s32 $0, [$1];", counter) - target < 0:
+            spins += 1
+            if spins > _SPINS:
+                tl.inline_asm_elementwise(
+                    "trap; mov.u32 $0, $1;", "=r,r", [spins], tl.int32, False, 1
+                )
+        tl.debug_barrier()
+
+
+@triton.jit
+def grid_barrier(counter, target):
+    """Wait until all programs are here."""
+    arrive(counter)
+    wait(counter, target)
+
+
+@triton.jit
+def fetch(start, many, p, programs):
+    """Prefetch `many` numbers from `start` on to L2, shared among these programs."""
+    LANES: tl.constexpr = 128
+    PER: tl.constexpr = 1024 // start.dtype.element_ty.primitive_bitwidth  # in a line of memory
+    if not _INTERPRETED:
+        for first in tl.range(p * LANES, tl.cdiv(many, PER), programs * LANES, num_stages=1):
+            at = start + tl.minimum((first + tl.arange(0, LANES)) * PER, many - 1)
+            _at_address("prefetch.global.L2 [$1]; mov.u32 $0, 0;", at)
+
+
+@triton.jit
+def unit_of(largest):
+    """A power of two in which the largest number is between 2^14 and 2^15: float16 ends at 2^16.
+
+    Up there it keeps all ten bits of numbers 2^28 times smaller. Zero, where the largest is below
+    2^-80; one, where it is above 2^80, infinite or NaN.
+    """
+    exponent = (largest.to(tl.int32, bitcast=True) & 0x7F800000) - (14 << 23)
+    exponent = tl.where(exponent > (193 << 23), 127 << 23, exponent)
+    return tl.where(exponent < (33 << 23), 0, exponent).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def power_below(largest):
+    """The power of two at or below a number, and one over it: both normal, and so never zero."""
+    exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    exponent = tl.minimum(tl.maximum(exponent, 1 << 23), 253 << 23)
+    return exponent.to(tl.float32, bitcast=True), ((254 << 23) - exponent).to(
+        tl.float32, bitcast=True
+    )
+
+
+@triton.jit
+def to_nearest(x, kind: tl.constexpr):
+    """Numbers in another dtype, the nearest there is, by way of float32."""
+    if x.dtype != kind:
+        x = x.to(tl.float32)
+    if _INTERPRETED and kind == tl.bfloat16 and x.dtype == tl.float32:
+        # The interpreter would cut off what a compiled kernel rounds.
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(kind)
+
+
+@triton.jit
+def comparable(s):
+    """Scores for `best`: NaN comes first (P13), -0 is 0, and all that is near overflow ties."""
+    return tl.where(s != s, _MOST, tl.minimum(tl.maximum(s, -_LESS), _LESS) + 0.0)
+
+
+@triton.jit
+def _sign(x):
+    """-1 where x is below zero, and 0 elsewhere."""
+    x = x.to(tl.int32, bitcast=True)
+    if _INTERPRETED:
+        return x >> 31
+    # The compiler would make a comparison of a mere shift.
+    return tl.inline_asm_elementwise("shr.s32 $0, $1, 31;", "=r,r", [x], tl.int32, True, 1)
+
+
+@triton.jit
+def best(keys, k: tl.constexpr, n: tl.constexpr):
+    """A bit for each of the k > 0 largest of n keys; of equals, the lower index (P4).
+
+    Four bits of a whole number count how many are ahead of a key.
+    """
+    ranks = tl.zeros_like(keys[0]).to(tl.int32)
+    for j in tl.static_range(1, n):
+        for i in tl.static_range(j):
+            # Of two, one more is ahead of the one or of the other. The sign of a difference tells
+            # which: a comparison is thought to take longer until it can be used.
+            sign = _sign(keys[i] - keys[j])
+            ranks += (sign & ((1 << (4 * i)) - (1 << (4 * j)))) + (1 << (4 * j))
+    # The highest of the four bits is set where k or more are ahead.
+    bits = (~(ranks + (8 - k) * 0x11111111) >> 3) & (0x11111111 & ((1 << (4 * n)) - 1))
+    bits = (bits | (bits >> 3)) & 0x03030303
+    bits = (bits | (bits >> 6)) & 0x000F000F
+    return (bits | (bits >> 12)) & 0xFF
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n, at once: Triton's takes microseconds."""
+    return 1 << (n - 1).bit_length()
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on a CPU and one program after another."""
+    return bool(_INTERPRETED.value)
+
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _at_once(x, how: tl.constexpr):
+    """Apply the instruction of this name to x."""
+    return tl.inline_asm_elementwise(how + " $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def _inverse(x):
+    """1 / x for x of at least one; a division would also handle smaller ones."""
+    return 1.0 / x if _INTERPRETED else _at_once(x, "rcp.approx.ftz.f32")
+
+
+@triton.jit
+def sigmoid(x):
+    return _inverse(1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    return 2.0 * sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def _exp_at_most(x):
+    """The exponential of x, up to 2^40: the product of three is still a number. NaN stays NaN."""
+    x = tl.minimum(x * _LOG2_E, 40.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.exp2(x) if _INTERPRETED else _at_once(x, "ex2.approx.ftz.f32")
+
+
+@triton.jit
+def cell(f, i, o, g, c, COARSE: tl.constexpr, MANY: tl.constexpr):
+    """Eqs. (1)-(6): f, i, o and g from their arguments, the new c, and o tanh c.
+
+    COARSE, to eleven bits, all but f and i: what these are off by, c adds up at every step, and a
+    closed gate would be off by all of it. MANY, where a program has so many units that their
+    exponentials and reciprocals bound it.
+    """
+    if COARSE and not _INTERPRETED:
+        n_f, n_i = 1.0 + _exp_at_most(-f), 1.0 + _exp_at_most(-i)
+        share = _inverse(n_f * n_i)
+        f, i = n_i * share, n_f * share
+        o = 0.5 + 0.5 * _at_once(0.5 * o, "tanh.approx.f32")
+        g = _at_once(g, "tanh.approx.f32")
+        c = f * c + i * g
+        return f, i, o, g, c, o * _at_once(c, "tanh.approx.f32")
+    elif MANY:
+        # With e the exponential of -x, sigmoid x is 1 / (1 + e), and of -2x, tanh x is
+        # (1 - e) / (1 + e): several of them share a reciprocal.
+        e_g = _exp_at_most(-2.0 * g)
+        n_f, n_i, n_g = 1.0 + _exp_at_most(-f), 1.0 + _exp_at_most(-i), 1.0 + e_g
+        both = n_i * n_g
+        share = _inverse(n_f * both)
+        f, rest = both * share, n_f * share
+        new = (1.0 - e_g) * rest
+        i, g = n_g * rest, n_i * new
+        c = f * c + new
+        e_c = _exp_at_most(-2.0 * c)
+        n_o, n_c = 1.0 + _exp_at_most(-o), 1.0 + e_c
+        share = _inverse(n_o * n_c)
+        return f, i, n_c * share, g, c, (1.0 - e_c) * share
+    else:
+        f, i, o, g = sigmoid(f), sigmoid(i), sigmoid(o), tanh(g)
+        c = f * c + i * g
+        return f, i, o, g, c, o * tanh(c)
+
+
+@triton.jit
+def dealt(r, B, BM: tl.constexpr):
+    """Places (BM) of tile r in a list of at most B: dealt like cards, so that tiles share equally.
+
+    The first tiles would else be full and the last one empty, where lists are short, and a step
+    takes as long as its fullest tile.
+    """
+    return r + tl.cdiv(B, BM) * tl.arange(0, BM)
+
+
+@triton.jit
+def quarter_of(col):
+    """The quarter that a column of a tile stands for, and its number there.
+
+    A thread has the same of all four quarters: of its columns of a product, bits 0 and 3 differ.
+    """
+    return (col >> 2) & 2 | col & 1, (col >> 4) << 2 | (col >> 1) & 3
+
+
+@triton.jit
+def quarters(acc, BM: tl.constexpr, BN: tl.constexpr):
+    """The four quarters (BM, BN / 4) of a product whose columns are those of `quarter_of`."""
+    four = acc.reshape(BM, BN // 16, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(BM, BN // 4, 2, 2)
+    even, odd = tl.split(four)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def column_unit(u, col, d: tl.constexpr, BN: tl.constexpr):
+    """The unit of each column of tile u, or its number of W_q Q; not below d, where it has none.
+
+    The gates are quarters. Tiles have equally many units, in fours: so many are loaded at once.
+    """
+    UNITS: tl.constexpr = (4 * d + BN - 1) // BN
+    PER: tl.constexpr = (d + 4 * UNITS - 1) // (4 * UNITS) * 4
+    gate, lane = quarter_of(col)
+    unit = tl.where(lane < PER, u * PER + lane, d)
+    return tl.where(u < UNITS, unit, (u - UNITS) * BN + gate * (BN // 4) + lane)
+
+
+# Vector tiles are (8, RB, PIECE): a line for each cell, RB sequences, and a piece of a vector. It
+# lies in a few lanes that add up most of it each for itself. A vector is a tuple of its M pieces.
+# Every sum over d goes piece by piece and then in the same order over a piece, so that equal
+# vectors get equal scores to the last bit (P4). A piece is 32 numbers: eight lanes take four each.
+_PIECE = tl.constexpr(32)
+
+
+@triton.jit
+def tile_of(V, b, ROW: tl.constexpr, SLOT: tl.constexpr, PIECE: tl.constexpr):
+    """Addresses (8, RB, PIECE) of the first pieces of the cells' vectors; 0 for SLOT: all one."""
+    n, e = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, PIECE)[None, None, :]
+    return V + tl.cast(b, tl.int64)[None, :, None] * ROW + n * SLOT + e
+
+
+@triton.jit
+def inside(i: tl.constexpr, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
+    """Which numbers (8, RB, PIECE) of piece i there are, of rows where mask is set."""
+    n, e = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, PIECE)[None, None, :]
+    return mask[None, :, None] & (n < N) & (i * PIECE + e < d)
+
+
+@triton.jit
+def read(at, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
+    """The M pieces of the vectors at these addresses."""
+    out = ()
+    for i in tl.static_range((d + PIECE - 1) // PIECE):
+        out += (tl.load(at + i * PIECE, mask=inside(i, mask, N, d, PIECE), other=0.0),)
+    return out
+
+
+@triton.jit
+def write(at, pieces, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
+    """The pieces, d numbers of them, to these addresses."""
+    for i in tl.static_range(len(pieces)):
+        value = pieces[i].to(at.dtype.element_ty)
+        tl.store(at + i * PIECE, value, mask=inside(i, mask, N, d, PIECE))
+
+
+@triton.jit
+def store_each(at, value, mask, LANES: tl.constexpr):
+    """Store a number (8, RB) of each cell, by one of the lanes that have its state.
+
+    They are a dimension along which addresses grow, so that the compiler lays them as for states:
+    else it would send all numbers to one warp, through shared memory.
+    """
+    lane = tl.arange(0, LANES)[None, None, :]
+    mask = mask[:, :, None] & (lane < 1)
+    tl.store(at[:, :, None] + lane, value[:, :, None] + 0 * lane, mask=mask)
+
+
+@triton.jit
+def products(h, v):
+    """The products of states with what they look at, added up piece by piece."""
+    s = h[0] * v[0].to(tl.float32)
+    for i in tl.static_range(1, len(h)):
+        s += h[i] * v[i].to(tl.float32)
+    return s
+
+
+@triton.jit
+def score(h, v):
+    """The sum over d of the products of two vectors, (8, RB)."""
+    return tl.sum(products(h, v), 2)

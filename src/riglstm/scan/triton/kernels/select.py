@@ -1,0 +1,460 @@
+"""The row-wise half of a step: Eqs. (20)-(21) of the step before, and the selection, (13)-(16).
+
+A state is finished in vector tiles (8, RB, PIECE). With up to 64 sequences a piece is a whole
+vector, and a line a warp.
+
+`select`, for up to 64 sequences, takes all scores of all cells at once, in tiles (8, RB, 8, 16):
+what is looked at, RB sequences, cells, and 16 numbers of both. A warp is a cell, eight times four
+lanes are what it looks at: a lane adds up most of a score for itself, and all scores together take
+as many exchanges as one did. Every score is summed in the same order, so that equal vectors get
+equal scores to the last bit (P4). What one warp found and others need, states and the scores that
+wake a cell, goes through shared memory once: a tensor is turned so that a thread holds what all
+lines have, and taken `apart`.
+
+`select_many`, for more sequences, has four cells of a sequence in a warp, a few lanes each, which
+look at one vector after another: a view or a peer's state, that each reads for itself from L1.
+
+Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
+memory, BP = power of two ≥ P, M = pieces of a vector.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from riglstm.scan.triton.kernels.common import (
+    _FRESH,
+    _MOST,
+    _SLOTS,
+    best,
+    comparable,
+    fetch,
+    products,
+    read,
+    score,
+    sigmoid,
+    store_each,
+    tile_of,
+    wait,
+    write,
+)
+from riglstm.scan.triton.kernels.polling import awake_before, poll_vectors, put_mark
+
+_PART = tl.constexpr(16)
+_BYTES = tl.constexpr(0x01010101)
+
+
+@triton.jit
+def finish(
+    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A,
+    N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SCALE: tl.constexpr,
+    SOFT: tl.constexpr, SAVE: tl.constexpr, act=None,
+):  # fmt: skip
+    """Eqs. (20)-(21): the pieces of the cells' states before step t, also written to y.
+
+    With `act`, which is what `awake_before` says, no barrier comes before: h~ and W_q Q are polled
+    for here (`polling.py`).
+    """
+    size = tl.cast(B, tl.int64) * (N * d)
+    there = b < B
+    row = tl.cast(t - 1, tl.int64) * B + b
+    began = there & (b * 0 + t > 0)
+    was = tl.where(t < 2, h0, Y + (t - 2) * size)
+    old = read(tile_of(was, b, N * d, d, PIECE), there, N, d, PIECE)
+    POLL: tl.constexpr = act is not None
+    if POLL:
+        new, q = poll_vectors(PROP, PROP + size, b, there, act, old[0], N, d, PIECE, SOFT)
+    else:
+        new = read(tile_of(PROP, b, N * d, d, PIECE), there, N, d, PIECE)
+        if SOFT:
+            q = read(tile_of(PROP + size, b, N * d, d, PIECE), there, N, d, PIECE)
+    n = tl.arange(0, _SLOTS)[:, None]
+    if SOFT and UPDATE_BIAS is not None:
+        bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
+    # No load passes a barrier, and all that follows needs the one behind it: so every vector is
+    # under way before the first sum waits for its own.
+    tl.debug_barrier()
+    if not POLL:
+        act = tl.load(ACT + row, mask=began, other=0)
+    act = act[None, :]
+    woke = ((act >> n) & 1) != 0
+    stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
+    if POLL:
+        # Every warp has what it waited for. In the first step nothing has been written yet.
+        came = there[None, :] & (woke | (t < 1))
+        put_mark(tile_of(PROP, b, N * d, d, PIECE), came, N, d, PIECE)
+        if SOFT:
+            put_mark(tile_of(PROP + size, b, N * d, d, PIECE), came, N, d, PIECE)
+    before = ()
+    for i in tl.static_range(len(old)):
+        before += (tl.where(stays, old[i], 0.0),)
+    states = ()
+    if SOFT:
+        ahead = ()
+        for i in tl.static_range(len(old)):
+            ahead += (new[i] - before[i],)
+        logit = SCALE * score(ahead, q)
+        if UPDATE_BIAS is not None:
+            logit += bias
+        a = sigmoid(logit)
+        if SAVE:
+            # Not with `woke` in the mask: act would be loaded again, for the lanes that store.
+            kept = tl.where(woke, a, 0.0)
+            store_each(A + row[None, :] * N + n, kept, began[None, :] & (n < N), PIECE // 4)
+        for i in tl.static_range(len(old)):
+            h = before[i] + a[:, :, None] * ahead[i]
+            states += (tl.where(woke[:, :, None], h, before[i]),)
+    else:
+        for i in tl.static_range(len(old)):
+            states += (tl.where(woke[:, :, None], new[i], before[i]),)
+    write(tile_of(Y + (t - 1) * size, b, N * d, d, PIECE), states, began, N, d, PIECE)
+    return states
+
+
+@triton.jit
+def apart(x, BITS: tl.constexpr):
+    """A tuple of the tensors that the last dimensions of x number, BITS of two each."""
+    out = (x,)
+    for _ in tl.static_range(BITS):
+        low = ()
+        high = ()
+        for i in tl.static_range(len(out)):
+            even, odd = tl.split(out[i])
+            low += (even,)
+            high += (odd,)
+        out = low + high
+    return out
+
+
+@triton.jit
+def select(
+    t, b, B, h, x, unit, live, fresh, c, XH, ACT, WOKE, BITS,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
+):  # fmt: skip
+    """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
+
+    Of a row, `unit`, `live` and `fresh` are None where they are one, true and false. Without
+    c, a reset of it is left to `gates`.
+    """
+    there = b < B
+    row = tl.cast(t, tl.int64) * B + b
+    HELD: tl.constexpr = K + N
+    held = h
+    if unit is not None:
+        held = h * (1.0 / unit)[None, :, None]
+    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
+    write(tile_of(step, b, HELD * P, P, BP), (held,), there, N, P, BP)
+    if fresh is not None:
+        h = tl.where((fresh == 0)[None, :, None], h, 0.0)
+        if c is not None:
+            # Where a state begins anew, what was just kept is zero, as c is to be.
+            write(tile_of(c, b, N * d, d, BP), (h,), there & (fresh != 0), N, d, BP)
+
+    VIEWS: tl.constexpr = (K_a < N) or (K_x < K)
+    PEERS: tl.constexpr = K_h > 0 and K_h < N - 1
+    RB: tl.constexpr = h.shape[1]
+    PARTS: tl.constexpr = BP // _PART
+    LOG: tl.constexpr = (PARTS > 1) + (PARTS > 2) + (PARTS > 4)
+    states = h.reshape(_SLOTS, RB, PARTS, _PART).permute(0, 1, 3, 2)
+    states = apart(states.reshape([_SLOTS, RB, _PART] + [2] * LOG), LOG)
+    own = ()
+    peers = ()
+    for i in tl.static_range((d + _PART - 1) // _PART):
+        own += (states[i].permute(1, 0, 2)[None, :, :, :],)
+        peers += (states[i][:, :, None, :],)
+    k = tl.arange(0, _SLOTS)[:, None, None]
+    other = k != tl.arange(0, _SLOTS)[None, None, :]
+    for_views = ()
+    for_peers = ()
+    if VIEWS and PEERS:
+        # One sum of both, so that the compiler lays peers as it does views.
+        both = tl.sum(tl.join(products(own, x), products(own, peers)), 3)
+        of_views, of_peers = tl.split(both)
+        keys = tl.join(comparable(of_views), tl.where(other, comparable(of_peers), -_MOST))
+        keys = apart(keys.permute(1, 2, 3, 0).reshape(RB, _SLOTS, 2, 2, 2, 2), 3)
+        for i in tl.static_range(_SLOTS):
+            view, peer = tl.split(keys[i])
+            for_views += (view,)
+            for_peers += (peer,)
+    elif VIEWS:
+        of_views = tl.sum(products(own, x), 3)
+        keys = comparable(of_views).permute(1, 2, 0)
+        for_views = apart(keys.reshape(RB, _SLOTS, 2, 2, 2), 3)
+    elif PEERS:
+        keys = tl.where(other, comparable(tl.sum(products(own, peers), 3)), -_MOST)
+        for_peers = apart(keys.permute(1, 2, 0).reshape(RB, _SLOTS, 2, 2, 2), 3)
+
+    awake = tl.where(there if live is None else live, (1 << N) - 1, 0)
+    if K_a < N:
+        total = comparable(tl.sum(tl.where(k < K, of_views, 0.0), 0))  # (RB, 8)
+        awake &= best(apart(total.reshape(RB, 2, 2, 2), 3), K_a, N)
+    n = tl.arange(0, _SLOTS)[None, :]
+    bits = ((1 << K) - 1) + 0 * n + 0 * b[:, None]  # (RB, 8)
+    if K_x < K:
+        bits = best(for_views, K_x, K)
+    heard = ((1 << N) - 1) + 0 * n + 0 * b[:, None]
+    if K_h == 0:
+        heard = (1 << n) + 0 * b[:, None]
+    elif PEERS:
+        heard = best(for_peers, K_h, N) | (1 << n)
+    code = awake
+    if fresh is not None:
+        code |= fresh << _FRESH
+        heard = tl.where((fresh != 0)[:, None], 0, heard)
+    bits = (bits | (heard << K)).permute(1, 0)
+    n = tl.arange(0, _SLOTS)[:, None]
+    act = (awake[None, :] >> n) & 1
+    mask = there[None, :] & (n < N)
+    at = row[None, :] * N + n
+    store_each(BITS + at, tl.where(act != 0, bits, 0), mask, BP // 4)
+    store_each(WOKE + at, act, mask, BP // 4)
+    store_each(ACT + row[None, :] + 0 * n, code[None, :] + 0 * n, mask & (n < 1), BP // 4)
+
+
+@triton.jit
+def views_of_few(
+    t, b, B, X,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
+):  # fmt: skip
+    """The views of sequences b in step t, for each cell: parts (8, RB, 8, 16), views slowest."""
+    there, at = b < B, tl.cast(t, tl.int64) * B + b
+    k = tl.arange(0, _SLOTS)[:, None, None, None]
+    n = tl.arange(0, _SLOTS)[None, None, :, None]
+    e = tl.arange(0, _PART)[None, None, None, :]
+    V = X + at[None, :, None, None] * X_ROW + k * X_SLOT + 0 * n + e
+    mask = there[None, :, None, None] & (k < K) & (n < N)
+    x = ()
+    for i in tl.static_range((d + _PART - 1) // _PART):
+        x += (tl.load(V + i * _PART, mask=mask & (i * _PART + e < d), other=0.0),)
+    return x
+
+
+@triton.jit
+def prefetch_views(
+    t, t1, p, programs, X, XH, B,
+    N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
+    X_ROW: tl.constexpr,
+):  # fmt: skip
+    """Prefetch the views of the step after t to L2."""
+    after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
+    fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
+    if X_ROW != (K + N) * P and (K_a < N or K_x < K):
+        fetch(X + after * X_ROW, B * X_ROW, p, programs)
+
+
+@triton.jit
+def rows_step(
+    t, b, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B, COUNTER,
+    target,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
+    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+    POLL: tl.constexpr = False,
+):  # fmt: skip
+    """The states of sequences b are finished, and their cells choose, in step t.
+
+    With COUNTER, it is waited for between what is known before the step and what is not; with POLL
+    it only says that h~ and W_q Q are about to come.
+    """
+    row = tl.cast(t, tl.int64) * B + b
+    x = ()
+    if (K_a < N) or (K_x < K):
+        x = views_of_few(t, b, B, X, N, K, d, X_ROW, X_SLOT)
+    unit = None
+    live = None
+    fresh = None
+    if X_UNIT is not None:
+        unit = tl.load(X_UNIT + row, mask=b < B, other=1.0)
+    if LIVE is not None:
+        live = tl.load(LIVE + row, mask=b < B, other=0) != 0
+    if RESET is not None:
+        fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
+    act = None
+    if POLL:
+        act = awake_before(t, b, B, ACT)
+    if COUNTER is not None:
+        wait(COUNTER, target)
+    states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE, act)
+    select(
+        t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, d, P, BP, K_a,
+        K_x, K_h,
+    )  # fmt: skip
+
+
+@triton.jit
+def rows_phase(
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
+    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+    RB: tl.constexpr,
+):  # fmt: skip
+    """`rows_step` of all sequences that are this program's."""
+    for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+        rows_step(
+            t, r * RB + tl.arange(0, RB), h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y,
+            PROP, ACT, WOKE, BITS, A, B, None, 0, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+            X_SLOT, SOFT, SAVE,
+        )  # fmt: skip
+
+
+@triton.jit
+def awake_cells(scores, mask, K_a: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """Eqs. (13), (14): whether a cell wakes, (8, RB)."""
+    n = tl.arange(0, _SLOTS)
+    awake = mask[None, :] & (n < N)[:, None]
+    if K_a < N:
+        total = scores[0]
+        for k in tl.static_range(1, K):
+            total += scores[k]
+        key = comparable(total)
+        mine, other = key[:, :, None], tl.trans(key)[None, :, :]
+        lower = n[None, None, :] < n[:, None, None]
+        ahead = ((other > mine) | ((other == mine) & lower)) & (n < N)[None, None, :]
+        awake = awake & (tl.sum(ahead.to(tl.int32), 2) < K_a)
+    return awake
+
+
+@triton.jit
+def select_many(
+    t, b0, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
+    PIECE: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
+    RB: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """Eqs. (13)-(16): as `select`. Each sequence is added to the lists of the cells that wake."""
+    tl.static_assert(RB * _SLOTS <= 32, "who woke is a bit of one whole number")
+    n = tl.arange(0, _SLOTS)[:, None]
+    b = b0 + tl.arange(0, RB)
+    there = b < B
+    row = tl.cast(t, tl.int64) * B + b
+    HELD: tl.constexpr = K + N
+    M: tl.constexpr = (d + PIECE - 1) // PIECE
+    held = states
+    if X_UNIT is not None:
+        per = (1.0 / tl.load(X_UNIT + row, mask=there, other=1.0))[None, :, None]
+        held = ()
+        for i in tl.static_range(M):
+            held += (states[i] * per,)
+    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
+    write(tile_of(step, b, HELD * P, P, PIECE), held, there, N, P, PIECE)
+    fresh = (b * 0)[None, :]
+    if RESET is not None:
+        fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)[None, :]
+        kept = ()
+        for i in tl.static_range(M):
+            kept += (tl.where((fresh == 0)[:, :, None], states[i], 0.0),)
+        states = kept
+        anew = there & (tl.load(RESET + row, mask=there, other=0) != 0)
+        # Where a state begins anew, what was just kept is zero, as c is to be.
+        write(tile_of(c, b, N * d, d, PIECE), states, anew, N, d, PIECE)
+
+    scores = ()
+    if (K_a < N) or (K_x < K):
+        for k in tl.static_range(K):
+            scores += (score(states, x[k * M : k * M + M]),)
+    live = there
+    if LIVE is not None:
+        live = there & (tl.load(LIVE + row, mask=there, other=0) != 0)
+    act = awake_cells(scores, live, K_a, N, K)
+
+    peers = ((1 << N) - 1) + 0 * fresh + 0 * n
+    seen = ()
+    # What the cells' lines wrote to y is now read by all of them.
+    tl.debug_barrier()
+    if K_h > 0 and K_h < N - 1:
+        size = tl.cast(B, tl.int64) * (N * d)
+        now = tl.where(t < 1, h0, Y + (t - 1) * size)
+        for k in tl.static_range(N):
+            seen += read(tile_of(now + k * d, b, N * d, 0, PIECE), there, N, d, PIECE)
+
+    r = tl.arange(0, RB)[None, :]
+    who = tl.sum(tl.where(act, 1 << (r * _SLOTS + n), 0))
+    # A number for each thread, (8, RB, rest), of which the first warp's count, so that nobody else
+    # waits for a place in a list: one atomic a cell for all sequences of the program, whose places
+    # are sums of bits.
+    cell, seq = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, RB)[None, :, None]
+    rest = tl.arange(0, 32 * WARPS // (RB * _SLOTS))[None, None, :]
+    woke = ((who >> cell) & _BYTES) + 0 * seq + 0 * rest
+    first = (rest == 0) & (seq == 0) & (cell < N) & (woke != 0)
+    place = tl.atomic_add(COUNT + cell + 0 * woke, (woke * _BYTES) >> 24, mask=first, sem="relaxed")
+
+    bits = ((1 << K) - 1) + 0 * peers
+    if K_x < K:
+        keys = ()
+        for k in tl.static_range(K):
+            keys += (comparable(scores[k]),)
+        bits = best(keys, K_x, K)
+    if K_h == 0:
+        peers = (1 << n) + 0 * fresh
+    elif K_h < N - 1:
+        keys = ()
+        for k in tl.static_range(N):
+            key = comparable(score(states, seen[k * M : k * M + M]))
+            keys += (tl.where(n == k, -_MOST, key),)
+        peers = best(keys, K_h, N) | (1 << n)
+    peers = tl.where(fresh != 0, 0, peers)
+    on = ((who >> (seq * _SLOTS + cell)) & 1) != 0
+    bits = tl.where(on, (bits | (peers << K))[:, :, None], 0) + 0 * rest
+    at = row[None, :, None] * N + cell + 0 * rest
+    mask = there[None, :, None] & (cell < N) & (rest == 0)
+    tl.store(BITS + at, bits, mask=mask)
+    tl.store(WOKE + at, on & (rest == 0), mask=mask)
+    code = (who >> (tl.arange(0, RB) * _SLOTS)) & 255
+    if RESET is not None:
+        code |= tl.load(RESET + row, mask=there, other=0).to(tl.int32) << _FRESH
+    tl.store(ACT + row, code, mask=there)
+    place = tl.sum(tl.where(seq == 0, place, 0), 1)[:, None, :] - 1
+    place += ((woke * _BYTES) >> (8 * seq)) & 255
+    entry = LIST + 2 * (cell * B + place)
+    tl.store(entry, b0 + seq + 0 * woke, mask=mask & on)
+    tl.store(entry + 1, bits, mask=mask & on)
+
+
+@triton.jit
+def views_of_many(
+    t, b, B, X,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, K_a: tl.constexpr,
+    K_x: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
+):  # fmt: skip
+    """The K · M pieces of the views of sequences b in step t, where cells look at any."""
+    x = ()
+    if (K_a < N) or (K_x < K):
+        now = X + tl.cast(t, tl.int64) * B * X_ROW
+        for k in tl.static_range(K):
+            x += read(tile_of(now + k * X_SLOT, b, X_ROW, 0, PIECE), b < B, N, d, PIECE)
+    return x
+
+
+@triton.jit
+def rows_many(
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A,
+    LIST, COUNT, B,
+    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
+    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
+    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
+    RB: tl.constexpr, WARPS: tl.constexpr, POLL: tl.constexpr, act,
+):  # fmt: skip
+    """As `rows_phase`: states of this program's sequences are finished, and their cells choose.
+
+    POLL: h~ and W_q Q are polled for here, of the first sequences those that `act` says.
+    """
+    for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
+        b = r * RB + tl.arange(0, RB)
+        x = views_of_many(t, b, B, X, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
+        if POLL:
+            if r != p:
+                act = awake_before(t, b, B, ACT)
+            states = finish(
+                t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE, act
+            )  # fmt: skip
+        else:
+            states = finish(
+                t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE
+            )  # fmt: skip
+        select_many(
+            t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
+            COUNT + t * N, N, K, d, P, PIECE, K_a, K_x, K_h, RB, WARPS,
+        )  # fmt: skip

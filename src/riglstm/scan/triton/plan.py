@@ -1,0 +1,468 @@
+"""Sizes, tiles and kernels of a call of the `triton` backend: what its numbers do not change.
+
+Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
+G = 4 or 5 gates (W_q Q is the fifth), P: d rounded up to 16 bytes, L: G·d to whole pieces. A tile
+is BM sequences by BN columns, BK numbers of a sum at a time; RB are the sequences that a program
+takes at a time in the row-wise half of a step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from riglstm.scan.triton.kernels.common import KNOWN, interpreted, power_of_two
+from riglstm.scan.triton.kernels.input_map import LINES, halve_kernel, map_kernel
+from riglstm.scan.triton.kernels.pack import COLUMNS, hold_kernel, pack_kernel
+from riglstm.scan.triton.kernels.resident import resident_kernel
+from riglstm.scan.triton.kernels.tiled import tiled_kernel
+from riglstm.scan.triton.launch import Launch, Layout, prepare
+from riglstm.selection import Selection
+
+ROWS_AT_ONCE = 1 << 14
+"""Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
+PIECE = 64
+"""Numbers of D5 and its weights that products take at a time, at the least: 128 bytes in halves."""
+FEW = 64
+"""Sequences that one tile holds; of more, tiles are filled with those whose cell is awake."""
+MOST_FEATURES = 8192
+"""Features up to which TF32 in halves has its own map to views: one program holds a row of them."""
+PERSISTENT: dict[str, Any] = {"launch_cooperative_grid": True}
+"""The whole grid at once, since its programs wait for each other."""
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs; without one, much of it is empty."""
+
+    XH: Tensor
+    """(T, B, S, P): views, and the state before each step, as the products take them."""
+    woke: Tensor
+    """(T, B, N) bool: the cell woke."""
+    act: Tensor
+    """(T, B) int32: a bit for each cell that woke, and one for a reset."""
+    bits: Tensor
+    """(T, B, N) int32: a bit for each slot that a cell took in; 0 where it slept."""
+    gates: Tensor
+    """(T, B, N, G·d): f, i, o, g after their non-linearity, W_q Q; unwritten where a cell slept."""
+    c: Tensor
+    """(T, B, N, d): c before the step; likewise."""
+    a: Tensor
+    """(T, B, N): the weight of the new state; likewise."""
+    unit: Tensor
+    """(T, B): the scale factor of each row of XH; empty where it is one."""
+    x: Tensor
+    """(T·B, `rounded`): the input, rounded; empty where the forward kernel keeps none of it."""
+
+
+class Sizes(NamedTuple):
+    """The numbers that a kernel is compiled for, less its tiles."""
+
+    N: int
+    K: int
+    d: int
+    P: int
+    L: int
+    G: int
+    dtype: torch.dtype
+    """Of the products."""
+    held: torch.dtype
+    """Of their operands in the forward kernel."""
+    back: torch.dtype
+    """Of their operands in the backward pass."""
+
+    @property
+    def S(self) -> int:
+        return self.K + self.N
+
+
+def sizes(d: int, sel: Selection, soft_update: bool, product: torch.dtype) -> Sizes:
+    """The sizes of a problem."""
+    G, halves = 5 if soft_update else 4, product == torch.float32 and rounds(product)
+    held = torch.float16 if halves else product
+    # cuBLAS may add up products of halves in halves, which would overflow.
+    coarse = torch._C._get_cublas_allow_fp16_accumulation()
+    back = product if coarse else held
+    return Sizes(sel.N, sel.K, d, aligned(d, held), in_pieces(G * d), G, product, held, back)
+
+
+def sizes_back(z: Sizes, saved: Saved) -> Sizes:
+    """The sizes of a backward pass, whose forward pass may have been of another precision."""
+    held = saved.XH.dtype
+    back = z.back if held == z.held else z.dtype
+    return z._replace(P=saved.XH.shape[3], held=held, back=back)
+
+
+def aligned(n: int, dtype: torch.dtype) -> int:
+    """n rounded up to 16 bytes."""
+    many = 16 // dtype.itemsize
+    return -(-n // many) * many
+
+
+def in_pieces(n: int) -> int:
+    """n rounded up to whole pieces of a product over it."""
+    return -(-n // PIECE) * PIECE
+
+
+def rounds(product: torch.dtype) -> bool:
+    """True if products may round what they multiply; float32's by torch.backends.cuda.matmul."""
+    # What torch.backends.cuda.matmul.fp32_precision says, which takes its time.
+    return product != torch.float32 or (
+        torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+    )
+
+
+def precision(product: torch.dtype) -> str:
+    """The `input_precision` of a kernel's products."""
+    if interpreted() or product != torch.float32:
+        return "ieee"
+    return "tf32" if rounds(product) else "tf32x3"
+
+
+def empty_saved(
+    T: int,
+    B: int,
+    z: Sizes,
+    like: Tensor,
+    save: bool,
+    XH: Tensor | None = None,
+    unit: Tensor | None = None,
+    x: Tensor | None = None,
+) -> Saved:
+    """Unwritten buffers, but for those that there are already."""
+    N, int32, float32, new = z.N, torch.int32, torch.float32, like.new_empty
+    kept = T if save else 0
+    # Of sizes in a tuple torch takes half as long again.
+    return Saved(
+        XH=new(T, B, z.S, z.P, dtype=z.held) if XH is None else XH,
+        woke=new(T, B, N, dtype=torch.bool),
+        act=new(T, B, dtype=int32),
+        bits=new(T, B, N, dtype=int32),
+        gates=new(kept, B, N, z.G * z.d, dtype=z.dtype),
+        c=new(kept, B, N, z.d, dtype=float32),
+        a=new(kept if z.G == 5 else 0, B, N, dtype=float32),
+        unit=empty_unit(T, B, z, like) if unit is None else unit,
+        x=new(0) if x is None else x,
+    )
+
+
+def empty_unit(T: int, B: int, z: Sizes, like: Tensor) -> Tensor:
+    """That of `Saved`, unwritten."""
+    return like.new_empty(T if z.held == torch.float16 else 0, B, dtype=torch.float32)
+
+
+@functools.cache
+def chip(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors of a GPU, and bytes of shared memory that a program can have."""
+    of = torch.cuda.get_device_properties(device)
+    return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+def programs_on(device: torch.device, most: int | None = None) -> int:
+    """Programs of a persistent grid: one for each multiprocessor, so many at most."""
+    every = chip(device)[0]
+    return every if most is None else min(most, every)
+
+
+def stages(device: torch.device, most: int, rows: int, BK: int, dtype: torch.dtype) -> int:
+    """How many pieces of a product's operands, `rows` lines of BK numbers, fit in shared memory."""
+    if interpreted():
+        return 1
+    room = chip(device)[1] - 4096
+    return max(1, min(most, room // (rows * BK * dtype.itemsize)))
+
+
+def columns(z: Sizes, BN: int, by_gate: bool = False) -> int:
+    """Tiles of BN columns for a cell: of the four gates, and of W_q Q.
+
+    `by_gate`, as the resident kernel has them, what is left of W_q Q by whole tiles goes to the
+    last tile of units, where that has room for it.
+    """
+    of_units, whole, rest = -(-4 * z.d // BN), z.d // BN, z.d % BN
+    if rest and not (by_gate and rest <= -z.d % (BN // 4)):
+        whole += 1
+    return of_units + (z.G - 4) * whole
+
+
+def _narrowest(tiles: Callable[[int], int], device: torch.device) -> int:
+    """Columns of a tile: as few as give each multiprocessor one tile at most, or 128.
+
+    Where there is a multiprocessor for each, narrow tiles are done at once. On a small GPU, on a
+    part of one that processes share, or with very many tiles, they would wait in line, and each
+    would load the same sequences again.
+    """
+    if interpreted():
+        return 32
+    return next((BN for BN in (32, 64) if tiles(BN) <= chip(device)[0]), 128)
+
+
+def _shorter(B: int, tiles: Callable[[int], int], device: torch.device) -> int | None:
+    """Columns of tiles of half as many rows, where a multiprocessor has one at most; else None.
+
+    A tile's time goes not into its tensor cores but into shared memory: half the rows take three
+    fifths of it, and then half the columns two thirds. B counts as the next power of two, so that
+    kernels are of few kinds. With two sequences a program, all are taken at once.
+    """
+    most, rows = 132 if interpreted() else chip(device)[0], power_of_two(B)
+    if rows > 2 * most:
+        return None
+    return next((BN for BN in (64, 128) if tiles(BN) * -(-rows // 64) <= most), None)
+
+
+def _rows(device: torch.device) -> int:
+    """Sequences that a program takes at a time, where there may be a program for each, or not."""
+    return 1 if interpreted() or chip(device)[0] >= FEW else 2
+
+
+def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
+    """Tiles of the tiled kernel, by the number of sequences and the width of a number."""
+    BP, short = power_of_two(z.P), z.held.itemsize == 2
+    BM, BN, RB, warps = 128, 128, 4, 8
+
+    def tiles(BN: int) -> int:
+        return z.N * columns(z, BN)
+
+    if B <= FEW:
+        BM, BN, RB = 64, _narrowest(tiles, device), _rows(device)
+    elif short and (half := _shorter(B, tiles, device)):
+        BM, BN, RB, warps = 64, half, 2, 4
+    BK = BP if short and B <= FEW else min(BP, 64)
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "WARPS": warps, "num_warps": warps}
+    tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
+    tile["POLLING"] = KNOWN and B > FEW and z.d % 4 == 0 and BP >= 32
+    return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short}
+
+
+def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
+    """Tiles of the resident kernel; None where they are not one a program.
+
+    APART: there are multiprocessors enough for programs that select and do nothing else. How many
+    sequences these take at a time depends on the most there can be: B is not compiled for.
+    """
+    many = columns(z, 32, by_gate=True)
+    left = 0 if interpreted() else chip(device)[0] - z.N * many
+    if B > FEW or z.held.itemsize > 2 or left < 0:
+        return None
+    tile = {n: v for n, v in forward_tiles(z, B, device).items() if n in ("BM", "BP", "num_warps")}
+    RB = next((RB for RB in (1, 2) if left >= -(-FEW // RB)), None)
+    tile |= {"BN": 32, "TILES": many, "APART": RB is not None}
+    # A thread of a program that selects has four numbers of a vector then, side by side.
+    polling = KNOWN and RB is not None and z.d % 4 == 0 and RB * tile["BP"] >= 128
+    return tile | {"RB": _rows(device) if RB is None else RB, "POLLING": polling}
+
+
+def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
+    """Tiles of the backward kernel, likewise."""
+    # Four sequences at a time have all 512 of the largest bench done at once; with units, a thread
+    # has not the registers for them.
+    BM, BN, BK, RB, warps = 128, 128, PIECE, 4 if z.back == torch.bfloat16 else 2, 8
+
+    def tiles(BN: int) -> int:
+        return z.N * -(-z.N * z.d // BN)
+
+    if B <= FEW:
+        # Two pieces at a time where L has whole pairs of them: loads need no mask.
+        BK = PIECE if z.L % (2 * PIECE) else 2 * PIECE
+        BM, BN, RB = 64, _narrowest(tiles, device), _rows(device)
+    elif z.back.itemsize == 2 and (half := _shorter(B, tiles, device)):
+        BM, BN, RB, warps = (64, 64, 1, 4) if half == 64 else (64, 128, 2, 8)
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d), "num_warps": warps}
+    tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
+    return tile | {"COMPACT": B > FEW}
+
+
+def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
+    """Tiles of the kernel for the gradient of views."""
+    BM, BP = 128, power_of_two(z.d)
+    tile = {"BM": BM, "BK": PIECE, "BP": BP, "num_warps": 8}
+    return tile | {"STAGES": stages(device, 4, BM + BP, PIECE, z.back)}
+
+
+class Halving(NamedTuple):
+    """The kernel that makes halves of the input, before the map."""
+
+    run: Launch
+    rows: int
+    """That a program takes."""
+    width: int
+    """Numbers of a row of halves in memory."""
+
+
+class Map(NamedTuple):
+    """The map of D features to views, which writes them to XH."""
+
+    run: Launch
+    D: int
+    rows: int
+    """Of a tile."""
+    columns: int
+    """Tiles beside each other."""
+    halving: Halving | None
+    """With TF32 in halves."""
+
+
+def has_map(z: Sizes, D: int) -> bool:
+    """True if the map of D features to views is a kernel of ours; otherwise it is torch's."""
+    # It counts the numbers of W_in in 32 bits.
+    if not 0 < D * z.K * z.P < 2**31:
+        return False
+    return z.held == torch.bfloat16 or (z.held == torch.float16 and D <= MOST_FEATURES)
+
+
+def inside(z: Sizes, B: int, D: int) -> bool:
+    """True if the tiled kernel maps D features itself, two steps ahead.
+
+    Of many sequences some of its programs have nothing to multiply meanwhile; but a sum must not
+    take them longer than that of the gates takes the others, and what they round takes time, too.
+    """
+    return B > FEW and has_map(z, D) and 3 * D <= 2 * z.S * z.P
+
+
+def rounded(z: Sizes, B: int, D: int, kind: torch.dtype, save: bool) -> int:
+    """Numbers of a row of the rounded input that is kept for the backward pass; 0: it is not.
+
+    That is in training in bfloat16, where the tiled kernel rounds the input, of another kind,
+    anyway: the gradient of W_in would else have to do that.
+    """
+    kept = save and z.held == torch.bfloat16 != kind and inside(z, B, D)
+    return aligned(D, z.held) if kept else 0
+
+
+def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Tiles of the map to views: two fit on a multiprocessor, one stores while one multiplies."""
+    if held == torch.float16:
+        BK, many = 64, stages(device, 3, 128 + 128, 64, held)
+    else:
+        # In float32: 128 rows of x, and 128 columns of W_in, which has halves.
+        BK, many = 32, stages(device, 4, 128 + 64, 32, torch.float32)
+    return {"BM": 128, "BN": 128, "num_warps": 4, "BK": BK, "STAGES": many}
+
+
+def map_of(z: Sizes, D: int, device: torch.device) -> Map:
+    """The map of D features to views."""
+    tile, halving = map_tiles(z.held, device), None
+    if z.held == torch.float16:
+        width = aligned(D, z.held)
+        BD, BH, BW = (power_of_two(n) for n in (width, z.N * z.d, z.K * z.d))
+        rows = MOST_FEATURES // max(BD, BH)  # of short rows a program holds several
+        run = prepare(
+            halve_kernel, D=D, X_ROW=width, BIASES=z.K * z.d, STATES=z.N * z.d, BR=rows, BD=BD,
+            BW=BW, BH=BH,
+        )  # fmt: skip
+        halving = Halving(run, rows, width)
+    run = prepare(
+        map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
+    return Map(run, D, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
+
+
+def inner_map(
+    of: Map | None, z: Sizes, tile: dict[str, Any], device: torch.device
+) -> dict[str, int]:
+    """What the tiled kernel is compiled with for the map; without one, nothing that counts."""
+    if of is None:
+        return dict.fromkeys(("D", "IN_ROW", "LOW_ROW", "IN_BK", "IN_STAGES"), 0)
+    D, row = of.D, of.D if of.halving is None else of.halving.width
+    many = stages(device, 3, tile["BM"] + tile["BN"], 64, z.held)
+    return {"D": D, "IN_ROW": row, "LOW_ROW": aligned(D, z.held), "IN_BK": 64, "IN_STAGES": many}
+
+
+class ForwardPlan(NamedTuple):
+    """All of a forward pass that does not depend on a call's numbers or its length."""
+
+    z: Sizes
+    tile: dict[str, Any]
+    by_gate: bool
+    """True for the resident kernel, whose tiles have other columns, and so another number."""
+    direct: bool
+    """True if torch's product that gives the views writes them to XH: they have no gaps there."""
+    map: Map | None
+    """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
+    hold: Launch
+    pack: Launch
+    pack_programs: int
+    inside: bool
+    """True if the forward kernel maps the input of all steps but the first two."""
+    phases: dict[int, Launch]
+    """The forward kernel, by PHASE."""
+    programs: int
+    """Of a launch; in the interpreter, where programs do both, of `gates` alone."""
+    layouts: dict[tuple[int, bool, bool], tuple[Layout, int]]
+    """Buffers by T, and whether a call keeps what it works with and is given a state."""
+
+
+@functools.lru_cache(256)
+def plan_forward(
+    sel: Selection,
+    B: int,
+    d: int,
+    device: torch.device,
+    product: torch.dtype,
+    rounded: bool,
+    query: int,
+    D: int | None,
+    save: bool,
+) -> ForwardPlan:
+    """Cached by everything that it depends on; `rounded` is what `rounds(product)` says.
+
+    `query` are the dimensions of W_q, 0 where there is none. D are the features that are mapped to
+    views, None: the input is cut into views.
+    """
+    z = sizes(d, sel, query > 0, product)
+    kept = resident_tiles(z, B, device)
+    N, tile = z.N, kept or forward_tiles(z, B, device)
+    own = z.dtype == z.held
+    ours = None if D is None or not has_map(z, D) else map_of(z, D, device)
+    direct = own and D is not None and z.d == z.P and ours is None
+    # Where scores find views: a row has so many slots of P numbers.
+    if direct or (own and ours is not None):
+        slots, P = z.S, z.P  # in XH
+    elif ours is not None:
+        slots, P = z.K, z.P  # apart, with the gaps of XH
+    else:
+        slots, P = z.K, d
+    constants = dict(
+        N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
+        X_ROW=slots * P, X_SLOT=P,
+        K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
+        K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
+    mapping = ours is not None and inside(z, B, ours.D)
+    if kept is None:
+        constants |= inner_map(ours if mapping else None, z, tile, device)
+    apart = tile.get("APART", False)
+    options: dict[int, dict[str, Any]] = {15: PERSISTENT}
+    if interpreted():
+        options = {7: {}, 8: {}} if apart else {1: {}, 2: {}, 8: {}}
+    kernel = tiled_kernel if kept is None else resident_kernel
+    phases = {
+        phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
+    }
+    by_gate, BN, features = kept is not None, tile["BN"], 0 if ours is None else ours.D
+    per_cell = columns(z, BN, by_gate)
+    tiles = N * per_cell * -(-B // tile["BM"])
+    if apart:
+        # Not one less than that: sequences would have nobody to select for them.
+        programs = tiles + -(-B // tile["RB"])
+    else:
+        # Where the kernel maps its input, those without a tile do it.
+        most = None if mapping else max(tiles, B)
+        programs = tiles if interpreted() else programs_on(device, most)
+    hold = prepare(
+        hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
+        BH=power_of_two(N * d),
+    )  # fmt: skip
+    pack = prepare(
+        pack_kernel, N=N, K=z.K, d=d, P=z.P, G=z.G, D=features, BN=BN, BP=power_of_two(z.P),
+        BW=power_of_two(z.K * z.P), TILES=per_cell, PER_CELL=query == 3, BY_GATE=by_gate,
+    )  # fmt: skip
+    packing = N * per_cell * (BN // COLUMNS) + -(-features // LINES)
+    return ForwardPlan(
+        *(z, tile, by_gate, direct, ours, hold, pack, packing, mapping, phases, programs),
+        layouts={},
+    )
