@@ -95,13 +95,6 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
         assert torch.equal(part.targets, whole.targets[:, rank::3])
 
 
-def test_all_digits_are_drawn_alike() -> None:
-    counts = open_task(batch_size=6000).batch(0, 0).inputs[:10].flatten().bincount(minlength=12)
-    assert counts[10:].tolist() == [0, 0]
-    # 60,000 draws: five standard deviations of a count of 6,000 are 367.
-    assert (counts[:10] - 6000).abs().max() < 367
-
-
 def test_training_draws_dormant_phases_between_p_from_and_p() -> None:
     task = open_task(P=6, P_from=3, batch_size=2)
     lengths = [len(task.batch(0, step).inputs) - 20 for step in range(60)]
@@ -272,9 +265,7 @@ def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> 
     assert open_task().conditions == ("P=50", "P=100", "P=200", "P=400")
 
 
-@pytest.mark.parametrize(
-    "condition", ["", "100", "P=", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2", "M=2,P=9", "p=9"]
-)
+@pytest.mark.parametrize("condition", ["", "100", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2"])
 def test_a_condition_that_cannot_be_read_is_refused(condition: str) -> None:
     with pytest.raises(ValueError, match=r"must be like P=100 or L=20,P=100, got"):
         Copying(conditions=(condition,))

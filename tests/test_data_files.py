@@ -134,7 +134,6 @@ def test_a_folder_with_the_name_of_the_set_comes_first(tmp_path: Path) -> None:
     assert is_tiny(tmp_path)
 
 
-@pytest.mark.usefixtures("known")
 def test_the_folder_comes_from_the_argument_or_the_environment_or_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

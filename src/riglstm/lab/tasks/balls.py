@@ -67,6 +67,9 @@ class Balls:
     """Sequences of an update."""
     data_seed: int = 0
     """Seed of the simulator; the same for all runs that are compared."""
+    train_rollout: int = 0
+    """Last inputs of a training film that are the model's own predictions, as in the test's
+    roll-outs; 0: all are true frames."""
 
     def __post_init__(self) -> None:
         sizes = ("sequences", "validation_size", "test_size")
@@ -74,6 +77,7 @@ class Balls:
             check_whole(name, getattr(self, name))
         check_whole("batch_size", self.batch_size, high=self.sequences)
         check_whole("data_seed", self.data_seed, low=0, high=2**62)
+        check_whole("train_rollout", self.train_rollout, low=0, high=max(0, self.frames - 2))
         least = self.context + self.rollout_frames
         if self.frames < least:
             raise ValueError(
@@ -168,24 +172,37 @@ class BallsTask:
         return Batch(frames[:-1], frames[1:])
 
     def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean binary cross-entropy per pixel and frame with true frames as inputs, twice.
+        """Mean binary cross-entropy per pixel and frame, of all frames and of the roll-out's.
 
-        The metric is that of roll-outs, which would cost more than the update.
+        Without a roll-out, which the test's metric is of, it is the same number twice.
         """
-        loss = _from_logits(net(batch.inputs), batch.targets).mean()
-        return loss, loss.detach()
+        own = self.config.train_rollout
+        true = len(batch.inputs) - own
+        logits = net(batch.inputs[:true], own)
+        loss = _from_logits(logits, batch.targets).mean()
+        if not own:
+            return loss, loss.detach()
+        rolled = slice(true - 1, None)
+        return loss, _from_logits(logits[rolled].detach(), batch.targets[rolled]).mean()
 
     def score(
         self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
     ) -> Totals:
-        """Sums over sequences: "loss" as in training, "bce" of the roll-outs (P30)."""
+        """Sums over sequences: "loss" with true frames, "bce" of the roll-outs (P30).
+
+        "iou" and "iou_last" are the overlap of predicted balls with true ones in a roll-out, on
+        average and in its last frame: what predicts the mean image finds no ball, and has 0.
+        """
         seen, scored = self._cut()
-        totals = empty_totals(self.device, "loss", "bce", "count")
+        totals = empty_totals(self.device, "loss", "bce", "iou", "iou_last", "count")
         with evaluating(net):
             for frames in self._batches(condition, split, share):
                 totals["loss"] += _from_logits(net(frames[:-1]), frames[1:]).double().sum()
                 predicted = self._roll_out(net, frames[seen])
                 totals["bce"] += _from_probabilities(predicted, frames[scored]).double().sum()
+                overlap = _overlap(predicted, frames[scored]).double()  # (T, B)
+                totals["iou"] += overlap.mean(dim=0).sum()
+                totals["iou_last"] += overlap[-1].sum()
                 totals["count"] += frames.shape[1]
         return totals
 
@@ -252,6 +269,13 @@ def _from_logits(logits: Tensor, truth: Tensor) -> Tensor:
     """Mean cross-entropy of each sequence: (B,)."""
     bce = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="none")
     return bce.mean(dim=(0, 2, 3))
+
+
+def _overlap(predicted: Tensor, truth: Tensor) -> Tensor:
+    """Pixels that are on in both frames, as a share of those that are in either: (T, B)."""
+    guess, balls = predicted > 0.5, truth > 0.5
+    both, either = ((guess & balls).sum(dim=(2, 3)), (guess | balls).sum(dim=(2, 3)))
+    return torch.where(either > 0, both / either, 1)
 
 
 def _from_probabilities(predicted: Tensor, truth: Tensor) -> Tensor:
@@ -327,9 +351,17 @@ class BallsNetwork(nn.Module):
         for part in (self.encoder, self.decoder):
             part.apply(_reset)
 
-    def forward(self, frames: Tensor) -> Tensor:
-        """Teacher forcing: every frame is a true one."""
-        return self.run(frames)[0]
+    def forward(self, frames: Tensor, steps: int = 0) -> Tensor:
+        """Logits of the frames that follow each of (T, B, 64, 64), and of `steps` after those.
+
+        For the latter, each prediction is fed back (P31); gradients go through all of them.
+        """
+        logits, state = self.run(frames)
+        predicted = [logits]
+        for _ in range(steps):
+            logits, state = self.run(probabilities(logits[-1:]), state)
+            predicted.append(logits)
+        return torch.cat(predicted) if steps else logits
 
     def run(self, frames: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Logits of the frames that follow each of (T, B, 64, 64), and the core's state."""
@@ -339,13 +371,8 @@ class BallsNetwork(nn.Module):
         return self.decoder(y.flatten(0, 1)).unflatten(0, (time, batch)), state
 
     def roll_out(self, frames: Tensor, steps: int) -> Tensor:
-        """Probabilities of the `steps` frames after frames (T, B, 64, 64), each fed back (P31)."""
-        logits, state = self.run(frames)
-        predicted = [probabilities(logits[-1:])]
-        for _ in range(steps - 1):
-            logits, state = self.run(predicted[-1], state)
-            predicted.append(probabilities(logits))
-        return torch.cat(predicted)
+        """Probabilities of the `steps` frames after frames (T, B, 64, 64)."""
+        return probabilities(self(frames, steps - 1)[-steps:])
 
 
 def probabilities(logits: Tensor) -> Tensor:
