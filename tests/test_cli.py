@@ -32,7 +32,7 @@ from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import NAMES
 from riglstm.lab.tasks import TASKS
-from riglstm.lab.tasks.files import DataError
+from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train import Fit
 from riglstm.lab.train.deadline import NEVER, OutOfTime
 from riglstm.models import MODELS

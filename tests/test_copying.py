@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from riglstm.lab.tasks import TASKS, copying
 from riglstm.lab.tasks.base import generator, means
@@ -76,40 +75,24 @@ def test_sequences_are_laid_out_as_a_loop_would(L: int, B: int, M: int, P: int) 
 
 
 def test_a_batch_depends_on_seed_and_step_alone() -> None:
-    first, second = open_task(batch_size=8), open_task(batch_size=8)
+    first, second = open_task(batch_size=7, M=2), open_task(batch_size=7, M=2)
     for step in (3, 0, 1):
         first.batch(0, step)
-    assert torch.equal(first.batch(0, 5).inputs, second.batch(0, 5).inputs)
+    before = torch.get_rng_state()
+    whole = second.batch(0, 5)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first.batch(0, 5).inputs, whole.inputs)
     drawn = {
         tuple(first.batch(seed, step).inputs.flatten().tolist())
         for seed in range(3)
         for step in range(5)
     }
     assert len(drawn) == 15
-
-
-def test_a_batch_leaves_the_global_generator_alone() -> None:
-    before = torch.get_rng_state()
-    open_task(P=9, P_from=3).batch(0, 0)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_rows_of_several_devices_make_up_the_batch() -> None:
-    task = open_task(batch_size=7, M=2)
-    whole = task.batch(1, 2)
-    parts = [task.batch(1, 2, slice(rank, None, 3)) for rank in range(3)]
-    for field in ("inputs", "targets"):
-        joined = torch.empty_like(getattr(whole, field))
-        for rank, part in enumerate(parts):
-            joined[:, rank::3] = getattr(part, field)
-        assert torch.equal(joined, getattr(whole, field))
-
-
-def test_all_digits_are_drawn_alike() -> None:
-    counts = open_task(batch_size=6000).batch(0, 0).inputs[:10].flatten().bincount(minlength=12)
-    assert counts[10:].tolist() == [0, 0]
-    # 60,000 draws: five standard deviations of a count of 6,000 are 367.
-    assert (counts[:10] - 6000).abs().max() < 367
+    # Several devices share one batch.
+    for rank in range(3):
+        part = first.batch(0, 5, slice(rank, None, 3))
+        assert torch.equal(part.inputs, whole.inputs[:, rank::3])
+        assert torch.equal(part.targets, whole.targets[:, rank::3])
 
 
 def test_training_draws_dormant_phases_between_p_from_and_p() -> None:
@@ -212,25 +195,16 @@ def test_accuracy_is_counted_digit_by_digit() -> None:
     assert task.loss(net, task.batch(0, 0))[1] == 0.25
 
 
-@pytest.mark.parametrize("parts", [2, 3, 50])
-def test_shares_of_a_score_add_up(parts: int) -> None:
+def test_a_score_depends_on_neither_shares_nor_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     task = open_task(M=2, input_size=8, test_size=37, digits=4)
     net = task.network(build("lstm", 8, 6))
     whole = task.score(net, "P=100", "test")
-    shares = [task.score(net, "P=100", "test", (i, parts)) for i in range(parts)]
-    assert whole["count"] == sum(s["count"] for s in shares) == task.size("test") == 37
-    for name, total in whole.items():
-        assert total.item() == pytest.approx(sum(s[name].item() for s in shares), rel=1e-5)
-
-
-def test_a_score_does_not_depend_on_the_size_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = open_task(input_size=8, test_size=37)
-    net = task.network(build("lstm", 8, 6))
-    whole = means(task.score(net, "P=100", "test"))
-    monkeypatch.setattr("riglstm.lab.tasks.tokens.CPU_TOKENS", 5 * 120)
-    small = means(task.score(net, "P=100", "test"))
-    assert whole["accuracy"] == small["accuracy"]
-    assert whole["loss"] == pytest.approx(small["loss"], rel=1e-6)
+    assert whole["count"] == task.size("test") == 37
+    monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 5 * 120)
+    for parts in (1, 3, 50):
+        shares = [task.score(net, "P=100", "test", (i, parts)) for i in range(parts)]
+        for name, total in whole.items():
+            assert total.item() == pytest.approx(sum(s[name].item() for s in shares), rel=1e-5)
 
 
 def test_scoring_drops_nothing_and_leaves_every_mode_as_it_was() -> None:
@@ -263,33 +237,6 @@ def test_the_network_has_a_table_and_a_reading_for_each_channel(M: int) -> None:
         assert torch.equal(seen[0][:, :, m * width : (m + 1) * width], rows)
 
 
-def test_the_loss_has_a_gradient_for_every_parameter() -> None:
-    task = open_task(M=2, input_size=8, batch_size=3)
-    net = task.network(build("lstm", 8, 6))
-    loss, accuracy = task.loss(net, task.batch(0, 0))
-    loss.backward()
-    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
-    assert loss.dim() == accuracy.dim() == 0
-    assert not accuracy.requires_grad
-
-
-class ReadsNothingBack(TorchDispatchMode):
-    """Fails where the host would have to wait for a device."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "equal", "masked_select"), name
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_batch_reads_nothing_back() -> None:
-    task = open_task(batch_size=4)
-    with ReadsNothingBack():
-        task.batch(0, 0)
-        with pytest.raises(AssertionError, match="_local_scalar_dense"):
-            torch.ones(()).item()
-
-
 # torch warns that this mode may miss some waits.
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.gpu
@@ -318,14 +265,10 @@ def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> 
     assert open_task().conditions == ("P=50", "P=100", "P=200", "P=400")
 
 
-@pytest.mark.parametrize(
-    "condition", ["", "100", "P=", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2", "M=2,P=9", "p=9"]
-)
+@pytest.mark.parametrize("condition", ["", "100", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2"])
 def test_a_condition_that_cannot_be_read_is_refused(condition: str) -> None:
     with pytest.raises(ValueError, match=r"must be like P=100 or L=20,P=100, got"):
         Copying(conditions=(condition,))
-    with pytest.raises(ValueError, match=r"must be like P=100 or L=20,P=100, got"):
-        open_task().score(nn.Identity(), condition, "test")
 
 
 @pytest.mark.parametrize(
@@ -354,15 +297,12 @@ def test_a_core_that_does_not_fit_is_refused() -> None:
         open_task().network(build("lstm", 600, 6, batch_first=True))
 
 
-@pytest.mark.parametrize("split", ["training", "val", ""])
-def test_a_split_that_is_not_scored_is_refused(split: Any) -> None:
-    with pytest.raises(ValueError, match=f"split must be validation or test, got '{split}'"):
+def test_a_split_or_share_that_is_not_scored_is_refused() -> None:
+    split: Any = "training"
+    with pytest.raises(ValueError, match="split must be validation or test, got 'training'"):
         open_task().score(nn.Identity(), "P=100", split)
-    with pytest.raises(ValueError, match=f"split must be validation or test, got '{split}'"):
+    with pytest.raises(ValueError, match="split must be validation or test, got 'training'"):
         open_task().examples("P=100", split)
-
-
-def test_a_share_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0 <= i < n, got \(2, 2\)"):
         open_task(test_size=5).score(nn.Identity(), "P=100", "test", (2, 2))
 

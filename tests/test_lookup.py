@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from helpers import seeded
-from riglstm.lab.tasks import lookup as module
-from riglstm.lab.tasks.lookup import InOrder, lookup
+from riglstm.lab.tasks import common as module
+from riglstm.lab.tasks.common import InOrder, lookup
 
 
 def test_it_is_an_embedding() -> None:

@@ -20,11 +20,10 @@ import torch
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 import gymnasium
 
-from riglstm.lab.minigrid import progress as ppo_progress
-from riglstm.lab.minigrid import training as reinforced
-from riglstm.lab.minigrid.config import PPO
+from riglstm.lab.minigrid import testing, training
 from riglstm.lab.minigrid.envs import Environments, WorkerDied
 from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels, family
+from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.reproduce import build, evaluate, is_grid, load, run
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import MEMORIES, SEEDS, GridSpec
@@ -251,7 +250,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(spec("lstm", episodes=1), whole, progress=False)
-    move = reinforced.FrameProgress.move
+    move = training.FrameProgress.move
 
     def stop(self: Any, frames: int, figures: Any) -> None:
         if frames == 128:
@@ -259,7 +258,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         move(self, frames, figures)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reinforced.FrameProgress, "move", stop)
+        patch.setattr(training.FrameProgress, "move", stop)
         with pytest.raises(Interrupted, match="update 2; go on with: the same"):
             run(spec("lstm", episodes=1), parts, progress=False, again="the same")
     assert RunFolder(parts).state == "partial"
@@ -274,7 +273,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 def test_no_more_frames_are_used_than_were_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ppo_progress, "SECONDS", 0.0)
+    monkeypatch.setattr(testing, "SECONDS", 0.0)
     given = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=127))
     assert run(given, tmp_path / "a")["frames"] == 64
     said = capsys.readouterr().err
@@ -288,14 +287,14 @@ def test_a_second_signal_in_the_last_save_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=64))
-    save = reinforced.Checkpoints.save_checkpoint
+    save = training.Checkpoints.save_checkpoint
 
     def stopped(self: Any, *args: Any) -> None:
         save(self, *args)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(reinforced.Checkpoints, "save_checkpoint", stopped)
+    monkeypatch.setattr(training.Checkpoints, "save_checkpoint", stopped)
     with pytest.raises(Interrupted, match=r"stopped at once, without saving; .*go on with: again"):
         run(short, tmp_path / "a", progress=False, again="again")
 
@@ -304,8 +303,8 @@ def test_a_run_whose_worker_dies_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=128))
-    move, killed = reinforced.FrameProgress.move, []
-    begin = reinforced.Environments.__init__
+    move, killed = training.FrameProgress.move, []
+    begin = training.Environments.__init__
 
     def watched(self: Any, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
@@ -316,8 +315,8 @@ def test_a_run_whose_worker_dies_says_how_to_go_on(
         killed[0].wait()
         move(self, frames, figures)
 
-    monkeypatch.setattr(reinforced.Environments, "__init__", watched)
-    monkeypatch.setattr(reinforced.FrameProgress, "move", kill)
+    monkeypatch.setattr(training.Environments, "__init__", watched)
+    monkeypatch.setattr(training.FrameProgress, "move", kill)
     with pytest.raises(WorkerDied, match=r"code -9; .*no checkpoint yet; go on with: again"):
         run(short, tmp_path / "a", progress=False, again="again")
 
@@ -331,10 +330,10 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
     given |= {"episodes": 1, "progress": False}
 
     def diverges(figures: Any, agent: Any, saved: int) -> None:
-        raise reinforced.Diverged("it is not a number")
+        raise training.Diverged("it is not a number")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reinforced, "_check", diverges)
+        patch.setattr(training, "_check", diverges)
         first = reproduce(**given)
     assert (first.failed, first.left) == (1, 0)
     folder = plan(["lavagap"], ["lstm"], 1, tmp_path, short, 1)[0].folder

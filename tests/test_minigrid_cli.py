@@ -17,8 +17,8 @@ from PIL import Image
 
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
-from riglstm.lab.minigrid.config import PPO
 from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.reproduce import build
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import GridSpec

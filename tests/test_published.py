@@ -22,7 +22,7 @@ from riglstm.lab.tables.render import markdown
 from riglstm.lab.tables.rows import ResultRow
 from riglstm.lab.tables.sheet import Line, grid
 from riglstm.lab.tables.tables import TABLES
-from riglstm.lab.tasks.files import DataError
+from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train.weights import write_weights
 from test_report import finish, noise, on_digits
 

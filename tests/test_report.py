@@ -44,8 +44,8 @@ from riglstm.lab.tables.result import RunError
 from riglstm.lab.tables.run import build as build_run
 from riglstm.lab.tables.sheet import grid
 from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.tasks.files import DataError
-from riglstm.lab.tasks.files import Images as Files
+from riglstm.lab.tasks.datasets import DataError
+from riglstm.lab.tasks.datasets import Images as Files
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.weights import read_weights, save_weights, write_weights

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from riglstm import RigLSTM
 from riglstm.lab.tables.finished import load
-from riglstm.lab.tasks.lookup import lookup
+from riglstm.lab.tasks.common import lookup
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"

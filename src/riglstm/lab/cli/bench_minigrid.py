@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from riglstm.lab.cli import text
-from riglstm.lab.minigrid.config import PPO
 from riglstm.lab.minigrid.envs import available
 from riglstm.lab.minigrid.levels import family
+from riglstm.lab.minigrid.ppo import PPO
 
 if TYPE_CHECKING:
     from riglstm.lab.cli.bench import Bench

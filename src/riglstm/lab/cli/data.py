@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from riglstm.lab.cli import UsageError, flags, values
-from riglstm.lab.tasks.download import DATASETS, describe, fetch, find
-from riglstm.lab.tasks.files import DataError, data_folder
+from riglstm.lab.tasks.datasets import DATASETS, DataError, data_folder, describe, fetch, find
 
 
 @dataclass(frozen=True)

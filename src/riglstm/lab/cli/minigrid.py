@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from riglstm.lab.cli import flags, launch, options, results, text, values
 from riglstm.lab.cli.train import check_folder
-from riglstm.lab.minigrid.config import PPO
 from riglstm.lab.minigrid.envs import available
 from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.reproduce import run
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import MEMORIES, GridSpec

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -94,27 +93,20 @@ class Environments:
         self.levels = tuple(levels)
         self.workers: list[_Worker] = []
         # It never has a name, so that a kill at any time leaves nothing behind.
-        self.file = tempfile.TemporaryFile(dir=_shared_memory())  # noqa: SIM115
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.file = tempfile.TemporaryFile(dir=memory)  # noqa: SIM115
         try:
             self.file.truncate(RECORD.itemsize * len(levels))
             # As a plain array: a memmap keeps books on every access.
             shared = np.asarray(np.memmap(self.file, RECORD, mode="r+", shape=(len(levels),)))
-            self.images, self.rewards = shared["image"], shared["reward"]
-            self.dones, self.steps, self._actions = (
-                shared["done"],
-                shared["steps"],
-                shared["action"],
-            )
+            self.images, self.rewards, self.dones = (shared[n] for n in ("image", "reward", "done"))
+            self.steps, self._actions = shared["steps"], shared["action"]
+            ask = {"file": self.file.fileno(), "of": len(levels), "seed": seed, "once": once}
+            numbers = numbers or range(len(levels))
             bounds = [len(levels) * i // workers for i in range(workers + 1)]
             for first, end in itertools.pairwise(bounds):
-                ask: dict[str, Any] = {
-                    "file": self.file.fileno(),
-                    "of": len(levels),
-                    "seed": seed,
-                    "once": once,
-                }
-                ask["numbers"] = list(numbers or range(len(levels)))[first:end]
-                self.workers.append(_Worker(ask, first, self.levels[first:end]))
+                own = {**ask, "numbers": list(numbers[first:end])}
+                self.workers.append(_Worker(own, first, self.levels[first:end]))
             for worker in self.workers:
                 worker.answer()
         except BaseException:
@@ -159,12 +151,7 @@ class Environments:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -239,8 +226,3 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _shared_memory() -> str | None:
-    """A folder that is memory, where there is one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -25,7 +25,7 @@ class Family(NamedTuple):
 
     title: str
     levels: tuple[Level, ...]
-    frames: int
+    frames: int = 1_000_000
     """To train for, if nothing else is said (P35)."""
     actions: int = 7
     text: bool = False
@@ -52,7 +52,7 @@ FAMILIES: dict[str, Family] = {
         ),
         frames=100_000,
     ),
-    "doorkey": Family("DoorKey", _square("DoorKey-", (5, 6, 8, 16), 10), frames=1_000_000),
+    "doorkey": Family("DoorKey", _square("DoorKey-", (5, 6, 8, 16), 10)),
     "multiroom": Family(
         "MultiRoom",
         (
@@ -61,28 +61,20 @@ FAMILIES: dict[str, Family] = {
             *_levels("MultiRoom-", ("N4-S5", 80), version="v1"),
             *_levels("MultiRoom-", ("N6", 120)),
         ),
-        frames=1_000_000,
     ),
-    "simplecrossing": Family(
-        "SimpleCrossing", _levels("SimpleCrossing", *_CROSSINGS), frames=1_000_000
-    ),
-    "lavacrossing": Family("LavaCrossing", _levels("LavaCrossing", *_CROSSINGS), frames=1_000_000),
-    "lavagap": Family(
-        "LavaGap", _levels("LavaGap", ("S5", 100), ("S6", 144), ("S7", 196)), frames=1_000_000
-    ),
-    "distshift": Family(
-        "DistShift", _levels("DistShift", ("1", 252), ("2", 252)), frames=1_000_000
-    ),
+    "simplecrossing": Family("SimpleCrossing", _levels("SimpleCrossing", *_CROSSINGS)),
+    "lavacrossing": Family("LavaCrossing", _levels("LavaCrossing", *_CROSSINGS)),
+    "lavagap": Family("LavaGap", _levels("LavaGap", ("S5", 100), ("S6", 144), ("S7", 196))),
+    "distshift": Family("DistShift", _levels("DistShift", ("1", 252), ("2", 252))),
     "dynamicobstacles": Family(
         "Dynamic-Obstacles",
         (
             *_square("Dynamic-Obstacles-", (5, 6, 8, 16), 4),
             *_levels("Dynamic-Obstacles-", ("Random-5x5", 100), ("Random-6x6", 144)),
         ),
-        frames=1_000_000,
         actions=3,
     ),
-    "redbluedoors": Family("RedBlueDoors", _square("RedBlueDoors-", (6, 8), 20), frames=1_000_000),
+    "redbluedoors": Family("RedBlueDoors", _square("RedBlueDoors-", (6, 8), 20)),
     "memory": Family(
         "Memory",
         _levels(
@@ -90,7 +82,6 @@ FAMILIES: dict[str, Family] = {
             *(("S7", 245), ("S9", 405), ("S11", 605), ("S13", 845)),
             *(("S13Random", 845), ("S17Random", 1445)),
         ),
-        frames=1_000_000,
     ),
     "keycorridor": Family(
         "KeyCorridor",
@@ -115,20 +106,17 @@ FAMILIES: dict[str, Family] = {
     "fetch": Family(
         "Fetch",
         _levels("Fetch-", ("5x5-N2", 125), ("6x6-N2", 180), ("8x8-N3", 320)),
-        frames=1_000_000,
         text=True,
     ),
-    "gotodoor": Family("GoToDoor", _square("GoToDoor-", (5, 6, 8), 4), frames=1_000_000, text=True),
+    "gotodoor": Family("GoToDoor", _square("GoToDoor-", (5, 6, 8), 4), text=True),
     "gotoobject": Family(
         "GoToObject",
         _levels("GoToObject-", ("6x6-N2", 180), ("8x8-N2", 320)),
-        frames=1_000_000,
         text=True,
     ),
     "putnear": Family(
         "PutNear",
         _levels("PutNear-", ("6x6-N2", 30), ("8x8-N3", 40)),
-        frames=1_000_000,
         text=True,
     ),
 }

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from riglstm import models
-from riglstm.lab.minigrid.config import PPO, check_count
 from riglstm.lab.minigrid.envs import WorkerDied
 from riglstm.lab.minigrid.levels import chosen_levels, family
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
-from riglstm.lab.minigrid.progress import Testing
+from riglstm.lab.minigrid.ppo import PPO, check_count
 from riglstm.lab.minigrid.spec import LAST, TASK, GridSpec
-from riglstm.lab.minigrid.testing import Score, trials
+from riglstm.lab.minigrid.testing import Score, Testing, trials
 from riglstm.lab.tables.result import FAILED
 from riglstm.lab.tables.run import sessions
 from riglstm.lab.train.config import Fit

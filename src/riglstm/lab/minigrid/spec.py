@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from riglstm import models
-from riglstm.lab.minigrid.config import PPO, check_count
 from riglstm.lab.minigrid.levels import family
+from riglstm.lab.minigrid.ppo import PPO, check_count
 from riglstm.lab.tables.spec import PLACE, plain_options, read_options
 from riglstm.lab.train.config import FREE, PRINTED
 
@@ -19,7 +19,7 @@ LAST = "last"
 """What chose the weights that a run is tested with: nothing, they are the last (P35)."""
 
 SEEDS = 2**31
-"""Seeds of runs are below; `riglstm.lab.minigrid.testing` has it too, and takes seconds to load."""
+"""Seeds of runs are below; test episodes have this one."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from riglstm.lab.minigrid.config import PPO, check_count
 from riglstm.lab.minigrid.groups import comparable
 from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, family
+from riglstm.lab.minigrid.ppo import PPO, check_count
 from riglstm.lab.minigrid.reproduce import run
 from riglstm.lab.minigrid.runs import GridRun, read
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec

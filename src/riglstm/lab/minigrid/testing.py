@@ -7,24 +7,27 @@ them together, step by step, and with other numbers of episodes it is other nois
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from riglstm.lab.minigrid.config import check_count
 from riglstm.lab.minigrid.envs import Environments
-from riglstm.lab.minigrid.frames import Frames
 from riglstm.lab.minigrid.levels import Level
-from riglstm.lab.minigrid.network import ActorCritic
-from riglstm.lab.minigrid.ppo import small_products
+from riglstm.lab.minigrid.network import ActorCritic, Frames
+from riglstm.lab.minigrid.ppo import check_count, small_products
+from riglstm.lab.minigrid.spec import SEEDS
 from riglstm.lab.minigrid.worker import SKIP
 from riglstm.lab.tasks.base import generator
 from riglstm.models.stepping import stepper
 
-SEED = 2**31
+SEED = SEEDS
 """Of test episodes: no run is trained on it, as seeds of runs are below."""
+SECONDS = 30.0
+"""Between two lines on how far a test is."""
 
 
 class Score(NamedTuple):
@@ -103,3 +106,17 @@ def _play(
         if show is not None:
             show(B - len(live), B)
     return solved, lengths
+
+
+class Testing:
+    """Says on stderr what is tested, and now and then how many episodes have ended."""
+
+    def __init__(self, episodes: int, levels: int) -> None:
+        print(f"testing {episodes} episodes of {levels} levels", file=sys.stderr, flush=True)
+        self.said = time.monotonic()
+
+    def __call__(self, ended: int, episodes: int) -> None:
+        """So many of so many."""
+        if time.monotonic() - self.said > SECONDS:
+            self.said = time.monotonic()
+            print(f"tested {ended:,} of {episodes:,} episodes", file=sys.stderr, flush=True)

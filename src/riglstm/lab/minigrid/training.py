@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import sys
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
 
-from riglstm.lab.minigrid.config import PPO
 from riglstm.lab.minigrid.envs import Environments, WorkerDied
 from riglstm.lab.minigrid.network import ActorCritic
-from riglstm.lab.minigrid.ppo import Agent
-from riglstm.lab.minigrid.progress import FrameProgress
+from riglstm.lab.minigrid.ppo import PPO, Agent
 from riglstm.lab.train.checkpoints import Checkpoints
 from riglstm.lab.train.diverged import Diverged
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.log import Log
+from riglstm.lab.train.progress import Bar
 from riglstm.lab.train.signals import StopNow, Wish
 from riglstm.lab.train.supervised import Interrupted
 from riglstm.lab.train.weights import save_weights
 
 __all__ = ["Diverged", "Interrupted", "Trained", "train"]
 
+SECONDS = 30.0
+"""Between two lines, where there is no terminal."""
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
+
+class Trained(NamedTuple):
     """What a training gave; the network holds its last weights."""
 
     updates: int
@@ -107,6 +110,36 @@ def train(
             how = f"; go on with: {again}" if again else ""
             raise Interrupted(f"trained to the end, and saved; not tested yet{how}")
         return Trained(agent.updates, agent.frames, seconds + time.monotonic() - began)
+
+
+class FrameProgress(Bar):
+    """Frames, frames a second, success rate and time left, on stderr; `shown` False: nothing."""
+
+    def __init__(self, frames: int, done: int, shown: bool) -> None:
+        self.frames, self.shown = frames, shown
+        self.began, self.first, self.said = time.monotonic(), done, -SECONDS
+        if shown and sys.stderr.isatty():
+            self.bar = tqdm(
+                total=frames, initial=done, unit="frame", unit_scale=True, dynamic_ncols=True
+            )
+
+    def move(self, frames: int, figures: Mapping[str, float]) -> None:
+        """That many frames are done."""
+        words = "no episode has ended yet"
+        if "success" in figures:
+            words = f"success {figures['success']:.0%}, {figures['steps']:.0f} steps"
+        gone = time.monotonic() - self.began
+        if self.bar is not None:
+            self.bar.set_postfix_str(words, refresh=False)
+            self.bar.update(frames - self.bar.n)
+        elif self.shown and (gone - self.said > SECONDS or frames >= self.frames):
+            self.said = gone
+            speed = (frames - self.first) / gone
+            left = max(0, self.frames - frames) / speed
+            self.say(
+                f"frame {frames:,} of {self.frames:,}: {words}; "
+                f"{speed:,.0f} frames/s, {left / 60:.1f} min left"
+            )
 
 
 def _go_on(agent: Agent, checkpoints: Checkpoints) -> float:

@@ -23,16 +23,8 @@ import numpy as np
 
 SKIP = 255
 
-RECORD = np.dtype(
-    [
-        ("image", "u1", (7, 7, 3)),
-        ("action", "u1"),
-        ("reward", "u1"),
-        ("done", "u1"),
-        ("steps", "i4"),
-    ],
-    align=True,
-)
+_FIELDS = (("action", "u1"), ("reward", "u1"), ("done", "u1"), ("steps", "i4"))
+RECORD = np.dtype([("image", "u1", (7, 7, 3)), *_FIELDS], align=True)
 """What is shared about an environment: what it sees, is told, earned, and how long it took.
 
 Where an episode is done, `steps` is its length, and `image` the first of the next one, if any.

@@ -19,7 +19,7 @@ from riglstm.lab.report.style import Picture
 from riglstm.lab.tables.read_run import Record
 from riglstm.lab.tables.sheet import grid
 from riglstm.lab.tasks.balls import Balls
-from riglstm.lab.tasks.files import data_folder
+from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import pick

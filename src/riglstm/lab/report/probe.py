@@ -20,8 +20,7 @@ from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.run import build
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tasks.base import Task
-from riglstm.lab.tasks.images import ImageTask
-from riglstm.lab.tasks.pictures import read_size
+from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.models.base import Trace
 
 SLEEPING = ("riglstm", "rim", "brim")

@@ -24,7 +24,7 @@ from riglstm.lab.tables.render import number
 from riglstm.lab.tables.sheet import Line, Sheet
 from riglstm.lab.tables.summary import read_all, sheets
 from riglstm.lab.tables.tables import TABLES
-from riglstm.lab.tasks.files import DataError, data_folder
+from riglstm.lab.tasks.datasets import DataError, data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.folder import aside
 

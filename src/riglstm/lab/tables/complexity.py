@@ -20,7 +20,7 @@ from riglstm.lab.tables.recipes import MEASURED_ROWS
 from riglstm.lab.tables.render import Grid, Rendered, number, render
 from riglstm.lab.tables.run import core_options
 from riglstm.lab.tables.tables import stem
-from riglstm.lab.tasks.tokens import TokenNetwork
+from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import pick, products
 from riglstm.lab.train.record import commit, device_name

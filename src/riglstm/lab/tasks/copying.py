@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.lab.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, generator
-from riglstm.lab.tasks.tokens import (
+from riglstm.lab.tasks.common import (
+    CPU,
     TokenNetwork,
     batches,
     check_core,
@@ -30,7 +31,6 @@ from riglstm.models.base import Core
 
 TRAINING = SPLITS.index("training")
 """The first number of a seed is that of its split, so that none draws what another does."""
-CPU = torch.device("cpu")
 
 
 class Condition(NamedTuple):

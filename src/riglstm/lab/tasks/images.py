@@ -5,21 +5,20 @@ Shapes: n pictures, C channels, T = size² steps, B sequences.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.lab.tasks.base import Batch, Metric, Split, Totals, check_split, generator
-from riglstm.lab.tasks.download import obtain
-from riglstm.lab.tasks.files import Images
-from riglstm.lab.tasks.pictures import Size, positions, read_size, split_up
-from riglstm.lab.tasks.shuffled import Shuffled
-from riglstm.lab.tasks.tokens import (
+from riglstm.lab.tasks.common import (
+    CPU,
+    Shuffled,
     TokenNetwork,
     batches,
     check_core,
@@ -29,12 +28,68 @@ from riglstm.lab.tasks.tokens import (
     empty_totals,
     evaluating,
 )
+from riglstm.lab.tasks.datasets import Images, obtain
 from riglstm.models.base import Core
 
+HELD_OUT = 0.2
+"""Share of the training pictures that becomes validation data."""
+SPLIT, SUBSET = 0, 1
+"""Seeds, so that neither purpose draws what the other does."""
 CLASSES = 10
-CPU = torch.device("cpu")
 FLIPS = 1
 """The last number of a seed of mirror images, so that they are not drawn as the order is."""
+
+
+class Size(NamedTuple):
+    """Of a picture as it is shown."""
+
+    rows: int
+    columns: int
+
+
+def read_size(condition: str) -> Size:
+    """`19x19`, or 14 rows of 24 columns as `14x24`."""
+    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", condition)
+    if found is None:
+        raise ValueError(
+            f"a condition of pictures must be a size like 19x19, or rows and columns like 14x24, "
+            f"got {condition!r}"
+        )
+    return Size(int(found[1]), int(found[2]))
+
+
+def positions(n: int, size: Size) -> Tensor:
+    """(rows · columns,): the pixel of an n x n picture that each step shows, row by row.
+
+    Row i of the resized picture is row ⌊i·n/rows⌋ of the original, and columns likewise.
+    """
+    row, column = (torch.arange(many) * n // many for many in size)
+    return (n * row[:, None] + column).flatten()
+
+
+def split_up(
+    images: Images, train_size: int | None, validation_size: int | None, test_size: int | None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Pictures and labels of "training", "validation" and "test", the same for every run.
+
+    None: all there are. A smaller number are drawn at random, again the same for every run.
+    """
+    order = torch.randperm(len(images.train_images), generator=generator(CPU, SPLIT))
+    held_out = round(HELD_OUT * len(order))
+    # Drawn for test pictures as well: the first half of MNIST's is the easier one.
+    test = torch.randperm(len(images.test_images), generator=generator(CPU, SUBSET))
+    learned, tested = images[:2], images[2:]
+    parts = {}
+    for name, option, (pixels, labels), rows, wanted in (
+        ("training", "train_size", learned, order[held_out:], train_size),
+        ("validation", "validation_size", learned, order[:held_out], validation_size),
+        ("test", "test_size", tested, test, test_size),
+    ):
+        if wanted is not None:
+            check_whole(option, wanted, high=len(rows))
+        chosen = rows[:wanted].sort().values
+        parts[name] = pixels[chosen], labels[chosen]
+    return parts
 
 
 @dataclass(frozen=True)
@@ -43,7 +98,7 @@ class SequentialImages:
 
     needs_data: ClassVar[bool] = True
     dataset: ClassVar[str]
-    """As in `riglstm.lab.tasks.download.DATASETS`."""
+    """As in `riglstm.lab.tasks.datasets.DATASETS`."""
     channels: ClassVar[int]
 
     size: int
@@ -91,7 +146,7 @@ class SequentialImages:
     @property
     def values(self) -> int:
         """How many values a pixel may have."""
-        return 256
+        raise NotImplementedError
 
     @property
     def mirrored(self) -> bool:
@@ -100,7 +155,7 @@ class SequentialImages:
 
     def prepare(self, images: Tensor) -> Tensor:
         """The values of pixels as they are shown, before any resizing."""
-        return images
+        raise NotImplementedError
 
     def open(
         self,
@@ -195,9 +250,9 @@ class ImageTask:
         self.conditions = tuple(dict.fromkeys((self.trained_on, *config.conditions)))
         self.side = images.train_images.shape[-1]
         chosen = split_up(images, config.train_size, config.validation_size, config.test_size)
-        pixels = {name: config.prepare(part.images).flatten(2) for name, part in chosen.items()}
+        pixels = {name: config.prepare(shown).flatten(2) for name, (shown, _) in chosen.items()}
         self._pixels = {name: pixels[name].to(device) for name in ("validation", "test")}
-        self._labels = {name: part.labels.to(device) for name, part in chosen.items()}
+        self._labels = {name: labels.to(device) for name, (_, labels) in chosen.items()}
         shown = pixels["training"][:, :, positions(self.side, read_size(self.trained_on))]
         self._train = shown.transpose(1, 2).contiguous().to(device)  # (n, T, C)
         self._shuffled = Shuffled(len(self._train), config.batch_size, device)

@@ -27,6 +27,7 @@ LATER: dict[str, float | None] = {
     "label_smoothing": 0.0,
     "flip": False,
     "levels": 256,
+    "train_rollout": 0,
 }
 """Options of tasks, models and training that came after the first runs, and what those ran with: a
 run without them is one that has them at these values, and its name is the same."""

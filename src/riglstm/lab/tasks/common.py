@@ -1,4 +1,4 @@
-"""What tasks on sequences of tokens share: the network around a core, and scoring in batches.
+"""What several tasks share: the network on tokens, orders of data, scoring, checks of options.
 
 Shapes: T steps, B sequences, C tokens a step, D input features.
 """
@@ -6,16 +6,19 @@ Shapes: T steps, B sequences, C tokens a step, D input features.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from riglstm.lab.tasks.base import Totals, part
-from riglstm.lab.tasks.lookup import lookup
+from riglstm.lab.tasks.base import Totals, generator, part
 from riglstm.models.base import Core, summary
 
+CPU = torch.device("cpu")
 CPU_TOKENS = 2**15
 """Steps times sequences of a batch that is scored on a CPU."""
 BYTES_PER_TOKEN = 2**19
@@ -71,6 +74,92 @@ class TokenNetwork(nn.Module):
         y = summary(self.core, y) if self.summarise else y
         logits: Tensor = self.readout(self.dropout(y))
         return logits.view(*y.shape[:-1], *self.outputs)
+
+
+_gradient = torch.ops.aten.embedding_dense_backward
+_SWITCH = threading.Lock()
+"""torch's switch belongs to the whole process: two threads would not leave it as it was."""
+
+
+def lookup(ids: Tensor, table: Tensor) -> Tensor:
+    """`F.embedding(ids, table)`, whose gradient is summed deterministically on a GPU too.
+
+    There newer versions of torch add up the gradient of a table of few rows by atomics (pytorch's
+    pull request 172454), in any order, unless algorithms have to be deterministic. That is asked
+    for here, for this one sum: in all of a training it would slow down or refuse what has nothing
+    to do with a table. Compiled, the gradient is torch's own.
+    """
+    learns = table.requires_grad and torch.is_grad_enabled()
+    if table.is_cuda and learns and not torch.compiler.is_compiling():
+        return InOrder.apply(ids, table)  # type: ignore[no-any-return, no-untyped-call]
+    return F.embedding(ids, table)
+
+
+class InOrder(torch.autograd.Function):
+    """`F.embedding`, whose gradient is summed by torch's deterministic way."""
+
+    @staticmethod
+    def forward(ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ids, table = inputs
+        ctx.save_for_backward(ids)
+        ctx.rows = table.shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        with _deterministic():
+            return None, _gradient(grad, ids, ctx.rows, -1, False)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    # torch's public switch also loads its compiler's options, which takes a second.
+    with _SWITCH:
+        was = torch._C._get_deterministic_algorithms()
+        warned = torch._C._get_deterministic_algorithms_warn_only()
+        # Strict where the caller is.
+        torch._C._set_deterministic_algorithms(True, warn_only=warned or not was)
+        try:
+            yield
+        finally:
+            torch._C._set_deterministic_algorithms(was, warn_only=warned)
+
+
+class Shuffled:
+    """Which of `length` sequences an update learns from, as a function of (seed, step).
+
+    Each epoch is an order of all of them. Where one ends within a batch, the next one begins, so
+    all batches have one size.
+    """
+
+    def __init__(self, length: int, batch_size: int, device: torch.device) -> None:
+        self.length, self.batch_size, self.device = length, batch_size, device
+        self.updates_per_epoch = math.ceil(length / batch_size)
+        self._orders: dict[tuple[int, int], Tensor] = {}
+
+    def batch(self, seed: int, step: int) -> Tensor:
+        """(B,): numbers of sequences, on the device; nothing waits for it within an epoch."""
+        first, last = step * self.batch_size, (step + 1) * self.batch_size
+        pieces = []
+        while first < last:
+            epoch, start = divmod(first, self.length)
+            pieces.append(self._order(seed, epoch)[start : start + last - first])
+            first += len(pieces[-1])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _order(self, seed: int, epoch: int) -> Tensor:
+        if (seed, epoch) not in self._orders:
+            # The epoch before is needed still, where several devices share a batch of both.
+            while len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+            # Drawn on the CPU, so that every device has the same order.
+            order = torch.randperm(self.length, generator=generator(CPU, seed, epoch))
+            self._orders[seed, epoch] = order.to(self.device)
+        return self._orders[seed, epoch]
 
 
 def check_core(core: Core, input_size: int) -> None:
