@@ -34,7 +34,7 @@ from riglstm.lab.minigrid.worker import SKIP, solved
 from riglstm.lab.tables.render import render
 from riglstm.lab.train.config import PRINTED
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.supervised import Interrupted
+from riglstm.lab.train.stopping import Interrupted
 
 pytestmark = pytest.mark.slow
 
