@@ -29,7 +29,7 @@ from riglstm.lab.cli.main import VERBS, main
 from riglstm.lab.train.checkpoints import Checkpoints, read
 from riglstm.lab.train.folder import PART, RunFolder
 from riglstm.lab.train.weights import read_weights
-from train_helpers import assert_same, outcome
+from train_helpers import assert_same
 from train_task import train
 
 pytestmark = pytest.mark.slow
@@ -195,9 +195,7 @@ def flipped(file: Path, draw: random.Random) -> Iterator[int]:
     file.write_bytes(whole)
 
 
-def test_a_checkpoint_with_a_flipped_bit_is_never_gone_on_from(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_checkpoint_with_a_flipped_bit_is_never_resumed_from(tmp_path: Path) -> None:
     draw = draws("flips")
     train(tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
@@ -209,12 +207,6 @@ def test_a_checkpoint_with_a_flipped_bit_is_never_gone_on_from(
             checkpoints = Checkpoints(folder, identity)
             assert_same(checkpoints.latest(said.append, resume=True), whole, str(place))
             assert "step-60.ckpt is damaged" in said[0]
-    alone = outcome(folder.path)
-    for _ in range(3):
-        with flipped(last, draw):
-            train(folder.path, resume=True)
-        assert "step-60.ckpt is damaged" in capsys.readouterr().err
-        assert_same(outcome(folder.path), alone)
 
 
 def test_weights_with_a_flipped_bit_are_refused(tmp_path: Path, capsys: Capture) -> None:

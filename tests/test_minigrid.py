@@ -288,14 +288,14 @@ def test_a_second_signal_in_the_last_save_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=64))
-    save = reinforced.Checkpoints.save_checkpoint
+    save = reinforced.Checkpoints.save
 
     def stopped(self: Any, *args: Any) -> None:
         save(self, *args)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(reinforced.Checkpoints, "save_checkpoint", stopped)
+    monkeypatch.setattr(reinforced.Checkpoints, "save", stopped)
     with pytest.raises(Interrupted, match=r"stopped at once, without saving; .*go on with: again"):
         run(short, tmp_path / "a", progress=False, again="again")
 

@@ -263,18 +263,18 @@ def test_what_the_checkpoint_before_the_last_refers_to_is_kept(tmp_path: Path) -
 
 def test_a_choice_prefers_the_lower_loss_then_the_earlier_of_equals_and_numbers_to_nan() -> None:
     error, even = Choice("a", higher_is_better=False, patience=2), {"a": 1.0, "b": 1.0}
-    assert error.hear(1, {"a": math.nan, "b": 1.0}, even)
-    assert error.hear(2, {"a": 3.0, "b": 1.0}, even)
-    assert not error.hear(3, {"a": 3.0, "b": math.nan}, even)
+    assert error.add(1, {"a": math.nan, "b": 1.0}, even)
+    assert error.add(2, {"a": 3.0, "b": 1.0}, even)
+    assert not error.add(3, {"a": 3.0, "b": math.nan}, even)
     assert not error.exhausted
-    assert error.hear(4, {"a": 4.0, "b": 0.5}, even)
+    assert error.add(4, {"a": 4.0, "b": 0.5}, even)
     assert error.exhausted
     assert error.best == {"a": Chosen(2, 3.0, 1.0), "b": Chosen(4, 0.5, 1.0)}
     perfect = Choice("a", higher_is_better=True, patience=4)
     for step, (value, loss) in enumerate(
         [(0.9, 0.1), (1.0, 0.3), (1.0, 0.2), (1.0, 0.2), (1.0, math.nan), (0.9, 0.0)], 1
     ):
-        assert perfect.hear(step, {"a": value}, {"a": loss}) == (step <= 3)
+        assert perfect.add(step, {"a": value}, {"a": loss}) == (step <= 3)
     assert perfect.best == {"a": Chosen(3, 1.0, 0.2)}
     # The metric has not improved for four evaluations.
     assert perfect.exhausted

@@ -61,8 +61,8 @@ class Choice:
         self.best: dict[str, Chosen] = {}
         self.waited = 0
 
-    def hear(self, step: int, values: Mapping[str, float], losses: Mapping[str, float]) -> bool:
-        """Take an evaluation, by metric and by loss; True if a choice falls on it.
+    def add(self, step: int, values: Mapping[str, float], losses: Mapping[str, float]) -> bool:
+        """Add an evaluation, by metric and by loss; True if a choice falls on it.
 
         A metric that can be perfect may be so from early on, while the network goes on learning: of
         equals the one with the lower loss is taken, and of equals in that, too, the earlier.

@@ -68,9 +68,6 @@ class RunFolder:
         self.lock = self.path / "riglstm.lock"
         self.holding = False
 
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
-
     @property
     def state(self) -> Literal["new", "partial", "done"]:
         """partial: a run was begun here; done: it has its result."""
@@ -260,14 +257,10 @@ class RunFolder:
         return content
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
-        """Write one of the folder's JSON files."""
-        self.write(path, (json.dumps(content, indent=2) + "\n").encode())
-
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a whole file, or none."""
+        """Write one of the folder's JSON files, whole or not at all."""
         if self.writes:
             with atomic_write(path) as file:
-                file.write(content)
+                file.write((json.dumps(content, indent=2) + "\n").encode())
 
     def sweep(self) -> None:
         """Remove the files that a kill left half-written."""

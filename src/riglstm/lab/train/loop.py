@@ -304,7 +304,7 @@ class Training:
         return bool(self._over_processes(asked, "sum") > 0)
 
     def _check_finite(self) -> None:
-        rows = self._over_processes(self._figures(), "mean")
+        rows = self._over_processes(self._rows(), "mean")
         for number, loss in enumerate(rows[:, 0].tolist(), self.step - len(rows) + 1):
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss of update {number}")
@@ -335,14 +335,14 @@ class Training:
             self.seconds + time.monotonic() - self.began,
         )
 
-    def _figures(self) -> Tensor:
+    def _rows(self) -> Tensor:
         """(updates, 3): loss, metric and norm, on the device."""
         columns = [torch.stack(column).float() for column in zip(*self.figures, strict=True)]
         return torch.stack(columns, dim=1)
 
     def _log(self) -> None:
         assert self.log is not None
-        rows, self.figures = self._figures().double(), []
+        rows, self.figures = self._rows().double(), []
         loss, metric, norm = rows.mean(dim=0).tolist()
         self.speed = (self.step - self.logged) / max(self.worked, 1e-9)
         self.worked, self.logged = 0.0, self.step
@@ -382,7 +382,7 @@ class Training:
         )
         values = {c: kinds[task.metric.name] for c, kinds in found.items()}
         losses = {c: kinds["loss"] for c, kinds in found.items()}
-        if self.choice.hear(self.step, values, losses) and self.folder.writes:
+        if self.choice.add(self.step, values, losses) and self.folder.writes:
             save_weights(self.net, self.folder.weights_of(self.step))
         self.progress.evaluation(self.step, values, self.speed)
 
@@ -410,7 +410,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.mean,
             "choice": self.choice.state_dict(),
-            "figures": self._figures() if self.figures else None,
+            "figures": self._rows() if self.figures else None,
             "rng": self.rng_states,
             "stopped": self.stopped,
             "seconds": self.seconds,
