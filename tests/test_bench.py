@@ -17,7 +17,7 @@ from riglstm.lab.bench.timing import METERS, Job, Meter, compare, measure, runs,
 from riglstm.lab.cli import bench
 from riglstm.lab.cli.bench_parts import headline
 from riglstm.lab.cli.main import main
-from riglstm.lab.train.record import commit
+from riglstm.lab.train.devices import commit
 from riglstm.scan import reference
 
 

@@ -34,7 +34,7 @@ from riglstm.lab.tables.tables import NAMES
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train import Fit
-from riglstm.lab.train.deadline import NEVER, OutOfTime
+from riglstm.lab.train.stopping import NEVER, OutOfTime
 from riglstm.models import MODELS
 from riglstm.scan import BACKENDS
 
@@ -203,13 +203,13 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     monkeypatch: Patch, capsys: Capture
 ) -> None:
     def needs(args: Sequence[str]) -> None:
-        import pytorch_lightning.callbacks  # noqa: F401
+        import lightning_fabric.plugins  # noqa: F401
 
-    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     monkeypatch.setitem(main.VERBS, "demo", needs)
     assert exit_code("demo") == 2
     assert capsys.readouterr().err == (
-        "riglstm: training needs pytorch_lightning, which is not installed: "
+        "riglstm: training needs lightning_fabric, which is not installed: "
         "pip install 'riglstm[train]'\n"
     )
 

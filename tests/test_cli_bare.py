@@ -50,7 +50,7 @@ for args in {commands}:
         except SystemExit as end:
             code = end.code or 0
     said.append((code, out.getvalue(), err.getvalue()))
-heavy = [n for n in ("pytorch_lightning", "matplotlib", "tensorboard") if n in sys.modules]
+heavy = [n for n in ("lightning_fabric", "matplotlib", "tensorboard") if n in sys.modules]
 print(json.dumps({{"said": said, "heavy": heavy}}))
 """
 
@@ -72,16 +72,16 @@ def run_without(
 
 
 def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_path: Path) -> None:
-    extras = {"pytorch_lightning", "safetensors", "tqdm", "numpy", "pooch", "rich", "tyro"}
+    extras = {"lightning_fabric", "safetensors", "tqdm", "numpy", "pooch", "rich", "tyro"}
     extras |= {"matplotlib", "tensorboard", "gymnasium", "minigrid"}
     verbs = ["demo", "train", "evaluate", "reproduce", "report", "bench", "data", "list"]
     helps = [["--help"], *([verb, "--help"] for verb in verbs), ["train", "mnist", "--help"]]
     works = [*helps, ["--version"], ["list"], ["data", "--data-dir", "none-here"]]
     works.append(["bench", "--quick", "--tables", "stream"])
     fails = {
-        "training needs pytorch_lightning, which is not installed": ["train", "copying"],
+        "training needs lightning_fabric, which is not installed": ["train", "copying"],
         "needs numpy, which is not installed": ["report", "."],
-        "--tables harness needs pytorch_lightning": ["bench", "--quick"],
+        "--tables harness needs lightning_fabric": ["bench", "--quick"],
     }
     said, heavy = run_without(extras, [*works, *fails.values()], tmp_path)
     for args, (code, out, err) in zip(works, said, strict=False):

@@ -26,8 +26,8 @@ from riglstm.lab.tables.run import build, run
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import TABLES
 from riglstm.lab.train.config import PRINTED, Fit
-from riglstm.lab.train.deadline import Deadline, Interrupted, OutOfTime
 from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.stopping import Deadline, Interrupted, OutOfTime
 from riglstm.lab.train.weights import load_weights, write_weights
 from riglstm.models import MODELS
 from train_helpers import last_step

@@ -27,9 +27,9 @@ import torch
 from riglstm.lab.cli import flags, values
 from riglstm.lab.cli.main import VERBS, main
 from riglstm.lab.train.checkpoints import Checkpoints, read
-from riglstm.lab.train.folder import ASIDE, RunFolder
+from riglstm.lab.train.folder import PART, RunFolder
 from riglstm.lab.train.weights import read_weights
-from train_helpers import assert_same, outcome
+from train_helpers import assert_same
 from train_task import train
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ class Doom:
     def write(self, handle: int) -> None:
         """A kill in the middle of a write leaves a part of a file that is written aside."""
         link = f"/proc/self/fd/{handle}"
-        if self.left == self.count and os.path.exists(link) and os.readlink(link).endswith(ASIDE):
+        if self.left == self.count and os.path.exists(link) and os.readlink(link).endswith(PART):
             os.truncate(handle, self.cut.randrange(os.fstat(handle).st_size + 1))
         self.operation()
         self.fsync(handle)
@@ -136,7 +136,7 @@ def kill(root: Path, seed: str) -> None:
     """Kill runs until there were enough kills; each ends as the one that was left alone."""
     torch.set_num_threads(1)
     # Loaded here, and not by every child.
-    import riglstm.lab.train.supervised  # noqa: F401
+    import riglstm.lab.train.loop  # noqa: F401
 
     moments = random.Random(seed)
     code, operations = forked(root, root / "alone", -1, moments)
@@ -195,9 +195,7 @@ def flipped(file: Path, draw: random.Random) -> Iterator[int]:
     file.write_bytes(whole)
 
 
-def test_a_checkpoint_with_a_flipped_bit_is_never_gone_on_from(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_checkpoint_with_a_flipped_bit_is_never_resumed_from(tmp_path: Path) -> None:
     draw = draws("flips")
     train(tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
@@ -207,15 +205,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_never_gone_on_from(
         with flipped(last, draw) as place:
             said: list[str] = []
             checkpoints = Checkpoints(folder, identity)
-            assert checkpoints.latest(said.append) == before, place
+            assert_same(checkpoints.latest(said.append, resume=True), whole, str(place))
             assert "step-60.ckpt is damaged" in said[0]
-            assert_same(checkpoints.found[before], whole)
-    alone = outcome(folder.path)
-    for _ in range(3):
-        with flipped(last, draw):
-            train(folder.path, resume=True)
-        assert "step-60.ckpt is damaged" in capsys.readouterr().err
-        assert_same(outcome(folder.path), alone)
 
 
 def test_weights_with_a_flipped_bit_are_refused(tmp_path: Path, capsys: Capture) -> None:

@@ -277,15 +277,6 @@ def test_parameters_that_moved_or_froze_are_refused(
     captured(batch(1))
 
 
-def test_a_learned_start_gets_its_gradient(capture: Callable[..., graphs.Graphed]) -> None:
-    core, twin = models("entnet")
-    captured = capture(core, batch(0))
-    captured(batch(1))[0].square().sum().backward()
-    plain = twin(batch(1))[0]
-    plain.square().sum().backward()
-    torch.testing.assert_close(core.keys.grad, twin.keys.grad)
-
-
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 def test_the_capture_keeps_the_autocast_that_was_active(
     capture: Callable[..., graphs.Graphed],

@@ -33,7 +33,7 @@ from riglstm.lab.minigrid.worker import SKIP, solved
 from riglstm.lab.tables.render import render
 from riglstm.lab.train.config import PRINTED
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.supervised import Interrupted
+from riglstm.lab.train.stopping import Interrupted
 
 pytestmark = pytest.mark.slow
 
@@ -287,14 +287,14 @@ def test_a_second_signal_in_the_last_save_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=64))
-    save = training.Checkpoints.save_checkpoint
+    save = training.Checkpoints.save
 
     def stopped(self: Any, *args: Any) -> None:
         save(self, *args)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(training.Checkpoints, "save_checkpoint", stopped)
+    monkeypatch.setattr(training.Checkpoints, "save", stopped)
     with pytest.raises(Interrupted, match=r"stopped at once, without saving; .*go on with: again"):
         run(short, tmp_path / "a", progress=False, again="again")
 

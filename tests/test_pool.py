@@ -28,8 +28,8 @@ from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import TABLES
 from riglstm.lab.tables.worker import Job, read, written
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
 from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.stopping import NEVER, Deadline, Interrupted, OutOfTime
 from train_helpers import last_step
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from riglstm.lab.minigrid import table as minigrid_table
 from riglstm.lab.tables import render, run
 from riglstm.lab.tables import reproduce as reproducing
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.signals import Wish
+from riglstm.lab.train.stopping import StopRequest
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -128,7 +128,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
 
     out = tmp_path / "some" / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("riglstm.lab.train.learner.Learner.training_step", no_memory)
+        patch.setattr("riglstm.lab.train.loop.Training.run", no_memory)
         assert main([*SMALL, "--out", str(out)]) == 2
     assert "out of memory" in capsys.readouterr().err
     assert tree(tmp_path) == {}
@@ -339,10 +339,9 @@ def test_who_imports_the_layer_keeps_ctrl_c(tmp_path: Path) -> None:
 def test_what_nohup_has_silenced_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Wish(speaks=False) as wish:
-            wish.listen()
+        with StopRequest(speaks=False) as request:
             signal.raise_signal(signal.SIGHUP)
-            assert not wish.made
+            assert not request.made
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.supervised import Interrupted, fit
+from riglstm.lab.train.loop import fit
+from riglstm.lab.train.stopping import Interrupted
 from train_helpers import assert_same, finish, last_step, outcome, start
 from train_task import QUICK, Halves, Slow, network
 

@@ -19,11 +19,10 @@ import pytest
 import torch
 
 import riglstm
-from riglstm.lab.train import record
+from riglstm.lab.train import devices
 from riglstm.lab.train.devices import launched, rank
-from riglstm.lab.train.folder import RunFolder, aside, differences
-from riglstm.lab.train.lock import BusyError, release, take
-from riglstm.lab.train.log import Log
+from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write, differences
+from riglstm.lab.train.progress import Log
 from riglstm.lab.train.weights import load_weights, save_weights
 from train_helpers import finish, start
 from train_task import Halves, network
@@ -54,6 +53,7 @@ def test_a_run_begins_with_what_it_is_and_what_it_runs_on(tmp_path: Path) -> Non
     assert run["device"] == "CPU"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", run["started"])
     assert "resumed" not in run
+    assert socket.gethostname() not in json.dumps(run)
 
 
 def test_a_run_that_goes_on_is_recorded(tmp_path: Path) -> None:
@@ -85,16 +85,11 @@ def test_a_folder_is_not_taken_from_another_run(tmp_path: Path) -> None:
             folder.begin(CONFIG, command="", device="", resume=resume)
 
 
-def test_a_new_folder_may_be_resumed(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(CONFIG, command="", device="", resume=True)
-    assert folder.state == "partial"
-
-
 def test_at_the_end_checkpoints_and_weights_without_use_go(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     for path in (folder.checkpoints / "step-9.ckpt", *map(folder.weights_of, (3, 6, 9))):
-        folder.write(path, b"content")
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
     result = {"chosen": {"P=5": {"step": 6, "value": 0.5}, "P=10": {"step": 9, "value": 0.25}}}
     folder.finish(result)
     assert folder.read_json(folder.result) == result
@@ -182,27 +177,6 @@ def test_a_process_that_dies_lets_go_of_its_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "riglstm.lock").exists()
 
 
-def test_a_lock_that_was_removed_while_it_was_opened_is_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, real = tmp_path / "lock", os.open
-    opened = []
-
-    def late(*arguments: Any) -> int:
-        handle = real(*arguments)
-        opened.append(handle)
-        if len(opened) == 1:
-            path.unlink()
-        return handle
-
-    monkeypatch.setattr(os, "open", late)
-    handle = take(path)
-    assert len(opened) == 2
-    with pytest.raises(BusyError):
-        take(path)
-    release(path, handle)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="without locks, runs do without")
 def test_a_file_system_without_locks_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,32 +192,24 @@ def test_a_file_system_without_locks_is_done_without(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
-def test_what_a_kill_at_the_very_end_left_goes_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = begun(tmp_path)
-    for path in (folder.checkpoints / "step-9.ckpt", *map(folder.weights_of, (6, 9))):
-        folder.write(path, b"content")
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "tidy", lambda folder: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            folder.finish({"chosen": {"P=5": {"step": 6, "value": 0.5}}})
-    assert folder.state == "done"
-    assert folder.checkpoints.exists()
-    with pytest.raises(ValueError, match="holds a run that is done"):
-        folder.begin(CONFIG, command="", device="", resume=True)
-    assert not folder.checkpoints.exists()
-    assert [p.name for p in folder.weights.iterdir()] == ["step-6.safetensors"]
-
-
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "sub" / "file"
-    with aside(path) as file:
+    with atomic_write(path) as file:
         file.write(b"first")
         assert not path.exists()
-    with contextlib.suppress(ZeroDivisionError), aside(path) as file:
+    with contextlib.suppress(ZeroDivisionError), atomic_write(path) as file:
         file.write(b"half")
         raise ZeroDivisionError
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(OSError, match=r"file could not be written \(No space left on device\), and"),
+        atomic_write(path) as file,
+    ):
+        file.write(b"half")
     assert path.read_bytes() == b"first"
     assert list(path.parent.iterdir()) == [path]
 
@@ -251,10 +217,10 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     kept = folder.checkpoints / "step-9.ckpt"
-    folder.write(kept, b"content")
     for path in (folder.config, kept, folder.weights_of(3)):
         path.parent.mkdir(exist_ok=True)
         path.with_name(f"{path.name}.123.part").write_bytes(b"half")
+    kept.touch()
     folder.sweep()
     assert not list(folder.path.rglob("*.part"))
     assert kept.exists()
@@ -282,34 +248,25 @@ def test_differences_are_said_in_words() -> None:
     ]
 
 
-def test_a_log_that_goes_on_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+def test_a_log_that_is_resumed_drops_what_is_damaged_or_came_after_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     folder = RunFolder(tmp_path)
     log = Log(folder, 0, tensorboard=False)
     log.add(5, {"train/loss": 0.1 + 0.2, "validation/accuracy@L=2,P=5": 1.0})
+    with folder.metrics.open("ab") as file:
+        file.write(b"\0\0\0\n\n\xff\xfe,1\n-1,a,2\n")
     log.add(10, {"train/loss": 0.25})
-    whole = folder.metrics.read_text()
-    assert whole == (
+    log.add(15, {"train/loss": 0.125})
+    with folder.metrics.open("a") as file:
+        file.write("1")
+    Log(folder, 10, tensorboard=False)
+    assert folder.metrics.read_text() == (
         "step,name,value\n"
         "5,train/loss,0.30000000000000004\n"
         '5,"validation/accuracy@L=2,P=5",1.0\n'
         "10,train/loss,0.25\n"
     )
-    log.add(15, {"train/loss": 0.125})
-    with folder.metrics.open("a") as file:
-        file.write("1")
-    Log(folder, 10, tensorboard=False)
-    assert folder.metrics.read_text() == whole
-
-
-def test_a_log_goes_on_without_its_damaged_lines(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    log = Log(folder, 0, tensorboard=False)
-    log.add(5, {"train/loss": 0.5})
-    with folder.metrics.open("ab") as file:
-        file.write(b"\0\0\0\n\n\xff\xfe,1\n-1,a,2\n")
-    log.add(10, {"train/loss": 0.25})
-    Log(folder, 10, tensorboard=False)
-    assert folder.metrics.read_text() == "step,name,value\n5,train/loss,0.5\n10,train/loss,0.25\n"
 
 
 def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
@@ -328,24 +285,20 @@ def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = Path(record.__file__).parent
+    inside = Path(devices.__file__).parent
     asked = ["git", "-C", str(inside), "rev-parse", "HEAD"]
     head = subprocess.run(asked, capture_output=True, text=True, check=False)
-    tracked = ["git", "-C", str(inside), "ls-files", "--error-unmatch", "record.py"]
+    tracked = ["git", "-C", str(inside), "ls-files", "--error-unmatch", "devices.py"]
     if head.returncode or subprocess.run(tracked, capture_output=True, check=False).returncode:
-        assert record.commit() is None
+        assert devices.commit() is None
     else:
-        assert record.commit() in (head.stdout.strip(), head.stdout.strip() + "+changes")
+        assert devices.commit() in (head.stdout.strip(), head.stdout.strip() + "+changes")
     # An installed copy inside somebody else's repository is not of that repository's commit.
-    copy = tmp_path / "repository" / "environment" / "record.py"
+    copy = tmp_path / "repository" / "environment" / "devices.py"
     copy.parent.mkdir(parents=True)
     copy.touch()
     subprocess.run(["git", "-C", str(tmp_path / "repository"), "init", "-q"], check=True)
-    monkeypatch.setattr(record, "__file__", str(copy))
-    assert record.commit() is None
+    monkeypatch.setattr(devices, "__file__", str(copy))
+    assert devices.commit() is None
     monkeypatch.setenv("RIGLSTM_COMMIT", "0123abc")
-    assert record.commit() == "0123abc"
-
-
-def test_a_record_names_no_host() -> None:
-    assert socket.gethostname() not in json.dumps(record.surroundings())
+    assert devices.commit() == "0123abc"

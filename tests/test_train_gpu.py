@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import riglstm.lab.train.capture
+import riglstm.lab.train.graphs
 from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.checkpoints import read
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphs import graphed
-from riglstm.lab.train.supervised import fit
+from riglstm.lab.train.loop import fit
 from train_helpers import outcome
 from train_task import QUICK, Halves, network
 
@@ -50,7 +50,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(riglstm.lab.train.capture, "graphed", counted)
+    monkeypatch.setattr(riglstm.lab.train.graphs, "graphed", counted)
     return calls
 
 
@@ -88,7 +88,7 @@ def test_averaged_weights_do_not_disturb_what_is_captured(
     for a, b in zip(averaged.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
     (state,) = (read(file) for file in (tmp_path / "a" / "checkpoints").glob("step-30.ckpt"))
-    mean = state["callbacks"]["Steward"]["average"]
+    mean = state["average"]
     apart = [(m - w.cpu()).abs().max() for m, w in zip(mean, averaged.parameters(), strict=True)]
     assert 1e-3 < max(apart) < 1
 

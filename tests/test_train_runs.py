@@ -16,8 +16,7 @@ from riglstm.lab.tables.plan import FAILED, Planned, state
 from riglstm.lab.tables.run import run
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.lock import BusyError
+from riglstm.lab.train.folder import BusyError, RunFolder
 
 TASK: dict[str, Any] = {
     **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4",)},
@@ -35,11 +34,11 @@ def test_a_result_names_all_devices_and_commits_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    monkeypatch.setattr("riglstm.lab.train.record.commit", lambda: "first")
+    monkeypatch.setattr("riglstm.lab.train.devices.commit", lambda: "first")
     folder.begin(SPEC.resolved(), command="", device="NVIDIA H200", resume=False)
-    monkeypatch.setattr("riglstm.lab.train.record.commit", lambda: None)
+    monkeypatch.setattr("riglstm.lab.train.devices.commit", lambda: None)
     folder.begin(SPEC.resolved(), command="", device="NVIDIA H200", resume=True)
-    monkeypatch.setattr("riglstm.lab.train.record.commit", lambda: "second")
+    monkeypatch.setattr("riglstm.lab.train.devices.commit", lambda: "second")
     monkeypatch.setattr(runs, "device_name", lambda device: "CPU")
     result = run(SPEC, folder.path, resume=True, progress=False)
     assert result["device"] == "NVIDIA H200, then CPU"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
@@ -17,7 +18,7 @@ from riglstm.lab.train.folder import RunFolder
 # Its children are forked from one process that has torch and Lightning loaded: a start costs
 # milliseconds, and still each is a process that can be killed.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["riglstm.lab.train.supervised"])
+PROCESSES.set_forkserver_preload(["riglstm.lab.train.loop"])
 
 
 def start(target: Callable[..., object], *arguments: object) -> ForkServerProcess:
@@ -38,7 +39,7 @@ def outcome(path: Path) -> dict[str, Any]:
     checkpoints = {file.name: read(file) for file in folder.checkpoints.iterdir()}
     for checkpoint in checkpoints.values():
         for name in ("seconds", "pause"):
-            del checkpoint["callbacks"]["Steward"][name]
+            del checkpoint[name]
     return {
         "checkpoints": checkpoints,
         "weights": {file.name: file.read_bytes() for file in folder.weights.iterdir()},
@@ -72,3 +73,12 @@ def last_step(path: Path) -> int:
     file = path / "metrics.csv"
     lines = file.read_text().splitlines()[1:] if file.exists() else []
     return int(lines[-1].split(",")[0]) if lines else 0
+
+
+def logged(path: Path) -> dict[str, dict[int, float]]:
+    """metrics.csv by name and step."""
+    found: dict[str, dict[int, float]] = {}
+    with (path / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["name"], {})[int(row["step"])] = float(row["value"])
+    return found

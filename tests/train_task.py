@@ -120,13 +120,21 @@ QUICK = Fit(
 """With numbers that share no factor, so that everything falls between everything else."""
 
 
-def train(path: Path, config: Fit = QUICK, seed: int = 0, *, resume: bool = False) -> nn.Module:
-    """A run in a folder; the network as it ends."""
-    from riglstm.lab.train.supervised import fit
+def train(
+    path: Path,
+    config: Fit = QUICK,
+    seed: int = 0,
+    *,
+    task: Halves | None = None,
+    net: nn.Module | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A run in a folder, with options of `fit`; the network as it ends."""
+    from riglstm.lab.train.loop import fit
 
-    task = Halves()
-    net = network(task, seed)
-    fit(net, task, config, seed, RunFolder(path), resume=resume, progress=False)
+    task = Halves() if task is None else task
+    net = network(task, seed) if net is None else net
+    fit(net, task, config, seed, RunFolder(path), progress=False, **options)
     return net
 
 

@@ -17,11 +17,11 @@ from torch import nn
 
 from riglstm.lab.bench.timing import Spread, spread
 from riglstm.lab.tasks.base import Batch, Task
-from riglstm.lab.train.capture import captured
 from riglstm.lab.train.config import Fit, rate
 from riglstm.lab.train.devices import autocast, products
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.rng import kept
+from riglstm.lab.train.graphs import captured
+from riglstm.lab.train.rng import fork_rng
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _bare(net: nn.Module, task: Any, config: Fit, seed: int) -> None:
     adam = torch.optim.Adam(weights, config.lr, fused=True)
     capture = config.capture and task.device.type == "cuda"
     with (
-        kept(task.device),
+        fork_rng(task.device),
         products(config.precision, task.device),
         captured(net.get_submodule("core"), capture),
     ):
@@ -131,7 +131,7 @@ def _bare(net: nn.Module, task: Any, config: Fit, seed: int) -> None:
 def _harness(net: nn.Module, task: Any, config: Fit, seed: int) -> None:
     """`fit`, into a folder that is thrown away."""
     # Only here: Lightning takes seconds to load, and the other benchmarks do without.
-    from riglstm.lab.train.supervised import fit
+    from riglstm.lab.train.loop import fit
 
     with tempfile.TemporaryDirectory() as path:
         fit(net, task, config, seed, RunFolder(path), progress=False)

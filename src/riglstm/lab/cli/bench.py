@@ -14,8 +14,7 @@ from riglstm.lab.bench.tables import rows
 from riglstm.lab.bench.timing import METERS
 from riglstm.lab.cli import bench_harness, bench_minigrid, bench_parts, flags, text
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import pick
-from riglstm.lab.train.record import commit
+from riglstm.lab.train.devices import commit, pick
 
 Table: TypeAlias = Literal["batch", "stream", "growth", "kernels", "harness", "minigrid"]
 

@@ -21,7 +21,7 @@ from riglstm.lab.bench import cuda
 from riglstm.lab.bench.contestants import BATCHED, contestants
 from riglstm.lab.bench.tables import Row, Section, against_lstm, growth
 from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.train.record import device_name
+from riglstm.lab.train.devices import device_name
 from riglstm.scan import Backend
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def check(config: Bench) -> None:
             f"got {', '.join(wrong)}"
         )
     assert config.tables is not None
-    if "harness" in config.tables and importlib.util.find_spec("pytorch_lightning") is None:
+    if "harness" in config.tables and importlib.util.find_spec("lightning_fabric") is None:
         raise UsageError(
-            "--tables harness needs pytorch_lightning, which is not installed: "
+            "--tables harness needs lightning_fabric, which is not installed: "
             "pip install 'riglstm[train]', or name the other tables only"
         )
     flags.check_at_least("seed", config.seed, 0)

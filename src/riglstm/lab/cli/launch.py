@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from riglstm.lab.cli import UsageError
-from riglstm.lab.train.deadline import Deadline
+from riglstm.lab.train.stopping import Deadline
 
 SEEDS = 10_000
 """At most, of one command: each is planned before the first is run."""

@@ -54,7 +54,7 @@ Example: riglstm demo
 
 TRAINS = "pip install 'riglstm[train]'"
 EXTRAS: dict[str, tuple[str, str]] = {
-    "pytorch_lightning": ("training", TRAINS),
+    "lightning_fabric": ("training", TRAINS),
     "lightning_utilities": ("training", TRAINS),
     "torchmetrics": ("training", TRAINS),
     "numpy": ("this", TRAINS),

@@ -16,9 +16,9 @@ from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.deadline import OutOfTime
 from riglstm.lab.train.devices import rank
 from riglstm.lab.train.folder import RunFolder, differences
+from riglstm.lab.train.stopping import OutOfTime
 from riglstm.models import MODELS
 
 ABOUT = """\

@@ -20,10 +20,9 @@ from riglstm.lab.minigrid.testing import Score, Testing, trials
 from riglstm.lab.tables.result import FAILED
 from riglstm.lab.tables.run import sessions
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import pick
+from riglstm.lab.train.devices import commit, device_name, pick
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.record import commit, device_name
-from riglstm.lab.train.rng import kept
+from riglstm.lab.train.rng import fork_rng
 
 
 def is_grid(path: Path | str) -> bool:
@@ -39,7 +38,7 @@ def device_of(config: PPO, device: str | None = None) -> torch.device:
 
 def build(spec: GridSpec, device: torch.device) -> ActorCritic:
     """The network, whose start values depend on the seed alone."""
-    with kept(torch.device("cpu")):
+    with fork_rng(torch.device("cpu")):
         torch.default_generator.manual_seed(spec.seed)
         options = {k: tuple(v) if isinstance(v, list) else v for k, v in spec.model_options.items()}
         core = models.build(spec.model, FEATURES, spec.hidden_size, **options)

@@ -17,8 +17,7 @@ from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.tables.render import Grid, Rendered, render
 from riglstm.lab.tables.result import FAILED
 from riglstm.lab.tables.sheet import Cell
-from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.lock import BusyError
+from riglstm.lab.train.folder import BusyError, RunFolder
 
 MODELS = ("riglstm", "rim", "lstm")
 """What is compared, if nothing else is said."""

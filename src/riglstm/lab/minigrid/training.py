@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -15,12 +15,9 @@ from riglstm.lab.minigrid.envs import Environments, WorkerDied
 from riglstm.lab.minigrid.network import ActorCritic
 from riglstm.lab.minigrid.ppo import PPO, Agent
 from riglstm.lab.train.checkpoints import Checkpoints
-from riglstm.lab.train.diverged import Diverged
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.log import Log
-from riglstm.lab.train.progress import Bar
-from riglstm.lab.train.signals import StopNow, Wish
-from riglstm.lab.train.supervised import Interrupted
+from riglstm.lab.train.progress import Bar, Log
+from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest
 from riglstm.lab.train.weights import save_weights
 
 __all__ = ["Diverged", "Interrupted", "Trained", "train"]
@@ -52,33 +49,31 @@ def train(
 ) -> Trained:
     """Train `net` in place in the level of that id, for `frames` frames, less what is no update.
 
-    As `riglstm.lab.train.supervised.fit`; raises the same, and WorkerDied.
+    As `riglstm.lab.train.loop.fit`; raises the same, and WorkerDied.
     """
     frames = config.whole(frames)
     shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
     config_json = folder.read_json(folder.config) if folder.config.exists() else {}
     checkpoints = Checkpoints(folder, {"config": config_json, "weights": shapes})
-    if checkpoints.there() and not resume:
-        raise ValueError(
-            f"{folder.path} holds checkpoints of a run that was stopped; go on with it by "
-            "--resume, or give another folder"
-        )
+    start = checkpoints.latest(print, resume=resume)
     folder.sweep()
     with (
         Environments([level] * config.envs, seed, workers=config.workers) as envs,
-        Wish(speaks=True) as wish,
+        StopRequest(speaks=True) as request,
     ):
         agent = Agent(net, envs, config, seed)
-        seconds = _go_on(agent, checkpoints)
+        seconds = 0.0
+        if start is not None:
+            agent.load_state_dict(start["agent"])
+            seconds = float(start["seconds"])
         shown = FrameProgress(frames, agent.frames, progress)
         record = Log(folder, agent.frames, config.tensorboard)
         began, saved = time.monotonic(), agent.updates
-        wish.listen()
 
         def save() -> None:
             record.flush()
             state = {"agent": agent.state_dict(), "seconds": seconds + time.monotonic() - began}
-            checkpoints.save_checkpoint(state, checkpoints.path(agent.updates))
+            checkpoints.save(agent.updates, state)
 
         try:
             try:
@@ -87,10 +82,10 @@ def train(
                     _check(figures, agent, saved)
                     record.add(agent.frames, figures)
                     shown.move(agent.frames, figures)
-                    if agent.updates % config.checkpoint_every == 0 or wish.made:
+                    if agent.updates % config.checkpoint_every == 0 or request.made:
                         save()
                         saved = agent.updates
-                    if wish.made and agent.frames < frames:
+                    if request.made and agent.frames < frames:
                         raise Interrupted(_words("stopped, and saved", agent, saved, again))
                 # So that a stop during the test does not cost the training.
                 save()
@@ -105,7 +100,7 @@ def train(
             ) from None
         except WorkerDied as error:
             raise WorkerDied(_words(str(error), agent, saved, again)) from None
-        if wish.made:
+        if request.made:
             # Too late for this training; whoever asked wants no tests now either.
             how = f"; go on with: {again}" if again else ""
             raise Interrupted(f"trained to the end, and saved; not tested yet{how}")
@@ -140,16 +135,6 @@ class FrameProgress(Bar):
                 f"frame {frames:,} of {self.frames:,}: {words}; "
                 f"{speed:,.0f} frames/s, {left / 60:.1f} min left"
             )
-
-
-def _go_on(agent: Agent, checkpoints: Checkpoints) -> float:
-    """From the last checkpoint, if there is one; the seconds until it."""
-    start = checkpoints.latest(print)
-    if start is None:
-        return 0.0
-    saved: dict[str, Any] = checkpoints.load_checkpoint(start)
-    agent.load_state_dict(saved["agent"])
-    return float(saved["seconds"])
 
 
 def _check(figures: dict[str, float], agent: Agent, saved: int) -> None:

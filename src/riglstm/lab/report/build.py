@@ -23,7 +23,7 @@ from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import pick
-from riglstm.lab.train.folder import aside
+from riglstm.lab.train.folder import atomic_write
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def report(
             Section("Run records", [_record(record) for record in known]),
         ],
     )
-    with aside(out) as file:
+    with atomic_write(out) as file:
         # A folder's name may hold bytes that are no text.
         file.write(text.encode(errors="replace"))
     if figures is not None:
@@ -279,5 +279,5 @@ def _record(record: Record) -> Html:
 def _write_figures(folder: Path, pictures: Sequence[Picture]) -> None:
     for i, picture in enumerate(pictures, start=1):
         name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
-        with aside(folder / f"{i:02}-{name}.{picture.kind}") as file:
+        with atomic_write(folder / f"{i:02}-{name}.{picture.kind}") as file:
             file.write(picture.png)

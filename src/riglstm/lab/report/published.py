@@ -26,7 +26,7 @@ from riglstm.lab.tables.summary import read_all, sheets
 from riglstm.lab.tables.tables import TABLES
 from riglstm.lab.tasks.datasets import DataError, data_folder
 from riglstm.lab.tasks.images import SequentialImages
-from riglstm.lab.train.folder import aside
+from riglstm.lab.train.folder import atomic_write
 
 SIZE, STEP = 24, 289
 """Of the digits that are drawn, and where their scores are, as in the paper."""
@@ -274,6 +274,6 @@ def _write(path: Path, content: bytes) -> list[Path]:
     """The path, where its content was another."""
     if not _differs(path, content):
         return []
-    with aside(path) as file:
+    with atomic_write(path) as file:
         file.write(content)
     return [path]

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from riglstm.lab.tables.plan import FAILED, Planned, state
 from riglstm.lab.tables.run import run, say
-from riglstm.lab.train.deadline import NEVER, Deadline
-from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.lock import BusyError
+from riglstm.lab.train.folder import BusyError, RunFolder
+from riglstm.lab.train.stopping import NEVER, Deadline, Diverged
 
 
 def fresh(planned: Planned) -> Planned:
@@ -59,8 +58,6 @@ def _attempt(
     jobs: int,
 ) -> str | None:
     """What is to be said about the run, if anything."""
-    from riglstm.lab.train.supervised import Diverged
-
     now = state(planned.spec, folder.path)
     if now == "done":
         folder.tidy()

@@ -22,9 +22,8 @@ from riglstm.lab.tables.run import core_options
 from riglstm.lab.tables.tables import stem
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import pick, products
-from riglstm.lab.train.record import commit, device_name
-from riglstm.lab.train.rng import kept
+from riglstm.lab.train.devices import commit, device_name, pick, products
+from riglstm.lab.train.rng import fork_rng
 
 TABLE, SETTING = "complexity", "B=64"
 B = 64
@@ -158,7 +157,7 @@ def _job(net: nn.Module, subject: Subject, size: int, batch_size: int, device: t
 
 def _network(row: Row, device: torch.device) -> nn.Module:
     options = core_options(row.model, row.options, device)
-    with kept(torch.device("cpu")):
+    with fork_rng(torch.device("cpu")):
         core = models.build(row.model, FULL.hidden, row.hidden_size, **options)
         net = TokenNetwork(core, 1, 2, (10,), dropout=0.0, summarise=True)  # type: ignore[arg-type]
     return net.to(device).eval()

@@ -19,9 +19,8 @@ from riglstm.lab.tables.result import CHOSEN, check_result
 from riglstm.lab.tables.run import build, tested
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tasks.base import Task
-from riglstm.lab.train.devices import pick
+from riglstm.lab.train.devices import commit, device_name, pick
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.record import commit, device_name
 
 KEY = "riglstm"
 """In the metadata of a file: configuration and result, as JSON."""

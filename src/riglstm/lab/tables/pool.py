@@ -23,7 +23,7 @@ from riglstm.lab.tables.attempt import fresh
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import say
 from riglstm.lab.tables.worker import STOPPED, Job, written
-from riglstm.lab.train.signals import SIGNALS
+from riglstm.lab.train.stopping import SIGNALS
 
 WORKER = (sys.executable, "-m", "riglstm.lab.tables.worker")
 

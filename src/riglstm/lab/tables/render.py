@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from riglstm.lab.train.folder import aside
+from riglstm.lab.train.folder import atomic_write
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rendered:
         """Files `name`.md, .csv and .tex, each whole or not at all; as `check`."""
         self.check(folder, name)
         for path, content in self._files(folder, name).items():
-            with aside(path) as file:
+            with atomic_write(path) as file:
                 file.write(content.encode())
         return tuple(self._files(folder, name))
 

@@ -22,7 +22,7 @@ from riglstm.lab.tables.sheet import RECORD, grid, records
 from riglstm.lab.tables.tables import MEASURED, recipe, stem, table
 from riglstm.lab.tables.worker import Job
 from riglstm.lab.train.config import Precision
-from riglstm.lab.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
+from riglstm.lab.train.stopping import NEVER, Deadline, Interrupted, OutOfTime
 
 
 class Reproduced(NamedTuple):

@@ -16,12 +16,11 @@ from riglstm import models
 from riglstm.lab.tables.result import CHOSEN, FAILED
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.deadline import NEVER, Deadline, Interrupted, untested
-from riglstm.lab.train.devices import check, pick
-from riglstm.lab.train.evaluation import score
+from riglstm.lab.train.choice import score
+from riglstm.lab.train.devices import check, device_name, pick
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.record import device_name
-from riglstm.lab.train.rng import kept, sow
+from riglstm.lab.train.rng import fork_rng, seed_rng
+from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
 
 CPU = torch.device("cpu")
 
@@ -37,7 +36,7 @@ def build(
     task = spec.task_config().open(device, data_dir, show)
     options = core_options(spec.model, spec.model_options, device)
     # Drawn on the CPU, so that every device starts from the same weights.
-    with kept(CPU):
+    with fork_rng(CPU):
         torch.default_generator.manual_seed(spec.seed)
         core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
         net = task.network(core)  # type: ignore[arg-type]
@@ -67,10 +66,10 @@ def run(
     A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
     to have stopped. `jobs`: how many runs share the device, for the record of what it cost.
-    Raises what `riglstm.lab.train.supervised.fit` does.
+    Raises what `riglstm.lab.train.loop.fit` does.
     """
     # Lightning takes seconds to load, and what reads folders does without.
-    from riglstm.lab.train.supervised import Diverged, fit
+    from riglstm.lab.train.loop import fit
 
     folder = path if isinstance(path, RunFolder) else RunFolder(path)
     device = pick(spec.fit)
@@ -183,8 +182,8 @@ def tested(
 
 def _test(spec: RunSpec, task: Task, net: nn.Module, condition: str) -> float:
     """The metric on test data; models that draw do so from the run's seed."""
-    with kept(task.device):
-        sow(generator(CPU, spec.seed).initial_seed(), task.device)
+    with fork_rng(task.device):
+        seed_rng(generator(CPU, spec.seed).initial_seed(), task.device)
         totals = score(net, task, condition, "test", precision=spec.fit.precision)
     return means(totals)[task.metric.name]
 

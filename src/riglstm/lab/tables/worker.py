@@ -24,8 +24,7 @@ from riglstm.lab.tables.errors import FEWER_RUNS, in_words
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import say
 from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.train.deadline import Deadline, Interrupted, OutOfTime
-from riglstm.lab.train.signals import SIGNALS
+from riglstm.lab.train.stopping import SIGNALS, Deadline, Interrupted, OutOfTime
 
 FAILED, STOPPED = 2, 130
 """Exit codes, as of the command: it cannot be done; it was asked to stop, as shells count it."""

@@ -1,4 +1,4 @@
-"""Which weights a run is judged by, and when it has stopped improving.
+"""Which weights a run is judged by: their score on held-out data, the best so far, patience.
 
 The honest rule chooses on validation data of the training condition. The rule of earlier papers
 chooses for each test condition on validation data of that condition; both are kept track of.
@@ -10,6 +10,35 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
+from torch import nn
+
+from riglstm.lab.tasks.base import Split, Task, Totals
+from riglstm.lab.train.config import Precision
+from riglstm.lab.train.devices import autocast, products
+
+
+def score(
+    net: nn.Module,
+    task: Task,
+    condition: str,
+    split: Split,
+    *,
+    precision: Precision = "fp32",
+    share: tuple[int, int] = (0, 1),
+) -> Totals:
+    """`task.score` in eval mode, without gradients, in the precision of the training.
+
+    Training and the tests after it come here, so that both give the same figures.
+    """
+    training = net.training
+    net.eval()
+    try:
+        with torch.no_grad(), products(precision, task.device), autocast(precision, task.device):
+            return task.score(net, condition, split, share)
+    finally:
+        net.train(training)
+
 
 class Chosen(NamedTuple):
     """The weights that were best on a condition's validation data."""
@@ -18,8 +47,8 @@ class Chosen(NamedTuple):
     """Updates they have had."""
     value: float
     """The metric."""
-    loss: float = math.nan
-    """The loss on the same data; not known of runs that began before it was asked for."""
+    loss: float
+    """The loss on the same data."""
 
 
 class Choice:
@@ -32,8 +61,8 @@ class Choice:
         self.best: dict[str, Chosen] = {}
         self.waited = 0
 
-    def hear(self, step: int, values: Mapping[str, float], losses: Mapping[str, float]) -> bool:
-        """An evaluation, by metric and by loss; says whether a choice falls on it.
+    def add(self, step: int, values: Mapping[str, float], losses: Mapping[str, float]) -> bool:
+        """Add an evaluation, by metric and by loss; True if a choice falls on it.
 
         A metric that can be perfect may be so from early on, while the network goes on learning: of
         equals the one with the lower loss is taken, and of equals in that, too, the earlier.
@@ -42,7 +71,6 @@ class Choice:
         for name, value in values.items():
             found, before = Chosen(step, value, losses[name]), self.best.get(name)
             gain = 1 if before is None else self._order(value, before.value)
-            # No number is below a loss that is not known, nor is that below a number.
             if before is None or gain > 0 or (gain == 0 and found.loss < before.loss):
                 better[name] = found
             improved |= name == self.trained_on and gain > 0
@@ -52,15 +80,15 @@ class Choice:
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience is at its end."""
+        """True if the run has stopped improving for as long as its patience lasts."""
         return self.patience is not None and self.waited >= self.patience
 
     def steps(self) -> set[int]:
-        """The weights that a choice fell on."""
+        """The updates whose weights a choice fell on."""
         return {chosen.step for chosen in self.best.values()}
 
     def _order(self, value: float, before: float) -> int:
-        """1, 0, -1: better, as good, worse. NaN is worse than any number."""
+        """1 if better, 0 if as good, -1 if worse; NaN is worse than any number."""
         now, then = (-math.inf if math.isnan(v) else self.sign * v for v in (value, before))
         return (now > then) - (now < then)
 

@@ -1,25 +1,34 @@
-"""Where a run is computed: which device, which of several processes, in which precision."""
+"""What a run is computed on: device, process of several, precision, versions, commit."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import platform
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
+import riglstm
 from riglstm.lab.train.config import Fit, Precision
+
+PACKAGES = ("pytorch-lightning", "numpy", "safetensors", "triton")
+"""Recorded with every run, beside torch."""
 
 
 def rank() -> int:
-    """Which of the processes of a run this one is; the first, or the only one, is 0."""
-    # Without torchrun RANK is somebody else's; Lightning tells the processes it starts LOCAL_RANK.
+    """The number of this process among those of a run; 0 for the first, or the only one."""
+    # Without torchrun RANK is somebody else's; Fabric tells the processes it starts LOCAL_RANK.
     name = "LOCAL_RANK" if launched() is None else "RANK"
     return int(os.environ.get(name) or 0)
 
 
 def launched() -> int | None:
-    """Processes that torchrun has started for this run; None: it has not."""
+    """The number of processes that torchrun has started for this run; None: it has not."""
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
@@ -68,22 +77,8 @@ def check(config: Fit, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def environment() -> Iterator[None]:
-    """Environment variables that are set within it are put back at its end."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        for name, value in before.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
 def products(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Matrix products in fp32 or TF32, as asked, and not as torch happens to be set.
+    """A context with matrix products in fp32 or TF32, as asked, however torch is set.
 
     On a CPU TF32 is fp32: a run of a GPU can be tested there. bf16 is autocast's, see `autocast`;
     what stays in fp32 then is fp32.
@@ -103,5 +98,60 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """What a forward pass runs under: bf16 by autocast, or nothing."""
+    """The context of a forward pass: bf16 by autocast, or nothing."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def surroundings() -> dict[str, Any]:
+    """The versions of everything that could change a result, and the commit; no host names."""
+    versions: dict[str, str | None] = {
+        "riglstm": riglstm.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "versions": versions,
+        "cuda": torch.version.cuda,
+        "system": f"{platform.system()} {platform.machine()}",
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of this code, "+changes" where files differ from it; None: it is not in git.
+
+    Where the code is a copy without git, the variable RIGLSTM_COMMIT may say what of.
+    """
+    # The file must be tracked: an environment may lie inside a repository that is not ours.
+    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
+    head = _git("rev-parse", "HEAD") if tracked else None
+    if head is None:
+        return os.environ.get("RIGLSTM_COMMIT")
+    return head + ("+changes" if _git("status", "--porcelain", "--", "../..") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ("git", *arguments),
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def device_name(device: torch.device) -> str:
+    """The device as tables name it: "NVIDIA H200", "CPU (aarch64, 2 threads)"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type.upper()} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -11,13 +11,15 @@
     tensorboard/
     riglstm.lock     there while a process trains here; one that is left over means nothing
 
-Whole files are written aside and renamed, so that none is ever half there. A folder that holds
-anything and no config.json of ours is refused, and only files with these names are ever deleted.
+Whole files are written beside their place and renamed, so that none is ever half there. A folder
+that holds anything and no config.json of ours is refused, and only files with these names are ever
+deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import json
 import os
@@ -26,21 +28,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from riglstm.lab.train.config import FREE, LATER, PRINTED
-from riglstm.lab.train.devices import rank
-from riglstm.lab.train.diverged import Diverged
-from riglstm.lab.train.lock import release, take
-from riglstm.lab.train.record import now, surroundings
+from filelock import FileLock, Timeout
 
-ASIDE = ".part"
+from riglstm.lab.train.config import FREE, LATER, PRINTED
+from riglstm.lab.train.devices import rank, surroundings
+from riglstm.lab.train.stopping import Diverged
+
+PART = ".part"
 MADE: dict[str, str] = {
     "": r"(config|run|result|failed)\.json|metrics\.csv",
     "checkpoints": r"step-\d+\.ckpt",
     "weights": r"step-\d+\.safetensors",
-    "tensorboard": r"events\.out\.tfevents\..+|hparams\.yaml",
+    "tensorboard": r"events\.out\.tfevents\..+",
 }
-"""By folder, the names of the files that a run makes; aside they have a number and ASIDE too."""
-UNFINISHED = re.compile(rf"(?P<name>.+)\.\d+{re.escape(ASIDE)}")
+"""By folder, the names of the files that a run makes; half-written, they end with PART."""
+UNFINISHED = re.compile(rf"(?P<name>.+)\.\d+{re.escape(PART)}")
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems without locks answer; runs there do without."""
+
+
+class BusyError(ValueError):
+    """Another process trains in the folder."""
 
 
 class RunFolder:
@@ -60,12 +68,9 @@ class RunFolder:
         self.lock = self.path / "riglstm.lock"
         self.holding = False
 
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
-
     @property
     def state(self) -> Literal["new", "partial", "done"]:
-        """Whether a run was begun here, and whether it has its result."""
+        """partial: a run was begun here; done: it has its result."""
         if self.result.exists():
             return "done"
         return "partial" if self.config.exists() else "new"
@@ -92,10 +97,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within it no other process trains here; within itself it does nothing more.
+        """Hold the folder's lock, so that no other process trains here; may be nested.
 
-        A run that is begun within it, and ends with an error before it has saved anything, is taken
-        away again. Raises BusyError where another process trains here, and what `check` does.
+        A run that is begun within it, and ends with an error before it has saved anything, is
+        removed again. Raises BusyError where another process trains here, and what `check` does.
         """
         if self.holding or not self.writes:
             yield
@@ -104,7 +109,7 @@ class RunFolder:
         made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = take(self.lock)
+            lock = self._acquire()
         except OSError as error:
             _remove_empty(made)
             raise unwritten(self.lock, error) from error
@@ -119,9 +124,27 @@ class RunFolder:
             raise
         finally:
             self.holding = False
-            release(self.lock, handle)
+            # Windows removes the file itself, and not while it is held.
+            with contextlib.suppress(PermissionError):
+                self.lock.unlink(missing_ok=True)
+            lock.release()
             # Nothing was begun, where this can be done.
             _remove_empty(made)
+
+    def _acquire(self) -> FileLock:
+        lock = FileLock(self.lock)
+        try:
+            # Not at once: whoever held it may be removing the file that was opened here.
+            lock.acquire(timeout=0.1)
+        except Timeout:
+            raise BusyError(
+                f"{self.path} is being trained in by another process; expected a run that "
+                "nobody works on; wait for its end, stop it, or give another folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        return lock
 
     def begin(
         self, config: Mapping[str, Any], *, command: str, device: str, jobs: int = 1, resume: bool
@@ -134,8 +157,9 @@ class RunFolder:
         """
         if not self.writes:
             return
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
-        session["started"] = now()
+        session["started"] = now
         if self.state == "new":
             self.write_json(self.config, config)
             self.write_json(self.run, session)
@@ -163,7 +187,7 @@ class RunFolder:
         self.write_json(self.run, session)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result; checkpoints, and weights that no choice fell on, have served, and go.
+        """Write the result; remove checkpoints, and weights that no choice fell on.
 
         `result["chosen"]`, where there is such a thing: condition to {"step": …}.
         """
@@ -171,7 +195,7 @@ class RunFolder:
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove what has served, in a run that is done; a kill may have come before that."""
+        """Remove what a run that is done needs no more; a kill may have come before that."""
         if not self.writes or self.state != "done":
             return
         result = self.read_json(self.result)
@@ -188,7 +212,7 @@ class RunFolder:
                     path.unlink()
 
     def empty(self) -> None:
-        """Remove all that the run has made, checkpoints first: nothing goes on without them.
+        """Remove all that the run has made, checkpoints first: nothing resumes without them.
 
         config.json goes last, and stays beside files of others: it says that the folder is a run's.
         """
@@ -198,7 +222,7 @@ class RunFolder:
             self.config.unlink(missing_ok=True)
 
     def _empty(self, folder: Path) -> None:
-        """Remove what the run has made in one of its folders, and that one if nothing is left."""
+        """Remove what the run has made in one of its folders, and the folder if it is empty."""
         for path in self._made(folder):
             if path != self.config:
                 path.unlink(missing_ok=True)
@@ -216,7 +240,7 @@ class RunFolder:
         return self.weights / f"step-{step}.safetensors"
 
     def read_json(self, path: Path) -> dict[str, Any]:
-        """One of the folder's JSON files, all of which hold an object."""
+        """The object in one of the folder's JSON files."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -233,17 +257,13 @@ class RunFolder:
         return content
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
-        """One of the folder's JSON files."""
-        self.write(path, (json.dumps(content, indent=2) + "\n").encode())
-
-    def write(self, path: Path, content: bytes) -> None:
-        """A whole file, or none."""
+        """Write one of the folder's JSON files, whole or not at all."""
         if self.writes:
-            with aside(path) as file:
-                file.write(content)
+            with atomic_write(path) as file:
+                file.write((json.dumps(content, indent=2) + "\n").encode())
 
     def sweep(self) -> None:
-        """Remove what a kill left half-written."""
+        """Remove the files that a kill left half-written."""
         if self.writes:
             for folder in (self.path, self.checkpoints, self.weights):
                 for path in self._made(folder, _unfinished):
@@ -251,23 +271,23 @@ class RunFolder:
 
 
 def _unfinished(name: str) -> str:
-    """What a file that is being written aside is to be called; empty where it is no such file."""
+    """The name that a half-written file was to get; empty where it is no such file."""
     match = UNFINISHED.fullmatch(name)
     return match["name"] if match else ""
 
 
 def _remove_empty(folders: Collection[Path]) -> None:
-    """Remove folders in which nothing is."""
+    """Remove those folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 @contextlib.contextmanager
-def aside(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name, and an older one's place, once it is complete and on disk."""
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name, and replaces an older one, once it is whole and on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     try:
         with part.open("wb") as file:
             yield file
@@ -279,11 +299,17 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
         if isinstance(error, OSError):
             raise unwritten(path, error, ", and nothing is left of it") from error
         raise
-    _sync_folder(path.parent)
+    # A rename is on disk when its folder is; Windows opens no folders.
+    if os.name != "nt":
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def unwritten(path: Path, error: OSError, rest: str = "") -> OSError:
-    """The same error, with the file that it is about and the way out."""
+    """The same error, with the file that it concerns and the way out."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return OSError(
         error.errno,
@@ -292,19 +318,8 @@ def unwritten(path: Path, error: OSError, rest: str = "") -> OSError:
     )
 
 
-def _sync_folder(path: Path) -> None:
-    """A rename is on disk when its folder is."""
-    if os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def differences(was: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
-    """What sets two runs apart, in words; as JSON has them, so a tuple is a list."""
+    """What two runs differ in, in words; as JSON has them, so a tuple is a list."""
     found = []
     for name in dict.fromkeys((*was, *now)):
         if within.endswith("fit") and name in FREE:

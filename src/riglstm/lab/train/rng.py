@@ -1,66 +1,38 @@
-"""The state of torch's generators, of every process of a run: dropout draws from them."""
+"""torch's random generators, which dropout draws from: forked, seeded, saved and restored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
-import torch.distributed
 from torch import Tensor
 
-from riglstm.lab.tasks.base import generator
+
+def fork_rng(device: torch.device) -> AbstractContextManager[None]:
+    """A context that leaves the generators of the CPU and of `device` as it found them."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-@contextmanager
-def kept(device: torch.device) -> Iterator[None]:
-    """What is drawn or seeded within it leaves no trace outside."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-
-
-def sow(seed: int, device: torch.device) -> None:
-    """Seed what `kept` keeps, and nothing else: torch's own seeds every GPU that it sees."""
+def seed_rng(seed: int, device: torch.device) -> None:
+    """Seed what `fork_rng` restores, and nothing else: torch's own seeds every GPU it sees."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
 
 
-class RandomState:
-    """Seeds a run's generators, or sets them as a checkpoint has them."""
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of the generators of the CPU and of `device`, for a checkpoint."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed, self.device = seed, device
-        self.states: list[dict[str, Tensor]] = []
-        """One for each process."""
 
-    def start(self, rank: int, step: int) -> None:
-        """Set the generators of this process, before the update that follows `step` updates."""
-        sow(generator(torch.device("cpu"), self.seed, rank, step).initial_seed(), self.device)
-        if rank < len(self.states):
-            state = self.states[rank]
-            torch.set_rng_state(state["cpu"])
-            # A run may go on on another kind of device.
-            if self.device.type == "cuda" and "cuda" in state:
-                torch.cuda.set_rng_state(state["cuda"], self.device)
-
-    def gather(self, world: int) -> None:
-        """Take the states of all processes, for a checkpoint."""
-        own = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            own["cuda"] = torch.cuda.get_rng_state(self.device)
-        self.states = [own]
-        if world > 1:
-            everyone: list[Any] = [None] * world
-            torch.distributed.all_gather_object(everyone, own)
-            self.states = everyone
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"states": self.states}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
-        self.states = state["states"]
+def set_rng_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set the generators as a checkpoint has them."""
+    torch.set_rng_state(state["cpu"])
+    # A run may be resumed on another kind of device.
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

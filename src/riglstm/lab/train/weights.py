@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from riglstm.lab.train.folder import aside
+from riglstm.lab.train.folder import atomic_write
 
 NONE_YET = "0" * 64
 SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -41,12 +41,12 @@ def load_weights(net: nn.Module, path: Path) -> None:
 def write_weights(
     tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """A whole file, or none."""
+    """Write a whole file, or none."""
     # Copies, as safetensors refuses tensors that share memory.
     copies = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
     content = save(copies, {**(metadata or {}), "sha256": NONE_YET})
     own = hashlib.sha256(content).hexdigest()
-    with aside(path) as file:
+    with atomic_write(path) as file:
         file.write(content.replace(_field(NONE_YET), _field(own), 1))
 
 
@@ -56,7 +56,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a file says of itself."""
+    """The metadata of a file."""
     content = _verified(path)
     size = int.from_bytes(content[:8], "little")
     said: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]

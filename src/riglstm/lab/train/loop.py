@@ -1,0 +1,544 @@
+"""The training loop: an update, then what is due after it: log, evaluate, choose, save, stop.
+
+Lightning Fabric starts the processes and averages their gradients; the loop is ours. The batch of
+an update depends on the seed and the number of the update alone, so a checkpoint holds no state of
+data, and a run that is killed anywhere and resumed ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from riglstm import no_decay_parameters
+from riglstm.lab.tasks.base import Task, generator, means
+from riglstm.lab.train.checkpoints import Checkpoints
+from riglstm.lab.train.choice import Choice, Chosen, score
+from riglstm.lab.train.config import Fit, rate
+from riglstm.lab.train.devices import autocast, check, launched, products
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.graphs import captured
+from riglstm.lab.train.progress import Log, Progress
+from riglstm.lab.train.rng import fork_rng, rng_state, seed_rng, set_rng_state
+from riglstm.lab.train.stopping import (
+    NEVER,
+    Deadline,
+    Diverged,
+    Interrupted,
+    OutOfTime,
+    StopNow,
+    StopRequest,
+    untested,
+)
+from riglstm.lab.train.weights import save_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What a training gave; the network holds its last weights, as the last update left them."""
+
+    chosen: dict[str, Chosen]
+    """For each condition the weights, or means of them, that were best on its validation data."""
+    updates: int
+    """Updates that were made."""
+    seconds: float
+    """Of all the sessions that the run took."""
+    stopped: Literal["updates", "patience"]
+    """What ended it."""
+
+
+def fit(
+    net: nn.Module,
+    task: Task,
+    config: Fit,
+    seed: int,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    again: str = "",
+    deadline: Deadline = NEVER,
+) -> Fitted:
+    """Train `net` in place, on the task's device; everything that is written goes to `folder`.
+
+    `resume` continues from the last checkpoint in the folder, or begins where there is none yet:
+    the end is the same as without a stop, on a CPU with as many threads to the bit. `again` is the
+    command that does so, for the user who stops a run. In several processes all call this, and the
+    first one writes.
+    `deadline`: the run stops in good time before it, saved, and makes one update at the least.
+
+    Raises Diverged, Interrupted, OutOfTime, CheckpointError; BusyError where another process trains
+    in the folder; ValueError for options that do not fit.
+    """
+    check(config, task.device)
+    with folder.held():
+        if folder.state == "new":
+            # Without a configuration the folder would be nobody's; the checkpoints say the rest.
+            folder.write_json(folder.config, {"task": "its own", "fit": {}, "seed": seed})
+        shown = Progress(config.updates, task.metric, progress and folder.writes)
+        checkpoints = Checkpoints(folder, _identity(net, config, seed, folder))
+        # Of several processes the first speaks for all.
+        say = shown.say if folder.writes else lambda line: None
+        state = checkpoints.latest(say, resume=resume)
+        training = Training(net, task, config, seed, folder, checkpoints, shown)
+        if state is not None:
+            training.load_state_dict(state)
+        if training.stopped is None:
+            task.ready()
+            _train(training, StopRequest(folder.writes, deadline), again)
+        return training.fitted()
+
+
+def _train(training: Training, request: StopRequest, again: str) -> None:
+    """Run the loop to its end; Interrupted or OutOfTime where it has stopped before."""
+    task, config = training.task, training.config
+    try:
+        with (
+            _quiet(),
+            fork_rng(task.device),
+            products(config.precision, task.device),
+            captured(
+                training.net.get_submodule("core"), config.capture and task.device.type == "cuda"
+            ),
+        ):
+            training.start(_launch(config, task.device))
+            with request:
+                ended = training.run(request)
+    except StopNow:
+        how = "stopped at once, without saving"
+        raise Interrupted(training.stop_message(how, again)) from None
+    finally:
+        training.close()
+    kind = Interrupted if request.made else OutOfTime
+    if not ended:
+        raise kind(training.stop_message("stopped, and saved", again))
+    # Too late for this training; whoever asked wants no tests now either.
+    if request.due(training.seconds_of_tests() if config.test else 0.0):
+        raise kind(untested(again))
+
+
+def _launch(config: Fit, device: torch.device) -> Fabric:
+    """Fabric on the device, in as many processes as are wanted, started where nobody has.
+
+    Precision is ours, as evaluations need it outside of training too.
+    """
+    processes = launched()
+    here = config.devices if processes is None else int(os.environ["LOCAL_WORLD_SIZE"])
+    several = (processes or here) > 1
+    fabric = Fabric(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=[device.index] if device.type == "cuda" and not several else here,
+        num_nodes=(processes or here) // here,
+        strategy="ddp" if several else "auto",
+    )
+    fabric.launch()
+    return fabric
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Fabric tells its own users."""
+    logger = logging.getLogger("lightning_fabric")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The `srun` command is available on your sys")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _identity(net: nn.Module, config: Fit, seed: int, folder: RunFolder) -> dict[str, Any]:
+    """What two runs must share for one to resume from the other's checkpoint."""
+    return {
+        "config": folder.read_json(folder.config) if folder.config.exists() else {},
+        "fit": dataclasses.asdict(config),
+        "seed": seed,
+        "weights": {name: list(weight.shape) for name, weight in net.state_dict().items()},
+    }
+
+
+class Training:
+    """A run: its state, which every checkpoint holds, and the loop that changes it."""
+
+    fabric: Fabric
+    model: nn.Module
+    """The network, or what averages its gradients over the processes."""
+    log: Log | None = None
+
+    def __init__(
+        self,
+        net: nn.Module,
+        task: Task,
+        config: Fit,
+        seed: int,
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        progress: Progress,
+    ) -> None:
+        self.net, self.task, self.config, self.seed = net.to(task.device), task, config, seed
+        self.folder, self.checkpoints, self.progress = folder, checkpoints, progress
+        self.weights = list(net.parameters())
+        self.optimizer = make_optimizer(net, config)
+        self.average = Average(self.weights, config.average)
+        self.choice = Choice(task.trained_on, task.metric.higher_is_better, config.patience)
+        self.step = 0
+        """Updates so far."""
+        self.figures: list[tuple[Tensor, ...]] = []
+        """Loss, metric and gradient norm of the updates since the last line of the log, 0-d: they
+        stay on the device, so that nothing waits for it before they are read."""
+        self.rng_states: list[dict[str, Tensor]] = []
+        """Of each process, in the last checkpoint."""
+        self.stopped: Literal["updates", "patience"] | None = None
+        self.seconds = 0.0
+        """Of the whole run, until the last checkpoint."""
+        self.pause = 0.0
+        """Seconds of the last evaluation; 0 before the first, for which no time is kept free."""
+        self.saved: int | None = None
+        """Updates in the last checkpoint."""
+        self.referenced: set[int] = set()
+        """Weights that the last checkpoint refers to."""
+        self.speed = 0.0
+        """Updates per second between the last two lines of the log, evaluations left out."""
+
+    def start(self, fabric: Fabric) -> None:
+        """Begin or resume, in all processes: network, rows of each batch, log, generators."""
+        rank, world = fabric.global_rank, fabric.world_size
+        self.fabric, self.net = fabric, self.net.train()
+        self.model = self.net if world == 1 else fabric.setup_module(self.net)
+        self.rows = slice(None) if world == 1 else slice(rank, None, world)
+        if world > 1:
+            own = self.task.batch(self.seed, 0, self.rows)
+            shapes = self._of_every_process(tuple(own.targets.shape))
+            if len(set(shapes)) > 1:
+                raise ValueError(
+                    f"the batch must be a multiple of the number of processes, {world}, so that "
+                    f"each has as much of it, got parts of {shapes}; change batch_size or devices"
+                )
+        self.log = Log(self.folder, self.step, self.config.tensorboard)
+        self.progress.start(self.step)
+        numbers = generator(torch.device("cpu"), self.seed, rank, self.step)
+        seed_rng(numbers.initial_seed(), self.task.device)
+        # A run may be resumed in more processes than it had.
+        if rank < len(self.rng_states):
+            set_rng_state(self.rng_states[rank], self.task.device)
+
+    def run(self, request: StopRequest) -> bool:
+        """Make updates and all that is due after them; False: stopped on request, and saved."""
+        config, alone = self.config, self.fabric.world_size == 1
+        self.began = self.resting = time.monotonic()
+        self.worked, self.logged = 0.0, self.step
+        while True:
+            self._update()
+            last = self.step == config.updates
+            log = last or len(self.figures) == config.log_every
+            evaluate = last or self.step % config.evaluate_every == 0
+            save = last or self.step % config.checkpoint_every == 0
+            # Several processes hear of each other's requests at the log only, and stop together.
+            stop = (alone or log) and self._requested(request)
+            if not (log or evaluate or save or stop):
+                continue
+            # No evaluation, no choice and no checkpoint of what is no longer a number.
+            self._check_finite()
+            pausing = time.monotonic()
+            self.worked += pausing - self.resting
+            if log:
+                self._log()
+            if evaluate:
+                with self.average.applied():
+                    self._evaluate()
+                # Before the checkpoint, which holds it: a resumed run has to know it.
+                self.pause = time.monotonic() - pausing
+            if last or self.choice.exhausted:
+                self.stopped = "patience" if self.choice.exhausted else "updates"
+            if save or stop or self.stopped:
+                self._save()
+            self.resting = time.monotonic()
+            if self.stopped or stop:
+                return self.stopped is not None
+
+    def _update(self) -> None:
+        config, task = self.config, self.task
+        batch = task.batch(self.seed, self.step, self.rows)
+        with autocast(config.precision, task.device):
+            loss, metric = task.loss(self.model, batch)
+        learned = loss
+        if config.flood:
+            # By the loss of the whole batch: how many processes share it makes no difference.
+            of_all = self._over_processes(loss.detach(), "mean")
+            learned = torch.where(of_all < config.flood, -loss, loss)
+        self.optimizer.zero_grad()
+        self.fabric.backward(learned)
+        if config.clip_norm is None:
+            norm = nn.utils.get_total_norm([w.grad for w in self.weights if w.grad is not None])
+        else:
+            norm = nn.utils.clip_grad_norm_(self.weights, config.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(config, self.step) * group.get(FACTOR, 1.0)
+        self.optimizer.step()
+        self.step += 1
+        self.average.update(self.step)
+        self.figures.append((loss.detach(), metric, norm))
+        self.progress.tick(self.step)
+
+    def _requested(self, request: StopRequest) -> bool:
+        due = request.due(self.pause)
+        if self.fabric.world_size == 1:
+            return due
+        asked = torch.tensor(float(due), device=self.task.device)
+        return bool(self._over_processes(asked, "sum") > 0)
+
+    def _check_finite(self) -> None:
+        rows = self._over_processes(self._rows(), "mean")
+        for number, loss in enumerate(rows[:, 0].tolist(), self.step - len(rows) + 1):
+            if not math.isfinite(loss):
+                raise self._diverged(f"the loss of update {number}")
+        # All processes now hold the means over all, as one checkpoint has to serve them all.
+        self.figures = [row.unbind() for row in rows.unbind()]
+        if not torch.isfinite(nn.utils.get_total_norm([w.detach() for w in self.weights])):
+            raise self._diverged(f"a weight after update {self.step}")
+
+    def _diverged(self, what: str) -> Diverged:
+        config = self.config
+        there = "there is no checkpoint from before it"
+        if self.saved is not None:
+            there = f"the last good checkpoint is {self.checkpoints.path(self.saved)}"
+        clip = "--clip-norm 1 (now none)"
+        if config.clip_norm is not None:
+            clip = f"a smaller --clip-norm (now {config.clip_norm})"
+        ways = [
+            f"a smaller --lr (now {config.lr})",
+            f"a longer --warmup (now {config.warmup})",
+            clip,
+        ]
+        if config.precision != "fp32":
+            ways.append(f"--precision fp32 (now {config.precision})")
+        return Diverged(
+            f"{what} is not a finite number; {there}. Train anew, into another folder, with "
+            f"{', '.join(ways[:-1])} or {ways[-1]}",
+            self.step,
+            self.seconds + time.monotonic() - self.began,
+        )
+
+    def _rows(self) -> Tensor:
+        """(updates, 3): loss, metric and norm, on the device."""
+        columns = [torch.stack(column).float() for column in zip(*self.figures, strict=True)]
+        return torch.stack(columns, dim=1)
+
+    def _log(self) -> None:
+        assert self.log is not None
+        rows, self.figures = self._rows().double(), []
+        loss, metric, norm = rows.mean(dim=0).tolist()
+        self.speed = (self.step - self.logged) / max(self.worked, 1e-9)
+        self.worked, self.logged = 0.0, self.step
+        self.log.add(
+            self.step,
+            {
+                "train/loss": loss,
+                f"train/{self.task.metric.name}": metric,
+                "gradient_norm": norm,
+                "gradient_norm_max": rows[:, 2].max().item(),
+                "lr": rate(self.config, self.step - 1),
+                "updates_per_second": self.speed,
+            },
+        )
+        self.progress.training(self.step, loss, metric)
+
+    def _evaluate(self) -> None:
+        """Score every condition; save the weights if a choice falls on them."""
+        assert self.log is not None
+        task, share = self.task, (self.fabric.global_rank, self.fabric.world_size)
+        found: dict[str, dict[str, float]] = {}
+        for condition in task.conditions:
+            # Some models draw in eval mode too; when they are evaluated must not change the run.
+            with fork_rng(task.device):
+                seed_rng(self.seed, task.device)
+                totals = score(
+                    *(self.net, task, condition, "validation"),
+                    precision=self.config.precision,
+                    share=share,
+                )
+            found[condition] = means(
+                {name: self._over_processes(total, "sum") for name, total in totals.items()}
+            )
+        self.log.add(
+            self.step,
+            {f"validation/{k}@{c}": v for c, kinds in found.items() for k, v in kinds.items()},
+        )
+        values = {c: kinds[task.metric.name] for c, kinds in found.items()}
+        losses = {c: kinds["loss"] for c, kinds in found.items()}
+        if self.choice.add(self.step, values, losses) and self.folder.writes:
+            save_weights(self.net, self.folder.weights_of(self.step))
+        self.progress.evaluation(self.step, values, self.speed)
+
+    def _save(self) -> None:
+        assert self.log is not None
+        self.log.flush()
+        self.rng_states = self._of_every_process(rng_state(self.task.device))
+        now = time.monotonic()
+        self.seconds, self.began = self.seconds + now - self.began, now
+        if self.folder.writes:
+            self.checkpoints.save(self.step, self.state_dict())
+        # A process that ended before the first has saved would end that one, too.
+        self.fabric.barrier()
+        self.saved = self.step
+        # The checkpoint before this one may yet be resumed from: what it refers to stays.
+        chosen = self.choice.steps()
+        self.folder.keep_weights(chosen | self.referenced)
+        self.referenced = chosen
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a checkpoint holds."""
+        return {
+            "step": self.step,
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.mean,
+            "choice": self.choice.state_dict(),
+            "figures": self._rows() if self.figures else None,
+            "rng": self.rng_states,
+            "stopped": self.stopped,
+            "seconds": self.seconds,
+            "pause": self.pause,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint."""
+        self.step = self.saved = state["step"]
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.average.mean = [mean.to(self.task.device) for mean in state["average"]]
+        self.choice.load_state_dict(state["choice"])
+        if state["figures"] is not None:
+            rows = state["figures"].to(self.task.device)
+            self.figures = [row.unbind() for row in rows.unbind()]
+        self.rng_states = state["rng"]
+        self.stopped = state["stopped"]
+        self.seconds = state["seconds"]
+        self.pause = state["pause"]
+        self.referenced = self.choice.steps()
+
+    def fitted(self) -> Fitted:
+        """The result of a run that has come to its end."""
+        assert self.stopped is not None
+        return Fitted(dict(self.choice.best), self.step, self.seconds, self.stopped)
+
+    def seconds_of_tests(self) -> float:
+        """Seconds that the tests after a training take, from those of an evaluation."""
+        # Each condition, and all but the training one a second time, by its own choice.
+        rules = 1 if len(self.task.conditions) == 1 else 2
+        return rules * self.pause * self.task.size("test") / self.task.size("validation")
+
+    def stop_message(self, how: str, again: str) -> str:
+        """The message of a stop: how it came, the last checkpoint, the command that resumes."""
+        there = "there is no checkpoint yet"
+        if self.saved is not None:
+            there = f"the last checkpoint is {self.checkpoints.path(self.saved)}"
+        return f"{how}; {there}" + (f"; go on with: {again}" if again else "")
+
+    def close(self) -> None:
+        """Write and show no more, whatever ended the run."""
+        self.progress.close()
+        if self.log is not None:
+            self.log.close()
+
+    def _over_processes(self, x: Tensor, how: Literal["sum", "mean"]) -> Tensor:
+        """The sum or mean over all processes; the tensor that was given stays as it is."""
+        if self.fabric.world_size == 1:
+            return x
+        total = self.fabric.all_reduce(x.clone(), reduce_op=how)
+        assert isinstance(total, Tensor)
+        return total
+
+    def _of_every_process(self, own: Any) -> list[Any]:
+        """What each process has, in the order of their ranks."""
+        found = [own] * self.fabric.world_size
+        if len(found) > 1:
+            torch.distributed.all_gather_object(found, own)
+        return found
+
+
+FACTOR = "factor"
+"""Of a group's step size, in the optimizer's groups."""
+
+
+def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
+    """Adam; what has a step size or a decay of its own is a group of its own."""
+    named = list(net.named_parameters())
+    if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
+        raise ValueError(
+            "input_rate must be 1 for a network without tables of tokens and without maps to "
+            f"views, got {config.input_rate}; leave it out"
+        )
+    if config.input_rate == 1 and config.weight_decay == 0:
+        return Adam(net.parameters(), config.lr, fused=True)
+    free = set(no_decay_parameters(net))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        factor = config.input_rate if _of_input(name) else 1.0
+        decay = 0.0 if parameter in free else config.weight_decay
+        groups.setdefault((factor, decay), []).append(parameter)
+    own: list[dict[str, Any]] = [
+        {"params": parameters, FACTOR: factor, "weight_decay": decay}
+        for (factor, decay), parameters in groups.items()
+    ]
+    return (AdamW if config.weight_decay else Adam)(own, config.lr, fused=True)
+
+
+def _of_input(name: str) -> bool:
+    """True for the parameters that cells are chosen by: tables of tokens, maps to views."""
+    own = name.rpartition(".")[2]
+    return name.startswith("tables.") or own.startswith(("weight_in_", "bias_in_"))
+
+
+class Average:
+    """A running mean of the weights, m ← β m + (1 - β) w, steadier than they are.
+
+    `decay` None: there is no mean, and nothing is done. Buffers stay as they are. Processes that
+    share a run have the same weights, and so the same mean.
+    """
+
+    def __init__(self, weights: list[nn.Parameter], decay: float | None) -> None:
+        self.decay = decay
+        self.weights = weights if decay is not None else []
+        self.mean = [w.detach().clone() for w in self.weights]
+
+    def update(self, updates: int) -> None:
+        """Add the weights after so many updates."""
+        if self.decay is not None:
+            # Early on the mean is of the last updates, and soon nothing of the start is in it.
+            beta = min(self.decay, (1 + updates) / (10 + updates))
+            get_ema_multi_avg_fn(beta)(self.mean, self.weights, updates)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within it the network's weights are the mean.
+
+        Values are copied and the tensors stay: captured CUDA graphs know weights by their address.
+        """
+        own = [w.detach().clone() for w in self.weights]
+        self._set(self.mean)
+        try:
+            yield
+        finally:
+            self._set(own)
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        for weight, value in zip(self.weights, values, strict=True):
+            weight.copy_(value)
