@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from riglstm.lab.tables.entries import Budget, Recipe
-from riglstm.lab.tables.result import FAILED as FAILED
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import chosen, chosen_settings, recipe, table
 from riglstm.lab.train.config import Precision
@@ -25,6 +24,34 @@ class Planned(NamedTuple):
     state: State
     setting: str
     row: str
+
+
+class Spec(Protocol):
+    """What any run is: one of a task here, or one on MiniGrid."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def resolved(self) -> dict[str, Any]: ...
+
+
+class AnyPlanned(Protocol):
+    """A run that is to be made, of whatever kind: `Planned`, or MiniGrid's."""
+
+    @property
+    def spec(self) -> Spec: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def setting(self) -> str: ...
+
+    @property
+    def row(self) -> str: ...
 
 
 def plan(
@@ -93,7 +120,7 @@ def folder_name(spec: RunSpec) -> str:
     return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
 
 
-def state(spec: RunSpec, path: Path) -> State:
+def state(spec: Spec, path: Path) -> State:
     """How far the run is; raises ValueError where the folder holds another run."""
     folder = RunFolder(path)
     if folder.state == "new":
@@ -104,6 +131,4 @@ def state(spec: RunSpec, path: Path) -> State:
             f"{path} must hold the run that its name says, got another: {'; '.join(found)}; "
             "move it away, or delete it"
         )
-    if folder.state == "partial" and (path / FAILED).exists():
-        return "failed"
-    return folder.state
+    return "failed" if folder.state == "partial" and folder.failed.exists() else folder.state
