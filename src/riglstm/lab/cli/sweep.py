@@ -102,6 +102,6 @@ def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     found = search.winners(lines, runs, table(space.table).higher_is_better)
     shown = []
     for model, best in found.items():
-        for rule, said in zip(search.RULES, best, strict=True):
-            shown.append([f"{model}, {rule.name}", str(said["trial"]), f"{rule.score(said):.4f}"])
+        for (rule, score), said in zip(search.RULES.items(), best, strict=True):
+            shown.append([f"{model}, {rule}", str(said["trial"]), f"{score(said):.4f}"])
     return text.table(f"{space.name}, validation data", ["best by", "trial", "score"], shown)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from riglstm.lab.minigrid.progress import Testing
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import table
 from riglstm.lab.minigrid.testing import Score, trials
-from riglstm.lab.tables.plan import State, state
+from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.render import Rendered
 from riglstm.lab.tables.reproduce import Reproduced, complete, unfinished
 from riglstm.lab.tables.run import sessions
@@ -116,18 +116,6 @@ def run_in(
     }
     folder.finish(result)
     return result
-
-
-class Planned(NamedTuple):
-    """One run of the table."""
-
-    spec: GridSpec
-    folder: Path
-    state: State
-    setting: str
-    """The family."""
-    row: str
-    """The memory."""
 
 
 def plan(

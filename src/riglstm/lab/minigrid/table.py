@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.runs import GridRun, comparable, read
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK
-from riglstm.lab.tables.plan import AnyPlanned
+from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.render import Grid, Rendered, render
 from riglstm.lab.tables.sheet import Cell
 
@@ -15,7 +15,7 @@ METRICS = {"success": "actions drawn", "success_greedy": "most probable actions"
 RECORD = ("family", "level", "model", "seed", "metric", "value", "chosen_on", "frames")
 
 
-def table(planned: Sequence[AnyPlanned]) -> Rendered:
+def table(planned: Sequence[Planned]) -> Rendered:
     """Success rates in %, mean ± sd over seeds, by family, level and model."""
     found = [p.folder for p in planned if (p.folder / "config.json").exists()]
     begun = [read(folder, curves=False) for folder in found]

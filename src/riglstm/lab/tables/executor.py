@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from riglstm.lab.tables.plan import AnyPlanned
+from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make, attempt, say
 from riglstm.lab.tables.worker import STOPPED
 from riglstm.lab.train.deadline import NEVER, Deadline, Interrupted, OutOfTime
@@ -74,7 +74,7 @@ class Executor(Protocol):
 
 
 def make_runs(
-    waiting: Sequence[AnyPlanned],
+    waiting: Sequence[Planned],
     make: Make,
     executor: Executor,
     ended: Callable[[Path], object],

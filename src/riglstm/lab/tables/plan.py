@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from riglstm.lab.tables.entries import Budget, Recipe
 from riglstm.lab.tables.spec import RunSpec
@@ -19,39 +19,13 @@ State: TypeAlias = Literal["new", "partial", "done", "failed"]
 class Planned(NamedTuple):
     """One run of a table."""
 
-    spec: RunSpec
+    spec: Any
+    """A RunSpec; of a run on MiniGrid its GridSpec."""
     folder: Path
     state: State
     setting: str
+    """What it is trained in, as the table says it."""
     row: str
-
-
-class Spec(Protocol):
-    """What any run is: one of a task here, or one on MiniGrid."""
-
-    @property
-    def seed(self) -> int: ...
-
-    def resolved(self) -> dict[str, Any]: ...
-
-
-class AnyPlanned(Protocol):
-    """A run that is to be made, of whatever kind: `Planned`, or MiniGrid's."""
-
-    @property
-    def spec(self) -> Spec: ...
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def state(self) -> State: ...
-
-    @property
-    def setting(self) -> str: ...
-
-    @property
-    def row(self) -> str: ...
 
 
 def plan(
@@ -120,7 +94,7 @@ def folder_name(spec: RunSpec) -> str:
     return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
 
 
-def state(spec: Spec, path: Path) -> State:
+def state(spec: Any, path: Path) -> State:
     """How far the run is; raises ValueError where the folder holds another run."""
     folder = RunFolder(path)
     if folder.state == "new":

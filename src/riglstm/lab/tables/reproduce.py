@@ -6,20 +6,18 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from riglstm.lab.tables import rows
 from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.executor import InProcess, Processes, make_runs
 from riglstm.lab.tables.fill import result_rows, sheet
-from riglstm.lab.tables.plan import AnyPlanned, Planned, plan, state
+from riglstm.lab.tables.plan import Planned, plan, state
 from riglstm.lab.tables.render import Rendered, render
 from riglstm.lab.tables.run import Make, open_data, run_in
 from riglstm.lab.tables.sheet import RECORD, grid, records
 from riglstm.lab.tables.tables import recipe, stem, table
 from riglstm.lab.train.deadline import NEVER, Deadline
-
-Some = TypeVar("Some", bound=AnyPlanned)
 
 
 class Reproduced(NamedTuple):
@@ -89,15 +87,15 @@ def reproduce(
     return complete(asked, waiting, make, write, jobs, deadline, progress, again)
 
 
-def unfinished(asked: Iterable[Some], retry_failed: bool) -> list[Some]:
+def unfinished(asked: Iterable[Planned], retry_failed: bool) -> list[Planned]:
     """The runs that are to be made; with `retry_failed` those that diverged, too."""
     states = {"new", "partial", *(("failed",) if retry_failed else ())}
     return [p for p in asked if p.state in states]
 
 
 def complete(
-    asked: Sequence[AnyPlanned],
-    waiting: Sequence[AnyPlanned],
+    asked: Sequence[Planned],
+    waiting: Sequence[Planned],
     make: Make,
     write: Callable[[], tuple[Rendered, tuple[Path, ...]]],
     jobs: int = 1,

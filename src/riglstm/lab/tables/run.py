@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from riglstm import models
-from riglstm.lab.tables.plan import AnyPlanned, Planned, state
+from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tasks.base import Task, generator, means
@@ -153,7 +153,7 @@ class Make(Protocol):
     def __call__(self, spec: Any, folder: RunFolder, *, resume: bool) -> object: ...
 
 
-def attempt(planned: AnyPlanned, make: Make, progress: bool = True) -> None:
+def attempt(planned: Planned, make: Make, progress: bool = True) -> None:
     """One run of several; if it diverges, its folder says so, and the others go on.
 
     One that another process trains, or has trained since it was planned, is passed over. Raises

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.plan import Planned, folder_name, spec_of, state
@@ -290,13 +290,6 @@ def append(path: Path, said: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-class Rule(NamedTuple):
-    """How a recipe is chosen among a model's trials."""
-
-    name: str
-    score: Callable[[Mapping[str, Any]], float]
-
-
 def _home(said: Mapping[str, Any]) -> float:
     return float(said["validation"][said["trained_on"]])
 
@@ -307,7 +300,11 @@ def _shifted(said: Mapping[str, Any]) -> float:
     return sum(float(best[condition]["value"]) for condition in others) / len(others)
 
 
-RULES = (Rule("training condition", _home), Rule("shifted conditions", _shifted))
+RULES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "training condition": _home,
+    "shifted conditions": _shifted,
+}
+"""How a recipe is chosen among a model's trials: the score of each."""
 
 
 def winners(
@@ -324,10 +321,10 @@ def winners(
             by_model.setdefault(str(said["model"]), []).append(said)
     sign = 1 if higher_is_better else -1
 
-    def order(score: float) -> float:
-        return -math.inf if math.isnan(score) else sign * score
+    def order(value: float) -> float:
+        return -math.inf if math.isnan(value) else sign * value
 
     return {
-        model: [max(own, key=lambda said: order(rule.score(said))) for rule in RULES]
+        model: [max(own, key=lambda said: order(score(said))) for score in RULES.values()]
         for model, own in by_model.items()
     }
