@@ -447,7 +447,8 @@ def test_reproduce_plans_first_and_ends_with_the_table(
     assert "1 failed; --retry-failed trains them anew, which helps after a change of" in out
     assert "These are quick sizes; --budget paper has the paper's." in out
     ((args, options),) = asked
-    assert args == ("copying", ("lstm",), None, "quick", tmp_path, tmp_path / "tables", None)
+    assert [(p.row, p.setting) for p in args[1]] == [("lstm", "M=1"), ("lstm", "M=2")]
+    assert args[2:] == ("quick", tmp_path, tmp_path / "tables", None)
     assert options["again"].endswith(f"reproduce copying --models lstm --out {tmp_path}")
     assert (options["jobs"], options["deadline"]) == (1, NEVER)
 
@@ -470,8 +471,8 @@ def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
     assert out.startswith(f"copying, quick: 6 runs in {tmp_path}: 6 to begin\n")
     assert "3 runs are not done; go on with: " in out
     ((args, options),) = asked
-    assert args[2] == (1, 4)
-    assert (options["settings"], options["precision"]) == (("M=2",), "bf16")
+    assert {p.spec.seed for p in args[1]} == {1, 4}
+    assert {(p.setting, p.spec.fit.precision) for p in args[1]} == {("M=2", "bf16")}
     assert options["jobs"] == 3
     assert 500 < options["deadline"].left <= 540
     end["errors"] = ("runs/a: ValueError: no", "runs/b: exit code -9")

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm import models as registry
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import complexity, rows
 from riglstm.lab.tables.entries import SMALL, Recipe, Row, Setting
-from riglstm.lab.tables.finished import KEY, evaluate, finished, load
-from riglstm.lab.tables.plan import FAILED, Planned, plan
+from riglstm.lab.tables.executor import InProcess, Processes
+from riglstm.lab.tables.finished import evaluate, load
+from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.recipes import RECIPES
-from riglstm.lab.tables.reproduce import reproduce as make
+from riglstm.lab.tables.reproduce import Reproduced, reproduce
 from riglstm.lab.tables.run import build, run
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import TABLES
-from riglstm.lab.train.config import PRINTED, Fit
+from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.stopping import Deadline, Interrupted, OutOfTime
-from riglstm.lab.train.weights import load_weights, write_weights
+from riglstm.lab.train.stopping import Interrupted
+from riglstm.lab.train.weights import load_weights
 from riglstm.models import MODELS
 from train_helpers import last_step
 
@@ -101,8 +101,8 @@ def test_a_result_has_both_rules_and_its_cost(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert RunSpec.from_json(config).digest() == SPEC.digest()
     assert config["task_options"]["loss_on"] == "all"
-    said = {name: config["model_options"][name] for name in PRINTED}
-    assert said == {"soft_update": True, "update_scale": 0.25, "update_bias": 4.0}
+    said = {"soft_update": True, "update_scale": 0.25, "update_bias": 4.0}
+    assert said.items() <= config["model_options"].items()
 
 
 def test_evaluating_a_folder_gives_the_recorded_values(folder: Path) -> None:
@@ -163,103 +163,36 @@ def test_load_gives_the_chosen_weights(folder: Path) -> None:
         assert torch.equal(net.state_dict()[name], weight)
 
 
-def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use() -> None:
-    run = plan("mnist", ["lstm"], 1, "paper")[0].spec
-    # Of the code that had neither `average` nor `input_rate` nor `forget_bias`.
-    assert run.digest() == "6ca53f0b"
-    for used in (
-        replace(run, fit=replace(run.fit, average=0.9)),
-        replace(run, fit=replace(run.fit, input_rate=0.5)),
-        replace(run, model_options={"forget_bias": 1.0}),
-    ):
-        assert used.digest() != run.digest()
-    # Of the code that had two cells of RIM: the name in results/mnist.csv.
-    assert plan("mnist", ["rim"], 1, "tuned")[0].spec.digest() == "9ef05c61"
-    ours = plan("mnist", ["riglstm"], 1, "paper")[0].spec
-    steady = replace(ours, model_options={**ours.model_options, "steady_start": True})
-    assert steady.digest() != ours.digest()
+NAMES = [
+    *(("mnist", "lstm", "paper", "6ca53f0b"), ("mnist", "riglstm", "paper", "bb4f1c46")),
+    *(("mnist", "rim", "tuned", "9ef05c61"), ("cifar", "riglstm", "paper", "65984894")),
+    *(("balls", "riglstm", "paper", "24100b87"), ("copying", "riglstm", "paper", "a695ea96")),
+    ("ablation", "no_soft_state_updating", "paper", "f194a19e"),
+]
 
 
-def test_a_run_from_before_an_option_is_found_and_gone_on_with(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize(("table", "row", "budget", "digest"), NAMES)
+def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use(
+    table: str, row: str, budget: Any, digest: str
 ) -> None:
-    from riglstm.lab.tables.plan import state
+    """By the names rows and trials in results/ are found, which are older than some options."""
+    found = plan(table, [row], 1, budget)[0]
+    assert found.folder.name.endswith(f"-seed0-{digest}")
+    for part, option in (("fit", {"average": 0.9}), ("fit", {"input_rate": 0.5})):
+        other = replace(getattr(found.spec, part), **option)
+        assert replace(found.spec, **{part: other}).digest() != digest
+    options = {**found.spec.model_options, "forget_bias": 1.0}
+    assert replace(found.spec, model_options=options).digest() != digest
 
-    old = tmp_path / "old"
-    shutil.copytree(folder, old)
-    config = json.loads((old / "config.json").read_text())
-    new = json.loads(json.dumps(config))
-    for part, names in (("fit", ("average", "input_rate")), ("model_options", ("forget_bias",))):
-        for name in names:
-            config[part].pop(name, None)
-    (old / "config.json").write_text(json.dumps(config))
-    assert state(SPEC, old) == "done"
-    (old / "result.json").unlink()
-    RunFolder(old).begin(new, command="", device="cpu", resume=True)
-    new["fit"]["input_rate"] = 0.5
+
+def test_a_run_with_other_options_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (other / "result.json").unlink()
+    config = json.loads(json.dumps(SPEC.resolved()))
+    config["fit"]["input_rate"] = 0.5
     with pytest.raises(ValueError, match=r"fit\.input_rate is 1\.0 there, 0\.5 here"):
-        RunFolder(old).begin(new, command="", device="cpu", resume=True)
-
-
-NAMES = {
-    "mnist": "bb4f1c46",
-    "cifar": "65984894",
-    "balls": "24100b87",
-    "copying": "a695ea96",
-}
-"""Digests of the first runs of RigLSTM, by the code whose default was the printed soft update."""
-
-
-def printed(spec: RunSpec) -> bool:
-    """Whether the layer that a run is of has the soft update as printed."""
-    core: Any = registry.build(spec.model, 600, spec.hidden_size, **spec.model_options)
-    update = (core.layer.selection.update_scale, core.layer.update_bias_start)
-    return core.layer.soft_update and update == (1.0, None)
-
-
-@pytest.mark.parametrize("said", [True, False], ids=["said", "not said"])
-@pytest.mark.parametrize("table", NAMES)
-def test_a_run_of_the_printed_soft_update_is_found_and_read_as_such(
-    table: str, said: bool, folder: Path, tmp_path: Path
-) -> None:
-    """It was the default, which configurations had in numbers, or not at all."""
-    first = plan(table, ["riglstm"], 1, "paper", tmp_path)[0]
-    assert first.folder.name.endswith(NAMES[table])
-    assert printed(first.spec)
-    config = json.loads(json.dumps(first.spec.resolved()))
-    assert {name: config["model_options"].pop(name) for name in PRINTED} == PRINTED
-    if said:
-        config["model_options"] |= PRINTED
-    first.folder.mkdir()
-    (first.folder / "config.json").write_text(json.dumps(config))
-    assert plan(table, ["riglstm"], 1, "paper", tmp_path)[0].state == "partial"
-    RunFolder(first.folder).begin(first.spec.resolved(), command="", device="", resume=True)
-    read = RunSpec.from_json(config)
-    assert printed(read)
-    assert (read.digest(), read.resolved()) == (first.spec.digest(), first.spec.resolved())
-    file = tmp_path / "old.safetensors"
-    result = json.loads((folder / "result.json").read_text())
-    write_weights(
-        {"w": torch.zeros(1)}, file, {KEY: json.dumps({"config": config, "result": result})}
-    )
-    assert printed(finished(file).spec)
-    usual = RunSpec("copying", {}, "riglstm", 600, {}, Fit(), 0)
-    assert not printed(usual)
-    with pytest.raises(ValueError, match=r"model_options\.update_scale is 1\.0 there, 0\.01 here"):
-        RunFolder(first.folder).begin(usual.resolved(), command="", device="", resume=True)
-
-
-def test_a_variant_without_a_soft_update_is_read_as_it_was() -> None:
-    old = plan("ablation", ["no_soft_state_updating"], 1, "paper")[0].spec
-    assert old.digest() == "f194a19e"
-    config = old.resolved()
-    assert "soft_update" not in config["model_options"]
-    for name in ("update_scale", "update_bias"):
-        del config["model_options"][name]
-    read = RunSpec.from_json(config)
-    assert read.digest() == old.digest()
-    core: Any = registry.build(read.model, 600, read.hidden_size, **read.model_options)
-    assert not core.layer.soft_update
+        RunFolder(other).begin(config, command="", device="cpu", resume=True)
 
 
 def test_a_soft_update_is_one_run_in_whatever_words() -> None:
@@ -288,12 +221,30 @@ def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+class Table:
+    """The table `tiny`, made in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.runs, self.out = root / "runs", root / "out"
+
+    def plan(self, models: list[str] | None = None, seeds: int = 1) -> list[Planned]:
+        return plan("copying", models, seeds, "quick", self.runs, "cpu")
+
+    def make(self, models: list[str] | None = None, seeds: int = 1, **options: Any) -> Reproduced:
+        asked = self.plan(models, seeds)
+        how: dict[str, Any] = {"progress": False, **options}
+        return reproduce("copying", asked, "quick", self.runs, self.out, **how)
+
+    def states(self) -> list[str]:
+        return [p.state for p in self.plan()]
+
+
 GOOD = Row("LSTM", "lstm", 8)
 BAD = Row("RIM", "rim", 12, {"num_cells": 3, "active_cells": 2}, fit={"lr": 1e38})
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     """A table of two models, one of which diverges."""
     task = {name: value for name, value in TASK.items() if name != "conditions"}
     recipe = Recipe(
@@ -307,21 +258,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     table = replace(TABLES["copying"], recipes={"quick": recipe})
     monkeypatch.setitem(TABLES, "copying", table)
+    return Table(tmp_path)
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = {"root": tmp_path / "runs", "out": tmp_path / "out", "results": tmp_path / "r.csv"}
-    ask: dict[str, Any] = {**where, "device": "cpu", "progress": False}
-    half = plan("copying", None, 1, "quick", where["root"])[0]
+    results = tmp_path / "r.csv"
+    half = tiny.plan()[0]
     # As if it had been stopped before its first checkpoint.
     RunFolder(half.folder).begin(half.spec.resolved(), command="", device="", resume=False)
-    made = make("copying", **ask)
-    states = [p.state for p in plan("copying", None, 1, "quick", where["root"])]
-    assert states == ["done", "failed", "done", "failed"]
-    assert made.failed == 2
+    made = tiny.make(results=results)
+    assert tiny.states() == ["done", "failed", "done", "failed"]
+    assert (made.failed, made.left) == (2, 0)
     assert re.search(r"\| M=1 +\| RIM +\| \(3, 2\) +(\| +1 failed ){3}", made.rendered.markdown)
     said = (
         "Failed: rim, M=1, seed 0: the loss of update 2 is not a finite number (copying-rim-seed0-"
@@ -333,112 +282,66 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     ]
     assert made.paths[0].read_text() == made.rendered.markdown
     assert len(list(csv.reader(io.StringIO(made.rendered.csv)))) == 1 + 4 * 5
-    assert len(rows.read(where["results"])) == 2 * 5 + 2  # a row of each that failed
+    assert len(rows.read(results)) == 2 * 5 + 2  # a row of each that failed
 
     called: list[str] = []
-
-    def count(spec: RunSpec, *args: Any, **options: Any) -> dict[str, Any]:
-        called.append(spec.name)
-        return {}
-
-    monkeypatch.setattr("riglstm.lab.tables.attempt.run", count)
-    again = make("copying", **ask)
-    assert called == []
-    assert again.rendered == made.rendered
-    assert len(rows.read(where["results"])) == 2 * 5 + 2  # a row of each that failed
+    monkeypatch.setattr(
+        "riglstm.lab.tables.reproduce.run_in", lambda spec, *_, **__: called.append(spec.name)
+    )
     # Models say what is trained, and never what the table has.
-    for models in (["lstm"], ["rim"]):
-        assert make("copying", models, **ask).rendered == made.rendered
+    for models in (None, ["lstm"], ["rim"]):
+        assert tiny.make(models, results=results).rendered == made.rendered
+    assert len(rows.read(results)) == 2 * 5 + 2
     assert called == []
-    make("copying", **ask, retry_failed=True)
+    tiny.make(retry_failed=True)
     assert called == ["rim", "rim"]
-    failed = [p for p in plan("copying", None, 1, "quick", where["root"]) if p.row == "rim"]
+    failed = tiny.plan(["rim"])
     assert [p.state for p in failed] == ["new", "new"]
     assert [list(p.folder.glob("*")) for p in failed] == [[], []]
-    more = make("copying", ["lstm"], 2, **ask)
+    more = tiny.make(["lstm"], 2)
     assert called[2:] == ["lstm", "lstm"]
     assert "(1 run, 1 to run)" in more.rendered.markdown
     assert "- Rows without a run, left out: RIM.\n" in more.rendered.markdown
 
 
-@pytest.mark.usefixtures("tiny")
-def test_a_table_has_the_runs_of_all_seeds_that_were_made(tmp_path: Path) -> None:
-    ask: dict[str, Any] = {"root": tmp_path / "runs", "out": tmp_path / "out"}
-    ask |= {"device": "cpu", "progress": False}
-    for planned in plan("copying", ["lstm"], 2, "quick", ask["root"]):
+def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
+    for planned in tiny.plan(["lstm"], 2):
         if (planned.setting, planned.spec.seed) != ("M=2", 1):
             run(planned.spec, planned.folder, progress=False)
-    made = make("copying", ["lstm"], 1, **ask)
+    made = tiny.make(["lstm"])
     found = list(csv.DictReader(io.StringIO(made.rendered.csv)))
     counts = {(row["setting"], row["n"], row["missing"]) for row in found}
     assert counts == {("M=1", "2", "0"), ("M=2", "1", "0")}
 
 
-@pytest.mark.usefixtures("tiny")
-def test_what_failed_is_begun_anew(tmp_path: Path) -> None:
-    ask: dict[str, Any] = {"root": tmp_path / "runs", "out": tmp_path / "out"}
-    ask |= {"device": "cpu", "progress": False}
-    make("copying", ["rim"], **ask)
-    failed, _ = plan("copying", ["rim"], 1, "quick", ask["root"])
-    assert failed.state == "failed"
-    left, mine = (failed.folder / "checkpoints" / name for name in ("step-1.ckpt", "notes.txt"))
+def test_what_failed_is_begun_anew(tiny: Table) -> None:
+    tiny.make(["rim"])
+    folder = RunFolder(tiny.plan(["rim"])[0].folder)
+    assert folder.failed.exists()
+    left, mine = (folder.checkpoints / name for name in ("step-1.ckpt", "notes.txt"))
     left.parent.mkdir(exist_ok=True)
     left.touch()
     mine.touch()
-    assert make("copying", ["rim"], **ask, retry_failed=True).failed == 2
+    assert tiny.make(["rim"], retry_failed=True).failed == 2
     assert not left.exists()
     assert mine.exists()
-    said = json.loads((failed.folder / FAILED).read_text())
+    said = folder.read_json(folder.failed)
     assert said["updates"] >= 1
     assert said["seconds"] > 0
-    assert "resumed" not in json.loads((failed.folder / "run.json").read_text())
+    assert "resumed" not in folder.read_json(folder.run)
 
 
-@pytest.mark.usefixtures("tiny")
-def test_runs_one_by_one_stop_in_time_and_by_ctrl_c(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_stop_leaves_a_table_and_says_how_to_go_on(
+    jobs: int, tiny: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask: dict[str, Any] = {"root": tmp_path / "runs", "out": tmp_path / "out", "again": "more"}
-    ask |= {"device": "cpu", "models": ["lstm"], "name": "copying"}
-    begun: list[str] = []
-    ends: list[BaseException | None] = [None]
-
-    def attempt(planned: Planned, *args: Any) -> None:
-        begun.append(planned.setting)
-        end = ends[len(begun) - 1]
-        if end is not None:
-            raise end
-
-    monkeypatch.setattr("riglstm.lab.tables.reproduce.attempt", attempt)
-    # Less than a minute is left: the first is begun, and no other.
-    assert make(**ask, deadline=Deadline.after(0.5)).left == 2
-    assert begun == ["M=1"]
-    ends[0] = OutOfTime("time is up")
-    begun.clear()
-    assert make(**ask).left == 2
-    assert begun == ["M=1"]
-    assert "time is up\n" in capsys.readouterr().err
-    for end, said in (
-        (Interrupted("stopped, and saved"), "stopped, and saved"),
-        (KeyboardInterrupt(), "stopped; what is done, or was saved, stays so; go on with: more"),
-    ):
-        ends[0] = end
-        begun.clear()
-        with pytest.raises(KeyboardInterrupt, match=f"^{said}$"):
-            make(**ask)
-
-
-@pytest.mark.usefixtures("tiny")
-def test_ctrl_c_of_runs_side_by_side_leaves_a_table_and_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def together(*_: object) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt("all are saved")
 
-    monkeypatch.setattr("riglstm.lab.tables.pool.together", together)
+    monkeypatch.setattr(InProcess if jobs == 1 else Processes, "run", stop)
     with pytest.raises(KeyboardInterrupt, match=r"^all are saved; go on with: more$"):
-        make("copying", root=tmp_path / "runs", out=tmp_path / "out", jobs=2, again="more")
-    assert (tmp_path / "out" / "copying-quick.md").exists()
+        tiny.make(jobs=jobs, again="more")
+    assert (tiny.out / "copying-quick.md").exists()
 
 
 def test_a_stop_during_the_tests_costs_no_training(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,21 +16,22 @@ import numpy as np
 import pytest
 import torch
 
+from riglstm.lab.minigrid.ppo import PPO
+
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 import gymnasium
 
 from riglstm.lab.minigrid import testing, training
 from riglstm.lab.minigrid.envs import Environments, WorkerDied
 from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels, family
-from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.minigrid.reproduce import build, evaluate, is_grid, load, run
+from riglstm.lab.minigrid.reproduce import build, evaluate, is_grid, load, plan, reproduce, run
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import MEMORIES, SEEDS, GridSpec
-from riglstm.lab.minigrid.table import RECORD, grid, plan, reproduce
+from riglstm.lab.minigrid.table import RECORD, grid
 from riglstm.lab.minigrid.testing import SEED, trials
 from riglstm.lab.minigrid.worker import SKIP, solved
 from riglstm.lab.tables.render import render
-from riglstm.lab.train.config import PRINTED
+from riglstm.lab.tables.reproduce import Reproduced
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
 
@@ -324,27 +324,26 @@ def test_a_run_whose_worker_dies_says_how_to_go_on(
 def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {"families": ["lavagap"], "models": ["lstm"], "seeds": 1}
-    short = replace(TINY, frames=64)
-    given |= {"root": tmp_path, "out": tmp_path / "tables", "ppo": short}
-    given |= {"episodes": 1, "progress": False}
+    def make(**how: bool) -> Reproduced:
+        runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
+        return reproduce(runs, tmp_path / "tables", progress=False, **how)
 
     def diverges(figures: Any, agent: Any, saved: int) -> None:
         raise training.Diverged("it is not a number")
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_check", diverges)
-        first = reproduce(**given)
+        first = make()
     assert (first.failed, first.left) == (1, 0)
-    folder = plan(["lavagap"], ["lstm"], 1, tmp_path, short, 1)[0].folder
+    (folder,) = tmp_path.glob("minigrid-lavagap-lstm-seed0-*")
     assert f"Failed: {folder.name}: it is not a number." in first.rendered.markdown
     assert "| LavaGap | S5    |" in first.rendered.markdown
     assert "1 failed" in first.rendered.markdown
     assert "are not done" not in first.rendered.markdown
-    assert reproduce(**given).failed == 1, "a failed run was trained anew"
+    assert make().failed == 1, "a failed run was trained anew"
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints" / "of-old").write_text("")
-    assert reproduce(**given, retry_failed=True).failed == 0
+    assert make(retry_failed=True).failed == 0
     assert RunFolder(folder).state == "done"
 
 
@@ -375,27 +374,6 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
     assert replace(spec(), model_options={"num_cells": 4}).name == "riglstm-other"
     options = {**MEMORIES["riglstm"].options, "backend": "batched"}
     assert replace(spec(), model_options=options).name == "riglstm"
-
-
-def test_recorded_runs_are_of_the_printed_soft_update_and_are_found(tmp_path: Path) -> None:
-    """Their configurations do not say it: it was the default."""
-    record = Path(__file__).parents[1] / "results" / "minigrid" / "empty-riglstm-s0"
-    config = json.loads((record / "config.json").read_text())
-    assert not PRINTED.keys() & config["model_options"].keys()
-    old = GridSpec.from_json(config)
-    assert (old.name, old.digest()) == ("riglstm", "d86ded74")
-    assert old.resolved()["model_options"] == {**config["model_options"], **PRINTED}
-    core: Any = build(old, torch.device("cpu")).core
-    update = (core.layer.soft_update, core.layer.selection.update_scale)
-    assert (*update, core.layer.update_bias_start) == (True, 1.0, None)
-    (planned,) = plan(["empty"], ["riglstm"], 1, tmp_path, PPO())
-    assert planned.folder.name == f"minigrid-empty-riglstm-seed0-{old.digest()}"
-    shutil.copytree(record, planned.folder)
-    assert planned.state == "done"
-    (planned.folder / "result.json").unlink()
-    folder = RunFolder(planned.folder)
-    folder.begin(planned.spec.resolved(), command="", device="", resume=True)
-    assert read(planned.folder).spec.training() == planned.spec.training()
 
 
 def test_another_soft_update_is_another_memory() -> None:

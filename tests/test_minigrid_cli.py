@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from riglstm.lab.minigrid.ppo import PPO
+
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 pytest.importorskip("matplotlib", reason="needs the extra riglstm[train]")
 from PIL import Image
@@ -18,13 +20,12 @@ from PIL import Image
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.minigrid.reproduce import build
+from riglstm.lab.minigrid.reproduce import build, plan
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import GridSpec
-from riglstm.lab.minigrid.table import grid, plan
+from riglstm.lab.minigrid.table import grid
 from riglstm.lab.report.minigrid import once, relative, unlike
-from riglstm.lab.tables.result import FAILED, RunError
+from riglstm.lab.tables.result import RunError
 from riglstm.lab.train.folder import RunFolder
 
 TINY = [
@@ -204,7 +205,7 @@ def test_reproduce_counts_and_names_what_diverged(
     (failed,) = plan(["lavagap"], ["lstm"], 1, tmp_path, PPO(frames=2048), 2)
     folder = RunFolder(failed.folder)
     folder.write_json(folder.config, failed.spec.resolved())
-    folder.write_json(folder.path / FAILED, {"reason": "a loss is not a number"})
+    folder.write_json(folder.failed, {"reason": "a loss is not a number"})
     command = ["reproduce", "minigrid", "--families", "lavagap", "--models", "lstm"]
     command += ["--seeds", "1", "--frames", "2048", "--episodes", "2", "--out", str(tmp_path)]
     assert main(command) == 0, "as for other tables"

@@ -37,10 +37,10 @@ from riglstm.lab.report.activations import Images
 from riglstm.lab.report.curves import Axis
 from riglstm.lab.report.probe import Loaded
 from riglstm.lab.tables.finished import evaluate
-from riglstm.lab.tables.plan import FAILED, plan
+from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.read_run import Record, Series, read_metrics, read_record
 from riglstm.lab.tables.render import markdown
-from riglstm.lab.tables.result import RunError
+from riglstm.lab.tables.result import FAILED, RunError
 from riglstm.lab.tables.run import build as build_run
 from riglstm.lab.tables.sheet import grid
 from riglstm.lab.tables.spec import RunSpec

@@ -14,7 +14,8 @@ import pytest
 
 from riglstm.lab.cli import streams
 from riglstm.lab.cli.main import main
-from riglstm.lab.minigrid import table as minigrid_table
+from riglstm.lab.minigrid import reproduce as minigrid
+from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables import render, run
 from riglstm.lab.tables import reproduce as reproducing
 from riglstm.lab.train.folder import RunFolder
@@ -187,7 +188,7 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
         (tmp_path / name).write_text("mine")
     (tmp_path / "other.json.part").write_text("{}")
     before = tree(tmp_path)
-    monkeypatch.setattr(reproducing, "attempt", lambda *args: pytest.fail("trained"))
+    monkeypatch.setattr(reproducing, "run_in", lambda *args, **_: pytest.fail("trained"))
     for words, said in (
         (["reproduce", "copying"], "copying-quick.csv must be a new file, or this table's, which"),
         (
@@ -201,10 +202,11 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
         assert main(words) == 2
         assert said in capsys.readouterr().err
         assert tree(tmp_path) == before
-    monkeypatch.setattr(minigrid_table, "run", lambda *args: pytest.fail("trained"))
+    monkeypatch.setattr(minigrid, "run_in", lambda *args, **_: pytest.fail("trained"))
     (tmp_path / "runs" / "tables" / "minigrid.md").write_text("mine")
+    runs = minigrid.plan(["lavagap"], ["lstm"], 1, "runs", PPO())
     with pytest.raises(ValueError, match=r"minigrid\.md must be a new file, or this table's"):
-        minigrid_table.reproduce(["lavagap"], ["lstm"], 1, "runs", "runs/tables")
+        minigrid.reproduce(runs, "runs/tables")
 
 
 def test_a_table_takes_the_place_of_its_older_self(tmp_path: Path) -> None:

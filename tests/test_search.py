@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,11 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
 ) -> None:
     space = read_space(tiny)
     (trial,) = plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu")
+    assert trial.setting == "trial start"
     assert search.line(space, trial) is None
     scored = []
     monkeypatch.setattr("riglstm.lab.tables.run._test", lambda *args: scored.append(args))
-    result = run(trial.planned.spec, trial.planned.folder, progress=False)
+    result = run(trial.spec, trial.folder, progress=False)
     assert (result["rows"], scored) == ([], [])
     said = search.line(space, trial)
     assert said is not None
@@ -223,22 +225,29 @@ def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
     assert "did you mean start?" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny.write_text(
-        'table = "mnist"\nsetting = "7x7"\nbudget = "quick"\nmodels = ["lstm"]\ntrials = 1\n'
-    )
-    results, data = tmp_path / "r.jsonl", tmp_path / "no-data"
-    data.mkdir()
-    words = ["sweep", str(tiny), "--results", str(results), "--data-dir", str(data)]
-    assert main([*words, "--out", str(tmp_path / "runs"), "--device", "cpu"]) == 2
+    script = "import sys; sys.exit('the disk is full')"
+    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", (sys.executable, "-c", script))
+    results, runs = tmp_path / "r.jsonl", tmp_path / "runs"
+    words = ["sweep", str(tiny), "--results", str(results), "--out", str(runs), "--device", "cpu"]
+    assert main([*words, "--models", "lstm", "--trials", "0"]) == 2
     said = capsys.readouterr()
     assert "1 trials ended with an error" in said.err
-    assert "lstm, trial 0: " in said.err
+    assert re.search(rf"lstm trial 0 seed 0, in {runs}/.*: the disk is full", said.err)
     assert "written" not in said.out
     assert not results.exists()
+
+
+def test_data_that_is_not_there_is_said_before_the_first_trial(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write_text('table = "mnist"\nsetting = "7x7"\nbudget = "quick"\nmodels = ["lstm"]\n')
+    words = ["sweep", str(tiny), "--results", str(tmp_path / "r"), "--data-dir", str(tmp_path)]
+    assert main([*words, "--out", str(tmp_path / "runs")]) == 2
+    assert "mnist" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("content", ["mine", "[]\n", '{"run": 1}\n', "{", "\xff"])

@@ -18,9 +18,10 @@ from riglstm.lab.tables import rows
 from riglstm.lab.tables.entries import Budget, Row
 from riglstm.lab.tables.fill import result_rows, sheet, sizes
 from riglstm.lab.tables.paper import PAPER, figure, value
-from riglstm.lab.tables.plan import FAILED, Planned, plan, state
+from riglstm.lab.tables.plan import Planned, plan, state
 from riglstm.lab.tables.recipes import MEASURED_ROWS, RECIPES
 from riglstm.lab.tables.render import Grid, latex, markdown, render
+from riglstm.lab.tables.result import FAILED
 from riglstm.lab.tables.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import NAMES, TABLES, stem

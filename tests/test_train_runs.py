@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from riglstm.lab.tables import run as runs
-from riglstm.lab.tables.attempt import attempt
 from riglstm.lab.tables.finished import evaluate
-from riglstm.lab.tables.plan import FAILED, Planned, state
-from riglstm.lab.tables.run import run
+from riglstm.lab.tables.plan import Planned, state
+from riglstm.lab.tables.run import Make, attempt, run
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import BusyError, RunFolder
@@ -76,25 +75,22 @@ def test_a_run_holds_its_folder_until_it_is_tested(
     assert not (tmp_path / "run" / "riglstm.lock").exists()
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each run that a table starts goes on with an older one."""
-    calls: list[bool] = []
+def note(calls: list[bool]) -> Make:
+    """In place of a run: notes whether it goes on with an older one."""
 
-    def note(spec: RunSpec, folder: RunFolder, data_dir: None, *, resume: bool, **rest: Any) -> Any:
+    def make(spec: RunSpec, folder: RunFolder, *, resume: bool) -> None:
         assert folder.holding
         calls.append(resume)
 
-    monkeypatch.setattr("riglstm.lab.tables.attempt.run", note)
-    return calls
+    return make
 
 
 def test_a_table_passes_over_a_run_that_another_process_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[bool]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_ = planned(tmp_path / "run")
+    run_, started = planned(tmp_path / "run"), list[bool]()
     with RunFolder(run_.folder).held():
-        attempt(run_, None, True, "")
+        attempt(run_, note(started))
     said = capsys.readouterr().err
     assert said == f"{run_.folder}: another process is training it; passed over\n"
     assert started == []
@@ -102,30 +98,30 @@ def test_a_table_passes_over_a_run_that_another_process_trains(
 
 @pytest.mark.parametrize("end", ["done", "failed"])
 def test_a_table_passes_over_a_run_that_ended_after_it_was_planned(
-    end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[bool]
+    end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_ = planned(tmp_path / "run")
+    run_, started = planned(tmp_path / "run"), list[bool]()
     folder = RunFolder(run_.folder)
     folder.begin(SPEC.resolved(), command="", device="", resume=False)
     if end == "done":
         folder.finish({"rows": []})
     else:
-        folder.write_json(folder.path / FAILED, {"reason": ""})
-    attempt(run_, None, True, "")
+        folder.write_json(folder.failed, {"reason": ""})
+    attempt(run_, note(started))
     said = capsys.readouterr().err
     assert said == f"{folder.path}: it is {end} by now, by another process; passed over\n"
     assert started == []
     if end == "failed":
         # Asked for anew, it is tried anew.
-        attempt(planned(folder.path), None, True, "")
+        attempt(planned(folder.path), note(started))
         assert started == [True]
-        assert not (folder.path / FAILED).exists()
+        assert not folder.failed.exists()
 
 
 def test_a_table_goes_on_with_a_run_that_was_begun_after_it_was_planned(
-    tmp_path: Path, started: list[bool]
+    tmp_path: Path,
 ) -> None:
-    run_ = planned(tmp_path / "run")
+    run_, started = planned(tmp_path / "run"), list[bool]()
     RunFolder(run_.folder).begin(SPEC.resolved(), command="", device="", resume=False)
-    attempt(run_, None, True, "")
+    attempt(run_, note(started))
     assert started == [True]

@@ -12,10 +12,10 @@ from riglstm.lab.cli.train import check_folder
 from riglstm.lab.minigrid.envs import available
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.minigrid.reproduce import run
+from riglstm.lab.minigrid.reproduce import plan, run
+from riglstm.lab.minigrid.reproduce import reproduce as make_table
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
-from riglstm.lab.minigrid.table import reproduce
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models.rig import changes_of
 
@@ -177,14 +177,12 @@ def reproduce_all(args: Sequence[str]) -> None:
         values.check_name("--models", name, MEMORIES)
     available()
     again = launch.again("reproduce", ["minigrid", *args])
-    done = reproduce(
-        *(config.families, config.models, config.seeds, config.out, config.out / "tables"),
-        PPO(device=config.device, workers=config.workers, frames=config.frames),
-        episodes=config.episodes,
+    ppo = PPO(device=config.device, workers=config.workers, frames=config.frames)
+    runs = plan(
+        *(config.families, config.models, config.seeds, config.out, ppo, config.episodes),
         quick=config.budget == "quick",
-        retry_failed=config.retry_failed,
-        again=again,
     )
+    done = make_table(runs, config.out / "tables", retry_failed=config.retry_failed, again=again)
     print(results.reproduced(done.rendered.markdown, done.paths, done.failed))
     if config.budget == "quick":
         print("These are few frames, to show how it works; --budget paper has each family's.")

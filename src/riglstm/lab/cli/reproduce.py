@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, launch, results, values
+from riglstm.lab.tables import complexity
 from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.fill import extent
 from riglstm.lab.tables.plan import Planned, State, plan
 from riglstm.lab.tables.recipes import MEASURED_ROWS
-from riglstm.lab.tables.reproduce import reproduce
-from riglstm.lab.tables.tables import MEASURED, NAMES, recipe
+from riglstm.lab.tables.reproduce import reproduce, unfinished
+from riglstm.lab.tables.run import say
+from riglstm.lab.tables.tables import MEASURED, NAMES, recipe, stem
 from riglstm.lab.train.config import Precision
 from riglstm.lab.train.devices import launched
 from riglstm.lab.train.folder import RunFolder
@@ -91,18 +92,22 @@ def main(args: Sequence[str]) -> None:
             "reproduce trains each run on one device, got several processes from torchrun; start "
             "it once for each GPU, with --device cuda:0 --models lstm and so on"
         )
-    seeds = config.seeds if config.seed_list is None else config.seed_list
-    asked = (config.table, config.models, seeds, config.budget, config.out)
-    part: dict[str, Any] = {"settings": config.settings, "precision": config.precision}
-    if config.table != MEASURED:
-        print(outlook(plan(*asked, config.device, **part), config), flush=True)
+    tables = config.out / "tables"
+    if config.table == MEASURED:
+        measured = complexity.table(config.models, config.budget, config.device, say)
+        paths = measured.write(tables, stem(MEASURED, config.budget))
+        print(results.reproduced(measured.markdown, paths, failed=0))
+        return
+    runs = plan(
+        *(config.table, config.models, config.seed_list or config.seeds, config.budget),
+        *(config.out, config.device),
+        settings=config.settings,
+        precision=config.precision,
+    )
+    print(outlook(runs, config), flush=True)
     again = launch.again("reproduce", args)
     done = reproduce(
-        *asked,
-        config.out / "tables",
-        config.data_dir,
-        **part,
-        device=config.device,
+        *(config.table, runs, config.budget, config.out, tables, config.data_dir),
         jobs=config.jobs,
         deadline=deadline,
         results=config.results,
@@ -110,7 +115,7 @@ def main(args: Sequence[str]) -> None:
         again=again,
     )
     print(results.reproduced(done.rendered.markdown, done.paths, done.failed))
-    if config.budget == "quick" and config.table != MEASURED:
+    if config.budget == "quick":
         print("These are quick sizes; --budget paper has the paper's.")
     if done.errors:
         lines = "\n  ".join(done.errors)
@@ -146,8 +151,7 @@ def _check(config: Reproduce) -> None:
 def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
     """How many runs there are, how many are to come, and what is known of their cost."""
     states = Counter(p.state for p in planned)
-    waits = {"new", "partial", *(["failed"] if config.retry_failed else [])}
-    todo = [p for p in planned if p.state in waits]
+    todo = unfinished(planned, config.retry_failed)
     counts = [f"{states[s]} {w}" for s, w in WORDS.items() if states[s]]
     lines = [f"{config.table}, {config.budget}: {len(planned)} runs in {config.out}"]
     lines[0] += f": {', '.join(counts)}"

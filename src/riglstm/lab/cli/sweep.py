@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, launch, text, values
-from riglstm.lab.tables import pool, search
-from riglstm.lab.tables.run import say
+from riglstm.lab.tables import search
+from riglstm.lab.tables.executor import Processes, make_runs
+from riglstm.lab.tables.run import open_data, run_in, say
 from riglstm.lab.tables.tables import table
-from riglstm.lab.tables.worker import Job
 
 
 @dataclass(frozen=True)
@@ -66,25 +66,17 @@ def main(args: Sequence[str]) -> None:
     print(f"{space.name}: {len(waiting)} trials to make, {len(done)} lines in {path}", flush=True)
     again = launch.again("sweep", args)
     jobs = max(1, min(config.jobs, len(waiting)))
-    # How to go on is said here, for all of them.
-    job = Job(config.data_dir, True, "", deadline, jobs, tuple(sys.argv))
-    by_folder = {trial.planned.folder: trial for trial in waiting}
-    errors = []
+    open_data(waiting, config.data_dir)
+    by_folder = {planned.folder: planned for planned in waiting}
 
-    def ended(end: pool.Ended) -> None:
-        trial = by_folder[end.planned.folder]
-        said = search.line(space, trial)
-        name = f"{end.planned.row}, trial {trial.label}"
+    def ended(folder: Path) -> None:
+        said = search.line(space, by_folder[folder])
         if said is not None:
             search.append(path, said)
-            say(f"{name}: {_words(said)}")
-        elif end.code:
-            errors.append(f"{name}: {end.last or f'exit code {end.code}'}")
+            say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    try:
-        pool.together([trial.planned for trial in waiting], job, ended)
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"{stop}; go on with: {again}") from None
+    make = partial(run_in, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
+    errors = make_runs(waiting, make, Processes(jobs, deadline), ended, again)
     lines = search.read_lines(path)
     if lines:
         print(f"\n{_best(space, lines)}\n\nwritten: {path}")
@@ -110,6 +102,6 @@ def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     found = search.winners(lines, runs, table(space.table).higher_is_better)
     shown = []
     for model, best in found.items():
-        for rule, said in zip(search.RULES, best, strict=True):
-            shown.append([f"{model}, {rule.name}", str(said["trial"]), f"{rule.score(said):.4f}"])
+        for (rule, score), said in zip(search.RULES.items(), best, strict=True):
+            shown.append([f"{model}, {rule}", str(said["trial"]), f"{score(said):.4f}"])
     return text.table(f"{space.name}, validation data", ["best by", "trial", "score"], shown)

@@ -1,10 +1,13 @@
-"""One run on MiniGrid: build, train on a family's easiest level, test on all of them."""
+"""Runs on MiniGrid, one or a table of them: trained on a family's easiest level, tested on all."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +15,24 @@ import torch
 
 from riglstm import models
 from riglstm.lab.minigrid.envs import WorkerDied
-from riglstm.lab.minigrid.levels import chosen_levels, family
+from riglstm.lab.minigrid.levels import SHOWN, chosen_levels, family
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.minigrid.ppo import PPO, check_count
-from riglstm.lab.minigrid.spec import LAST, TASK, GridSpec
+from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
+from riglstm.lab.minigrid.table import table
 from riglstm.lab.minigrid.testing import Score, Testing, trials
-from riglstm.lab.tables.result import FAILED
+from riglstm.lab.tables.plan import Planned, state
+from riglstm.lab.tables.render import Rendered
+from riglstm.lab.tables.reproduce import Reproduced, complete, unfinished
 from riglstm.lab.tables.run import sessions
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import commit, device_name, pick
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.rng import fork_rng
+from riglstm.lab.train.stopping import Diverged
+
+COMPARED = ("riglstm", "rim", "lstm")
+"""Memories that are trained, if nothing else is said."""
 
 
 def is_grid(path: Path | str) -> bool:
@@ -48,7 +58,7 @@ def build(spec: GridSpec, device: torch.device) -> ActorCritic:
 
 def run(
     spec: GridSpec,
-    path: RunFolder | Path | str,
+    path: Path | str,
     *,
     resume: bool = False,
     progress: bool = True,
@@ -59,45 +69,107 @@ def run(
     A run that diverges leaves the reason in its folder. Raises what
     `riglstm.lab.minigrid.training.train` does.
     """
-    # It takes seconds to load, and what reads folders does without.
-    from riglstm.lab.minigrid.training import Diverged, train
+    folder = RunFolder(path)
+    with folder.held():
+        return run_in(spec, folder, resume=resume, progress=progress, again=again)
 
-    folder = path if isinstance(path, RunFolder) else RunFolder(path)
+
+def run_in(
+    spec: GridSpec, folder: RunFolder, *, resume: bool, progress: bool = True, again: str = ""
+) -> dict[str, Any]:
+    """`run` in a folder that is held."""
+    # It takes seconds to load, and what reads folders does without.
+    from riglstm.lab.minigrid.training import train
+
     of, device = family(spec.family), device_of(spec.ppo)
     net = build(spec, device)
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-    with folder.held():
-        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
-        failed = folder.path / FAILED
-        failed.unlink(missing_ok=True)
-        try:
-            trained = train(
-                *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
-                resume=resume,
-                progress=progress,
-                again=again,
-            )
-        except Diverged as error:
-            folder.write_json(failed, {"reason": str(error)})
-            raise
-        show = Testing(spec.episodes, len(of.levels)) if progress else None
-        try:
-            scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers, show)
-        except WorkerDied as error:
-            how = f"go on with: {again}" if again else "go on with --resume"
-            raise WorkerDied(f"{error}; the training is saved; {how}") from None
-        result = {
-            "rows": _rows(spec, scores, trained.frames),
-            "steps": {name: score.steps for name, score in scores.items()},
-            "updates": trained.updates,
-            "frames": trained.frames,
-            "seconds": trained.seconds,
-            "parameters": sum(p.numel() for p in net.parameters()),
-            "device": sessions(folder, "device"),
-            "commit": sessions(folder, "commit"),
-        }
-        folder.finish(result)
+    folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
+    folder.failed.unlink(missing_ok=True)
+    try:
+        trained = train(
+            *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
+            resume=resume,
+            progress=progress,
+            again=again,
+        )
+    except Diverged as error:
+        folder.write_json(folder.failed, {"reason": str(error)})
+        raise
+    show = Testing(spec.episodes, len(of.levels)) if progress else None
+    try:
+        scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers, show)
+    except WorkerDied as error:
+        how = f"go on with: {again}" if again else "the same command goes on"
+        raise WorkerDied(f"{error}; the training is saved; {how}") from None
+    result = {
+        "rows": _rows(spec, scores, trained.frames),
+        "steps": {name: score.steps for name, score in scores.items()},
+        "updates": trained.updates,
+        "frames": trained.frames,
+        "seconds": trained.seconds,
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "device": sessions(folder, "device"),
+        "commit": sessions(folder, "commit"),
+    }
+    folder.finish(result)
     return result
+
+
+def plan(
+    families: Sequence[str] | None,
+    models: Sequence[str] | None,
+    seeds: int,
+    root: Path | str,
+    ppo: PPO,
+    episodes: int = 100,
+    *,
+    quick: bool = False,
+) -> list[Planned]:
+    """All runs, seed by seed; None: the families whose goal can be seen, and `COMPARED`.
+
+    `quick`: a twentieth of each family's frames, which shows how it works, and no more.
+    """
+    for name in models or ():
+        if name not in MEMORIES:
+            raise ValueError(f"models must be some of {', '.join(MEMORIES)}, got {name!r}")
+    check_count("seeds", seeds)
+    found = []
+    for seed, of, model in product(range(seeds), families or SHOWN, models or COMPARED):
+        how, memory = ppo, MEMORIES[model]
+        if quick and ppo.frames is None:
+            how = replace(ppo, frames=max(ppo.batch, family(of).frames // 20))
+        spec = GridSpec(
+            *(of, memory.model, memory.hidden_size, dict(memory.options), how, seed),
+            episodes=episodes,
+        )
+        folder = Path(root) / f"{TASK}-{of}-{model}-seed{seed}-{spec.digest()}"
+        found.append(Planned(spec, folder, state(spec, folder), of, model))
+    return found
+
+
+def reproduce(
+    asked: Sequence[Planned],
+    out: Path | str = "out",
+    *,
+    retry_failed: bool = False,
+    progress: bool = True,
+    again: str = "",
+) -> Reproduced:
+    """Run what is not done of a plan, write the table anew after every run; the table, its files.
+
+    A run that was stopped is gone on with; one that diverged is marked in its folder, shown as
+    failed, and left, but with `retry_failed` begun anew; one that another process trains is passed
+    over.
+    """
+
+    def write() -> tuple[Rendered, tuple[Path, ...]]:
+        rendered = table(asked)
+        return rendered, rendered.write(Path(out), TASK)
+
+    table(asked).check(Path(out), TASK)
+    waiting, make = unfinished(asked, retry_failed), partial(run_in, progress=progress)
+    return complete(asked, waiting, make, write, progress=progress, again=again)
 
 
 def evaluate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,8 +10,7 @@ from typing import Any
 from riglstm import models
 from riglstm.lab.minigrid.levels import family
 from riglstm.lab.minigrid.ppo import PPO, check_count
-from riglstm.lab.tables.spec import PLACE, plain_options, read_options
-from riglstm.lab.train.config import FREE, PRINTED
+from riglstm.lab.tables.spec import check_options, digest, identity, plain_options
 
 TASK = "minigrid"
 LAST = "last"
@@ -74,13 +72,7 @@ class GridSpec:
         if self.model not in models.MODELS or self.model == "transformer":
             known = ", ".join(name for name in models.MODELS if name != "transformer")
             raise ValueError(f"the memory must be one of {known}, got {self.model!r}")
-        known_options = [o for o in models.options_of(self.model) if o not in PLACE]
-        for option in self.model_options:
-            if option not in known_options:
-                raise ValueError(
-                    f"{option!r} is no model option of {self.model!r}; "
-                    f"it takes {', '.join(known_options)}"
-                )
+        check_options(self.model, self.model_options)
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
             raise ValueError(
@@ -130,7 +122,7 @@ class GridSpec:
                 family=where["family"],
                 model=data["model"],
                 hidden_size=data["hidden_size"],
-                model_options=read_options(data["model"], data["model_options"]),
+                model_options=dict(data["model_options"]),
                 ppo=PPO(**data["fit"]),
                 seed=data["seed"],
                 episodes=where["episodes"],
@@ -144,20 +136,14 @@ class GridSpec:
     def training(self) -> dict[str, Any]:
         """What the runs of one mean have in common: all but the seed, and how it is computed."""
         data = self.resolved()
-        fit = {k: v for k, v in data["fit"].items() if k not in (*FREE, "checkpoint_every")}
+        del data["seed"], data["fit"]["checkpoint_every"]
         # A run is trained for whole updates.
-        fit["frames"] = self.ppo.whole(fit["frames"])
-        del data["seed"]
-        return {**data, "model_options": self._sizes(), "fit": fit}
+        data["fit"]["frames"] = self.ppo.whole(self.frames)
+        return identity({**data, "model_options": self._sizes()})
 
     def digest(self) -> str:
         """Eight hexadecimal digits of what makes it this run, for the name of a folder."""
-        data, said = self.resolved(), self._options()
-        data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
-        # The first runs did not say it, and their names stay.
-        printed = {k for k, v in said.items() if k in PRINTED and v == PRINTED[k]}
-        data["model_options"] = _plain({k: v for k, v in said.items() if k not in printed})
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+        return digest(identity(self.resolved()))
 
     def _options(self) -> dict[str, Any]:
         return plain_options(self.model, self.hidden_size, self.model_options)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from riglstm.lab.minigrid.groups import comparable
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.reproduce import load
-from riglstm.lab.minigrid.runs import GridRun
+from riglstm.lab.minigrid.runs import GridRun, comparable
 from riglstm.lab.minigrid.table import grid, label
 from riglstm.lab.report import curves, page
 from riglstm.lab.report.episode import Episode, draw_episode, gif, play

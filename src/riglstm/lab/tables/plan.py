@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from riglstm.lab.tables.entries import Budget, Recipe
-from riglstm.lab.tables.result import FAILED as FAILED
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import chosen, chosen_settings, recipe, table
 from riglstm.lab.train.config import Precision
@@ -20,10 +19,12 @@ State: TypeAlias = Literal["new", "partial", "done", "failed"]
 class Planned(NamedTuple):
     """One run of a table."""
 
-    spec: RunSpec
+    spec: Any
+    """A RunSpec; of a run on MiniGrid its GridSpec."""
     folder: Path
     state: State
     setting: str
+    """What it is trained in, as the table says it."""
     row: str
 
 
@@ -93,7 +94,7 @@ def folder_name(spec: RunSpec) -> str:
     return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
 
 
-def state(spec: RunSpec, path: Path) -> State:
+def state(spec: Any, path: Path) -> State:
     """How far the run is; raises ValueError where the folder holds another run."""
     folder = RunFolder(path)
     if folder.state == "new":
@@ -104,6 +105,4 @@ def state(spec: RunSpec, path: Path) -> State:
             f"{path} must hold the run that its name says, got another: {'; '.join(found)}; "
             "move it away, or delete it"
         )
-    if folder.state == "partial" and (path / FAILED).exists():
-        return "failed"
-    return folder.state
+    return "failed" if folder.state == "partial" and folder.failed.exists() else folder.state

@@ -1,4 +1,4 @@
-"""One run: build, train, test what was chosen by both rules."""
+"""One run: build, train, test what was chosen by both rules; by itself, or as one of a table."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from riglstm import models
-from riglstm.lab.tables.result import CHOSEN, FAILED
+from riglstm.lab.tables.plan import Planned, state
+from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.choice import score
 from riglstm.lab.train.devices import check, device_name, pick
-from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.folder import BusyError, RunFolder
 from riglstm.lab.train.rng import fork_rng, seed_rng
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
 
@@ -52,81 +53,134 @@ def core_options(model: str, options: Mapping[str, Any], device: torch.device) -
 
 def run(
     spec: RunSpec,
-    path: Path | str | RunFolder,
+    path: Path | str,
     data_dir: Path | None = None,
     *,
     resume: bool = False,
     progress: bool = True,
     again: str = "",
     deadline: Deadline = NEVER,
-    jobs: int = 1,
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
     A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
-    to have stopped. `jobs`: how many runs share the device, for the record of what it cost.
-    Raises what `riglstm.lab.train.loop.fit` does.
+    to have stopped. Raises what `riglstm.lab.train.loop.fit` does.
     """
+    folder = RunFolder(path)
+    with folder.held():
+        return run_in(
+            *(spec, folder, data_dir),
+            resume=resume,
+            progress=progress,
+            again=again,
+            deadline=deadline,
+        )
+
+
+def run_in(
+    spec: RunSpec,
+    folder: RunFolder,
+    data_dir: Path | None = None,
+    *,
+    resume: bool,
+    progress: bool = True,
+    again: str = "",
+    deadline: Deadline = NEVER,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """`run` in a folder that is held. `jobs`: how many runs share the device, for the record."""
     # Lightning takes seconds to load, and what reads folders does without.
     from riglstm.lab.train.loop import fit
 
-    folder = path if isinstance(path, RunFolder) else RunFolder(path)
     device = pick(spec.fit)
     check(spec.fit, device)
     task, net = build(spec, device, data_dir, say if progress else None)
     # Data that cannot be read or made is told of before there is a run.
     task.ready()
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-    with folder.held():
-        folder.begin(
-            spec.resolved(),
-            command=command,
-            device=device_name(device),
-            jobs=jobs,
+    folder.begin(
+        spec.resolved(), command=command, device=device_name(device), jobs=jobs, resume=resume
+    )
+    if folder.writes:
+        folder.failed.unlink(missing_ok=True)
+    try:
+        fitted = fit(
+            *(net, task, spec.fit, spec.seed, folder),
             resume=resume,
+            progress=progress,
+            again=again,
+            deadline=deadline,
         )
-        failed = folder.path / FAILED
-        if folder.writes:
-            failed.unlink(missing_ok=True)
-        try:
-            fitted = fit(
-                *(net, task, spec.fit, spec.seed, folder),
-                resume=resume,
-                progress=progress,
-                again=again,
-                deadline=deadline,
-            )
-        except Diverged as error:
-            cost = {"updates": error.updates, "seconds": error.seconds}
-            folder.write_json(failed, {"reason": str(error), **cost})
-            raise
-        if not folder.writes:
-            return {}
-        chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
-        conditions = task.conditions if spec.fit.test else ()
-        if progress and conditions:
-            say(f"testing on {', '.join(conditions)}")
-        try:
-            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
-        except KeyboardInterrupt:
-            raise Interrupted(untested(again)) from None
-        result = {
-            "rows": figures,
-            "chosen": chosen,
-            "metric": task.metric.name,
-            "trained_on": task.trained_on,
-            "updates": fitted.updates,
-            "stopped": fitted.stopped,
-            "seconds": fitted.seconds,
-            "parameters": sum(p.numel() for p in net.parameters()),
-            "device": sessions(folder, "device"),
-            "commit": sessions(folder, "commit"),
-            "jobs": most_jobs(folder),
-            **_yardsticks(task, conditions),
-        }
-        folder.finish(result)
+    except Diverged as error:
+        cost = {"updates": error.updates, "seconds": error.seconds}
+        folder.write_json(folder.failed, {"reason": str(error), **cost})
+        raise
+    if not folder.writes:
+        return {}
+    chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+    conditions = task.conditions if spec.fit.test else ()
+    if progress and conditions:
+        say(f"testing on {', '.join(conditions)}")
+    try:
+        figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
+    except KeyboardInterrupt:
+        raise Interrupted(untested(again)) from None
+    result = {
+        "rows": figures,
+        "chosen": chosen,
+        "metric": task.metric.name,
+        "trained_on": task.trained_on,
+        "updates": fitted.updates,
+        "stopped": fitted.stopped,
+        "seconds": fitted.seconds,
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "device": sessions(folder, "device"),
+        "commit": sessions(folder, "commit"),
+        "jobs": most_jobs(folder),
+        **_yardsticks(task, conditions),
+    }
+    folder.finish(result)
     return result
+
+
+class Make(Protocol):
+    """What trains and tests a run in a folder that is held."""
+
+    def __call__(self, spec: Any, folder: RunFolder, *, resume: bool) -> object: ...
+
+
+def attempt(planned: Planned, make: Make, progress: bool = True) -> None:
+    """One run of several; if it diverges, its folder says so, and the others go on.
+
+    One that another process trains, or has trained since it was planned, is passed over. Raises
+    Interrupted, and OutOfTime where its deadline is near.
+    """
+    folder, said = RunFolder(planned.folder), ""
+    try:
+        with folder.held():
+            now = state(planned.spec, folder.path)
+            if now == "done":
+                folder.tidy()
+            if now in ("done", "failed") and now != planned.state:
+                said = f"it is {now} by now, by another process; passed over"
+            elif now != "done":
+                if now == "failed":
+                    # Gone on with, it would diverge again, bit for bit.
+                    folder.empty()
+                make(planned.spec, folder, resume=now != "new")
+    except Diverged as error:
+        said = str(error)
+    except BusyError:
+        said = "another process is training it; passed over"
+    if said and progress:
+        say(f"{planned.folder}: {said}")
+
+
+def open_data(planned: Sequence[Planned], data_dir: Path | None, progress: bool = True) -> None:
+    """Download or make the data of several runs, once; what is wrong with it is said once."""
+    for task in {str(p.spec.task_options): p.spec.task_config() for p in planned}.values():
+        task.open(CPU, data_dir, say if progress else None).ready()
 
 
 def sessions(folder: RunFolder, name: str) -> str | None:

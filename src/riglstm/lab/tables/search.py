@@ -31,8 +31,9 @@ import random
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.plan import Planned, folder_name, spec_of, state
@@ -47,6 +48,8 @@ from riglstm.models import build, options_of
 
 PARTS = ("task", "fit", "model")
 UPDATES = "fit.updates"
+TRIAL = "trial "
+"""Before a trial's label, where a table has its setting."""
 MOST_OWN = 4
 """Options that a model may have for itself."""
 
@@ -187,13 +190,6 @@ def spec(space: Space, model: str, label: str, seed: int = 0) -> RunSpec:
     )
 
 
-class Trial(NamedTuple):
-    """A trial of one model, and its run."""
-
-    label: str
-    planned: Planned
-
-
 def plan(
     space: Space,
     models: Sequence[str],
@@ -201,48 +197,41 @@ def plan(
     root: Path,
     device: str,
     done: Iterable[Mapping[str, Any]] = (),
-) -> list[Trial]:
+) -> list[Planned]:
     """The trials that have no line yet, trial by trial, so that models stay level."""
     # Without an option that one of them lacks, two trials of a model may be one run.
     there = {line["run"] for line in done}
     found = []
-    for label in labels:
-        for model in models:
-            for seed in space.seeds:
-                made = spec(space, model, label, seed)
-                made = replace(made, fit=replace(made.fit, device=device))
-                name = folder_name(made)
-                if name not in there:
-                    there.add(name)
-                    how = state(made, root / name)
-                    run = Planned(made, root / name, how, f"trial {label}", model)
-                    found.append(Trial(label, run))
+    for label, model, seed in product(labels, models, space.seeds):
+        made = spec(space, model, label, seed)
+        made = replace(made, fit=replace(made.fit, device=device))
+        name = folder_name(made)
+        if name not in there:
+            there.add(name)
+            folder = root / name
+            found.append(Planned(made, folder, state(made, folder), f"{TRIAL}{label}", model))
     return found
 
 
 def runs(space: Space) -> set[str]:
     """The names of all runs of a space."""
-    return {
-        folder_name(spec(space, model, label, seed))
-        for model in space.models
-        for label in space.labels()
-        for seed in space.seeds
-    }
+    every = product(space.models, space.labels(), space.seeds)
+    return {folder_name(spec(space, *trial)) for trial in every}
 
 
-def line(space: Space, trial: Trial) -> dict[str, Any] | None:
+def line(space: Space, planned: Planned) -> dict[str, Any] | None:
     """What a trial came to; None where its run is not done."""
-    planned = trial.planned
     if state(planned.spec, planned.folder) not in ("done", "failed"):
         return None
     folder, record = RunFolder(planned.folder), read_record(planned.folder)
+    label = planned.setting.removeprefix(TRIAL)
     said: dict[str, Any] = {
         "space": space.name,
         "model": planned.row,
-        "trial": trial.label,
+        "trial": label,
         "seed": planned.spec.seed,
         "run": planned.folder.name,
-        "options": options(space, planned.row, trial.label),
+        "options": options(space, planned.row, label),
         "precision": planned.spec.fit.precision,
         "device": sessions(folder, "device"),
         "commit": sessions(folder, "commit"),
@@ -301,13 +290,6 @@ def append(path: Path, said: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-class Rule(NamedTuple):
-    """How a recipe is chosen among a model's trials."""
-
-    name: str
-    score: Callable[[Mapping[str, Any]], float]
-
-
 def _home(said: Mapping[str, Any]) -> float:
     return float(said["validation"][said["trained_on"]])
 
@@ -318,7 +300,11 @@ def _shifted(said: Mapping[str, Any]) -> float:
     return sum(float(best[condition]["value"]) for condition in others) / len(others)
 
 
-RULES = (Rule("training condition", _home), Rule("shifted conditions", _shifted))
+RULES: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "training condition": _home,
+    "shifted conditions": _shifted,
+}
+"""How a recipe is chosen among a model's trials: the score of each."""
 
 
 def winners(
@@ -335,10 +321,10 @@ def winners(
             by_model.setdefault(str(said["model"]), []).append(said)
     sign = 1 if higher_is_better else -1
 
-    def order(score: float) -> float:
-        return -math.inf if math.isnan(score) else sign * score
+    def order(value: float) -> float:
+        return -math.inf if math.isnan(value) else sign * value
 
     return {
-        model: [max(own, key=lambda said: order(rule.score(said))) for rule in RULES]
+        model: [max(own, key=lambda said: order(score(said))) for score in RULES.values()]
         for model, own in by_model.items()
     }

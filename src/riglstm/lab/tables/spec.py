@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from riglstm import RigLSTM
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.base import TaskConfig, options
-from riglstm.lab.train.config import FREE, LATER, PRINTED, Fit
+from riglstm.lab.train.config import FREE, Fit
 from riglstm.models import MODELS, options_of
 from riglstm.models.rig import changes_of, settled
 
@@ -21,6 +21,24 @@ PLACE = ("batch_first", "compile_step", "device", "dtype")
 
 SEEDS = 2**32
 """How many seeds there are: as many as every generator of random numbers takes."""
+
+UNNAMED: dict[str, float | None] = {
+    "average": None,
+    "input_rate": 1.0,
+    "forget_bias": 0.0,
+    "steady_start": False,
+    "weight_decay": 0.0,
+    "flood": 0.0,
+    "test": True,
+    "gate_scale": 1.0,
+    "start_range": None,
+    "label_smoothing": 0.0,
+    "flip": False,
+    "levels": 256,
+    "train_rollout": 0,
+}
+"""Options that are younger than the first rows in `results/`: at these values they are no part of a
+run's name, so that those rows and trials keep theirs."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +66,8 @@ class RunSpec:
         if self.model not in MODELS:
             raise ValueError(f"the model must be one of {', '.join(MODELS)}, got {self.model!r}")
         known = tuple(f.name for f in fields(TASKS[self.task]))  # type: ignore[arg-type]
-        _known("task", self.task, self.task_options, known)
-        known = tuple(name for name in options_of(self.model) if name not in PLACE)
-        _known("model", self.model, self.model_options, known)
+        _check_known("task", self.task, self.task_options, known)
+        check_options(self.model, self.model_options)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"the seed must be a whole number from 0 on, got {self.seed!r}")
         if self.seed >= SEEDS:
@@ -93,11 +110,9 @@ class RunSpec:
         for name in ("task_options", "model_options", "fit"):
             if not isinstance(data[name], Mapping):
                 raise ValueError(f"{name} of a run must be an object, got {data[name]!r}")
-        fit = {f.name for f in fields(Fit)}
-        _known("training", "Fit", data["fit"], tuple(fit))
+        _check_known("training", "Fit", data["fit"], [f.name for f in fields(Fit)])
         try:
-            options = read_options(data["model"], data["model_options"])
-            made = cls(**{**data, "model_options": options, "fit": Fit(**data["fit"])})
+            made = cls(**{**data, "fit": Fit(**data["fit"])})
             made.task_config()
         except TypeError as error:
             raise ValueError(
@@ -106,45 +121,39 @@ class RunSpec:
         return made
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this run: `resolved` without what only says how it is computed.
-
-        Nor does it hold what the first runs had no word for, and is as it was then.
-        """
-        data = self.resolved()
-        for part in ("task_options", "fit", "model_options"):
-            said = data[part].items()
-            data[part] = {k: v for k, v in said if k not in LATER or v != LATER[k]}
-        if self.model == "rim":
-            # RIM had an option once that its rows in `results` were named by.
-            data["model_options"]["cell"] = "original"
-        data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
-        return data
+        """What makes it this run, see `identity`."""
+        return identity(self.resolved())
 
     def digest(self) -> str:
         """Eight hexadecimal digits of `identity`, for the name of a folder."""
-        return _digest(self.identity())
+        return digest(self.identity())
 
     def recipe(self) -> str:
         """The same without the seed: runs that have it are repetitions of each other."""
-        return _digest({**self.identity(), "seed": None})
+        return digest({**self.identity(), "seed": None})
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's configuration, less what only says how it is computed and less `UNNAMED`."""
+    data = dict(config)
+    for part in ("task_options", "fit", "model_options"):
+        said = data[part].items()
+        data[part] = {k: v for k, v in said if k not in UNNAMED or v != UNNAMED[k]}
+    data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
+    if data["model"] == "rim":
+        # RIM had an option once that its rows in `results/` are named by.
+        data["model_options"]["cell"] = "original"
+    return data
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """A model's options with RigLSTM's soft update in numbers, so that defaults may change."""
     return settled(hidden_size, given) if model == "riglstm" else dict(given)
-
-
-def read_options(model: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options from a file, which may be of the time when none said the soft update."""
-    options = dict(found)
-    if model != "riglstm":
-        return options
-    changed = changes_of(options)
-    return {**{name: v for name, v in PRINTED.items() if name not in changed}, **options}
-
-
-def _digest(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +168,12 @@ def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _known(kind: str, of: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def check_options(model: str, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that the model does not have, or that a run does not set."""
+    _check_known("model", model, given, [o for o in options_of(model) if o not in PLACE])
+
+
+def _check_known(kind: str, of: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             raise ValueError(

@@ -14,29 +14,6 @@ FREE = ("device", "devices", "capture", "tensorboard", "workers")
 """Options that say how a run is computed, not what: a run may go on under others."""
 
 
-LATER: dict[str, float | None] = {
-    "average": None,
-    "input_rate": 1.0,
-    "forget_bias": 0.0,
-    "steady_start": False,
-    "weight_decay": 0.0,
-    "flood": 0.0,
-    "test": True,
-    "gate_scale": 1.0,
-    "start_range": None,
-    "label_smoothing": 0.0,
-    "flip": False,
-    "levels": 256,
-    "train_rollout": 0,
-}
-"""Options of tasks, models and training that came after the first runs, and what those ran with: a
-run without them is one that has them at these values, and its name is the same."""
-
-PRINTED: dict[str, float | None] = {"soft_update": True, "update_scale": 1.0, "update_bias": None}
-"""RigLSTM's soft update as the paper prints it. It was the default once: a run that does not say
-what it has has this, while all that are written now say it."""
-
-
 @dataclass(frozen=True)
 class Fit:
     """Adam on a task, for a number of updates."""

@@ -30,7 +30,7 @@ from typing import IO, Any, Literal
 
 from filelock import FileLock, Timeout
 
-from riglstm.lab.train.config import FREE, LATER, PRINTED
+from riglstm.lab.train.config import FREE
 from riglstm.lab.train.devices import rank, surroundings
 from riglstm.lab.train.stopping import Diverged
 
@@ -324,9 +324,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any], within: str = ""
     for name in dict.fromkeys((*was, *now)):
         if within.endswith("fit") and name in FREE:
             continue
-        said_later = within.endswith(("task_options", "fit", "model_options"))
-        before = {**LATER, **PRINTED}.get(name) if said_later else None
-        a, b = was.get(name, before), now.get(name, before)
+        a, b = was.get(name), now.get(name)
         full = f"{within}.{name}" if within else name
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             found += differences(a, b, full)

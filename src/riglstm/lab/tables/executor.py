@@ -1,0 +1,275 @@
+"""How many runs are made: the seam between what is to be run and the machines that run it.
+
+An executor is given jobs and tells of the end of each. Two engines are here: `InProcess` makes one
+run after another, `Processes` several at a time, each in a process of its own. A third one, for
+several machines, needs no more than they do: a job can be pickled, and all that it leaves is in its
+run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from riglstm.lab.tables.plan import Planned
+from riglstm.lab.tables.run import Make, attempt, say
+from riglstm.lab.tables.worker import STOPPED
+from riglstm.lab.train.stopping import NEVER, Deadline, Interrupted, OutOfTime, StopNow, StopRequest
+
+WORKER = (sys.executable, "-m", "riglstm.lab.tables.worker")
+"""A run's process; the folder follows, for whoever lists processes."""
+
+TO_BEGIN = 60.0
+"""Seconds that have to be left for another run to be begun: loading and compiling take some."""
+TO_SAVE = 15.0
+"""Seconds before the deadline at which runs are asked to stop that have not done so themselves."""
+POLL = 0.2
+"""Seconds between two looks at signals, the clock, and processes that have died."""
+ASKED = (0, STOPPED, -signal.SIGTERM)
+"""Exit codes of a run that was asked to stop; the last one's, before it could listen."""
+
+
+class Job(NamedTuple):
+    """One run to make."""
+
+    label: str
+    """The run in a few words."""
+    folder: Path
+    make: Callable[[], None]
+    """Makes the run. It can be pickled, and stops, saved, at the executor's deadline."""
+
+
+class Ended(NamedTuple):
+    """A job that is over."""
+
+    job: Job
+    error: str = ""
+    """In a line; empty where the run is done, failed or out of time, as its folder says."""
+
+
+class Executor(Protocol):
+    """Something that makes runs."""
+
+    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+        """Make runs; `ended` hears of each in this thread, and none is left behind.
+
+        Ctrl-C, SIGTERM and SIGHUP let all runs save and end, a second Ctrl-C ends them at once;
+        both raise KeyboardInterrupt, which says how it went. At the deadline all have stopped,
+        saved, and those that were not begun are left.
+        """
+
+
+def make_runs(
+    waiting: Sequence[Planned],
+    make: Make,
+    executor: Executor,
+    ended: Callable[[Path], object],
+    again: str = "",
+    progress: bool = True,
+) -> list[str]:
+    """Make planned runs; `ended` hears of each one's folder. Returns their errors, a line each.
+
+    `again`: the command that goes on, for whoever stops it.
+    """
+    errors = []
+
+    def heard(end: Ended) -> None:
+        if end.error:
+            errors.append(f"{end.job.label}, in {end.job.folder}: {end.error}")
+        ended(end.job.folder)
+
+    jobs = [
+        Job(
+            f"{p.row} {p.setting} seed {p.spec.seed}", p.folder, partial(attempt, p, make, progress)
+        )
+        for p in waiting
+    ]
+    try:
+        executor.run(jobs, heard)
+    except KeyboardInterrupt as stop:
+        how = f"; go on with: {again}" if again else ""
+        raise KeyboardInterrupt(f"{stop}{how}") from None
+    return errors
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """One run after another, here: with a progress bar, and without loading torch for each.
+
+    An error of a run is raised.
+    """
+
+    deadline: Deadline = NEVER
+    progress: bool = True
+
+    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+        """Make runs."""
+        for number, job in enumerate(jobs, start=1):
+            # The first one is begun in any case: each call gets further.
+            if number > 1 and self.deadline.left < TO_BEGIN:
+                break
+            if self.progress:
+                say(f"run {number} of {len(jobs)}: {job.folder}")
+            try:
+                job.make()
+            except OutOfTime as stop:
+                if self.progress:
+                    say(str(stop))
+                break
+            except Interrupted:
+                raise
+            except KeyboardInterrupt:
+                # Between runs, or while one is loaded.
+                raise KeyboardInterrupt("stopped; what is done, or was saved, stays so") from None
+            ended(Ended(job))
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Several runs at a time on this machine, each in a process of its own.
+
+    A process that dies costs its own run alone. The hold on it is its stdin, see
+    `riglstm.lab.tables.worker`.
+    """
+
+    at_a_time: int
+    deadline: Deadline = NEVER
+    progress: bool = True
+    """Print the lines of the runs, each with its run's label."""
+
+    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+        """Make runs."""
+        running: list[_Process] = []
+        closing = threading.Event()
+        # With less time than that from the start, the first ones stop by themselves.
+        late = self.deadline.at - TO_SAVE if self.deadline.left > TO_SAVE else math.inf
+
+        def make(number: int, job: Job) -> Ended | None:
+            # The first ones are begun in any case: each call gets further.
+            tight = number >= self.at_a_time and self.deadline.left < TO_BEGIN
+            if tight or closing.is_set():
+                return None
+            process = _Process(job, self.at_a_time)
+            running.append(process)
+            if closing.is_set():
+                process.ask_to_stop()
+            code, last = process.hear(self.progress)
+            running.remove(process)
+            well = code == 0 or (closing.is_set() and code in ASKED)
+            return Ended(job, "" if well else last or f"exit code {code}")
+
+        def close() -> None:
+            closing.set()
+            for process in list(running):
+                process.ask_to_stop()
+
+        def look(ends: set[Future[Ended | None]]) -> tuple[list[Ended], set[Future[Ended | None]]]:
+            """What has ended, and what has not, a moment later."""
+            over, left = wait(ends, POLL, FIRST_COMPLETED)
+            for process in list(running):
+                process.bury()
+            return [end for future in over if (end := future.result()) is not None], left
+
+        lost: list[Ended] = []
+        with ThreadPoolExecutor(self.at_a_time) as threads, StopRequest(speaks=True) as wish:
+            left = {threads.submit(make, number, job) for number, job in enumerate(jobs)}
+            try:
+                try:
+                    while left:
+                        over, left = look(left)
+                        if wish.made or time.time() > late:
+                            close()
+                        for end in over:
+                            lost += [end] if end.error and wish.made else []
+                            ended(end)
+                except Exception:
+                    # What `ended` raises ends all runs, and costs none.
+                    close()
+                    while left:
+                        _, left = look(left)
+                    raise
+            except StopNow:
+                closing.set()
+                for process in list(running):
+                    process.kill()
+                raise KeyboardInterrupt("stopped at once, without saving") from None
+        if lost:
+            said = "; ".join(f"{end.job.label}: {end.error}" for end in lost)
+            raise KeyboardInterrupt(f"stopped; {len(lost)} runs ended with an error ({said})")
+        if wish.made:
+            raise KeyboardInterrupt("stopped, and all runs are saved")
+
+
+class _Process:
+    """A run's process."""
+
+    def __init__(self, job: Job, at_a_time: int) -> None:
+        self.label = job.label
+        self.process = subprocess.Popen(
+            (*WORKER, str(job.folder)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(at_a_time),
+            # A terminal's Ctrl-C is for the parent: heard twice, it would mean “at once”.
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(pickle.dumps((job.make, sys.argv)))
+            self.process.stdin.flush()
+
+    def hear(self, shown: bool) -> tuple[int, str]:
+        """Wait for its end; its exit code, and the last line that it printed."""
+        assert self.process.stdout is not None
+        last = ""
+        with self.process.stdout as lines:
+            for line in lines:
+                words = line.decode("utf-8", "replace").rstrip()
+                if words:
+                    last = words.strip()
+                    if shown:
+                        say(f"{self.label}: {words}")
+        code = self.process.wait()
+        self.ask_to_stop()
+        return code, last
+
+    def bury(self) -> None:
+        """Once it is dead, end what it has started, and what holds its output."""
+        if self.process.poll() is not None:
+            self.kill()
+
+    def kill(self) -> None:
+        """The process, and those that it has started."""
+        if not hasattr(os, "killpg"):
+            self.process.kill()
+            return
+        # It is the first of a session, and so of a group; PermissionError: macOS, of zombies.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def ask_to_stop(self) -> None:
+        """It saves, and ends."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+def environment(jobs: int) -> dict[str, str]:
+    """That of a run which shares the machine: its part of the cores, unless the user says more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = str(max(1, (cores or 1) // jobs))
+    return {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
