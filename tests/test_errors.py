@@ -23,8 +23,11 @@ from riglstm import BackendError, RigLSTM, RigLSTMCell
 from riglstm.scan import _no_triton, scan
 from riglstm.selection import Selection
 
-OTHERS = ("test_paper_parameters.py", "test_gate_scale.py", "test_deploy.py")
-MODULES = ("checks", "sequence", "layer", "cell_layer", "parameters", "scan/__init__")
+OTHERS = (
+    *("test_paper_parameters.py", "test_start_values.py", "test_deploy.py"),
+    "test_ecosystem_torch.py",
+)
+MODULES = ("checks", "inputs", "layer", "parameters", "scan/__init__")
 
 
 def raises(message: str, error: type[Exception] = ValueError) -> Any:

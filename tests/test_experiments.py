@@ -213,7 +213,7 @@ NAMES = {
 def printed(spec: RunSpec) -> bool:
     """Whether the layer that a run is of has the soft update as printed."""
     core: Any = registry.build(spec.model, 600, spec.hidden_size, **spec.model_options)
-    update = (core.layer.selection.update_scale, core.layer.update_bias_start)
+    update = (core.layer.selection.update_scale, core.layer.update_bias)
     return core.layer.soft_update and update == (1.0, None)
 
 

@@ -388,7 +388,7 @@ def test_recorded_runs_are_of_the_printed_soft_update_and_are_found(tmp_path: Pa
     assert old.resolved()["model_options"] == {**config["model_options"], **PRINTED}
     core: Any = build(old, torch.device("cpu")).core
     update = (core.layer.soft_update, core.layer.selection.update_scale)
-    assert (*update, core.layer.update_bias_start) == (True, 1.0, None)
+    assert (*update, core.layer.update_bias) == (True, 1.0, None)
     (planned,) = plan(["empty"], ["riglstm"], 1, tmp_path, PPO())
     assert planned.folder.name == f"minigrid-empty-riglstm-seed0-{old.digest()}"
     shutil.copytree(record, planned.folder)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from riglstm.autocast import product_on
+from riglstm.checks import product_on
+from riglstm.inputs import Input, State
 from riglstm.parameters import NAMES
 from riglstm.scan import Backend, resolve
 from riglstm.selection import Selection
-from riglstm.sequence import Given, State
 
 if TYPE_CHECKING:
     from riglstm.scan.fused.tape import Standing, Tape
@@ -58,8 +58,8 @@ class Layer(Protocol):
     _parameters: dict[str, nn.Parameter | None]
 
     def _in_full(
-        self, input: Given, hx: State | None, reset: Tensor | None, mask: Tensor | None
-    ) -> tuple[Given, State]: ...
+        self, input: Input, hx: State | None, reset: Tensor | None, mask: Tensor | None
+    ) -> tuple[Input, State]: ...
 
 
 def may_be(input: Any) -> TypeGuard[Tensor]:
@@ -74,7 +74,7 @@ def may_be(input: Any) -> TypeGuard[Tensor]:
     )
 
 
-def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Given, State]:
+def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Input, State]:
     """`_in_full`, or what comes to the same."""
     kind, own = _kind(layer, input, hx), _own(layer)
     if kind is None or own is None:

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from riglstm import checks
+from riglstm.inputs import State, join
 from riglstm.layer import RigLSTM
 from riglstm.scan import resolve
-from riglstm.sequence import State, join
 
 LARGEST = 2**25
 """Bytes of the table of gates up to which it pays: it should stay in a GPU's cache."""

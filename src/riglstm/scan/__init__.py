@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.checks import differentiating, refuse_transforms, tracing, untraced
 from riglstm.scan import batched, compiled, reference
 from riglstm.scan.base import BackendError, Scan, State
-from riglstm.scan.transforms import suited
 from riglstm.selection import Noise, Selection
-from riglstm.tracing import tracing, untraced
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
 
@@ -96,6 +95,43 @@ def _no_triton(device: torch.device) -> str | None:
     return f"a CUDA device, got {device.type!r}"
 
 
+def choose_backend(backend: str, name: str) -> str:
+    """The backend that runs here, from the one asked for and the one that `auto` would take.
+
+    Operators of ours have backward() only, and are none of ONNX's: there `auto` takes the
+    reference. A loop in Python has as many steps in a trace as its example had.
+    """
+    if tracing():
+        if torch.onnx.is_in_onnx_export():
+            raise BackendError(
+                "torch.onnx.export(..., dynamo=False) would fix the length of sequences, got a "
+                "model with a RigLSTM; use dynamo=True, or riglstm.onnx.export for the layer alone"
+            )
+        if name in ("reference", "compiled"):
+            raise BackendError(
+                f"torch.jit.trace would fix the length of sequences with backend={name!r}; use "
+                "backend='batched' or 'auto', or torch.export"
+            )
+    elif differentiating():
+        if backend == "auto":
+            return "reference"
+        if name in ("batched", "triton"):
+            refuse_transforms(name)
+    elif torch.compiler.is_exporting() and _for_onnx():
+        if backend not in ("auto", "reference"):
+            raise BackendError(
+                f"torch.onnx.export needs backend='auto' or 'reference', got {backend!r}, which is "
+                "no operator of ONNX; set layer.backend = 'auto'"
+            )
+        return "reference"
+    return name
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _for_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
 def scan(
     x: Tensor,
     h: Tensor | None,
@@ -120,5 +156,5 @@ def scan(
     name = resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])
     # Of no sequences there are only shapes, and gradients of zero.
     none = not tracing() and x.shape[1] == 0
-    run = BACKENDS["reference" if none else suited(backend, name)]
+    run = BACKENDS["reference" if none else choose_backend(backend, name)]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from riglstm.autocast import product_dtype
 from riglstm.cell import Weights, step
-from riglstm.scan.base import BackendError, State, begin, learns, loop
+from riglstm.checks import learns, product_dtype
+from riglstm.scan.base import BackendError, State, begin, loop
 from riglstm.selection import Noise, Selection
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor]]

@@ -8,17 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import BackendError, learns
+from riglstm.checks import learns, product_dtype, product_on, refuse_transforms, untraced
+from riglstm.scan.base import BackendError
 from riglstm.scan.fused.learn import learn, unseen
 from riglstm.scan.fused.replay import again
 from riglstm.scan.fused.run import run
 from riglstm.scan.fused.symbols import Symbols
 from riglstm.scan.kernels.common import interpreted
-from riglstm.scan.transforms import refuse_transforms
 from riglstm.selection import Noise, Selection
-from riglstm.tracing import untraced
 
 
 def refusal(

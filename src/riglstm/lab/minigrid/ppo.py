@@ -42,8 +42,7 @@ from riglstm.lab.minigrid.frames import Frames
 from riglstm.lab.minigrid.network import ActorCritic
 from riglstm.lab.tasks.base import generator
 from riglstm.models.base import State
-from riglstm.models.resets import restart, run_with_resets
-from riglstm.models.stepping import stepper
+from riglstm.models.episodes import restart, run_with_resets, stepper
 
 if TYPE_CHECKING:
     from riglstm.lab.minigrid.envs import Environments

@@ -21,7 +21,7 @@ from riglstm.lab.minigrid.network import ActorCritic
 from riglstm.lab.minigrid.ppo import small_products
 from riglstm.lab.minigrid.worker import SKIP
 from riglstm.lab.tasks.base import generator
-from riglstm.models.stepping import stepper
+from riglstm.models.episodes import stepper
 
 SEED = 2**31
 """Of test episodes: no run is trained on it, as seeds of runs are below."""

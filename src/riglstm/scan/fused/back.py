@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.scan.batched.backward import input_map
 from riglstm.scan.fused.gradients import (
     Lines,
     Piece,
@@ -27,7 +28,6 @@ from riglstm.scan.fused.plan import ROWS_AT_ONCE, Saved, Sizes, precision, sizes
 from riglstm.scan.fused.tiles import PERSISTENT, backward_tiles, programs_on
 from riglstm.scan.fused.views import Views, add_views, sort_views, sum_views, views_of
 from riglstm.scan.fused.views import room as room_for_views
-from riglstm.scan.input_back import input_map
 from riglstm.scan.kernels.backward import backward_kernel
 from riglstm.scan.kernels.common import interpreted, power_of_two
 from riglstm.scan.kernels.lines import lines_kernel, split_kernel

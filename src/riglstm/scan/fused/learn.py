@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from riglstm.cell import Weights
+from riglstm.checks import refuse_batched
 from riglstm.scan.base import begin
 from riglstm.scan.batched import asked, flat, needed
 from riglstm.scan.fused.back import Wanted
 from riglstm.scan.fused.operators import by_operator, forward, pull
 from riglstm.scan.fused.plan import Saved
 from riglstm.scan.fused.run import on_device, plain
-from riglstm.scan.transforms import refuse_batched
 from riglstm.selection import Selection
 
 PLAIN = {Tensor, nn.Parameter, type(None)}

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.checks import refuse_batched, refuse_transforms
+from riglstm.scan.base import vmap_by_loop
 from riglstm.scan.batched import asked, handed_out, needed
 from riglstm.scan.fused.back import Wanted, backward
 from riglstm.scan.fused.input_map import rounded
 from riglstm.scan.fused.plan import Saved, empty_saved, sizes
 from riglstm.scan.fused.run import on_device, plain, whole
-from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_transforms
 from riglstm.selection import Selection
 
 
@@ -195,4 +196,4 @@ def _no_second_backward(ctx: Any, *grads: Any) -> Any:
 
 forward.register_autograd(_apply_backward, setup_context=_setup_context)
 _backward.register_autograd(_no_second_backward)
-forward.register_vmap(one_by_one(forward))
+forward.register_vmap(vmap_by_loop(forward))

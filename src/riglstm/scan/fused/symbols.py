@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from riglstm.autocast import product_dtype
 from riglstm.cell import Weights
+from riglstm.checks import product_dtype
 from riglstm.scan.fused.plan import Sizes, sizes
 from riglstm.scan.fused.tiles import FEW, columns, forward_tiles
 from riglstm.scan.kernels.common import ROOM

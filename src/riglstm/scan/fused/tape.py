@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from riglstm.autocast import product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import State, of_shape
+from riglstm.checks import product_on
+from riglstm.inputs import of_shape
+from riglstm.scan.base import State
 from riglstm.scan.fused import replay
 from riglstm.scan.fused.launch import Launched, Place, heard, undisturbed
 from riglstm.scan.fused.run import run

@@ -11,20 +11,141 @@ gradients of weights and inputs are large products after it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.scan.batched_forward import Saved
-from riglstm.scan.batched_soft import soft_peers, soft_views
-from riglstm.scan.input_back import input_map
-from riglstm.scan.rows import Rows, all_rows, rows_of
+from riglstm.checks import refuse_batched
+from riglstm.scan.batched.forward import (
+    Rows,
+    Saved,
+    all_rows,
+    forward_op,
+    is_dense,
+    rows_of,
+    setup_context,
+)
 from riglstm.selection import Selection
 
 ROWS_AT_ONCE = 8192
 """Rows in a piece of the sequence: 32 steps at the paper's sizes, and about 100 MB."""
+
+
+@torch.library.custom_op("riglstm::batched_backward", mutates_args=())
+def backward_op(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    active: Tensor,
+    saved: list[Tensor],
+    W_in: Tensor | None,
+    b_in: Tensor | None,
+    W: Tensor,
+    b: Tensor | None,
+    W_q: Tensor | None,
+    update_bias: Tensor | None,
+    reset: Tensor | None,
+    N: int,
+    K: int,
+    K_a: int,
+    K_x: int,
+    K_h: int,
+    cells: str,
+    views: str,
+    peers: str,
+    update_scale: float,
+    product: torch.dtype,
+    idle: bool,
+    for_input: bool,
+    for_gates: bool,
+) -> list[Tensor]:
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    if is_dense(W, sel, idle, product, dh.dtype):
+        from riglstm.scan.batched import dense
+
+        dx, dh, dc, grads = dense.backward(
+            *(dy, dh, dc, x, Saved(*saved), weights, sel, reset, for_input, for_gates)
+        )
+    else:
+        dx, dh, dc, grads = backward(
+            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
+            *(for_input, for_gates),
+        )
+    wanted = asked(dx, grads, for_input, for_gates)
+    return [dh, dc, *(g for g in wanted if g is not None)]
+
+
+def asked(
+    x: Tensor | None, weights: Iterable[Tensor | None], for_input: bool, for_gates: bool
+) -> list[Tensor | None]:
+    """What belongs to x and each weight, None for what is not asked for or does not exist."""
+    W_in, b_in, *gates = weights
+    inputs: list[Tensor | None] = [x, W_in, b_in] if for_input else [None] * 3
+    return inputs + (gates if for_gates else [None] * 4)
+
+
+def needed(ctx: Any) -> tuple[bool, bool]:
+    """Whether a gradient is asked for of x, W_in or b_in, and of any other weight."""
+    x, _, _, W_in, b_in, *gates = ctx.needs_input_grad[:9]
+    return x or W_in or b_in, any(gates)
+
+
+def handed_out(
+    out: Iterable[Tensor], x: Tensor, weights: Sequence[Tensor | None], *wanted: bool
+) -> list[Tensor | None]:
+    """Gradients of x and each weight, from those alone that an operator gave."""
+    given = iter(out)
+    return [None if t is None else next(given) for t in asked(x, weights, *wanted)]
+
+
+@backward_op.register_fake
+def _(
+    dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
+) -> list[Tensor]:
+    wanted = asked(x, args[:6], *args[-2:])
+    return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
+
+
+def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    refuse_batched("batched", *grads)
+    x, *rest = ctx.saved_tensors
+    weights, reset, kept = rest[:6], rest[6], rest[7:]
+    if not ctx.saves:
+        with torch.no_grad():
+            h, c, *others = kept
+            again = forward_op(x, h, c, *weights, *others, reset, *ctx.rules, ctx.product, True)
+        kept = again[3:]
+    active, *saved = kept
+    like = saved[0]
+
+    def whole(grad: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        return like.new_zeros(shape) if grad is None else grad.contiguous()
+
+    dy = whole(grads[0], ctx.shape)
+    dh, dc = (whole(g, ctx.shape[1:]) for g in grads[1:3])
+    wanted = needed(ctx)
+    dh, dc, *out = backward_op(
+        *(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle),
+        *wanted,
+    )
+    dx, *dw = handed_out(out, x, weights, *wanted)
+    nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
+    return dx, dh, dc, *dw, *nothing
+
+
+def _no_second_backward(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError(
+        "backend='batched' can be differentiated once; for double backward use backend='reference'"
+    )
+
+
+forward_op.register_autograd(_apply_backward, setup_context=setup_context)
+backward_op.register_autograd(_no_second_backward)
 
 
 def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:
@@ -193,7 +314,7 @@ def _loop(
     steps, B, S, d = piece.V.shape
     K, N, R, product = sel.K, sel.N, D5.shape[1], W5_h.dtype
     soft_update = bool(len(piece.q))
-    dense = None if counts else all_rows(B, N, dh.device)
+    every_row = None if counts else all_rows(B, N, dh.device)
     factors = _factors(piece, K)
     D_at, fi_at, o_at, g_at, q_at = (
         part.unbind()
@@ -209,7 +330,7 @@ def _loop(
     pair_at, weight_at = piece.pair.unbind(), piece.weight.view(steps, B * N, S).unbind()
 
     for t in reversed(range(steps)):
-        rows = dense or rows_of(pair_at[t], counts[t], N)
+        rows = every_row or rows_of(pair_at[t], counts[t], N)
         k, pair = factors[t], rows.pair
         dh += dy_at[t]
         dh_row, dc_row = dh.index_select(0, pair), dc.index_select(0, pair)
@@ -251,9 +372,9 @@ def _loop(
         dH.mul_(weight[:, K:].unsqueeze(-1))
         dh += rows.sum_by_sample(dH.view(R, N * d), B).view(B * N, d)
         if reset is not None:
-            fresh = reset[t].repeat_interleave(N).unsqueeze(-1)
-            dh.masked_fill_(fresh, 0)
-            dc.masked_fill_(fresh, 0)
+            reset_row = reset[t].repeat_interleave(N).unsqueeze(-1)
+            dh.masked_fill_(reset_row, 0)
+            dc.masked_fill_(reset_row, 0)
 
 
 def _pieces(T: int, R: int) -> list[tuple[int, int]]:
@@ -277,3 +398,60 @@ def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows,
     order = torch.arange(steps * R, device=pair.device).view(steps, N, B)
     order = order.transpose(0, 1).reshape(-1)
     return rows_of(pair.index_select(0, order), None, N), order
+
+
+def soft_views(dH: Tensor, weight: Tensor, V: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Back through x^k · softmax(s)_k: gradients of views (B, K, d) and own states (R, d)."""
+    (R, K, d), B = dH.shape, V.shape[0]
+    weight = weight.to(dH.dtype)
+    x = V[:, :K].index_select(0, rows.sample)  # (R, K, d)
+    h = V[:, K:].reshape(-1, d).index_select(0, rows.pair)  # (R, d)
+    ds = _softmax_backward(weight, (dH * x).sum(-1)).unsqueeze(-1)  # (R, K, 1)
+    d_views = torch.addcmul(dH * weight.unsqueeze(-1), ds, h.unsqueeze(1))
+    return rows.sum_by_sample(d_views.view(R, K * d), B).view(B, K, d), (ds * x).sum(1)
+
+
+def soft_peers(dH: Tensor, weight: Tensor, h: Tensor, rows: Rows) -> Tensor:
+    """Back through the scores of h^i · softmax(r)_i: gradient of the state (B·N, d)."""
+    (R, N, d), B = dH.shape, h.shape[0]
+    others_only = weight.to(dH.dtype).scatter(1, rows.cell.unsqueeze(1), 0)
+    own = h.reshape(-1, d).index_select(0, rows.pair)  # (R, d)
+    h = h.index_select(0, rows.sample)  # (R, N, d)
+    ds = _softmax_backward(others_only, (dH * h).sum(-1)).unsqueeze(-1)  # (R, N, 1)
+    d_peers = rows.sum_by_sample((ds * own.unsqueeze(1)).view(R, N * d), B).view(B * N, d)
+    return d_peers.index_add_(0, rows.pair, (ds * h).sum(1))
+
+
+def _softmax_backward(weight: Tensor, d_weight: Tensor) -> Tensor:
+    """From the gradient of a softmax along the last dimension to that of its logits."""
+    return weight * (d_weight - (weight * d_weight).sum(-1, keepdim=True))
+
+
+def _multiply(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    return (a @ b).to(dtype)
+
+
+def input_map(
+    dV: Tensor,
+    x: Tensor,
+    weights: Weights,
+    product: torch.dtype,
+    for_x: bool = True,
+    multiply: Callable[[Tensor, Tensor, torch.dtype], Tensor] = _multiply,
+    db_in: Tensor | None = None,
+    low_x: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Back through the input transformation: dx, dW_in, db_in from dV (T·B, K·d).
+
+    db_in, and x (T·B, D) in the products' dtype, are given where they are known already.
+    """
+    low, W_in, b_in = dV.to(product), weights.W_in, weights.b_in
+    if W_in is None:
+        return dV.view_as(x).to(x.dtype), None, None
+    dx = multiply(low, W_in.t().to(product), x.dtype).view_as(x) if for_x else None
+    low_x = x.reshape(dV.shape[0], -1).to(product) if low_x is None else low_x
+    dW_in = multiply(low_x.t(), low, W_in.dtype)
+    if b_in is None:
+        return dx, dW_in, None
+    db_in = dV.sum(0, dtype=b_in.dtype) if db_in is None else db_in.to(b_in.dtype)
+    return dx, dW_in, db_in

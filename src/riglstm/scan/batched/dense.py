@@ -2,7 +2,7 @@
 
 Then all cells have the same input V = [x^1..x^K, h^1..h^N], and the gates of all of them are one
 product: the step of an LSTM of width M = N·d, with the soft update after it. Buffers are those of
-`batched_forward.Saved`, laid out as (T, B, ·) with gates f, i, o, g of width M each; `weight` and
+`forward.Saved`, laid out as (T, B, ·) with gates f, i, o, g of width M each; `weight` and
 `pair` are not used.
 """
 
@@ -12,24 +12,12 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.scan.batched_forward import Saved, empty_saved, write_views
-from riglstm.scan.input_back import input_map
+from riglstm.scan.batched.backward import input_map
+from riglstm.scan.batched.forward import Saved, empty_saved, write_views
 from riglstm.selection import Selection
 
 ROWS_AT_ONCE = 2048
 """Samples and steps whose factors are made together in the backward pass."""
-
-LARGEST = 2**17
-"""Numbers in the cells' matrices up to which this is the quicker way: the time of small cells goes
-into the count of operations, that of large ones into the products, and into copies of weights."""
-
-
-def fits(W: Tensor, sel: Selection, idle: bool, product: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether nothing is selected, cells are small, and products are in the state's dtype."""
-    views = sel.views == "all" or (sel.views != "soft" and sel.K_x == sel.K)
-    peers = sel.peers == "all" or (sel.peers != "soft" and sel.K_h == sel.N - 1)
-    everything = sel.awake == sel.N and views and peers and not idle
-    return everything and W.numel() <= LARGEST and product == dtype
 
 
 def side_by_side(weights: Weights, K: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -53,14 +41,14 @@ def forward(
     reset: Tensor | None,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Saved]:
-    """As `batched_forward.forward`."""
+    """As `forward.forward`."""
     T, (B, N, d) = x.shape[0], h.shape
     saved = empty_saved(T if save else 1, h, sel, weights.W_q is not None)
     y, last = h.new_empty(T, B, N, d), torch.empty_like(h)
     with torch.inference_mode():
         _loop(x, h.view(B, N * d), c.reshape(B, N * d), weights, sel, reset, save, y, last, saved)
-    woke = torch.ones(T, B, N, dtype=torch.bool, device=h.device)
-    return y, y[-1].clone(), last, woke, saved
+    active = torch.ones(T, B, N, dtype=torch.bool, device=h.device)
+    return y, y[-1].clone(), last, active, saved
 
 
 def _loop(
@@ -91,13 +79,13 @@ def _loop(
     q_at, a_at = steps(saved.q.view(-1, B, M)), steps(saved.a.view(-1, B, N))
     x_at, y_at, y_cells = x.unbind(), y.view(T, B, M).unbind(), y.unbind()
     # Chosen, not multiplied: zero times a state that is not finite is not zero.
-    fresh = None if reset is None else reset.unsqueeze(2).unbind()
+    reset_at = None if reset is None else reset.unsqueeze(2).unbind()
     zero = h.new_zeros(())
 
     for t in range(T):
-        if fresh is not None:
-            h = torch.where(fresh[t], zero, h, out=V_h[t])
-            c = torch.where(fresh[t], zero, c, out=c_at[t])
+        if reset_at is not None:
+            h = torch.where(reset_at[t], zero, h, out=V_h[t])
+            c = torch.where(reset_at[t], zero, c, out=c_at[t])
         else:
             V_h[t].copy_(h)
             c = c_at[t].copy_(c)
@@ -138,7 +126,7 @@ def backward(
     for_input: bool,
     for_gates: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
-    """As `batched_backward.backward`."""
+    """As `backward.backward`."""
     T, B, S, d = saved.V.shape
     K, N = sel.K, sel.N
     M = N * d
@@ -207,7 +195,7 @@ def _loop_back(
     D_at, D_fi = D5.unbind(), D5[:, :, : 2 * M].unflatten(2, (2, M)).unbind()
     D_o, D_g = D5[:, :, 2 * M : 3 * M].unbind(), D5[:, :, 3 * M : 4 * M].unbind()
     dy_at, dz_at = dy.unbind(), dz.unsqueeze(3).unbind()
-    fresh = None if reset is None else reset.unsqueeze(2).unbind()
+    reset_at = None if reset is None else reset.unsqueeze(2).unbind()
 
     for t in reversed(range(steps)):
         dh += dy_at[t]
@@ -229,9 +217,9 @@ def _loop_back(
             torch.mm(D_at[t], W5_h, out=dh)
         else:
             dh.addmm_(D_at[t], W5_h)
-        if fresh is not None:
-            dh.masked_fill_(fresh[t], 0)
-            dc.masked_fill_(fresh[t], 0)
+        if reset_at is not None:
+            dh.masked_fill_(reset_at[t], 0)
+            dc.masked_fill_(reset_at[t], 0)
 
 
 def _apart(dW5: Tensor, W_q: Tensor | None, N: int, K: int) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,10 @@
+"""All cells of a step at once, and a backward pass written by hand.
+
+Both passes are custom operators: torch.compile sees each as one node, so a sequence of any length
+compiles at once and its data-dependent row counts stay out of the graph.
+"""
+
+from riglstm.scan.batched.backward import asked, handed_out, needed
+from riglstm.scan.batched.forward import flat, scan
+
+__all__ = ["asked", "flat", "handed_out", "needed", "scan"]
