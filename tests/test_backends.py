@@ -455,19 +455,6 @@ def test_backends_agree_under_autocast(input_dtype: torch.dtype) -> None:
     assert_same_gradients(grads["batched"], grads["reference"], tol.grad)
 
 
-@pytest.mark.parametrize("backend", EAGER)
-def test_a_zero_state_wakes_the_first_cells_and_shows_them_the_first_views(backend: str) -> None:
-    p = random_problem(seeded(41), N=5, K=4, K_a=3, K_x=2, K_h=2)
-    p = replace(p, h=torch.zeros_like(p.h))
-    active, views, peers = selections(p, backend)
-    assert torch.equal(active[0], (torch.arange(5) < 3).expand(3, 5))
-    assert torch.equal(views[0], (torch.arange(4) < 2).expand(3, 5, 4))
-    first_others = torch.tensor(
-        [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 0, 1]]
-    )
-    assert torch.equal(peers[0], first_others.bool().expand(3, 5, 5))
-
-
 def tied_problem(dtype: torch.dtype) -> Problem:
     """Eight equal views, and eight equal states: every choice of the first step is a tie."""
     sizes = {"T": 3, "B": 4, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 3, "K_h": 4}

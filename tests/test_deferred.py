@@ -115,23 +115,6 @@ def test_a_step_makes_three_products_and_three_backward(uncompiled: None) -> Non
     assert [b - a for a, b in zip(short, long, strict=True)] == [3 * 5, 3 * 5]
 
 
-def test_gradients_reach_a_compiled_step_as_its_outputs_lie(
-    uncompiled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compiler would copy others, in every step."""
-    advance, lie = RIMCell.advance, []
-
-    def watched(self: RIMCell, given: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> Any:
-        (y, *rows), after = advance(self, given, state)
-        y.register_hook(lambda g: lie.append(g.is_contiguous()))
-        return (y, *rows), after
-
-    monkeypatch.setattr(RIMCell, "advance", watched)
-    model = a_rim(seeded(20), compile_step=True)
-    results(model, model, T=4)
-    assert lie == [True] * 4
-
-
 def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
     """A batch of one has the same layout with cells first: nothing is copied."""
     for compile_step in (False, True):
@@ -158,16 +141,16 @@ def test_rows_are_autograds_and_go_after_backward(
     output, (_, c) = model(random(seeded(22), 4, 2, 5))
     loss, found = output.sum() + c.sum(), []
     for again in (True, False):
-        assert [late.rows for late in made] == [[], [], []]
+        assert [deferred.rows for deferred in made] == [[], [], []]
         found.append(torch.autograd.grad(loss, list(model.parameters()), retain_graph=again))
-    assert [late.rows for late in made] == [[], [], []]
+    assert [deferred.rows for deferred in made] == [[], [], []]
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
 
 
-def test_late_gradients_are_not_differentiated_by_mistake(uncompiled: None) -> None:
+def test_deferred_gradients_are_not_differentiated_by_mistake(uncompiled: None) -> None:
     """Of the weights in the gradient of x, which the loop has without their history."""
     model = a_rim(seeded(20), compile_step=True)
     x = random(seeded(22), 3, 2, 5).requires_grad_()
@@ -188,13 +171,13 @@ def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled: None
 
 
 @slow_bf16
-def test_a_biass_late_gradient_is_summed_in_its_own_precision() -> None:
+def test_a_biass_deferred_gradient_is_summed_in_its_own_precision() -> None:
     weight, bias = torch.ones(1, 3, 4, requires_grad=True), torch.zeros(1, 2, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        late, x = Deferred(weight, 1, 257, True, bias), torch.ones(1, 257, 3)
-        y = deferred_product(x, late.weight, late.slots[0])
-    assert late.rows is not None
-    late.rows.append(x)
+        deferred, x = Deferred(weight, 1, 257, True, bias), torch.ones(1, 257, 3)
+        y = deferred_product(x, deferred.weight, deferred.slots[0])
+    assert deferred.rows is not None
+    deferred.rows.append(x)
     assert y.dtype == torch.bfloat16
     y.sum().backward()
     # bf16 has 256 and 258.
@@ -253,12 +236,14 @@ def test_eager_sequences_can_be_differentiated_twice() -> None:
 
 
 @slow_bf16
-def test_late_gradients_under_autocast_are_those_of_its_rounded_products(uncompiled: None) -> None:
+def test_deferred_gradients_under_autocast_are_those_of_its_rounded_products(
+    uncompiled: None,
+) -> None:
     torch.manual_seed(0)
-    plain, late = (RIM(5, 24, dropout=0.0, compile_step=late) for late in (False, True))
-    late.load_state_dict(plain.state_dict())
+    plain, deferred = (RIM(5, 24, dropout=0.0, compile_step=deferred) for deferred in (False, True))
+    deferred.load_state_dict(plain.state_dict())
     x, found = torch.randn(3, 4, 5), []
-    for model in (plain, late):
+    for model in (plain, deferred):
         with torch.autocast("cpu", torch.bfloat16):
             output, _ = model(x)
         output.square().sum().backward()

@@ -58,28 +58,6 @@ def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> Non
 
 
 @both_backends
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_keeps_the_state_in_the_layers_dtype(dtype: torch.dtype, backend: str) -> None:
-    layer = build(torch.float32, backend=backend)
-    x = numbers(6, 3, 4, dtype=torch.float32)
-    with torch.autocast("cpu", dtype):
-        y, (h_n, c_n) = layer(x)
-        again, _ = layer(x, (h_n, c_n))
-        first, _ = layer(x[:1])
-        from_low, _ = layer(x.to(dtype))
-    assert {v.dtype for v in (y, h_n, c_n, again, from_low)} == {torch.float32}
-    exact, _ = layer(x[:1])
-    # From a zero state every score ties, so the first step selects alike in every precision.
-    close(first, exact, atol=2e-2)
-    assert not torch.equal(first, exact)
-    (y.sum() + again.sum()).backward()
-    for p in layer.parameters():
-        assert p.grad is not None
-        assert p.grad.dtype == torch.float32
-        assert p.grad.isfinite().all()
-
-
-@both_backends
 def test_autocast_leaves_float64_alone(backend: str) -> None:
     layer, x = build(backend=backend), numbers(6, 3, 4)
     expected = layer(x)
@@ -191,19 +169,6 @@ def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
     assert answers[0].abs().max() > 0
 
 
-def test_auto_gives_a_gradient_for_each_sample() -> None:
-    layer, x = build(), numbers(5, 3, 4)
-    weights = dict(layer.named_parameters())
-
-    def loss(w: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(layer, w, (x,))[0].square().sum()  # type: ignore[no-any-return]
-
-    got = torch.vmap(grad(loss), (None, 1))(weights, x)
-    for i in range(3):
-        want = gradients(loss(weights, x[:, i]), *weights.values())
-        close(tuple(g[i] for g in got.values()), want)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_layer_takes_strided_input_and_state() -> None:
     layer = build(backend="batched", batch_first=True)
@@ -266,16 +231,6 @@ def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
                 for options in ({}, {"mask": flags}, {"reset": flags}):
                     close(layer(x, **options)[0], twin(x, **options)[0])
     compiled._step.cache_clear()
-
-
-@both_backends
-def test_frozen_weights_pass_the_gradient_on(backend: str) -> None:
-    layer, x = build(backend=backend, num_layers=2), numbers(5, 3, 4).requires_grad_()
-    (expected,) = gradients(loss_of(layer, x), x)
-    layer.requires_grad_(False)
-    loss_of(layer, x).backward()
-    close(x.grad, expected)
-    assert all(p.grad is None for p in layer.parameters())
 
 
 @both_backends
@@ -352,18 +307,6 @@ def test_outputs_made_without_gradients_can_enter_a_graph_later(backend: str) ->
         (grad,) = gradients((v * scale).pow(2).sum(), scale)
         assert grad.any()
     y.add_(1)
-
-
-def test_default_dtype_is_followed() -> None:
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64)
-        layer = RigLSTM(4, 12)
-        y, (h_n, c_n) = layer(torch.randn(5, 3, 4))
-    finally:
-        torch.set_default_dtype(before)
-    dtypes = {p.dtype for p in layer.parameters()} | {v.dtype for v in (y, h_n, c_n)}
-    assert dtypes == {torch.float64}
 
 
 @both_backends

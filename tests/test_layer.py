@@ -410,20 +410,6 @@ def test_parameters_that_a_layer_does_not_need_do_not_exist() -> None:
     assert tuple(per_cell["weight_query_l0"].shape) == (6, 22, 2)
 
 
-def test_reset_parameters_draws_anew_within_the_start_range() -> None:
-    layer = build(update_bias=0.75)
-    before = copy.deepcopy(layer.state_dict())
-    layer.reset_parameters()
-    for name, value in layer.state_dict().items():
-        if name == "update_offset_l0":
-            assert (value == 0.75).all()
-            continue
-        fan_in = {"weight_in_l0": 4, "bias_in_l0": 4, "weight_query_l0": 22}.get(name, 12)
-        assert not torch.equal(value, before[name])
-        assert value.abs().max() <= fan_in**-0.5
-        assert value.abs().max() > 0.5 * fan_in**-0.5
-
-
 @pytest.mark.parametrize(
     ("N", "K_a", "K_h"),
     [(1, 1, 0), (2, 1, 1), (3, 2, 2), (4, 3, 3), (5, 3, 3), (6, 4, 4), (7, 5, 5), (8, 5, 5)],

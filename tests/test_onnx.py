@@ -239,8 +239,8 @@ def guide_blocks(title: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
 
 
-def run_guide(title: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
+def run_guide(title: str, **names: Any) -> dict[str, Any]:
+    names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
     for block in guide_blocks(title):
         exec(block, names)
     return names
@@ -277,6 +277,15 @@ def test_guides_packed_input_resets_and_masks_do_what_it_says() -> None:
     _, (h_9, _) = rnn(x[:1])
     _, (h_6, _) = rnn(x[1:, :6])
     torch.testing.assert_close(names["state"][0], torch.cat((h_9, h_6), 1))
+
+
+def test_guides_layer_kept_out_of_autocast_chooses_as_in_float32() -> None:
+    torch.manual_seed(0)
+    x, rnn = torch.randn(30, 4, 60), RigLSTM(60, 60)
+    around = {"x": x, "rnn": rnn, "encoder": torch.nn.Identity(), "head": torch.nn.Linear(60, 5)}
+    names = run_guide("Rounding can change which cell wakes", **around)
+    assert torch.equal(names["y"], rnn(x)[0])
+    assert names["logits"].dtype == torch.bfloat16
 
 
 def test_guides_compiled_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:

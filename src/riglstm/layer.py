@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,8 @@ from riglstm.selection import (
     settle_update,
     two_thirds,
 )
+
+InputT = TypeVar("InputT", Tensor, PackedSequence)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "no_input_trans": {"input_views": "split"},
@@ -277,32 +279,14 @@ class RigLSTM(nn.Module):
         """The inverse of `paper_parameters`."""
         from_paper(self.weights(layer, reverse), parameters, self.num_cells, self.num_views)
 
-    @overload
     def forward(
         self,
-        input: Tensor,
+        input: InputT,
         hx: State | None = None,
         *,
         reset: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> tuple[Tensor, State]: ...
-    @overload
-    def forward(
-        self,
-        input: PackedSequence,
-        hx: State | None = None,
-        *,
-        reset: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[PackedSequence, State]: ...
-    def forward(
-        self,
-        input: Input,
-        hx: State | None = None,
-        *,
-        reset: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Input, State]:
+    ) -> tuple[InputT, State]:
         """See the class."""
         plain = type(self) is RigLSTM and reset is None and mask is None
         if getattr(input, "is_cuda", False) and plain and straight.may_be(input):
@@ -311,7 +295,7 @@ class RigLSTM(nn.Module):
 
     def _in_full(
         self, input: Input, hx: State | None, reset: Tensor | None, mask: Tensor | None
-    ) -> tuple[Input, State]:
+    ) -> tuple[Any, State]:
         """`forward` with all its checks, whatever came before."""
         sequences, h, c = self._prepare(input, hx, reset, mask)
         y, h_n, c_n, _ = self._run(sequences, h, c, record=False)

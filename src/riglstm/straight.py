@@ -59,7 +59,7 @@ class Layer(Protocol):
 
     def _in_full(
         self, input: Input, hx: State | None, reset: Tensor | None, mask: Tensor | None
-    ) -> tuple[Input, State]: ...
+    ) -> tuple[Any, State]: ...
 
 
 def may_be(input: Any) -> TypeGuard[Tensor]:
@@ -74,7 +74,7 @@ def may_be(input: Any) -> TypeGuard[Tensor]:
     )
 
 
-def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Input, State]:
+def call(layer: Layer, input: Tensor, hx: State | None) -> tuple[Any, State]:
     """`_in_full`, or what comes to the same."""
     kind, own = _kind(layer, input, hx), _own(layer)
     if kind is None or own is None:

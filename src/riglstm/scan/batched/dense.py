@@ -42,76 +42,60 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Saved]:
     """As `forward.forward`."""
-    T, (B, N, d) = x.shape[0], h.shape
+    T, (B, N, d), K = x.shape[0], h.shape, sel.K
+    M = N * d
     saved = empty_saved(T if save else 1, h, sel, weights.W_q is not None)
-    y, last = h.new_empty(T, B, N, d), torch.empty_like(h)
+    y, c_n = h.new_empty(T, B, N, d), torch.empty_like(h)
+    h, c = h.view(B, M), c.reshape(B, M)
     with torch.inference_mode():
-        _loop(x, h.view(B, N * d), c.reshape(B, N * d), weights, sel, reset, save, y, last, saved)
-    active = torch.ones(T, B, N, dtype=torch.bool, device=h.device)
-    return y, y[-1].clone(), last, active, saved
+        W, b, W_q = side_by_side(weights, K)
 
+        def steps(buffer: Tensor) -> tuple[Tensor, ...]:
+            return buffer.unbind() if save else buffer.unbind() * T
 
-def _loop(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Weights,
-    sel: Selection,
-    reset: Tensor | None,
-    save: bool,
-    y: Tensor,
-    last: Tensor,
-    saved: Saved,
-) -> None:
-    """All steps: fills y, last (the final c) and saved."""
-    T, B, N, d = y.shape
-    K, M = sel.K, N * d
-    W, b, W_q = side_by_side(weights, K)
+        V, gates = saved.V.flatten(2), saved.gates.view(-1, B, 4 * M)
+        V_at, V_x, V_h = steps(V), steps(V[:, :, : K * d]), steps(V[:, :, K * d :])
+        gates_at, fio = steps(gates), steps(gates[:, :, : 3 * M])
+        f_at, i_at, o_at, g_at = (steps(part) for part in gates.chunk(4, dim=2))
+        c_at, tanh_at = steps(saved.c.view(-1, B, M)), steps(saved.tanh_c.view(-1, B, M))
+        q_at, a_at = steps(saved.q.view(-1, B, M)), steps(saved.a.view(-1, B, N))
+        x_at, y_at, y_cells = x.unbind(), y.view(T, B, M).unbind(), y.unbind()
+        # Chosen, not multiplied: zero times a state that is not finite is not zero.
+        reset_at = None if reset is None else reset.unsqueeze(2).unbind()
+        zero = h.new_zeros(())
 
-    def steps(buffer: Tensor) -> tuple[Tensor, ...]:
-        return buffer.unbind() if save else buffer.unbind() * T
-
-    V, gates = saved.V.flatten(2), saved.gates.view(-1, B, 4 * M)
-    V_at, V_x, V_h = steps(V), steps(V[:, :, : K * d]), steps(V[:, :, K * d :])
-    gates_at, fio = steps(gates), steps(gates[:, :, : 3 * M])
-    f_at, i_at, o_at, g_at = (steps(part) for part in gates.chunk(4, dim=2))
-    c_at, tanh_at = steps(saved.c.view(-1, B, M)), steps(saved.tanh_c.view(-1, B, M))
-    q_at, a_at = steps(saved.q.view(-1, B, M)), steps(saved.a.view(-1, B, N))
-    x_at, y_at, y_cells = x.unbind(), y.view(T, B, M).unbind(), y.unbind()
-    # Chosen, not multiplied: zero times a state that is not finite is not zero.
-    reset_at = None if reset is None else reset.unsqueeze(2).unbind()
-    zero = h.new_zeros(())
-
-    for t in range(T):
-        if reset_at is not None:
-            h = torch.where(reset_at[t], zero, h, out=V_h[t])
-            c = torch.where(reset_at[t], zero, c, out=c_at[t])
-        else:
-            V_h[t].copy_(h)
-            c = c_at[t].copy_(c)
-        write_views(x_at[t], weights.W_in, weights.b_in, V_x[t])
-        if b is None:
-            torch.mm(V_at[t], W, out=gates_at[t])
-        else:
-            torch.addmm(b, V_at[t], W, out=gates_at[t])
-        fio[t].sigmoid_()
-        g_at[t].tanh_()
-        c = (f_at[t] * c).addcmul_(i_at[t], g_at[t])
-        tanh_c = torch.tanh(c, out=tanh_at[t])
-        if W_q is None:
-            h = torch.mul(o_at[t], tanh_c, out=y_at[t])
-            continue
-        q = torch.mm(V_at[t], W_q, out=q_at[t])
-        way = (o_at[t] * tanh_c).sub_(h)  # from the old state to the proposal
-        z = (way * q).view(B, N, d).sum(-1)
-        if sel.update_scale != 1:
-            z *= sel.update_scale
-        if weights.update_bias is not None:
-            z += weights.update_bias
-        a = torch.sigmoid(z, out=a_at[t])
-        torch.addcmul(h.view(B, N, d), way.view(B, N, d), a.unsqueeze(-1), out=y_cells[t])
-        h = y_at[t]
-    last.copy_(c.view(B, N, d))
+        for t in range(T):
+            if reset_at is not None:
+                h = torch.where(reset_at[t], zero, h, out=V_h[t])
+                c = torch.where(reset_at[t], zero, c, out=c_at[t])
+            else:
+                V_h[t].copy_(h)
+                c = c_at[t].copy_(c)
+            write_views(x_at[t], weights.W_in, weights.b_in, V_x[t])
+            if b is None:
+                torch.mm(V_at[t], W, out=gates_at[t])
+            else:
+                torch.addmm(b, V_at[t], W, out=gates_at[t])
+            fio[t].sigmoid_()
+            g_at[t].tanh_()
+            c = (f_at[t] * c).addcmul_(i_at[t], g_at[t])
+            tanh_c = torch.tanh(c, out=tanh_at[t])
+            if W_q is None:
+                h = torch.mul(o_at[t], tanh_c, out=y_at[t])
+                continue
+            q = torch.mm(V_at[t], W_q, out=q_at[t])
+            way = (o_at[t] * tanh_c).sub_(h)  # from the old state to the proposal
+            z = (way * q).view(B, N, d).sum(-1)
+            if sel.update_scale != 1:
+                z *= sel.update_scale
+            if weights.update_bias is not None:
+                z += weights.update_bias
+            a = torch.sigmoid(z, out=a_at[t])
+            torch.addcmul(h.view(B, N, d), way.view(B, N, d), a.unsqueeze(-1), out=y_cells[t])
+            h = y_at[t]
+        c_n.copy_(c.view(B, N, d))
+    active = torch.ones(T, B, N, dtype=torch.bool, device=y.device)
+    return y, y[-1].clone(), c_n, active, saved
 
 
 def backward(

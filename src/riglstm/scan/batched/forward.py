@@ -1,10 +1,10 @@
 """Forward pass of the `batched` backend: all cells at once, nothing kept for autograd.
 
 Shapes as in `cell.py`; V = [x^1..x^K, h^1..h^N] is what cells choose from; R rows, one for each
-pair of a sample and a cell at work. On a CPU only the cells that wake are computed, which saves a third
-of the products at the paper's sizes; their rows are ordered by cell, so that each cell's rows meet
-its weights in one product. On other devices reading the counts back would stop the queue: there
-every pair has a row, and the rows of sleeping cells are thrown away.
+pair of a sample and a cell at work. On a CPU only the cells that wake are computed, which saves a
+third of the products at the paper's sizes; their rows are ordered by cell, so that each cell's rows
+meet its weights in one product. On other devices reading the counts back would stop the queue:
+there every pair has a row, and the rows of sleeping cells are thrown away.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def forward(
     layer's time goes into the number of operations, not into their size: views of buffers are
     therefore made before the loop, one list for all steps.
     """
-    T, (B, N, d) = x.shape[0], h.shape
+    T, (B, N, d), K = x.shape[0], h.shape, sel.K
+    S, skip = K + N, awake_only(h.device, sel)
     saved = empty_saved(T if save else 1, h, sel, weights.W_q is not None)
     y = h.new_empty(T, B, N, d)
     active = torch.empty(T, B, N, dtype=torch.bool, device=h.device)
@@ -235,107 +236,88 @@ def forward(
     # Nothing inside is differentiated, and without autograd's records an operation costs less;
     # what leaves the loop was made outside, as ordinary tensors.
     with torch.inference_mode():
-        _loop(x, h, c, weights, sel, noise, live, reset, product, save, y, active, saved)
+        W_in, W, W_q = (
+            None if w is None else w.to(product) for w in (weights.W_in, weights.W, weights.W_q)
+        )
+        assert W is not None
+        idle = some_idle(h.device, sel, live)
+        every_row = None if skip else all_rows(B, N, h.device)
+        mixed = product != h.dtype
+
+        def steps(buffer: Tensor) -> tuple[Tensor, ...]:
+            return buffer.unbind() if save else buffer.unbind() * T
+
+        x_at, y_at = x.unbind(), y.view(T, B * N, d).unbind()
+        V_at, weight_at = steps(saved.V), steps(saved.weight.view(-1, B * N, S))
+        V_x, V_h = steps(saved.V[:, :, :K].flatten(2)), steps(saved.V[:, :, K:])
+        pair_at, c_at, gates_at, tanh_at = map(
+            steps, (saved.pair, saved.c, saved.gates, saved.tanh_c)
+        )
+        fio, g_only = steps(saved.gates[:, :, : 3 * d]), steps(saved.gates[:, :, 3 * d :])
+        f_at, i_at, o_at, g_at = (steps(part) for part in saved.gates.chunk(4, dim=2))
+        q_at, a_at = (steps(saved.q), steps(saved.a)) if W_q is not None else ((), ())
+        h_flat, c_flat = h.reshape(B * N, d), c.view(B * N, d)
+        H = h.new_empty(saved.pair.shape[1], S, d)
+        H_flat = H.view(-1, S * d)
+        query = None if W_q is None else _Query(H.to(product), W_q, N, K)
+        select = Selector(h, sel, V_at, V_h, active.unbind(), steps(saved.weight))
+        counts = []
+
+        for t in range(T):
+            if reset is not None:
+                reset_row = reset[t].repeat_interleave(N).unsqueeze(-1)
+                h_flat = h_flat.masked_fill(reset_row, 0)
+                c_flat.masked_fill_(reset_row, 0)
+            write_views(x_at[t], W_in, weights.b_in, V_x[t])
+            V_h[t].copy_(h_flat.view(B, N, d))
+
+            awake = select(t, noise)
+            rows = every_row or awake_rows(awake)
+            pair = rows.pair
+            if live is not None:
+                awake.logical_and_(live[t].unsqueeze(1))
+            if save:
+                pair_at[t].copy_(pair)
+                counts.append(rows.counts)
+
+            torch.index_select(V_at[t], 0, rows.sample, out=H)
+            H.mul_(weight_at[t].index_select(0, pair).unsqueeze(-1))
+            H_low = H_flat.to(product) if mixed else H_flat
+            if mixed:
+                gates_at[t].copy_(rows.times(H_low, W))
+                if weights.b is not None:
+                    gates_at[t].add_(weights.b.index_select(0, rows.cell))
+            else:
+                rows.times(H_low, W, weights.b, out=gates_at[t])
+            fio[t].sigmoid_()
+            g_only[t].tanh_()
+            h_row = h_flat.index_select(0, pair)
+            c_row = torch.index_select(c_flat, 0, pair, out=c_at[t])
+            c_new = (f_at[t] * c_row).addcmul_(i_at[t], g_at[t])
+            tanh_c = torch.tanh(c_new, out=tanh_at[t])
+            h_new = o_at[t] * tanh_c
+
+            if query is not None:
+                q = query(H_low, rows, q_at[t])
+                h_new -= h_row  # the way from the old state to the proposal
+                z = (h_new * q).sum(-1)
+                if sel.update_scale != 1:
+                    z *= sel.update_scale
+                if weights.update_bias is not None:
+                    z += weights.update_bias.index_select(0, rows.cell)
+                # Eq. (21): a softmax of two logits is a sigmoid of their difference.
+                a = torch.sigmoid(z, out=a_at[t])
+                h_new = torch.addcmul(h_row, h_new, a.unsqueeze(-1))
+            if idle:
+                updates = awake.view(-1).index_select(0, pair).unsqueeze(-1)
+                h_new = torch.where(updates, h_new, h_row)
+                c_new = torch.where(updates, c_new, c_row)
+            h_flat = y_at[t].copy_(h_flat)
+            h_flat.index_copy_(0, pair, h_new)
+            c_flat.index_copy_(0, pair, c_new)
+        if save and skip:
+            saved.counts.copy_(torch.tensor(counts))
     return y, y[-1].clone(), c, active, saved
-
-
-def _loop(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Weights,
-    sel: Selection,
-    noise: Noise | None,
-    live: Tensor | None,
-    reset: Tensor | None,
-    product: torch.dtype,
-    save: bool,
-    y: Tensor,
-    active: Tensor,
-    saved: Saved,
-) -> None:
-    """All steps: updates c in place, and fills y, active and saved."""
-    T, (B, N, d), K = x.shape[0], h.shape, sel.K
-    S, skip = K + N, awake_only(h.device, sel)
-    W_in, W, W_q = (
-        None if w is None else w.to(product) for w in (weights.W_in, weights.W, weights.W_q)
-    )
-    assert W is not None
-    idle = some_idle(h.device, sel, live)
-    every_row = None if skip else all_rows(B, N, h.device)
-    mixed = product != h.dtype
-
-    def steps(buffer: Tensor) -> tuple[Tensor, ...]:
-        return buffer.unbind() if save else buffer.unbind() * T
-
-    x_at, y_at = x.unbind(), y.view(T, B * N, d).unbind()
-    V_at, V_x, V_h = steps(saved.V), steps(saved.V[:, :, :K].flatten(2)), steps(saved.V[:, :, K:])
-    weight_at = steps(saved.weight.view(-1, B * N, S))
-    pair_at, c_at, gates_at, tanh_at = map(steps, (saved.pair, saved.c, saved.gates, saved.tanh_c))
-    fio, g_only = steps(saved.gates[:, :, : 3 * d]), steps(saved.gates[:, :, 3 * d :])
-    f_at, i_at, o_at, g_at = (steps(part) for part in saved.gates.chunk(4, dim=2))
-    q_at, a_at = (steps(saved.q), steps(saved.a)) if W_q is not None else ((), ())
-    h_flat, c_flat = h.reshape(B * N, d), c.view(B * N, d)
-    H = h.new_empty(saved.pair.shape[1], S, d)
-    H_flat = H.view(-1, S * d)
-    query = None if W_q is None else _Query(H.to(product), W_q, N, K)
-    select = Selector(h, sel, V_at, V_h, active.unbind(), steps(saved.weight))
-    counts = []
-
-    for t in range(T):
-        if reset is not None:
-            reset_row = reset[t].repeat_interleave(N).unsqueeze(-1)
-            h_flat = h_flat.masked_fill(reset_row, 0)
-            c_flat.masked_fill_(reset_row, 0)
-        write_views(x_at[t], W_in, weights.b_in, V_x[t])
-        V_h[t].copy_(h_flat.view(B, N, d))
-
-        awake = select(t, noise)
-        rows = every_row or awake_rows(awake)
-        pair = rows.pair
-        if live is not None:
-            awake.logical_and_(live[t].unsqueeze(1))
-        if save:
-            pair_at[t].copy_(pair)
-            counts.append(rows.counts)
-
-        torch.index_select(V_at[t], 0, rows.sample, out=H)
-        H.mul_(weight_at[t].index_select(0, pair).unsqueeze(-1))
-        H_low = H_flat.to(product) if mixed else H_flat
-        if mixed:
-            gates_at[t].copy_(rows.times(H_low, W))
-            if weights.b is not None:
-                gates_at[t].add_(weights.b.index_select(0, rows.cell))
-        else:
-            rows.times(H_low, W, weights.b, out=gates_at[t])
-        fio[t].sigmoid_()
-        g_only[t].tanh_()
-        h_row = h_flat.index_select(0, pair)
-        c_row = torch.index_select(c_flat, 0, pair, out=c_at[t])
-        c_new = (f_at[t] * c_row).addcmul_(i_at[t], g_at[t])
-        tanh_c = torch.tanh(c_new, out=tanh_at[t])
-        h_new = o_at[t] * tanh_c
-
-        if query is not None:
-            q = query(H_low, rows, q_at[t])
-            h_new -= h_row  # the way from the old state to the proposal
-            z = (h_new * q).sum(-1)
-            if sel.update_scale != 1:
-                z *= sel.update_scale
-            if weights.update_bias is not None:
-                z += weights.update_bias.index_select(0, rows.cell)
-            # Eq. (21): a softmax of two logits is a sigmoid of their difference.
-            a = torch.sigmoid(z, out=a_at[t])
-            h_new = torch.addcmul(h_row, h_new, a.unsqueeze(-1))
-        if idle:
-            updates = awake.view(-1).index_select(0, pair).unsqueeze(-1)
-            h_new = torch.where(updates, h_new, h_row)
-            c_new = torch.where(updates, c_new, c_row)
-        h_flat = y_at[t].copy_(h_flat)
-        h_flat.index_copy_(0, pair, h_new)
-        c_flat.index_copy_(0, pair, c_new)
-    if save and skip:
-        saved.counts.copy_(torch.tensor(counts))
 
 
 class Selector:
