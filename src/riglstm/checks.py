@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a call, said before any work: expected, got, the way out.
+"""What can be wrong with a call, said before any work: expected, got, the way out.
 
 Options of a layer, its input and state, and what torch is doing around the call: autocast, traces,
 gradients and transforms.
@@ -31,7 +31,7 @@ def tracing() -> bool:
 
 
 def untraced(look: Callable[P, R]) -> Callable[P, R]:
-    """A function that torch.jit.trace neither records nor warns of: sizes are numbers in it."""
+    """Hide a function from torch.jit.trace; sizes are plain numbers in it."""
 
     @functools.wraps(look)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,7 +55,7 @@ def _numbers(given: Any) -> Any:
 
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of matrix products between tensors of `dtype`; autocast leaves float64 alone."""
+    """The dtype of matrix products of `dtype` under autocast, which leaves float64 alone."""
     return product_on(device.type, dtype)
 
 
@@ -90,7 +90,7 @@ def differentiating() -> bool:
 
 
 def refuse_transforms(backend: str) -> None:
-    """Raise where a derivative is taken that a backend with operators of its own does not have."""
+    """Raise where a derivative is taken that a backend of operators does not have."""
     if differentiating():
         raise NotImplementedError(
             f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
@@ -210,7 +210,7 @@ def check_update(soft_update: Any, scale: Any, bias: Any) -> tuple[Any, Any, Any
 
 
 def check_forget_bias(value: Any, needs: str | None = None) -> float:
-    """What the forget gate's bias starts higher by; `needs`: the option that gives it a bias."""
+    """The forget gate's start is a number; `needs`: the option that gives it a bias."""
     value = plain(value)
     if not _is_number(value):
         raise ValueError(f"forget_bias must be a finite number, got {value!r}")

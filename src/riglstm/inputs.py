@@ -1,4 +1,4 @@
-"""The forms in which sequences and states arrive, brought to one, and results brought back."""
+"""Forms of input and state: each brought to (T, B, D), and results brought back."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def time_first(
     reset: Tensor | None,
     mask: Tensor | None,
 ) -> Sequences:
-    """Check an input of any form for a layer whose weights are like `like`, as (T, B, D)."""
+    """Check an input of any form against a layer's weights `like`; return it as (T, B, D)."""
     if isinstance(input, PackedSequence):
         sequences = _unpack(input, batch_first, reset, mask)
         check_input(sequences.x, input_size, like, tuple(input.data.shape))
@@ -154,7 +154,7 @@ def _unpack(
 
 
 def move_resets(reset: Tensor, live: Tensor | None) -> Tensor:
-    """Move each reset (T, B) on a step that does not happen to the next one that does (P19)."""
+    """Move each reset (T, B) on a step that is not live to the next live one (P19)."""
     if live is None:
         return reset
     so_far = reset.cumsum(0)
@@ -175,7 +175,7 @@ def reverse_resets(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
 
 
 def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection) -> State:
-    """The state before x (T, B, D), each (B, N, d): what is given of it, and else zero."""
+    """The state before x (T, B, D), each (B, N, d): as given, or zero."""
     if h is None or c is None:
         zero = weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
         h, c = zero if h is None else h, zero if c is None else c

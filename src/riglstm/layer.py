@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "soft_h": {"peers": "soft"},
     "no_soft_state_updating": {"soft_update": False},
 }
-"""Arguments of `RigLSTM` for the ten ablations of the paper's table, by the paper's names.
+"""Arguments of `RigLSTM` for the paper's ten ablations, by the paper's names.
 
 `no_input_trans` needs input_size = num_views · cell size.
 """
@@ -310,13 +310,13 @@ class RigLSTM(nn.Module):
         reset: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> list[Trace]:
-        """What each layer did in each direction, in the order of h_n; by the reference backend."""
+        """What each layer did in each direction, in the order of h_n."""
         return self._run(*self._prepare(input, hx, reset, mask), record=True)[3]
 
     def _prepare(
         self, input: Input, hx: State | None, reset: Tensor | None, mask: Tensor | None
     ) -> tuple[Sequences, States, States]:
-        """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
+        """Check a call: its input as (T, B, D), its state as (B, N, d) for each row."""
         like = parameter_of(self, "weight_gates_l0")
         sequences = time_first(input, self.input_size, like, self.batch_first, reset, mask)
         rows = self.num_layers * (1 + self.bidirectional)
@@ -329,7 +329,7 @@ class RigLSTM(nn.Module):
     def _run(
         self, sequences: Sequences, h: States, c: States, record: bool
     ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
-        """All layers and directions: output (T, B, H), h_n and c_n, and traces if asked for."""
+        """Run all layers and directions: output (T, B, H), h_n, c_n, and traces."""
         x = sequences.x
         traces: list[Trace] = []
         finals: list[State] = []

@@ -28,7 +28,7 @@ Step: TypeAlias = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
 class Core(Protocol):
-    """A sequence model: `output, state = core(x, state)`, (T, B, D) to (T, B, output_size)."""
+    """A sequence model: `output, state = core(x, state)`."""
 
     input_size: int
     output_size: int
@@ -44,7 +44,7 @@ class Core(Protocol):
 
 
 class Recurrent(nn.Module):
-    """A model that is a loop over its `step`, which `compile_step` gives to torch.compile."""
+    """A model that is a loop over its `step`, which may be compiled."""
 
     streaming = True
 
@@ -83,7 +83,9 @@ class Recurrent(nn.Module):
 
 
 class Trace(NamedTuple):
-    """What one layer of a model did, under RigLSTM's names; time first, None: it has no such thing.
+    """What one layer of a model did, time first; None for what it does not have.
+
+    Names are those of `riglstm.layer.Trace`.
 
     T steps, B sequences, N cells (or slots, or heads), K slots of input that a cell chooses from.
     Weights of several heads are averaged.
@@ -107,7 +109,7 @@ class Trace(NamedTuple):
 
 
 class CompiledSteps:
-    """A model's step through torch.compile, once for each kind of call, when it is first made.
+    """A model's step through torch.compile, once for each kind of call.
 
     The compiler counts recompilations per code object, and gives up after some: with one object
     for all, calls of other kinds would use up this one's. Each kind meets two batch sizes at the
@@ -124,7 +126,7 @@ class CompiledSteps:
     def of(
         self, model: nn.Module, method: str = "step"
     ) -> Callable[[Any, State], tuple[Any, State]]:
-        """The step of a model, as it is now; or another method, of a tensor or a tuple of them."""
+        """The compiled step of a model, or another method of a tensor or a tuple of them."""
         learns = tuple(p.requires_grad for p in model.parameters())
         mode = (model.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), learns)
 

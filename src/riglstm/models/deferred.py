@@ -51,7 +51,7 @@ class Deferred:
 
 
 class _Slots(torch.autograd.Function):
-    """Slots of all steps, (n, T, R, o); backwards, the gradient of W by the rows it met."""
+    """Slots of all steps, (n, T, R, o); backwards, the gradient of W from the rows."""
 
     @staticmethod
     def forward(
@@ -75,7 +75,7 @@ class _Slots(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """Outputs and state after the loop as they are, outputs stacked; rows, saved for backward.
+    """Stack the outputs of a loop, pass its state on, and save the rows for backward.
 
     Autograd notices where a row was changed in place (a batch of one begins with the caller's own
     state), and drops them after backward. Nothing but its results leads to the loop, so that

@@ -1,4 +1,4 @@
-"""LSTM, and GridLSTM, which runs as one: `nn.LSTM` behind the contract of the other models.
+"""LSTM, and GridLSTM, which runs as one: `nn.LSTM` behind the models' contract.
 
 Shapes: T steps, B sequences, D input features, H hidden size, N cells of size d.
 """
@@ -17,7 +17,7 @@ from riglstm.models.base import Recurrent, State, changed_start, prepare, unroll
 
 
 class LSTM(Recurrent):
-    """An LSTM whose `forward` is the fused kernel of `nn.LSTM` and whose `step` is its equations.
+    """An LSTM: `forward` is the fused kernel of `nn.LSTM`, `step` its equations.
 
     Parameters are those of `nn.LSTM`, by its names and with its start values U(±1/√H), gates in
     the order i, f, g, o: weight_ih_l0 (4·H, D), weight_hh_l0 (4·H, H), bias_ih_l0 and

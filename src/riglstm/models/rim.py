@@ -526,7 +526,7 @@ def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:
 
 
 def hooked(model: nn.Module) -> bool:
-    """Whether a call of some part is waited for: a loop that is laid out makes none."""
+    """True if a hook waits for the call of some part: a loop that is laid out makes none."""
     return any(
         part._forward_pre_hooks
         or part._forward_hooks

@@ -1,4 +1,4 @@
-"""One function runs a whole sequence; the backends behind it differ in speed, not in meaning."""
+"""`scan` runs a whole sequence; its backends differ in speed, not in meaning."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def resolve(
     dtype: torch.dtype = torch.float32,
     B: int = 1,
 ) -> str:
-    """The backend that runs on a device when `backend` is asked for; only `auto` may choose.
+    """The backend that `backend` stands for on a device; only `auto` may choose.
 
     With a problem's selection, cell size, dtype and sequences, `auto` knows whether `triton` runs
     it.
@@ -70,7 +70,7 @@ def resolve(
 
 
 def check_possible(backend: str, device: torch.device | str | int | None) -> None:
-    """Raise as `resolve` does if a layer that is made on a device can run neither there nor moved.
+    """Raise as `resolve` does if a layer made on a device could run nowhere.
 
     Many are made on a CPU, or on `meta`, and get to a GPU later: each call asks again.
     """
@@ -96,7 +96,9 @@ def _no_triton(device: torch.device) -> str | None:
 
 
 def choose_backend(backend: str, name: str) -> str:
-    """The backend that runs here, from the one asked for and the one that `auto` would take.
+    """The backend for this call: what transforms, traces and exports leave of `name`.
+
+    `backend` is the one asked for, `name` what it resolved to.
 
     Operators of ours have backward() only, and are none of ONNX's: there `auto` takes the
     reference. A loop in Python has as many steps in a trace as its example had.

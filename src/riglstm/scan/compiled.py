@@ -22,7 +22,7 @@ Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def available(device: torch.device) -> bool:
-    """Whether torch.compile can build the step for this device."""
+    """True if torch.compile can build the step for this device."""
     if device.type == "cpu":
         return any(shutil.which(cxx) for cxx in ("g++", "clang++", "c++"))
     return True

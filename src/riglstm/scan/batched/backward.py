@@ -83,14 +83,14 @@ def backward_op(
 def asked(
     x: Tensor | None, weights: Iterable[Tensor | None], for_input: bool, for_gates: bool
 ) -> list[Tensor | None]:
-    """What belongs to x and each weight, None for what is not asked for or does not exist."""
+    """What belongs to x and each weight; None where it is not asked for."""
     W_in, b_in, *gates = weights
     inputs: list[Tensor | None] = [x, W_in, b_in] if for_input else [None] * 3
     return inputs + (gates if for_gates else [None] * 4)
 
 
 def needed(ctx: Any) -> tuple[bool, bool]:
-    """Whether a gradient is asked for of x, W_in or b_in, and of any other weight."""
+    """True if x, W_in or b_in need a gradient, and if any other weight does."""
     x, _, _, W_in, b_in, *gates = ctx.needs_input_grad[:9]
     return x or W_in or b_in, any(gates)
 
@@ -180,7 +180,7 @@ def backward(
     for_input: bool,
     for_gates: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
-    """Gradients of x, h, c and of every weight, from those of y (T, B, N, d) and the final state.
+    """Gradients of x, h, c and every weight, from those of y and the final state.
 
     `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
     computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
@@ -246,7 +246,7 @@ def backward(
 
 
 class _Factors(NamedTuple):
-    """What multiplies the gradients of one step; made for all steps of a piece at once."""
+    """What multiplies the gradients of one step."""
 
     fi: Tensor
     """(R, 2, d): from c to the arguments of f and i."""
@@ -306,7 +306,7 @@ def _loop(
     dz: Tensor,
     dV_x: Tensor,
 ) -> None:
-    """The steps of a piece, from the last: updates dh, dc (B·N, d), and fills D5, dz and dV_x.
+    """Run the steps of a piece from the last: update dh, dc (B·N, d), fill D5, dz, dV_x.
 
     D5 (steps, R, 5·d) are the gradients of the gates' arguments and of W_q Q; dz (steps, R) those
     of the logit of the new state; dV_x, of the views, is filled here for the soft rule only.
@@ -384,7 +384,7 @@ def _pieces(T: int, R: int) -> list[tuple[int, int]]:
 
 
 def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows, Tensor]:
-    """The rows of several steps as one set, and where each stood in the order of the steps.
+    """The rows of several steps as one set, and their places in the steps' order.
 
     A sample of this set is a pair of step and sample.
     """

@@ -1,4 +1,4 @@
-"""The `batched` backend for small cells where nothing is selected: all wake, and take in all.
+"""The `batched` backend for small cells where nothing is selected.
 
 Then all cells have the same input V = [x^1..x^K, h^1..h^N], and the gates of all of them are one
 product: the step of an LSTM of width M = N·d, with the soft update after it. Buffers are those of
@@ -207,7 +207,7 @@ def _loop_back(
 
 
 def _apart(dW5: Tensor, W_q: Tensor | None, N: int, K: int) -> tuple[Tensor, Tensor | None]:
-    """The inverse of `side_by_side`, for gradients: dW, and dW_q, summed where cells share it."""
+    """dW and dW_q from dW5, the inverse of `side_by_side`; a shared W_q is summed."""
     S, d = dW5.shape[0], dW5.shape[0] // (K + N)
     gates, fifth = dW5.split((4 * N * d, dW5.shape[1] - 4 * N * d), dim=1)
     dW = gates.reshape(S, 4, N, d).permute(2, 0, 1, 3).reshape(N, S, 4 * d)

@@ -1,4 +1,4 @@
-"""Forward pass of the `batched` backend: all cells at once, nothing kept for autograd.
+"""Forward pass of the `batched` backend: all cells of a step at once.
 
 Shapes as in `cell.py`; V = [x^1..x^K, h^1..h^N] is what cells choose from; R rows, one for each
 pair of a sample and a cell at work. On a CPU only the cells that wake are computed, which saves a
@@ -144,7 +144,7 @@ forward_op.register_vmap(vmap_by_loop(forward_op))
 def is_dense(
     W: Tensor, sel: Selection, idle: bool, product: torch.dtype, dtype: torch.dtype
 ) -> bool:
-    """True if nothing is selected, cells are small, and products are in the state's dtype."""
+    """True if `dense` runs: nothing selected, small cells, products in the state's dtype."""
     views = sel.views == "all" or (sel.views != "soft" and sel.K_x == sel.K)
     peers = sel.peers == "all" or (sel.peers != "soft" and sel.K_h == sel.N - 1)
     everything = sel.awake == sel.N and views and peers and not idle
@@ -152,7 +152,7 @@ def is_dense(
 
 
 def awake_only(device: torch.device, sel: Selection) -> bool:
-    """Whether rows of sleeping cells are left out on this device."""
+    """True if rows of sleeping cells are left out on this device."""
     return device.type == "cpu" and sel.awake < sel.N
 
 
@@ -162,12 +162,12 @@ def rows_per_sample(device: torch.device, sel: Selection) -> int:
 
 
 def some_idle(device: torch.device, sel: Selection, live: Tensor | None) -> bool:
-    """Whether a row may belong to a cell that does not update: asleep, or its sequence is over."""
+    """True if a row may belong to a cell that does not update: asleep, or not live."""
     return live is not None or (not awake_only(device, sel) and sel.awake < sel.N)
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs, step by step; of the last step alone if there is none."""
+    """What the backward pass needs of each step; without one, of the last step alone."""
 
     V: Tensor
     """(T, B, K+N, d): views, and the state before the step."""
