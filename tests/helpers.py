@@ -11,11 +11,11 @@ from torch import Tensor
 
 import oracle
 from riglstm.cell import Seen, Weights
+from riglstm.layer import VARIANTS
 from riglstm.parameters import shapes, to_paper
 from riglstm.scan import reference, scan
-from riglstm.scan.batched_forward import forward
+from riglstm.scan.batched.forward import forward
 from riglstm.selection import Noise, Selection
-from riglstm.variants import VARIANTS
 
 # A CPU without bf16 instructions says so once, and multiplies another way.
 slow_bf16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")

@@ -5,7 +5,6 @@ Selections are compared before numbers. Buffers that a backend leaves unwritten 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,7 +36,8 @@ from helpers import (
 )
 from riglstm import BackendError, RigLSTM
 from riglstm.cell import input_views, scores
-from riglstm.scan import batched, batched_backward, batched_forward, compiled, resolve, rows
+from riglstm.scan import compiled, resolve
+from riglstm.scan.batched import backward, flat, forward
 from riglstm.selection import CELL_RULES, SLOT_RULES, draw_noise, top_mask
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
@@ -276,18 +276,6 @@ def test_backends_agree_in_every_gradient(
     assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
 
 
-@pytest.mark.parametrize("cells", CELL_RULES)
-@pytest.mark.parametrize("views", SLOT_RULES)
-@pytest.mark.parametrize("peers", SLOT_RULES)
-def test_backends_agree_in_every_gradient_for_rules_together(
-    cells: str, views: str, peers: str
-) -> None:
-    chosen = {"cells": cells, "views": views, "peers": peers}
-    flags = {"update_bias": True, "live": True, "reset": True}
-    p = random_problem(seeded(22), K_h=2, **chosen, **flags)
-    assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), EXACT.grad)
-
-
 @pytest.mark.parametrize("upstream", ["y", "h", "c", "yh", "hc"])
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "soft_h", "no_soft_state_updating"])
 @pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
@@ -421,7 +409,7 @@ def test_scores_stay_float32_where_products_are_bf16(backend: str, dtype: torch.
         if backend == "reference":
             x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, 6)
         else:
-            saved = batched_forward.forward(
+            saved = forward.forward(
                 *(p.x, p.h, p.c, p.weights, p.sel, None, None, None), torch.bfloat16, save=True
             )[4]
             x = saved.V[0, :, :6]
@@ -465,19 +453,6 @@ def test_backends_agree_under_autocast(input_dtype: torch.dtype) -> None:
         n: g.dtype for n, g in grads["reference"].items()
     }
     assert_same_gradients(grads["batched"], grads["reference"], tol.grad)
-
-
-@pytest.mark.parametrize("backend", EAGER)
-def test_a_zero_state_wakes_the_first_cells_and_shows_them_the_first_views(backend: str) -> None:
-    p = random_problem(seeded(41), N=5, K=4, K_a=3, K_x=2, K_h=2)
-    p = replace(p, h=torch.zeros_like(p.h))
-    active, views, peers = selections(p, backend)
-    assert torch.equal(active[0], (torch.arange(5) < 3).expand(3, 5))
-    assert torch.equal(views[0], (torch.arange(4) < 2).expand(3, 5, 4))
-    first_others = torch.tensor(
-        [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 0, 1]]
-    )
-    assert torch.equal(peers[0], first_others.bool().expand(3, 5, 5))
 
 
 def tied_problem(dtype: torch.dtype) -> Problem:
@@ -560,8 +535,7 @@ def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
 @pytest.fixture
 def _dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of devices other than a CPU: a row for every cell, awake or not."""
-    for module in (rows, batched_forward):
-        monkeypatch.setattr(module, "awake_only", lambda device, sel: False)
+    monkeypatch.setattr(forward, "awake_only", lambda device, sel: False)
 
 
 @pytest.mark.usefixtures("_dense")
@@ -572,7 +546,7 @@ def test_batched_with_the_rows_of_sleeping_cells_equals_the_reference(
     name: str, flags: dict[str, bool], query: str
 ) -> None:
     p = random_problem(seeded(51), **ALL_VARIANTS[name], **flags, query=query, update_scale=2.0)
-    saved = batched_forward.forward(
+    saved = forward.forward(
         *(p.x, p.h, p.c, p.weights, p.sel, p.noise, p.live, p.reset), p.h.dtype, save=True
     )[4]
     assert saved.pair.shape[1] == p.h.shape[0] * p.sel.N
@@ -597,11 +571,11 @@ def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
         request.getfixturevalue("_dense")
     p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
     pieces = []
-    outer = rows.Rows.outer
-    monkeypatch.setattr(rows.Rows, "outer", lambda *args: (pieces.append(args), outer(*args)))
+    outer = forward.Rows.outer
+    monkeypatch.setattr(forward.Rows, "outer", lambda *args: (pieces.append(args), outer(*args)))
     whole = gradients(p, "batched")
     assert len(pieces) == 1
-    monkeypatch.setattr(batched_backward, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows_at_once)
     assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
     assert len(pieces) > 2
 
@@ -624,12 +598,14 @@ def test_steps_are_kept_only_for_a_gradient(
 ) -> None:
     kept = []
 
+    run = forward.forward
+
     def spy(*args: Any) -> Any:
-        out = batched_forward.forward(*args)
+        out = run(*args)
         kept.append(out[4])
         return out
 
-    monkeypatch.setattr(batched, "forward", spy)
+    monkeypatch.setattr(forward, "forward", spy)
     p = random_problem(seeded(54), T=6)
     p.weights.W.requires_grad_(learns)
     with nullcontext() if graph else torch.no_grad():
@@ -643,8 +619,8 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
     p = random_problem(seeded(55), live=True, reset=True)
     for weights in (p.weights, p.weights._replace(W_q=None)):
         leaves = [v.clone().requires_grad_() for v in (p.x, p.h, p.c)]
-        args = (*leaves, *weights, None, None, None, p.live, p.reset, *batched.flat(p.sel))
-        torch.library.opcheck(batched._forward, (*args, torch.float64, True))
+        args = (*leaves, *weights, None, None, None, p.live, p.reset, *flat(p.sel))
+        torch.library.opcheck(forward.forward_op, (*args, torch.float64, True))
 
 
 def test_auto_is_batched_and_other_names_raise() -> None:
@@ -654,14 +630,6 @@ def test_auto_is_batched_and_other_names_raise() -> None:
         BackendError, match="one of auto, reference, batched, compiled, triton, got 'fast'"
     ):
         resolve("fast", CPU)
-
-
-def test_compiled_without_a_compiler_raises_and_names_the_way_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(BackendError, match=r"got none; install g\+\+ or clang\+\+, or use"):
-        random_problem(seeded(56)).run("compiled")
 
 
 @pytest.mark.slow

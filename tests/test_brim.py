@@ -15,9 +15,7 @@ from riglstm.models.brim import BRIM, PRESETS
 from test_rim import (
     TOL,
     a_state,
-    check_compiled_step,
     check_gradients,
-    compiles,
     known_dropout,
     ops_of_a_step,
     oracle_weights,
@@ -104,39 +102,6 @@ def test_presets_equal_numpy_from_the_zero_state(preset: str) -> None:
     check_against_numpy(model, random(gen, 4, 2, 5), model.initial_state(2))
 
 
-def test_exactly_the_active_cells_move_and_the_others_keep_h_and_c() -> None:
-    gen = seeded(2)
-    model = a_brim(gen, num_cells=(4, 4), active_cells=(2, 3)).train()
-    x, state = random(gen, 8, 3, 5), a_state(gen, model, 3)
-    torch.manual_seed(0)
-    traces = model.trace(x, state)
-    for trace, K_a in zip(traces, (2, 3), strict=True):
-        assert trace.active is not None
-        assert (trace.active.sum(dim=2) == K_a).all()
-    torch.manual_seed(0)
-    for t, x_t in enumerate(x):
-        _, after = model.step(x_t, state)
-        for old, new in zip(state, after, strict=True):
-            moved = (old != new).unflatten(2, (4, 2)).any(dim=3)
-            for layer, trace in enumerate(traces):
-                assert trace.active is not None
-                assert torch.equal(moved[layer], trace.active[t])
-        state = after
-
-
-def test_the_mean_null_weight_of_the_heads_decides() -> None:
-    gen = seeded(3)
-    model = a_brim(gen)
-    for trace in model.trace(random(gen, 20, 3, 5), a_state(gen, model, 3)):
-        assert trace.active is not None
-        assert trace.views is not None
-        null = trace.views[..., 0]
-        sleeps = null.masked_fill(trace.active, 1).amin(dim=2)
-        wakes = null.masked_fill(~trace.active, 0).amax(dim=2)
-        assert (wakes < sleeps).all()
-        assert len(set(map(tuple, trace.active.flatten(0, 1).tolist()))) > 1
-
-
 def test_the_tie_at_the_zero_state_goes_to_the_lower_index() -> None:
     traces = BRIM(5, 12).trace(torch.randn(1, 3, 5))
     for trace, (N, K_a) in zip(traces, ((6, 4), (3, 2)), strict=True):
@@ -144,94 +109,6 @@ def test_the_tie_at_the_zero_state_goes_to_the_lower_index() -> None:
         assert not trace.view_scores.any()
         assert trace.active is not None
         assert trace.active[0].tolist() == [[True] * K_a + [False] * (N - K_a)] * 3
-
-
-def slots_seen(model: BRIM, x: Tensor, state: State) -> dict[str, tuple[Tensor, ...]]:
-    """What each layer was given to look at in one step."""
-    seen: dict[str, tuple[Tensor, ...]] = {}
-    hooks = [
-        layer.register_forward_pre_hook(
-            lambda _, args, name=name: seen.__setitem__(name, tuple(args[0]))
-        )
-        for name, layer in (("lower", model.lower), ("upper", model.upper))
-    ]
-    model.step(x, state)
-    for hook in hooks:
-        hook.remove()
-    return seen
-
-
-def test_the_lower_layer_sees_the_input_and_the_old_upper_state() -> None:
-    gen = seeded(4)
-    model = a_brim(gen)
-    x, state = random(gen, 3, 5), a_state(gen, model, 3)
-    seen = slots_seen(model, x, state)["lower"]
-    assert len(seen) == 2
-    assert torch.equal(seen[0], x)
-    assert torch.equal(seen[1], state[0][1])
-
-
-def test_the_upper_layer_sees_the_new_lower_state_with_sleeping_cells_included() -> None:
-    gen = seeded(5)
-    model = a_brim(gen)
-    x, state = random(gen, 3, 5), a_state(gen, model, 3)
-    (seen,) = slots_seen(model, x, state)["upper"]
-    _, (h, _) = model.step(x, state)
-    assert torch.equal(seen, h[0])
-    active = model.trace(x.unsqueeze(0), state)[0].active
-    assert active is not None
-    asleep = ~active[0]
-    old, new = (s[0].unflatten(1, (4, 2)) for s in (state[0], seen.unsqueeze(0)))
-    assert torch.equal(new[asleep], old[asleep])
-    assert new[asleep].all()
-
-
-def test_top_down_enters_the_lower_layer_alone() -> None:
-    """The slot's maps at zero: the lower layer no longer depends on the upper one's state."""
-    gen = seeded(6)
-    model = a_brim(gen)
-    x, (h, c) = random(gen, 3, 5), a_state(gen, model, 3)
-    other = torch.stack((h[0], random(gen, 3, 8)))
-    assert not torch.equal(model.step(x, (h, c))[1][0][0], model.step(x, (other, c))[1][0][0])
-    assert len(model.upper.input_attention.keys) == len(model.upper.input_attention.values) == 1
-    with torch.no_grad():
-        for maps in (model.lower.input_attention.keys, model.lower.input_attention.values):
-            maps[1].zero_()
-    assert torch.equal(model.step(x, (h, c))[1][0][0], model.step(x, (other, c))[1][0][0])
-
-
-def test_the_input_reaches_the_upper_layer_through_the_lower_one_alone() -> None:
-    gen = seeded(7)
-    model = a_brim(gen)
-    state = a_state(gen, model, 3)
-    with torch.no_grad():
-        model.lower.input_attention.keys[0].zero_()
-        model.lower.input_attention.values[0].zero_()
-    outputs = [model.step(random(gen, 3, 5), state)[0] for _ in range(2)]
-    assert torch.equal(*outputs)
-
-
-def test_a_sleeping_cells_lstm_gets_no_gradient_and_its_messages_learn() -> None:
-    gen = seeded(8)
-    model = a_brim(gen, num_cells=(4, 4), active_cells=(2, 2))
-    x = random(gen, 1, 5)
-    state = tuple(s.requires_grad_() for s in a_state(gen, model, 1))
-    traces = model.trace(x.unsqueeze(0), state)
-    _, (h, c) = model.step(x, state)
-    (h.sum() + c.sum()).backward()
-    for trace, layer in zip(traces, (model.lower, model.upper), strict=True):
-        assert trace.active is not None
-        active = trace.active[0, 0]
-        lstm, qkv = layer.lstm, layer.communication.qkv.weight
-        for parameter in (lstm.weight, lstm.bias_ih, lstm.bias_hh):
-            assert parameter is not None
-            assert parameter.grad is not None
-            assert torch.equal(parameter.grad.flatten(1).any(dim=1), active)
-        assert qkv.grad is not None
-        q, k, v = qkv.grad.unflatten(2, (4, -1)).chunk(3, dim=3)
-        assert torch.equal(q.flatten(1).any(dim=1), active)
-        assert k.flatten(1).any(dim=1).all()
-        assert v.flatten(1).any(dim=1).all()
 
 
 def test_gradients_equal_central_differences_with_sleeping_candidates_held() -> None:
@@ -259,104 +136,11 @@ def test_gradients_equal_central_differences_with_sleeping_candidates_held() -> 
     check_gradients([x, *state, *model.parameters()], loss, oracle_loss)
 
 
-def test_gradcheck_with_every_cell_awake() -> None:
-    gen = seeded(11)
-    model = a_brim(gen, num_cells=(2, 2), active_cells=(2, 2), input_heads=2, comm_heads=2)
-    x = random(gen, 2, 2, 5).requires_grad_()
-    state = tuple(s.requires_grad_() for s in a_state(gen, model, 2))
-    names = [name for name, _ in model.named_parameters()]
-
-    def run(x: Tensor, h: Tensor, c: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        replaced = dict(zip(names, values, strict=True))
-        y, state = torch.func.functional_call(model, replaced, (x, (h, c)))
-        return y, *state
-
-    assert torch.autograd.gradcheck(run, (x, *state, *model.parameters()), fast_mode=True)
-
-
-def test_dropout_acts_in_training_only() -> None:
-    gen = seeded(12)
-    model, plain = a_brim(gen, dropout=0.5), a_brim(gen, dropout=0.0)
-    plain.load_state_dict(model.state_dict())
-    x, state = random(gen, 4, 2, 5), a_state(gen, model, 2)
-    want = plain(x, state)[0]
-    assert torch.equal(model(x, state)[0], want)
-    model.train()
-    assert not torch.equal(model(x, state)[0], model(x, state)[0])
-
-
-def test_steps_with_carried_state_equal_one_long_run() -> None:
-    gen = seeded(13)
-    model = a_brim(gen)
-    x = random(gen, 7, 2, 5)
-    whole, last = model(x)
-    state = model.initial_state(2)
-    pieces = []
-    for piece in x.split((1, 4, 2)):
-        y, state = model(piece, state)
-        pieces.append(y)
-    assert torch.equal(torch.cat(pieces), whole)
-    for got, want in zip(state, last, strict=True):
-        assert torch.equal(got, want)
-
-
-@pytest.mark.slow
-@compiles
-def test_compiled_steps_equal_eager_ones_forward_and_backward() -> None:
-    gen = seeded(14)
-    model = a_brim(gen).train()
-    check_compiled_step(model, random(gen, 3, 2, 5), a_state(gen, model, 2))
-
-
-def test_a_step_runs_without_reading_any_value() -> None:
-    model = BRIM(5, 12, device="meta")
-    output, state = model.step(torch.empty(2, 5, device="meta"), model.initial_state(2))
-    assert output.shape == (2, 12)
-    assert [s.shape for s in state] == [(2, 2, 12)] * 2
-
-
 def test_a_step_is_as_many_operations_for_any_number_of_cells() -> None:
     counts = {
         ops_of_a_step(BRIM(5, 12, num_cells=(N, N), active_cells=(N - 1, N - 1)), 5) for N in (2, 6)
     }
     assert len(counts) == 1
-
-
-def test_trace_says_what_forward_did_in_each_layer() -> None:
-    gen = seeded(15)
-    model = a_brim(gen, batch_first=True)
-    x, state = random(gen, 3, 6, 5), a_state(gen, model, 3)
-    output, (h, _) = model(x, state)
-    lower, upper = model.trace(x, state)
-    assert torch.equal(upper.output.transpose(0, 1), output)
-    assert torch.equal(torch.stack((lower.output[-1], upper.output[-1])), h)
-    for trace, N, K in ((lower, 4, 3), (upper, 2, 2)):
-        assert trace.active is not None
-        assert trace.views is not None
-        assert trace.peers is not None
-        assert trace.view_scores is not None
-        assert trace.peer_scores is not None
-        assert trace.keep is not None
-        assert trace.active.shape == trace.keep.shape == (6, 3, N)
-        assert trace.views.shape == trace.view_scores.shape == (6, 3, N, K)
-        assert trace.peers.shape == trace.peer_scores.shape == (6, 3, N, N)
-        assert (trace.views.sum(dim=3) - 1).abs().max() < TOL
-        assert (trace.peers.sum(dim=3) - 1).abs().max() < TOL
-        assert torch.equal(trace.keep == 1, ~trace.active)
-
-
-def test_scores_and_state_stay_in_float32_under_autocast() -> None:
-    model = BRIM(5, 12)
-    x = torch.randn(4, 2, 5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, state = model(x)
-        traces = model.trace(x)
-    assert {v.dtype for v in (output, *state)} == {torch.float32}
-    for trace in traces:
-        assert trace.view_scores is not None
-        assert trace.view_scores.dtype == torch.float32
-    output.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def layer_counts(N: int, slots: int, heads: int, key_size: int) -> dict[str, int]:
@@ -403,19 +187,6 @@ def test_presets_have_the_specifications_parameters(
     assert round((core + around + untrained + off_block) / 1e6, 2) == dense
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_stored_parameter_learns(preset: str) -> None:
-    gen = seeded(16)
-    model = BRIM(6, 24, dtype=torch.float64, **PRESETS[preset])
-    scramble(model, gen)
-    # From random states, so that every cell of both layers wakes in some sample of the first step.
-    model(random(gen, 4, 32, 6), a_state(gen, model, 32))[0].square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad.unsqueeze(0)
-        assert rows.any(dim=1).all(), name
-
-
 def test_start_values_are_the_specifications() -> None:
     model = BRIM(300, 300)
     for layer in (model.lower, model.upper):
@@ -424,27 +195,6 @@ def test_start_values_are_the_specifications() -> None:
         attention = layer.input_attention
         for weight in (attention.query.weight, *attention.keys, *attention.values):
             assert abs(weight.std().item() - 0.01) < 2e-4
-
-
-def test_reset_parameters_draws_every_parameter_anew() -> None:
-    model = BRIM(5, 12)
-    before = [p.detach().clone() for p in model.parameters()]
-    model.reset_parameters()
-    for old, new in zip(before, model.parameters(), strict=True):
-        assert (old != new).all()
-
-
-def test_the_presets_are_the_authors_two_set_ups() -> None:
-    assert PRESETS == {
-        "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
-        "cifar": {"num_cells": (6, 6), "active_cells": (4, 4), "input_heads": 1, "key_size": 32},
-    }
-
-
-def test_the_default_dropout_is_a_tenth_in_both_layers() -> None:
-    model = BRIM(5, 12)
-    for layer in (model.lower, model.upper):
-        assert layer.dropout == layer.communication.dropout == 0.1
 
 
 def test_dropout_falls_on_what_cells_take_in_and_before_the_tanh(
@@ -491,13 +241,3 @@ def test_the_default_is_the_mnist_preset() -> None:
 def test_errors_say_expected_got_and_the_way_out(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BRIM(**{"input_size": 5, "hidden_size": 12, **options})
-
-
-def test_a_wrong_input_or_state_is_refused() -> None:
-    model = BRIM(5, 12)
-    x, (h, c) = torch.randn(3, 2, 5), model.initial_state(2)
-    for call in (model, model.trace):
-        with pytest.raises(ValueError, match=r"input_size = 5, got shape \(3, 2, 4\)"):
-            call(x[..., :4])
-        with pytest.raises(ValueError, match=r"the state must be a tuple of tensors of shapes"):
-            call(x, (h[:1], c[:1]))

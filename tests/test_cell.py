@@ -12,7 +12,6 @@ from riglstm.cell import (
     gather,
     input_views,
     lstm,
-    others,
     query,
     scores,
     soft_update,
@@ -99,13 +98,6 @@ def test_eq17_h_zeroes_what_is_not_selected() -> None:
                 assert torch.equal(H[b, j, K + i], h[b, i] * peers[b, j, i])
 
 
-def test_eq17_h_holds_weighted_vectors_under_soft_rules() -> None:
-    x, h, views = numbers(B, K, d), numbers(B, N, d, seed=1), numbers(B, N, K, seed=2)
-    H = gather(x, h, views, torch.ones(B, N, N, dtype=torch.bool))
-    assert_close(H[:, :, :K], torch.einsum("bnk,bkd->bnkd", views, x), EXACT)
-    assert torch.equal(H[:, :, K:], h.unsqueeze(1).expand(B, N, N, d))
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_eq18_is_an_lstm_cell(bias: bool) -> None:
     """Ours has the gates f, i, o, g, nn.LSTMCell i, f, g, o."""
@@ -128,12 +120,6 @@ def test_eq18_is_an_lstm_cell(bias: bool) -> None:
             want_h, want_c = cell(H[:, j].flatten(1), (torch.zeros(B, d).double(), c[:, j]))
         assert_close(h_tilde[:, j], want_h, EXACT)
         assert_close(c_new[:, j], want_c, EXACT)
-
-
-def test_eq19_others_are_all_slots_but_the_own_one() -> None:
-    slots = others(3, 2, torch.device("cpu"))
-    assert slots.tolist() == [[0, 1, 3, 4], [0, 1, 2, 4], [0, 1, 2, 3]]
-    assert others(1, 1, torch.device("cpu")).tolist() == [[0]]
 
 
 @pytest.mark.parametrize("shape", [((K + N - 1) * d, d), (N, (K + N - 1) * d, d)])
@@ -181,14 +167,6 @@ def test_eq21_weights_are_the_softmax_of_what_the_query_finds_in_the_pair() -> N
             assert_close(keep, want, EXACT)
 
 
-def test_eq21_a_large_bias_takes_the_new_state() -> None:
-    h, h_tilde, q = pairs()
-    mixed, keep = soft_update(h, h_tilde, q, 1.0, torch.tensor([60.0, 60.0, -60.0, -60.0]).double())
-    assert_close(mixed[:, :2], h_tilde[:, :2], EXACT)
-    assert_close(mixed[:, 2:], h[:, 2:], EXACT)
-    assert_close(keep, torch.tensor([0.0, 0, 1, 1]).double().expand(B, N), EXACT)
-
-
 @slow_bf16
 @pytest.mark.parametrize("soft_update", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -215,44 +193,3 @@ def test_c_of_an_active_cell_is_not_softened() -> None:
     assert_close(h, p.h, EXACT)
     assert torch.equal(c, c_hard)
     assert not torch.equal(c, p.c)
-
-
-def test_without_the_soft_update_the_proposal_is_the_new_state() -> None:
-    p = random_problem(seeded(3), T=1, soft_update=False)
-    h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel)
-    x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, p.sel.K)
-    h_tilde, _ = lstm(gather(x, p.h, seen.views, seen.peers), p.c, p.weights.W, p.weights.b)
-    assert torch.equal(h[seen.active], h_tilde[seen.active])
-    assert (seen.keep[seen.active] == 0).all()
-    assert not torch.equal(c, p.c)
-
-
-def test_a_step_that_is_not_live_wakes_no_cell() -> None:
-    p = random_problem(seeded(4), T=1)
-    live = torch.tensor([True, False, True])
-    h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel, live=live)
-    plain_h, plain_c, plain = step(p.x[0], p.h, p.c, p.weights, p.sel)
-    assert torch.equal(seen.active, plain.active & live.unsqueeze(1))
-    assert torch.equal(h, torch.where(live[:, None, None], plain_h, p.h))
-    assert torch.equal(c, torch.where(live[:, None, None], plain_c, p.c))
-
-
-def test_a_reset_step_starts_from_zero() -> None:
-    p = random_problem(seeded(5), T=1)
-    reset = torch.tensor([False, True, False])
-    h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel, reset=reset)
-    fresh = (~reset).double()[:, None, None]
-    want_h, want_c, _ = step(p.x[0], p.h * fresh, p.c * fresh, p.weights, p.sel)
-    assert torch.equal(h, want_h)
-    assert torch.equal(c, want_c)
-    assert (seen.view_scores[1] == 0).all()
-
-
-def test_a_reset_ends_nan_and_infinity() -> None:
-    """Zero times NaN is NaN: the state is overwritten, not multiplied."""
-    p = random_problem(seeded(6), T=1)
-    broken = torch.full_like(p.h, float("nan"))
-    reset = torch.ones(3, dtype=torch.bool)
-    h, c, _ = step(p.x[0], broken, broken, p.weights, p.sel, reset=reset)
-    assert h.isfinite().all()
-    assert c.isfinite().all()

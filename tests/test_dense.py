@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from riglstm import RigLSTM
-from riglstm.scan import dense
+from riglstm.scan.batched import dense, forward
 
 SIZES = {"num_cells": 3, "num_views": 4, "dtype": torch.float64}
 EVERYTHING = {"cells": "all", "views": "all", "peers": "all"}
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def fits(layer: RigLSTM, idle: bool = False, product: torch.dtype = torch.float64) -> bool:
-    return dense.fits(layer.weights().W, layer.selection, idle, product, torch.float64)
+    return forward.is_dense(layer.weights().W, layer.selection, idle, product, torch.float64)
 
 
 def pair(options: dict[str, Any]) -> tuple[RigLSTM, RigLSTM]:
@@ -104,9 +104,9 @@ def test_any_selection_is_left_to_the_general_path(options: Any, expected: bool)
 def test_large_cells_are_left_to_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = RigLSTM(20, 15, **SIZES, **EVERYTHING)
     size = layer.weights().W.numel()
-    monkeypatch.setattr(dense, "LARGEST", size)
+    monkeypatch.setattr(forward, "LARGEST_DENSE", size)
     assert fits(layer)
-    monkeypatch.setattr(dense, "LARGEST", size - 1)
+    monkeypatch.setattr(forward, "LARGEST_DENSE", size - 1)
     assert not fits(layer)
 
 

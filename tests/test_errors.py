@@ -23,8 +23,11 @@ from riglstm import BackendError, RigLSTM, RigLSTMCell
 from riglstm.scan import _no_triton, scan
 from riglstm.selection import Selection
 
-OTHERS = ("test_paper_parameters.py", "test_gate_scale.py", "test_deploy.py")
-MODULES = ("checks", "sequence", "layer", "cell_layer", "parameters", "scan/__init__")
+OTHERS = (
+    *("test_paper_parameters.py", "test_start_values.py", "test_deploy.py"),
+    "test_ecosystem_torch.py",
+)
+MODULES = ("checks", "inputs", "layer", "parameters", "scan/__init__")
 
 
 def raises(message: str, error: type[Exception] = ValueError) -> Any:
@@ -175,109 +178,91 @@ def test_compiled_backend_without_a_compiler_raises_and_never_falls_back(
         scan(x, state, state, layer.weights(), Selection(3, 3, 2, 2, 2), backend="compiled")
 
 
-@pytest.fixture(params=["forward", "trace"])
-def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Both ways to run a sequence check it alike."""
-    name: str = request.param
-
-    def run(layer: RigLSTM, *args: Any, **kwargs: Any) -> Any:
-        return layer(*args, **kwargs) if name == "forward" else layer.trace(*args, **kwargs)
-
-    return run
+def packed_zeros(features: int = 4, dtype: torch.dtype = torch.float32) -> PackedSequence:
+    return pack_sequence([torch.zeros(n, features, dtype=dtype) for n in (2, 5)], False)
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (1, 2, 3, 4)])
-def test_wrong_rank_of_the_input(shape: tuple[int, ...], call: Callable[..., Any]) -> None:
-    for batch_first, form in ((False, "(T, B, D)"), (True, "(B, T, D)")):
-        with raises(
-            f"the input must be a sequence (T, D) or a batch {form}, "
-            f"got {len(shape)} dimensions: {shape}; add or merge some with reshape"
-        ):
-            call(build(batch_first=batch_first), torch.zeros(shape))
-
-
-LAST = "; features come last, as many as the layer is built for"
-
-
-@pytest.mark.parametrize("features", [0, 3, 5])
-def test_wrong_feature_size(features: int, call: Callable[..., Any]) -> None:
-    with raises(
-        "the input's last dimension must be input_size = 4, "
-        f"got an input of shape (5, 2, {features}){LAST}"
-    ):
-        call(build(), torch.zeros(5, 2, features))
-
-
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("B", [0, 2])
-def test_sequences_without_steps(B: int, batch_first: bool, call: Callable[..., Any]) -> None:
-    shape = (B, 0, 4) if batch_first else (0, B, 4)
-    with raises(
-        f"the input must have at least one step, got an input of shape {shape}; "
-        "leave sequences without steps out"
-    ):
-        call(build(batch_first=batch_first), torch.zeros(shape))
-
-
-@pytest.mark.parametrize(
-    ("batch_first", "shape"), [(False, (5, 3)), (True, (2, 5, 3)), (True, (5, 3))]
+RANK = (
+    "the input must be a sequence (T, D) or a batch {}, got {} dimensions: {}; "
+    "add or merge some with reshape"
 )
-def test_message_shows_the_shape_as_it_was_given(
-    batch_first: bool, shape: tuple[int, ...], call: Callable[..., Any]
+FEATURES = (
+    "the input's last dimension must be input_size = 4, got an input of shape {}; "
+    "features come last, as many as the layer is built for"
+)
+STEPS = (
+    "the input must have at least one step, got an input of shape {}; "
+    "leave sequences without steps out"
+)
+DEVICE = "the input must be on the layer's device {}, got {}; move one of them with .to(device)"
+DTYPE = (
+    "the input must have the layer's dtype torch.float32, got {}; "
+    "convert one of them with .to(dtype), or run under torch.autocast"
+)
+PAIR = "hx must be a pair (h_0, c_0), got {}; leave it out to start from zero"
+FLAGS = (
+    "{} must have the input's shape without features, {}, got {}; "
+    "give one flag for every step of every sequence"
+)
+OTHER_DTYPES = (torch.float64, torch.float16, torch.int64, torch.bool, torch.complex64)
+FIRST = {"batch_first": True}
+X, H = torch.zeros(5, 2, 4), torch.zeros(1, 2, 6)
+
+
+def flags(*shape: int, dtype: torch.dtype = torch.bool, device: str = "cpu") -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+WRONG_CALLS: list[tuple[dict[str, Any], Any, dict[str, Any], str]] = [
+    *((options, torch.zeros(shape), {}, RANK.format(form, len(shape), shape))
+      for options, form in (({}, "(T, B, D)"), (FIRST, "(B, T, D)"))
+      for shape in ((), (4,), (1, 2, 3, 4))),
+    *((options, torch.zeros(shape), {}, FEATURES.format(shape))
+      for options, shape in (({}, (5, 2, 0)), ({}, (5, 2, 3)), ({}, (5, 2, 5)), ({}, (5, 3)),
+                             (FIRST, (2, 5, 3)), (FIRST, (5, 3)))),
+    ({}, packed_zeros(3), {}, FEATURES.format((7, 3))),
+    *((options, torch.zeros(shape), {}, STEPS.format(shape))
+      for options, shape in (({}, (0, 0, 4)), ({}, (0, 2, 4)), (FIRST, (2, 0, 4)), ({}, (0, 4)))),
+    ({}, X.to("meta"), {}, DEVICE.format("cpu", "meta")),
+    ({"device": "meta"}, X, {}, DEVICE.format("meta", "cpu")),
+    *(({}, x, {}, DTYPE.format(dtype)) for dtype in OTHER_DTYPES
+      for x in (X.to(dtype), packed_zeros(dtype=dtype))),
+    *(({}, X, {"hx": hx}, PAIR.format(got)) for hx, got in (
+        (torch.zeros(2, 1, 2, 6), "Tensor"), ((H,), "tuple"), ((H, H, H), "tuple"), ([], "list"),
+        ({"h": H, "c": H}, "dict"), (0.0, "float"))),
+    *(({}, X, {name: flags(5, 2, dtype=dtype)},
+       f"{name} must be torch.bool, got {dtype}; use {name}.bool()")
+      for name in ("reset", "mask") for dtype in (torch.float32, torch.int64, torch.uint8)),
+    *(({}, torch.zeros(x), {name: flags(*got)}, FLAGS.format(name, x[:-1], got))
+      for name in ("reset", "mask")
+      for x, wrong in (((5, 2, 4), [(2, 5), (5,), (5, 2, 1), (1, 2), (5, 1)]),
+                       ((5, 4), [(4,), (5, 1), (1, 5), ()]))
+      for got in wrong),
+    (FIRST, torch.zeros(2, 5, 4), {"reset": flags(5, 2)}, FLAGS.format("reset", (2, 5), (5, 2))),
+    ({}, packed_zeros(), {"reset": flags(2, 5)}, FLAGS.format("reset", (5, 2), (2, 5))),
+    (FIRST, packed_zeros(), {"reset": flags(5, 2)}, FLAGS.format("reset", (2, 5), (5, 2))),
+    *(({}, X, {name: flags(5, 2, device="meta")},
+       f"{name} must be on the input's device cpu, got meta; use {name}.to('cpu')")
+      for name in ("reset", "mask")),
+    ({}, packed_zeros(), {"mask": flags(5, 2)},
+     "mask must be None with a PackedSequence, which has its own lengths, got a mask; "
+     "leave it out, or pass padded sequences"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["forward", "trace"])
+@pytest.mark.parametrize(("options", "x", "given", "message"), WRONG_CALLS)
+def test_wrong_calls_are_named(
+    options: dict[str, Any], x: Any, given: dict[str, Any], message: str, way: str
 ) -> None:
-    with raises(
-        f"the input's last dimension must be input_size = 4, got an input of shape {shape}{LAST}"
-    ):
-        call(build(batch_first=batch_first), torch.zeros(shape))
-
-
-def test_empty_sequence_without_a_batch(call: Callable[..., Any]) -> None:
-    with raises(
-        "the input must have at least one step, got an input of shape (0, 4); "
-        "leave sequences without steps out"
-    ):
-        call(build(), torch.zeros(0, 4))
-
-
-def test_input_on_another_device(call: Callable[..., Any]) -> None:
-    x = torch.zeros(5, 2, 4)
-    message = (
-        "the input must be on the layer's device {}, got {}; move one of them with .to(device)"
-    )
-    with raises(message.format("cpu", "meta")):
-        call(build(), x.to("meta"))
-    with raises(message.format("meta", "cpu")):
-        call(build(device="meta"), x)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float16, torch.int64, torch.bool, torch.complex64]
-)
-def test_input_of_another_dtype(dtype: torch.dtype, packed: bool, call: Callable[..., Any]) -> None:
-    x = torch.zeros(5, 2, 4, dtype=dtype)
-    with raises(
-        f"the input must have the layer's dtype torch.float32, got {dtype}; "
-        "convert one of them with .to(dtype), or run under torch.autocast"
-    ):
-        call(build(), pack_sequence([x[:, 0], x[:2, 1]]) if packed else x)
+    layer = build(**options)
+    with raises(message):
+        (layer if way == "forward" else layer.trace)(x, **given)
 
 
 def test_integers_are_no_input_under_autocast_either() -> None:
-    with torch.autocast("cpu", torch.bfloat16), raises(
-        "the input must have the layer's dtype torch.float32, got torch.int64; "
-        "convert one of them with .to(dtype), or run under torch.autocast"
-    ):  # fmt: skip
-        build()(torch.zeros(5, 2, 4, dtype=torch.int64))
-
-
-def packed_zeros(features: int = 4) -> PackedSequence:
-    return pack_sequence([torch.zeros(2, features), torch.zeros(5, features)], False)
-
-
-def test_wrong_feature_size_of_a_packed_sequence(call: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="last dimension must be input_size = 4, got an input of"):
-        call(build(), packed_zeros(3))
+    with torch.autocast("cpu", torch.bfloat16), raises(DTYPE.format(torch.int64)):
+        build()(X.long())
 
 
 FORMS: dict[str, tuple[Tensor | PackedSequence, tuple[int, ...]]] = {
@@ -290,129 +275,31 @@ FORMS: dict[str, tuple[Tensor | PackedSequence, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("which", ["h_0", "c_0"])
 @pytest.mark.parametrize("form", FORMS)
-def test_wrong_shape_of_a_state(form: str, which: str, call: Callable[..., Any]) -> None:
+def test_wrong_states_are_named(form: str, which: str) -> None:
     x, shape = FORMS[form]
     batch = "" if form == "unbatched" else ", batch"
-    wrong = [
+    shapes = [
         (shape[0] + 1, *shape[1:]),
         (*shape[:-1], 5),
         (*shape[:-2], shape[-2] + 1, 6),
         shape[1:],
         (1, *shape),
     ]
-    for got in wrong:
-        states = [torch.zeros(shape), torch.zeros(shape)]
-        states[which == "c_0"] = torch.zeros(got)
-        with raises(
-            f"{which} must have shape {shape} = (num_layers * directions{batch}, hidden_size), "
-            f"got {got}; leave hx out to start from zero"
-        ):
-            call(build(bidirectional=True), x, tuple(states))
-
-
-@pytest.mark.parametrize("which", ["h_0", "c_0"])
-@pytest.mark.parametrize("form", FORMS)
-def test_state_of_another_dtype_or_device(form: str, which: str, call: Callable[..., Any]) -> None:
-    x, shape = FORMS[form]
-    for got, dtype, device in (
-        (torch.zeros(shape, dtype=torch.float64), "torch.float64", "cpu"),
-        (torch.zeros(shape, dtype=torch.int64), "torch.int64", "cpu"),
-        (torch.zeros(shape, device="meta"), "torch.float32", "meta"),
-    ):
-        states = [torch.zeros(shape), torch.zeros(shape)]
-        states[which == "c_0"] = got
-        with raises(
+    wrong = {
+        f"{which} must have shape {shape} = (num_layers * directions{batch}, hidden_size), "
+        f"got {got}; leave hx out to start from zero": torch.zeros(got)
+        for got in shapes
+    }
+    for dtype, device in ((torch.float64, "cpu"), (torch.int64, "cpu"), (torch.float32, "meta")):
+        wrong[
             f"{which} must be torch.float32 on cpu like the layer, got {dtype} on {device}; "
             f"use {which}.to('cpu', torch.float32)"
-        ):
-            call(build(bidirectional=True), x, tuple(states))
-
-
-@pytest.mark.parametrize(
-    ("hx", "got"),
-    [
-        (torch.zeros(2, 1, 2, 6), "Tensor"),
-        (torch.zeros(1, 2, 6), "Tensor"),
-        ((torch.zeros(1, 2, 6),), "tuple"),
-        ((torch.zeros(1, 2, 6),) * 3, "tuple"),
-        ([], "list"),
-        ({"h": torch.zeros(1, 2, 6), "c": torch.zeros(1, 2, 6)}, "dict"),
-        (0.0, "float"),
-    ],
-)
-def test_a_state_that_is_not_a_pair(hx: Any, got: str, call: Callable[..., Any]) -> None:
-    with raises(f"hx must be a pair (h_0, c_0), got {got}; leave it out to start from zero"):
-        call(build(), torch.zeros(5, 2, 4), hx)
-
-
-FLAGS = pytest.mark.parametrize("name", ["reset", "mask"])
-
-
-@FLAGS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
-def test_flags_that_are_not_bool(name: str, dtype: torch.dtype, call: Callable[..., Any]) -> None:
-    with raises(f"{name} must be torch.bool, got {dtype}; use {name}.bool()"):
-        call(build(), torch.zeros(5, 2, 4), **{name: torch.zeros(5, 2, dtype=dtype)})
-
-
-@FLAGS
-def test_flags_of_another_shape(name: str, call: Callable[..., Any]) -> None:
-    for x, shape, wrong in (
-        ((5, 2, 4), (5, 2), [(2, 5), (5,), (5, 2, 1), (1, 2), (5, 1)]),
-        ((5, 4), (5,), [(4,), (5, 1), (1, 5), ()]),
-    ):
-        for got in wrong:
-            with raises(
-                f"{name} must have the input's shape without features, {shape}, got {got}; "
-                "give one flag for every step of every sequence"
-            ):
-                call(build(), torch.zeros(x), **{name: torch.zeros(got, dtype=torch.bool)})
-
-
-def test_flags_follow_batch_first(call: Callable[..., Any]) -> None:
-    with raises(
-        "reset must have the input's shape without features, (2, 5), got (5, 2); "
-        "give one flag for every step of every sequence"
-    ):
-        call(
-            build(batch_first=True),
-            torch.zeros(2, 5, 4),
-            reset=torch.zeros(5, 2, dtype=torch.bool),
-        )
-
-
-@pytest.mark.parametrize(("batch_first", "shape"), [(False, (5, 2)), (True, (2, 5))])
-def test_reset_of_a_packed_sequence_has_the_padded_shape(
-    batch_first: bool, shape: tuple[int, int], call: Callable[..., Any]
-) -> None:
-    got = shape[::-1]
-    with raises(
-        f"reset must have the input's shape without features, {shape}, got {got}; "
-        "give one flag for every step of every sequence"
-    ):
-        call(
-            build(batch_first=batch_first),
-            packed_zeros(),
-            reset=torch.zeros(got, dtype=torch.bool),
-        )
-
-
-@FLAGS
-def test_flags_on_another_device(name: str, call: Callable[..., Any]) -> None:
-    with raises(f"{name} must be on the input's device cpu, got meta; use {name}.to('cpu')"):
-        call(
-            build(),
-            torch.zeros(5, 2, 4),
-            **{name: torch.zeros(5, 2, dtype=torch.bool, device="meta")},
-        )
-
-
-def test_mask_beside_a_packed_sequence(call: Callable[..., Any]) -> None:
-    with raises(
-        "mask must be None with a PackedSequence, which has its own lengths, got a mask; "
-        "leave it out, or pass padded sequences"
-    ):
-        call(build(), packed_zeros(), mask=torch.ones(5, 2, dtype=torch.bool))
+        ] = torch.zeros(shape, dtype=dtype, device=device)
+    for message, state in wrong.items():
+        states = [torch.zeros(shape), torch.zeros(shape)]
+        states[which == "c_0"] = state
+        with raises(message):
+            build(bidirectional=True)(x, tuple(states))
 
 
 @pytest.mark.parametrize("option", ["num_layers", "batch_first", "dropout", "bidirectional"])
@@ -427,24 +314,17 @@ def test_wrong_rank_of_a_cells_input(shape: tuple[int, ...]) -> None:
         "the input must be one step (D) or a batch of them (B, D), "
         f"got {len(shape)} dimensions: {shape}"
     ):
-        RigLSTMCell(4, 6, num_cells=3)(torch.zeros(shape))
+        small_cell()(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3)])
-def test_cell_shows_the_shape_of_the_input_as_it_was_given(shape: tuple[int, ...]) -> None:
-    with raises(
-        f"the input's last dimension must be input_size = 4, got an input of shape {shape}{LAST}"
-    ):
-        RigLSTMCell(4, 6, num_cells=3)(torch.zeros(shape))
-
-
-@pytest.mark.parametrize(("x", "got"), [((4,), (5,)), ((2, 4), (3, 6)), ((2, 4), (6,))])
-def test_cell_shows_the_shape_of_the_state_as_it_was_given(
-    x: tuple[int, ...], got: tuple[int, ...]
-) -> None:
-    message = f"^h_0 must have shape .*, got {re.escape(str(got))}; leave hx out"
-    with pytest.raises(ValueError, match=message):
-        RigLSTMCell(4, 6, num_cells=3)(torch.zeros(x), (torch.zeros(got), torch.zeros(got)))
+def test_cell_shows_shapes_as_they_were_given() -> None:
+    for shape in ((3,), (2, 3)):
+        with raises(FEATURES.format(shape)):
+            small_cell()(torch.zeros(shape))
+    for x, got in (((4,), (5,)), ((2, 4), (3, 6)), ((2, 4), (6,))):
+        message = f"^h_0 must have shape .*, got {re.escape(str(got))}; leave hx out"
+        with pytest.raises(ValueError, match=message):
+            small_cell()(torch.zeros(x), (torch.zeros(got), torch.zeros(got)))
 
 
 def words(node: ast.AST) -> list[str]:
@@ -476,9 +356,6 @@ def test_every_message_has_a_test() -> None:
                 if longest.strip() not in texts:
                     missing.append(f"{module}: {longest}")
     assert not missing
-
-
-X, H = torch.zeros(5, 2, 4), torch.zeros(1, 2, 6)
 
 
 def small(**options: Any) -> RigLSTM:

@@ -179,7 +179,7 @@ def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
     assert main(["train", "minigrid", *(("--set", *given) if given else ()), "--seed", "9"]) == 2
     core: Any = build(asked[0], torch.device("cpu")).core
     layer = core.layer
-    assert (layer.soft_update, layer.selection.update_scale, layer.update_bias_start) == update
+    assert (layer.soft_update, layer.selection.update_scale, layer.update_bias) == update
 
 
 def test_reproduce_trains_what_is_missing_and_prints_a_table(

@@ -239,8 +239,8 @@ def guide_blocks(title: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
 
 
-def run_guide(title: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
+def run_guide(title: str, **names: Any) -> dict[str, Any]:
+    names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
     for block in guide_blocks(title):
         exec(block, names)
     return names
@@ -271,33 +271,21 @@ def test_guides_other_derivatives_do_what_it_says() -> None:
     assert names["tangent"].abs().max() > 0
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_model_around_the_reference_goes_through_torchs_own_export(tmp_path: Path) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.head = RigLSTM(4, 6, num_cells=2), torch.nn.Linear(6, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.rnn(x)[0][-1])  # type: ignore[no-any-return]
-
-    model, x, file = Model().eval(), torch.randn(2, 2, 4), str(tmp_path / "model.onnx")
-    model.rnn.backend = "reference"
-    open_batch = {"x": {1: torch.export.Dim("B")}}
-    torch.onnx.export(model, (x,), file, dynamic_shapes=open_batch, verbose=False)
-    session = onnxruntime.InferenceSession(file)
-    for B in (2, 5):
-        x = torch.randn(2, B, 4)
-        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), atol=1e-5, rtol=0)
-
-
 def test_guides_packed_input_resets_and_masks_do_what_it_says() -> None:
     names = run_guide("Packed input, resets, masks")
     rnn, x = names["rnn"], names["x"]
     _, (h_9, _) = rnn(x[:1])
     _, (h_6, _) = rnn(x[1:, :6])
     torch.testing.assert_close(names["state"][0], torch.cat((h_9, h_6), 1))
+
+
+def test_guides_layer_kept_out_of_autocast_chooses_as_in_float32() -> None:
+    torch.manual_seed(0)
+    x, rnn = torch.randn(30, 4, 60), RigLSTM(60, 60)
+    around = {"x": x, "rnn": rnn, "encoder": torch.nn.Identity(), "head": torch.nn.Linear(60, 5)}
+    names = run_guide("Rounding can change which cell wakes", **around)
+    assert torch.equal(names["y"], rnn(x)[0])
+    assert names["logits"].dtype == torch.bfloat16
 
 
 def test_guides_compiled_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:

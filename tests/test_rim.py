@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rim_oracle
 from helpers import slow_bf16
-from riglstm.models import blocks
 from riglstm.models.base import State
-from riglstm.models.rim import RIM, RIMCell
+from riglstm.models.rim import RIM, RIMCell, log_odds
 
 TOL = 1e-10
 """float64 against NumPy: sums in another order."""
@@ -139,27 +138,6 @@ compiles = pytest.mark.filterwarnings(
 )
 
 
-def check_compiled_step(model: nn.Module, x: Tensor, state: State) -> None:
-    """Steps compiled as one graph give eager's outputs, states and gradients."""
-    assert callable(model.step)
-    compiled = torch.compile(model.step, backend="aot_eager", fullgraph=True)
-    results = []
-    for step in (model.step, compiled):
-        torch.manual_seed(0)
-        leaves = [leaf.detach().clone().requires_grad_() for leaf in (x, *state)]
-        y, carried = [], tuple(leaves[1:])
-        for x_t in leaves[0].unbind():
-            out, carried = step(x_t, carried)
-            y.append(out)
-        values = [torch.stack(y), *carried]
-        loss = sum((value.sin() * value).sum() for value in values)
-        assert isinstance(loss, Tensor)
-        gradients = torch.autograd.grad(loss, [*leaves, *model.parameters()])
-        results.append([*values, *gradients])
-    for eager, other in zip(*results, strict=True):
-        assert (eager - other).abs().max() < 1e-12
-
-
 class CountOps(TorchDispatchMode):
     """How many operations run."""
 
@@ -208,64 +186,6 @@ def test_equals_numpy(seed: int) -> None:
     same(trace.peers, want["peers"])
 
 
-def test_equals_numpy_from_the_zero_state_at_the_default_sizes() -> None:
-    gen = seeded(9)
-    model = RIM(7, 12, dtype=torch.float64).eval()
-    scramble(model, gen)
-    x = random(gen, 5, 2, 7)
-    want = run_oracle(model, x, model.initial_state(2))
-    output, (_, c) = model(x)
-    same(output, want["h"].reshape(5, 2, -1))
-    same(c[0], want["c"][-1].reshape(2, -1))
-
-
-def test_a_cells_gain_is_the_logistic_of_its_score() -> None:
-    gen = seeded(1)
-    model = a_rim(gen)
-    x, state = random(gen, 1, 3, 5), a_state(gen, model, 3)
-    attention = model.cell.input_attention
-    q = torch.einsum("bnd,ndk->bnk", state[0][0].unflatten(1, (4, 3)), attention.query.weight)
-    k, v = x[0] @ attention.keys[0], x[0] @ attention.values[0]
-    p = torch.sigmoid(torch.einsum("bnk,bk->bn", q, k) / 4**0.5)
-    (trace,) = model.trace(x, state)
-    assert trace.views is not None
-    assert (trace.views[0, :, :, 1] - p).abs().max() < TOL
-    assert (trace.views[0, :, :, 0] - (1 - p)).abs().max() < TOL
-    u = attention(state[0][0].unflatten(1, (4, 3)), (x[0],))[2]
-    assert (u - p.unsqueeze(2) * v.unsqueeze(1)).abs().max() < TOL
-
-
-@pytest.mark.parametrize("K_a", [1, 2, 4])
-def test_exactly_the_active_cells_move_and_the_others_keep_h_and_c(K_a: int) -> None:
-    gen = seeded(2)
-    model = a_rim(gen, active_cells=K_a).train()
-    x, state = random(gen, 8, 3, 5), a_state(gen, model, 3)
-    torch.manual_seed(0)
-    (trace,) = model.trace(x, state)
-    assert trace.active is not None
-    assert (trace.active.sum(dim=2) == K_a).all()
-    torch.manual_seed(0)
-    for x_t, active in zip(x, trace.active, strict=True):
-        _, after = model.step(x_t, state)
-        for old, new in zip(state, after, strict=True):
-            moved = (old != new)[0].unflatten(1, (4, 3))
-            assert torch.equal(moved.any(dim=2), active)
-        state = after
-
-
-def test_the_cells_with_the_largest_scores_wake() -> None:
-    gen = seeded(3)
-    model = a_rim(gen)
-    (trace,) = model.trace(random(gen, 20, 3, 5), a_state(gen, model, 3))
-    assert trace.active is not None
-    assert trace.view_scores is not None
-    score = trace.view_scores[..., 1]
-    sleeps = score.masked_fill(trace.active, float("-inf")).amax(dim=2)
-    wakes = score.masked_fill(~trace.active, float("inf")).amin(dim=2)
-    assert (wakes > sleeps).all()
-    assert len(set(map(tuple, trace.active.flatten(0, 1).tolist()))) > 2
-
-
 def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
     """The gain of each is below the rounding of its null weight, float32's 1."""
     model = RIM(1, 4, num_cells=4, active_cells=1, key_size=1)
@@ -285,10 +205,10 @@ def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_cells_are_ranked_by_the_null_slots_mean_weight_over_heads(sign: int) -> None:
     s = F.pad(3 * random(seeded(16), 50, 5, 4, 2), (1, 0))
-    odds, p = blocks.log_odds(s), s.softmax(dim=3)[..., 0].mean(dim=2)
+    odds, p = log_odds(s), s.softmax(dim=3)[..., 0].mean(dim=2)
     assert (odds - ((1 - p) / p).log()).abs().max() < TOL
     # Far out the largest exponent is all that is left, whichever head and slot it is in.
-    far = blocks.log_odds(sign * torch.tensor([[[[0.0, 200.0, 100.0], [0.0, 300.0, 50.0]]]]))
+    far = log_odds(sign * torch.tensor([[[[0.0, 200.0, 100.0], [0.0, 300.0, 50.0]]]]))
     assert far.item() == pytest.approx(200.0 if sign > 0 else -50.0, abs=2)
 
 
@@ -300,7 +220,7 @@ def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps() -> No
         (trace,) = model.trace(x)
         assert (model(x)[0] - trace.output).abs().max() < 1e-6
     s = torch.tensor([1e-8, 3e-8, 2e-8, 0.0, -1e-8])
-    assert torch.equal(blocks.log_odds(F.pad(s.view(1, 5, 1, 1), (1, 0))), s.unsqueeze(0))
+    assert torch.equal(log_odds(F.pad(s.view(1, 5, 1, 1), (1, 0))), s.unsqueeze(0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -311,45 +231,6 @@ def test_the_tie_at_the_zero_state_goes_to_the_lower_index(dtype: torch.dtype) -
     assert not trace.view_scores.any()
     assert trace.active is not None
     assert trace.active[0].tolist() == [[True] * 4 + [False] * 2] * 3
-
-
-def one_step_gradients(model: RIM, gen: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-    """A step of one sample: who was active, and the gradients of a sum weighted by 1s of h, c."""
-    x = random(gen, 1, 5)
-    state = [s.requires_grad_() for s in a_state(gen, model, 1)]
-    (trace,) = model.trace(x.unsqueeze(0), tuple(state))
-    assert trace.active is not None
-    _, (h, c) = model.step(x, tuple(state))
-    (h.sum() + c.sum()).backward()
-    gradients = [s.grad[0, 0].unflatten(0, (4, 3)) for s in state if s.grad is not None]
-    return trace.active[0, 0], gradients
-
-
-def test_a_sleeping_cells_lstm_and_queries_get_no_gradient() -> None:
-    gen = seeded(5)
-    model = a_rim(gen)
-    active, _ = one_step_gradients(model, gen)
-    lstm = model.cell.lstm
-    query = model.cell.input_attention.query
-    for parameter in (lstm.weight, lstm.bias_ih, lstm.bias_hh, query.weight):
-        assert parameter.grad is not None
-        assert torch.equal(parameter.grad.flatten(1).any(dim=1), active)
-
-
-def test_a_sleeping_cells_messages_learn_and_its_state_carries_gradient() -> None:
-    """The mask stops at the candidate: what the others read of it, they read by learned maps."""
-    gen = seeded(6)
-    model = a_rim(gen)
-    active, (grad_h, grad_c) = one_step_gradients(model, gen)
-    comm = model.cell.communication.qkv
-    assert comm.weight.grad is not None
-    q, k, v = comm.weight.grad.unflatten(2, (4, -1)).split(2, dim=3)
-    assert torch.equal(q.flatten(1).any(dim=1), active)
-    assert k.flatten(1).any(dim=1).all()
-    assert v.flatten(1).any(dim=1).all()
-    assert (grad_h[~active] == 1).all()
-    assert (grad_c[~active] == 1).all()
-    assert (grad_h[active] != 1).all()
 
 
 def test_gradients_equal_central_differences_with_sleeping_candidates_held() -> None:
@@ -377,21 +258,6 @@ def test_gradients_equal_central_differences_with_sleeping_candidates_held() -> 
 
     assert abs(loss().item() - oracle_loss()) < TOL
     check_gradients([x, *state, *model.parameters()], loss, oracle_loss)
-
-
-def test_gradcheck_with_every_cell_awake() -> None:
-    gen = seeded(8)
-    model = a_rim(gen, N=3, d=2, active_cells=3, comm_heads=2)
-    x = random(gen, 2, 2, 5).requires_grad_()
-    state = tuple(s.requires_grad_() for s in a_state(gen, model, 2))
-    names = [name for name, _ in model.named_parameters()]
-
-    def run(x: Tensor, h: Tensor, c: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        replaced = dict(zip(names, values, strict=True))
-        y, state = torch.func.functional_call(model, replaced, (x, (h, c)))
-        return y, *state
-
-    assert torch.autograd.gradcheck(run, (x, *state, *model.parameters()), fast_mode=True)
 
 
 def test_dropout_acts_in_training_only() -> None:
@@ -431,43 +297,10 @@ def test_dropout_is_drawn_in_the_weights_precision(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(F, "dropout", watched)
     model = RIM(5, 24, dropout=0.1)
     with torch.autocast("cpu", torch.bfloat16):
-        given, _ = model.lay_out(torch.randn(9, 2, 5, dtype=torch.bfloat16), late=False)
+        given, _ = model.cell.lay_out(torch.randn(9, 2, 5, dtype=torch.bfloat16), deferred=False)
     assert seen == [(torch.float32, torch.float32)] * 2
     for masks in given[2:]:
         assert set(torch.stack(masks).unique().tolist()) == {0.0, torch.tensor(1 / 0.9).item()}
-
-
-def test_the_default_dropout_is_a_tenth() -> None:
-    model = RIM(5, 24)
-    assert model.cell.dropout == 0.1
-    assert model.cell.communication.dropout == 0.1
-
-
-def test_dropping_everything_leaves_the_lstms_alone_with_their_state() -> None:
-    """Full dropout empties what cells take in, and what they say to each other."""
-    gen = seeded(11)
-    model = a_rim(gen, dropout=1.0, active_cells=4).train()
-    x, state = random(gen, 1, 2, 5), a_state(gen, model, 2)
-    h, c = (s[0].unflatten(1, (4, 3)) for s in state)
-    want = model.cell.lstm(h.new_zeros(2, 4, 12), h, c)
-    for got, expected in zip(model(x, state)[1], want, strict=True):
-        assert torch.equal(got[0], expected.flatten(1))
-
-
-def test_steps_with_carried_state_equal_one_long_run() -> None:
-    gen = seeded(12)
-    model = a_rim(gen)
-    x = random(gen, 7, 2, 5)
-    whole, last = model(x)
-    state = model.initial_state(2)
-    pieces = []
-    for piece in x.split((1, 4, 2)):
-        y, state = model(piece, state)
-        pieces.append(y)
-    # RIM multiplies all steps of a piece at once, and a product's last bit depends on its rows:
-    # on some CPUs the two are equal, on others a rounding apart.
-    for got, want in ((torch.cat(pieces), whole), *zip(state, last, strict=True)):
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -479,28 +312,6 @@ def test_hooks_on_parts_are_called_in_every_step(register: str) -> None:
     getattr(model.cell.lstm, f"register_{register}")(lambda *_: calls.append(1))
     model(random(seeded(13), 3, 2, 5))[0].sum().backward()
     assert len(calls) == 3
-
-
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
-def test_a_part_with_hooked_weights_learns() -> None:
-    model = a_rim(seeded(12))
-    part = nn.utils.weight_norm(model.cell.communication.gate_update)
-    x = random(seeded(13), 3, 2, 5)
-    before = model(x)[0]
-    before.sum().backward()
-    with torch.no_grad():
-        part.weight_g.mul_(2)
-    after = model(x)[0]
-    assert not torch.equal(before, after)
-    after.sum().backward()
-
-
-@pytest.mark.slow
-@compiles
-def test_compiled_steps_equal_eager_ones_forward_and_backward() -> None:
-    gen = seeded(13)
-    model = a_rim(gen).train()
-    check_compiled_step(model, random(gen, 3, 2, 5), a_state(gen, model, 2))
 
 
 def test_a_step_runs_without_reading_any_value() -> None:
@@ -538,19 +349,6 @@ def test_trace_says_what_forward_did() -> None:
     assert torch.equal(trace.keep == 0, trace.active)
 
 
-@slow_bf16
-def test_scores_and_state_stay_in_float32_under_autocast() -> None:
-    model = RIM(5, 24)
-    x = torch.randn(4, 2, 5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, state = model(x)
-        (trace,) = model.trace(x)
-    assert trace.view_scores is not None
-    assert {v.dtype for v in (output, *state, trace.view_scores)} == {torch.float32}
-    output.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
 def test_start_values_are_the_specifications() -> None:
     cell = RIM(600, 600).cell
     lstm, attention, communication = cell.lstm, cell.input_attention, cell.communication
@@ -565,14 +363,6 @@ def test_start_values_are_the_specifications() -> None:
         communication.qkv.weight,
     ):
         assert abs(weight.std().item() - 0.01) < 2e-4
-
-
-def test_reset_parameters_draws_every_parameter_anew() -> None:
-    model = RIM(5, 24)
-    before = [p.detach().clone() for p in model.parameters()]
-    model.reset_parameters()
-    for old, new in zip(before, model.parameters(), strict=True):
-        assert (old != new).all()
 
 
 def stored(model: nn.Module) -> int:
@@ -604,19 +394,6 @@ def test_it_has_the_specifications_parameters() -> None:
     assert stored(RIM(D, H)) == core + 3 * 6 * 100 * 64 + 2 * 100 * 64 == 1_777_800
 
 
-@pytest.mark.parametrize("comm_size", [16, 32])
-def test_every_stored_parameter_learns(comm_size: int) -> None:
-    gen = seeded(17)
-    model = RIM(6, 24, comm_size=comm_size, dtype=torch.float64)
-    scramble(model, gen)
-    # From random states, so that every cell wakes in some sample of the first step.
-    model(random(gen, 4, 32, 6), a_state(gen, model, 32))[0].square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad.unsqueeze(0)
-        assert rows.any(dim=1).all(), name
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -638,20 +415,6 @@ def test_errors_say_expected_got_and_the_way_out(options: dict[str, Any], messag
         RIM(**{"input_size": 5, "hidden_size": 24, **options})
 
 
-def test_a_wrong_input_or_state_is_refused() -> None:
-    model = RIM(5, 24)
-    x, state = torch.randn(3, 2, 5), model.initial_state(2)
-    for call in (model, model.trace):
-        with pytest.raises(ValueError, match=r"input_size = 5, got shape \(3, 2, 4\)"):
-            call(x[..., :4])
-        with pytest.raises(ValueError, match=r"the state must be a tuple of tensors of shapes"):
-            call(x, state[:1])
-
-
 def test_the_default_wakes_two_thirds_of_the_cells() -> None:
     sizes = {N: RIM(5, 60, num_cells=N).active_cells for N in (1, 2, 3, 4, 5, 6)}
     assert sizes == {1: 1, 2: 1, 3: 2, 4: 3, 5: 3, 6: 4}
-
-
-def test_repr_tells_the_sizes() -> None:
-    assert "5, 24, num_cells=6, active_cells=4" in repr(RIM(5, 24))

@@ -113,18 +113,6 @@ def test_predict_carries_and_resets_the_state(guide: dict[str, Any]) -> None:
         np.testing.assert_allclose(c_last, c.numpy(), rtol=0, atol=1e-6)
 
 
-def test_saved_model_acts_as_before(guide: dict[str, Any], tmp_path: Path) -> None:
-    model = build(guide, "FastRigLSTMPolicy")
-    model.learn(32)
-    model.save(tmp_path / "model.zip")
-    again = guide["RecurrentPPO"].load(tmp_path / "model.zip", device="cpu")
-    assert len(layers(again)) == 2
-    observations = np.random.default_rng(1).uniform(-1, 1, (6, 3)).astype(np.float32)
-    for step, same in zip(rollout(model, observations), rollout(again, observations), strict=True):
-        for value, other in zip(step, same, strict=True):
-            np.testing.assert_array_equal(value, other)
-
-
 def test_one_call_with_resets_equals_the_loop_of_sb3(guide: dict[str, Any]) -> None:
     B, T = 3, 7
     layer = RigLSTM(4, 12, num_layers=2, dtype=torch.float64)

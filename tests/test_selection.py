@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import TOL, assert_close, seeded
+from helpers import seeded
 from riglstm.selection import (
-    CELL_RULES,
     SLOT_RULES,
     Noise,
     Selection,
@@ -87,18 +86,6 @@ def test_nan_is_chosen_before_infinity() -> None:
         assert torch.equal(top_mask(s, 1), s.isnan())
 
 
-def test_equal_scores_choose_the_first() -> None:
-    assert top_mask(torch.zeros(2, 3, 6), 4).tolist() == [[[True] * 4 + [False] * 2] * 3] * 2
-
-
-def test_noise_of_a_step_is_that_step_alone() -> None:
-    noise = Noise(cells=numbers(3, 2, 5), peers=numbers(3, 2, 5, 5))
-    at = noise.at(1)
-    assert torch.equal(at.cells, noise.cells[1])
-    assert at.views is None
-    assert torch.equal(at.peers, noise.peers[1])
-
-
 def test_noise_is_drawn_for_random_rules_alone() -> None:
     cpu = torch.device("cpu")
     assert draw_noise(rules(views="soft", peers="all"), 3, 2, cpu) is None
@@ -133,20 +120,6 @@ def test_eq14_top_cells_are_the_k_best() -> None:
     assert active.int().tolist() == [[0, 1, 0, 1, 1], [1, 1, 0, 0, 1]]
 
 
-def test_all_cells_wake_and_count_as_awake() -> None:
-    sel = rules(cells="all", K_a=1)
-    assert choose_cells(numbers(2, 5), sel, None).all()
-    assert sel.awake == 5
-    assert rules().awake == 3
-
-
-@pytest.mark.parametrize("rule", CELL_RULES)
-def test_every_cell_rule_wakes_its_number(rule: str) -> None:
-    sel = rules(cells=rule)
-    noise = numbers(40, 5, seed=1) if rule == "random" else None
-    assert (choose_cells(numbers(40, 5), sel, noise).sum(-1) == sel.awake).all()
-
-
 @pytest.mark.parametrize(("rule", "count"), [("top", 2), ("random", 2), ("all", 4)])
 def test_eq15_each_cell_takes_k_x_views(rule: str, count: int) -> None:
     noise = numbers(7, 5, 4, seed=1) if rule == "random" else None
@@ -157,14 +130,6 @@ def test_eq15_each_cell_takes_k_x_views(rule: str, count: int) -> None:
     if rule == "top":
         chosen = s.masked_fill(~views, INF).amin(-1)
         assert (chosen > s.masked_fill(views, -INF).amax(-1)).all()
-
-
-def test_soft_views_are_the_softmax_of_the_scores_of_each_cell() -> None:
-    s = numbers(7, 5, 4)
-    views = weigh_views(s, rules(views="soft"), None)
-    assert_close(views.sum(-1), torch.ones(7, 5, dtype=torch.float64), TOL[torch.float64].value)
-    assert_close(views, s.exp() / s.exp().sum(-1, keepdim=True), TOL[torch.float64].value)
-    assert weigh_views(s.float(), rules(views="soft"), None).dtype == torch.float32
 
 
 @pytest.mark.parametrize("rule", SLOT_RULES)
@@ -197,16 +162,6 @@ def test_eq16_nan_and_infinity_leave_the_count_as_it_is() -> None:
     s[2] = -INF
     s[3, :, 1:] = -INF
     assert (weigh_peers(s, rules(), None).sum(-1) == 3).all()
-
-
-def test_soft_peers_weigh_the_others_by_a_softmax_over_them() -> None:
-    s = numbers(7, 5, 5)
-    peers = weigh_peers(s, rules(peers="soft"), None)
-    own = torch.eye(5, dtype=torch.bool)
-    e = s.exp().masked_fill(own, 0)
-    want = (e / e.sum(-1, keepdim=True)).masked_fill(own, 1)
-    assert_close(peers, want, TOL[torch.float64].value)
-    assert_close(peers.sum(-1), 2 * torch.ones(7, 5).double(), TOL[torch.float64].value)
 
 
 def test_random_rules_rank_the_noise_and_not_the_scores() -> None:

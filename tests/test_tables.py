@@ -179,7 +179,7 @@ def test_the_papers_recipes_name_the_printed_soft_update_and_quick_has_the_layer
                 usual = (1.0, None) if budget == "paper" else (1 / d, 4.0)
                 expected = (False, 1.0, None) if "no_soft" in key else (True, *usual)
                 layer = core.layer
-                update = (layer.soft_update, layer.selection.update_scale, layer.update_bias_start)
+                update = (layer.soft_update, layer.selection.update_scale, layer.update_bias)
                 assert update == expected, (table, budget, key)
                 said = {"soft_update", "update_scale", "update_bias"} & row.options.keys()
                 by_name = {"paper": {"soft_update"}, "quick": set()}

@@ -71,15 +71,6 @@ def test_recurrent_mode_equals_stepping(starts: list[tuple[int, int]]) -> None:
         close(whole["next", f"recurrent_state_{s}"][:, -1], state[f"recurrent_state_{s}"])
 
 
-def test_episodes_inside_a_sequence_equal_separate_ones() -> None:
-    module, data = build(), batch([(0, 0), (0, 4), (0, 5), (1, 7)])
-    with set_recurrent_mode(True):
-        whole = module(data.clone())["embed"]
-    for b, begin, end in ((0, 0, 4), (0, 4, 5), (0, 5, 9), (1, 7, 9)):
-        alone, _ = module.lstm(data["observation"][b : b + 1, begin:end])
-        close(whole[b : b + 1, begin:end], alone)
-
-
 def test_layer_equals_its_own_resets() -> None:
     """torchrl cuts a sequence at its starts and pads; RigLSTM's `reset` does without."""
     module, data = build(), batch([(0, 4), (1, 2), (1, 7)])
@@ -88,18 +79,6 @@ def test_layer_equals_its_own_resets() -> None:
     state = tuple(data[f"recurrent_state_{s}"][:, 0].transpose(0, 1) for s in "hc")
     output, _ = module.lstm(data["observation"], state, reset=data["is_init"].squeeze(-1))
     close(whole, output)
-
-
-def test_optimizer_step_moves_every_weight() -> None:
-    module, data = build(), batch([(0, 0), (0, 4), (1, 0)])
-    before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    with set_recurrent_mode(True):
-        module(data)["embed"].pow(2).sum().backward()
-    optimizer.step()
-    after = dict(module.named_parameters())
-    assert any("weight_gates_l1" in name for name in after)
-    assert [name for name in before if torch.equal(before[name], after[name])] == []
 
 
 def test_backends_that_bypass_the_layer_raise() -> None:

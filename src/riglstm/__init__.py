@@ -6,11 +6,9 @@
 """
 
 from riglstm import command as command  # first: it is for the seconds that the others take
-from riglstm.cell_layer import RigLSTMCell
-from riglstm.layer import RigLSTM
+from riglstm.layer import VARIANTS, RigLSTM, RigLSTMCell
 from riglstm.parameters import no_decay_parameters
 from riglstm.scan import BackendError
-from riglstm.variants import VARIANTS
 
 __version__ = "0.1.0"
 

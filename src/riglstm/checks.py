@@ -1,19 +1,114 @@
-"""Everything that can be wrong with a call, said before any work: expected, got, the way out."""
+"""What can be wrong with a call, said before any work: expected, got, the way out.
+
+Options of a layer, its input and state, and what torch is doing around the call: autocast, traces,
+gradients and transforms.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-
-from riglstm.autocast import product_dtype
-from riglstm.tracing import untraced
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
+_resume: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+
+
+def tracing() -> bool:
+    """True while torch.jit.trace records what is done."""
+    return torch._C._get_tracing_state() is not None
+
+
+def untraced(look: Callable[P, R]) -> Callable[P, R]:
+    """Hide a function from torch.jit.trace; sizes are plain numbers in it."""
+
+    @functools.wraps(look)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        state = torch._C._get_tracing_state()
+        if state is None:
+            return look(*args, **kwargs)
+        _resume(None)
+        try:
+            return look(*map(_numbers, args), **kwargs)
+        finally:
+            _resume(state)
+
+    return run
+
+
+def _numbers(given: Any) -> Any:
+    """A size, or several, as numbers; in a trace they are tensors."""
+    if type(given) is tuple:
+        return tuple(map(_numbers, given))
+    return int(given) if isinstance(given, Tensor) and given.dim() == 0 else given
+
+
+def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of matrix products of `dtype` under autocast, which leaves float64 alone."""
+    return product_on(device.type, dtype)
+
+
+def product_on(kind: str, dtype: torch.dtype) -> torch.dtype:
+    """`product_dtype` on a kind of device; torch takes its time to spell that out."""
+    known = kind in ("cuda", "cpu") or torch.amp.is_autocast_available(kind)
+    if dtype == torch.float64 or not known:
+        return dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+
+
+def learns(*tensors: Tensor | None) -> bool:
+    """True if a call is differentiated, and so has something to save.
+
+    A trace saves nothing: torch.jit.trace repeats it without gradients, and compares. Operators
+    whose call saved nothing run it again for their backward pass.
+    """
+    if not torch.is_grad_enabled() or tracing():
+        return False
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def differentiating() -> bool:
+    """True inside torch.func's grad, jvp and jac*, or a level of forward mode."""
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        return True
+    if _functorch.peek_interpreter_stack() is None:
+        return False
+    stack = _functorch.get_interpreter_stack() or ()
+    return any(level.key() in _DERIVATIVES for level in stack)
+
+
+def refuse_transforms(backend: str) -> None:
+    """Raise where a derivative is taken that a backend of operators does not have."""
+    if differentiating():
+        raise NotImplementedError(
+            f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
+            "torch.func's grad, jvp and jac*; use backend='reference' or 'auto'"
+        )
+
+
+def refuse_batched(backend: str, *grads: Tensor | None) -> None:
+    """Raise where several gradients come in one backward pass."""
+    if torch.compiler.is_compiling():
+        return
+    batched = (_functorch.is_legacy_batchedtensor, _functorch.is_batchedtensor)
+    if any(g is not None and any(is_one(g) for is_one in batched) for g in grads):
+        raise NotImplementedError(
+            f"backend={backend!r} has one gradient at a time, got a batch of them "
+            "(is_grads_batched=True, vectorize=True, vmap); ask for one after another, or use "
+            "backend='reference'"
+        )
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -115,7 +210,7 @@ def check_update(soft_update: Any, scale: Any, bias: Any) -> tuple[Any, Any, Any
 
 
 def check_forget_bias(value: Any, needs: str | None = None) -> float:
-    """What the forget gate's bias starts higher by; `needs`: the option that gives it a bias."""
+    """The forget gate's start is a number; `needs`: the option that gives it a bias."""
     value = plain(value)
     if not _is_number(value):
         raise ValueError(f"forget_bias must be a finite number, got {value!r}")

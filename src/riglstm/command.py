@@ -16,7 +16,7 @@ OURS = ("riglstm", "riglstm.exe")
 
 
 def _is_this() -> bool:
-    """Whether this process is the command: its script, or `python -m riglstm`."""
+    """True if this process is the command: its script, or `python -m riglstm`."""
     name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     words = sys.orig_argv
     return name in OURS or (name == "-m" and "riglstm" in words[words.index("-m") + 1 :][:1])

@@ -1,9 +1,9 @@
-"""`RigLSTM`: the paper's layer behind the call of `nn.LSTM`."""
+"""`RigLSTM` and `RigLSTMCell`, with the calls of `nn.LSTM` and `nn.LSTMCell`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, overload
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,17 @@ from torch.nn.utils.rnn import PackedSequence
 
 from riglstm import checks
 from riglstm.cell import Weights
+from riglstm.inputs import (
+    Input,
+    Sequences,
+    State,
+    States,
+    join,
+    of_shape,
+    reverse_resets,
+    split,
+    time_first,
+)
 from riglstm.parameters import (
     NAMES,
     from_paper,
@@ -44,8 +55,50 @@ from riglstm.selection import (
     settle_update,
     two_thirds,
 )
-from riglstm.sequence import Given, Sequences, State, States, join, reverse_reset, split, unfold
-from riglstm.traces import Trace
+
+InputT = TypeVar("InputT", Tensor, PackedSequence)
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no_input_trans": {"input_views": "split"},
+    "all_cells": {"cells": "all"},
+    "rand_cells": {"cells": "random"},
+    "all_inputs": {"views": "all"},
+    "rand_inputs": {"views": "random"},
+    "soft_inputs": {"views": "soft"},
+    "all_h": {"peers": "all"},
+    "rand_h": {"peers": "random"},
+    "soft_h": {"peers": "soft"},
+    "no_soft_state_updating": {"soft_update": False},
+}
+"""Arguments of `RigLSTM` for the paper's ten ablations, by the paper's names.
+
+`no_input_trans` needs input_size = num_views · cell size.
+"""
+
+
+class Trace(NamedTuple):
+    """What one layer did in one direction; time first, in the order of the input.
+
+    T steps, B sequences, N cells, K views. With `soft` rules `views` and `peers` hold weights,
+    else they are bool.
+    """
+
+    layer: int
+    reverse: bool
+    output: Tensor
+    """(T, B, hidden_size)."""
+    active: Tensor
+    """(T, B, N): the cell woke."""
+    views: Tensor
+    """(T, B, N, K): the views that each cell took in."""
+    peers: Tensor
+    """(T, B, N, N): [j, i] is true where cell j listened to cell i; the diagonal always is."""
+    view_scores: Tensor
+    """(T, B, N, K), Eq. (13)."""
+    peer_scores: Tensor
+    """(T, B, N, N): h^j · h^i."""
+    keep: Tensor
+    """(T, B, N): the weight of the old state in the soft update; 1 where a cell slept."""
 
 
 class RigLSTM(nn.Module):
@@ -177,7 +230,7 @@ class RigLSTM(nn.Module):
         self.bidirectional, self.backend, self.steady_start = bidirectional, backend, steady_start
         self.num_cells, self.num_views, self.cell_size = N, K, d
         self.input_views, self.soft_update, self.query = input_views, update.soft_update, query
-        self.update_bias_start, self.forget_bias = update.update_bias, forget_bias
+        self.update_bias, self.forget_bias = update.update_bias, forget_bias
         self.selection = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update.update_scale)
 
         widths = [input_size] + [hidden_size * (1 + bidirectional)] * (num_layers - 1)
@@ -201,7 +254,7 @@ class RigLSTM(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new start values (P10)."""
         for layer, reverse in self._directions():
-            start = (self.update_bias_start, self.forget_bias, self.steady_start)
+            start = (self.update_bias, self.forget_bias, self.steady_start)
             initialise(self.weights(layer, reverse), self.hidden_size, *start)
 
     def flatten_parameters(self) -> None:
@@ -215,7 +268,9 @@ class RigLSTM(nn.Module):
 
     def weights(self, layer: int = 0, reverse: bool = False) -> Weights:
         """The parameters of one layer in one direction, as the scans take them."""
-        self._check_direction(layer, reverse)
+        checks.check_count("layer", layer, 0, self.num_layers - 1, "[0, num_layers - 1]")
+        if reverse and not self.bidirectional:
+            raise ValueError("reverse must be False, got True; the layer is not bidirectional")
         return weights_of(self, suffix(layer, reverse))
 
     def paper_parameters(self, layer: int = 0, reverse: bool = False) -> dict[str, Tensor]:
@@ -232,32 +287,14 @@ class RigLSTM(nn.Module):
         """The inverse of `paper_parameters`."""
         from_paper(self.weights(layer, reverse), parameters, self.num_cells, self.num_views)
 
-    @overload
     def forward(
         self,
-        input: Tensor,
+        input: InputT,
         hx: State | None = None,
         *,
         reset: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> tuple[Tensor, State]: ...
-    @overload
-    def forward(
-        self,
-        input: PackedSequence,
-        hx: State | None = None,
-        *,
-        reset: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[PackedSequence, State]: ...
-    def forward(
-        self,
-        input: Tensor | PackedSequence,
-        hx: State | None = None,
-        *,
-        reset: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor | PackedSequence, State]:
+    ) -> tuple[InputT, State]:
         """See the class."""
         if type(self) is RigLSTM and reset is None and mask is None and repeatable(input):
             from riglstm.scan.triton import launch_cache
@@ -266,8 +303,8 @@ class RigLSTM(nn.Module):
         return self._in_full(input, hx, reset, mask)
 
     def _in_full(
-        self, input: Given, hx: State | None, reset: Tensor | None, mask: Tensor | None
-    ) -> tuple[Given, State]:
+        self, input: Input, hx: State | None, reset: Tensor | None, mask: Tensor | None
+    ) -> tuple[Any, State]:
         """`forward` with all its checks, whatever came before."""
         sequences, h, c = self._prepare(input, hx, reset, mask)
         y, h_n, c_n, _ = self._run(sequences, h, c, record=False)
@@ -276,34 +313,32 @@ class RigLSTM(nn.Module):
     @torch.no_grad()
     def trace(
         self,
-        input: Given,
+        input: Input,
         hx: State | None = None,
         *,
         reset: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> list[Trace]:
-        """What each layer did in each direction, in the order of h_n; by the reference backend."""
+        """What each layer did in each direction, in the order of h_n."""
         return self._run(*self._prepare(input, hx, reset, mask), record=True)[3]
 
     def _prepare(
-        self, input: Given, hx: State | None, reset: Tensor | None, mask: Tensor | None
+        self, input: Input, hx: State | None, reset: Tensor | None, mask: Tensor | None
     ) -> tuple[Sequences, States, States]:
-        """Check everything, and bring input and state to (T, B, D) and, row by row, (B, N, d)."""
+        """Check a call: its input as (T, B, D), its state as (B, N, d) for each row."""
         like = parameter_of(self, "weight_gates_l0")
-        sequences = unfold(input, self.batch_first, reset, mask)
-        x = sequences.x
-        checks.check_input(x, self.input_size, like, sequences.given)
+        sequences = time_first(input, self.input_size, like, self.batch_first, reset, mask)
         rows = self.num_layers * (1 + self.bidirectional)
         if hx is None:
             return sequences, (None,) * rows, (None,) * rows
-        given = sequences.state_in(hx, rows, self.hidden_size, like)
-        h, c = (split(state, rows, self.num_cells, self.cell_size) for state in given)
+        hx = sequences.state_in(hx, rows, self.hidden_size, like)
+        h, c = (split(state, rows, self.num_cells, self.cell_size) for state in hx)
         return sequences, h, c
 
     def _run(
         self, sequences: Sequences, h: States, c: States, record: bool
     ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
-        """All layers and directions: output (T, B, H), h_n and c_n, and traces if asked for."""
+        """Run all layers and directions: output (T, B, H), h_n, c_n, and traces."""
         x = sequences.x
         traces: list[Trace] = []
         finals: list[State] = []
@@ -339,8 +374,8 @@ class RigLSTM(nn.Module):
             # Padding comes first then, and changes nothing.
             x = x.flip(0)
             live = None if live is None else live.flip(0)
-            reset = reverse_reset(reset, live)
-        weights, sel = self.weights(layer, reverse), self.selection
+            reset = reverse_resets(reset, live)
+        weights, sel = weights_of(self, suffix(layer, reverse)), self.selection
         noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
         if not record:
             y, final, _ = scan(
@@ -357,15 +392,10 @@ class RigLSTM(nn.Module):
         both = (False, True)[: 1 + self.bidirectional]
         return [(layer, reverse) for layer in range(self.num_layers) for reverse in both]
 
-    def _check_direction(self, layer: int, reverse: bool) -> None:
-        checks.check_count("layer", layer, 0, self.num_layers - 1, "[0, num_layers - 1]")
-        if reverse and not self.bidirectional:
-            raise ValueError("reverse must be False, got True; the layer is not bidirectional")
-
     def extra_repr(self) -> str:
         """The sizes, what differs from the defaults, and the backend that runs."""
         sel = self.selection
-        update = Update(self.soft_update, sel.update_scale, self.update_bias_start)
+        update = Update(self.soft_update, sel.update_scale, self.update_bias)
         parts = [f"{self.input_size}, {self.hidden_size}"]
         for name, value, default in (
             ("num_layers", self.num_layers, 1),
@@ -396,3 +426,52 @@ class RigLSTM(nn.Module):
         except BackendError:
             chosen = " (cannot run here)"
         return ", ".join([*parts, f"backend={self.backend!r}{chosen}"])
+
+
+class RigLSTMCell(nn.Module):
+    """One step of `RigLSTM`, with the call of `nn.LSTMCell`: `h, c = cell(input, (h, c))`.
+
+    input (B, D) or (D), states (B, hidden_size) or (hidden_size), zero if not given. Options are
+    RigLSTM's own; `layer` holds the weights.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        for name in ("num_layers", "batch_first", "dropout", "bidirectional", "proj_size"):
+            if name in options:
+                raise ValueError(f"{name} is not an option of a single step; use RigLSTM")
+        self.layer = RigLSTM(
+            input_size, hidden_size, bias=bias, device=device, dtype=dtype, **options
+        )
+        own = self.layer
+        self.input_size, self.hidden_size, self.bias = own.input_size, own.hidden_size, own.bias
+
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
+        """See the class."""
+        checks.check_tensor("the input", input)
+        if input.dim() not in (1, 2):
+            raise ValueError(
+                "the input must be one step (D) or a batch of them (B, D), "
+                f"got {input.dim()} dimensions: {tuple(input.shape)}"
+            )
+        like = self.layer.weights().W
+        checks.check_input(input.unsqueeze(0), self.input_size, like, tuple(input.shape))
+        state = None
+        if hx is not None:
+            checks.check_pair(hx)
+            shape = (*input.shape[:-1], self.hidden_size)
+            meaning = "batch, hidden_size" if input.dim() == 2 else "hidden_size"
+            for name, given in zip(("h_0", "c_0"), hx, strict=True):
+                checks.check_state(name, given, shape, meaning, like)
+            state = (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
+        _, (h, c) = self.layer(input.unsqueeze(0), state)
+        shape = (-1, self.hidden_size)[2 - input.dim() :]
+        return of_shape(h, *shape), of_shape(c, *shape)

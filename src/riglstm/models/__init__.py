@@ -16,8 +16,7 @@ from torch import nn
 from riglstm.layer import RigLSTM
 from riglstm.models.brim import BRIM
 from riglstm.models.entnet import EntNet
-from riglstm.models.gridlstm import GridLSTM
-from riglstm.models.lstm import LSTM
+from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rig import Rig
 from riglstm.models.rim import RIM
 from riglstm.models.rmc import RMC

@@ -5,14 +5,20 @@ Shapes: T steps, B sequences, D input features, N cells of size d.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from riglstm.autocast import product_dtype
-from riglstm.checks import check_dtype, check_input, check_switch, check_tensor
+from riglstm.checks import (
+    check_dtype,
+    check_input,
+    check_positive,
+    check_switch,
+    check_tensor,
+    product_dtype,
+)
 
 State: TypeAlias = tuple[Tensor, ...]
 """Tensors with the batch on dimension 1, so that a state can be cut and joined by sequence."""
@@ -22,13 +28,13 @@ Step: TypeAlias = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
 class Core(Protocol):
-    """A sequence model: `output, state = core(x, state)`, (T, B, D) to (T, B, output_size)."""
+    """A sequence model: `output, state = core(x, state)`."""
 
     input_size: int
     output_size: int
     batch_first: bool
     streaming: bool
-    """Whether steps with carried state equal one long run."""
+    """True if steps with carried state equal one long run."""
 
     def initial_state(self, batch: int) -> State:
         """The state before the first step."""
@@ -37,20 +43,49 @@ class Core(Protocol):
         """Run a sequence."""
 
 
-class Stepping(Core, Protocol):
-    """A model that has a step."""
+class Recurrent(nn.Module):
+    """A model that is a loop over its `step`, which may be compiled."""
 
-    training: bool
+    streaming = True
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Its parameters."""
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        batch_first: bool,
+        dtype: torch.dtype | None,
+        compile_step: bool = False,
+    ) -> None:
+        super().__init__()
+        check_options(input_size, hidden_size, batch_first, dtype)
+        check_switch("compile_step", compile_step)
+        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
+        self.batch_first = batch_first
+        self._compiled = CompiledSteps() if compile_step else None
+
+    def initial_state(self, batch: int) -> State:
+        """The state before the first step."""
+        raise NotImplementedError
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """See `Step`."""
+        """One step for x (B, D): the output (B, hidden_size), and the state."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, hidden_size) and the last state."""
+        x, state = prepare(self, x, state)
+        y, state = unroll(self.next_step(), x, state)
+        return y.transpose(0, 1) if self.batch_first else y, state
+
+    def next_step(self) -> Step:
+        """`step`, compiled where that was asked for."""
+        return self.step if self._compiled is None else self._compiled.of(self)
 
 
 class Trace(NamedTuple):
-    """What one layer of a model did, under RigLSTM's names; time first, None: it has no such thing.
+    """What one layer of a model did, time first; None for what it does not have.
+
+    Names are those of `riglstm.layer.Trace`.
 
     T steps, B sequences, N cells (or slots, or heads), K slots of input that a cell chooses from.
     Weights of several heads are averaged.
@@ -74,7 +109,7 @@ class Trace(NamedTuple):
 
 
 class CompiledSteps:
-    """A model's step through torch.compile, once for each kind of call, when it is first made.
+    """A model's step through torch.compile, once for each kind of call.
 
     The compiler counts recompilations per code object, and gives up after some: with one object
     for all, calls of other kinds would use up this one's. Each kind meets two batch sizes at the
@@ -86,12 +121,12 @@ class CompiledSteps:
     """
 
     def __init__(self) -> None:
-        self.steps: dict[Hashable, Callable[[Stepping, Any, State], tuple[Any, State]]] = {}
+        self.steps: dict[Hashable, Callable[[nn.Module, Any, State], tuple[Any, State]]] = {}
 
     def of(
-        self, model: Stepping, method: str = "step"
+        self, model: nn.Module, method: str = "step"
     ) -> Callable[[Any, State], tuple[Any, State]]:
-        """The step of a model, as it is now; or another method, of a tensor or a tuple of them."""
+        """The compiled step of a model, or another method of a tensor or a tuple of them."""
         learns = tuple(p.requires_grad for p in model.parameters())
         mode = (model.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), learns)
 
@@ -110,8 +145,8 @@ class CompiledSteps:
         return {"steps": {}}
 
 
-def _compile(method: str) -> Callable[[Stepping, Any, State], tuple[Any, State]]:
-    def run(model: Stepping, x: Any, state: State) -> tuple[Any, State]:
+def _compile(method: str) -> Callable[[nn.Module, Any, State], tuple[Any, State]]:
+    def run(model: nn.Module, x: Any, state: State) -> tuple[Any, State]:
         result: tuple[Any, State] = getattr(model, method)(x, state)
         return result
 
@@ -139,15 +174,6 @@ def prepare(core: Core, x: Tensor, state: State | None) -> tuple[Tensor, State]:
     return x, check_state(state, start)
 
 
-def run(
-    core: Stepping, compiled: CompiledSteps | None, x: Tensor, state: State | None
-) -> tuple[Tensor, State]:
-    """`forward` of a model that is nothing but its step, which may be compiled."""
-    x, state = prepare(core, x, state)
-    y, state = unroll(core.step if compiled is None else compiled.of(core), x, state)
-    return y.transpose(0, 1) if core.batch_first else y, state
-
-
 def summary(core: Core, output: Tensor) -> Tensor:
     """What a classifier reads of a model's output: (T, B, H) to (B, H), or from (B, T, H).
 
@@ -158,10 +184,13 @@ def summary(core: Core, output: Tensor) -> Tensor:
     return output.select(time, -1) if core.streaming else output.mean(dim=time)
 
 
-def check_options(batch_first: bool, dtype: torch.dtype | None, compile_step: bool = False) -> None:
+def check_options(
+    input_size: int, hidden_size: int, batch_first: bool, dtype: torch.dtype | None
+) -> None:
     """The options that models have in common."""
+    check_positive("input_size", input_size)
+    check_positive("hidden_size", hidden_size)
     check_switch("batch_first", batch_first)
-    check_switch("compile_step", compile_step)
     if dtype is not None:
         check_dtype(dtype)
 

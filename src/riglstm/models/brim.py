@@ -9,20 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from riglstm.models.base import (
-    CompiledSteps,
-    State,
-    Trace,
-    changed_start,
-    check_options,
-    prepare,
-    run,
-)
-from riglstm.models.blocks import cell_counts, check_sizes, reset_parts
-from riglstm.models.rim import RIMCell
-from riglstm.models.seen import Seen, trace
+from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
+from riglstm.models.rim import RIMCell, Seen, cell_counts, check_sizes, reset_parts, trace_layers
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
@@ -31,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Keyword arguments of `BRIM`: its authors' two set-ups, both with 300 as input and hidden size."""
 
 
-class BRIM(nn.Module):
+class BRIM(Recurrent):
     r"""Two layers of mechanisms, the lower one reading the input and the upper one's last state.
 
     .. math::
@@ -62,8 +52,6 @@ class BRIM(nn.Module):
     At 300, 300 there are 1,797,900 parameters with the `mnist` preset and 1,089,000 with `cifar`.
     """
 
-    streaming = True
-
     def __init__(
         self,
         input_size: int,
@@ -83,11 +71,9 @@ class BRIM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_options(batch_first, dtype, compile_step)
+        super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
         check_sizes(
             dropout,
-            input_size=input_size,
             input_heads=input_heads,
             key_size=key_size,
             comm_heads=comm_heads,
@@ -106,8 +92,6 @@ class BRIM(nn.Module):
                     f"input_heads must divide the value size 4 * hidden_size / num_cells = {4 * d} "
                     f"of the layer with num_cells = {N}, got {input_heads}; take 1, 2 or 4"
                 )
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
-        self.batch_first = batch_first
         self.num_cells = tuple(N for N, _, _ in sizes)
         self.active_cells = tuple(K_a for _, _, K_a in sizes)
         self.lower, self.upper = (
@@ -128,7 +112,6 @@ class BRIM(nn.Module):
             )
         )
         self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
-        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
@@ -144,16 +127,12 @@ class BRIM(nn.Module):
         state, (_, upper) = self._advance(x, state)
         return upper.output, state
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, hidden_size) and the last state."""
-        return run(self, self._compiled, x, state)
-
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """What the cells of each layer did, the lower one first, time first.
 
         `views` are the weights of the slots: null, x, h^2 below; null, h^1 above.
         """
-        return trace(self._advance, *prepare(self, x, state))
+        return trace_layers(self._advance, *prepare(self, x, state))
 
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Seen, Seen]]:
         h_1, c_1 = (s[0].unflatten(1, (self.num_cells[0], -1)) for s in state)  # (B, N, d)

@@ -10,17 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_positive
-from riglstm.models.base import (
-    CompiledSteps,
-    State,
-    Trace,
-    check_options,
-    prepare,
-    run,
-)
+from riglstm.models.base import Recurrent, State, Trace, prepare
 
 
-class EntNet(nn.Module):
+class EntNet(Recurrent):
     r"""Slots with learned keys; each writes as far as the input fits its key or its content.
 
     .. math::
@@ -42,8 +35,6 @@ class EntNet(nn.Module):
     weight_state, weight_input, weight_key (U, V, W of the equations, d x d), bias (d), slope (d).
     """
 
-    streaming = True
-
     def __init__(
         self,
         input_size: int,
@@ -55,18 +46,10 @@ class EntNet(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_options(batch_first, dtype, compile_step)
-        for name, size in (
-            ("input_size", input_size),
-            ("hidden_size", hidden_size),
-            ("num_slots", num_slots),
-        ):
-            check_positive(name, size)
+        super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
+        check_positive("num_slots", num_slots)
         check_divides(hidden_size, num_slots, "num_slots")
         N, d = num_slots, hidden_size // num_slots
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
-        self.batch_first = batch_first
         self.num_slots, self.slot_size = N, d
 
         def parameter(*shape: int) -> nn.Parameter:
@@ -79,7 +62,6 @@ class EntNet(nn.Module):
         self.weight_key = parameter(d, d)
         self.bias, self.slope = parameter(d), parameter(d)
         self.reset_parameters()
-        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: N(0, 0.1²), and slopes of 1, with which φ changes nothing."""
@@ -113,10 +95,6 @@ class EntNet(nn.Module):
         """One step for x (B, D): the output, which is all slots (B, N·d), and the state."""
         h = self._advance(x, state)[0].flatten(1)
         return h, (h.unsqueeze(0),)
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
-        return run(self, self._compiled, x, state)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """The gates g_j (`views`, K = 1) and their logits; `keep` is what the norm left of h_j."""

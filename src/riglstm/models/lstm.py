@@ -1,6 +1,6 @@
-"""LSTM: `nn.LSTM`, one layer, behind the contract of the other models.
+"""LSTM, and GridLSTM, which runs as one: `nn.LSTM` behind the models' contract.
 
-Shapes: T steps, B sequences, D input features, H hidden size.
+Shapes: T steps, B sequences, D input features, H hidden size, N cells of size d.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.checks import check_forget_bias, check_gate_scale, check_positive
-from riglstm.models.base import State, changed_start, check_options, prepare, unroll
+from riglstm.checks import check_divides, check_forget_bias, check_gate_scale, check_positive
+from riglstm.models.base import Recurrent, State, changed_start, prepare, unroll
 
 
-class LSTM(nn.Module):
-    """An LSTM whose `forward` is the fused kernel of `nn.LSTM` and whose `step` is its equations.
+class LSTM(Recurrent):
+    """An LSTM: `forward` is the fused kernel of `nn.LSTM`, `step` its equations.
 
     Parameters are those of `nn.LSTM`, by its names and with its start values U(±1/√H), gates in
     the order i, f, g, o: weight_ih_l0 (4·H, D), weight_hh_l0 (4·H, H), bias_ih_l0 and
@@ -25,8 +25,6 @@ class LSTM(nn.Module):
     into one. `forget_bias` is added to the start values of the forget gate's bias, in bias_ih_l0;
     `gate_scale` is a factor on the start values of both weight matrices (biases keep theirs).
     """
-
-    streaming = True
 
     def __init__(
         self,
@@ -39,15 +37,10 @@ class LSTM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_options(batch_first, dtype)
-        check_positive("input_size", input_size)
-        check_positive("hidden_size", hidden_size)
+        super().__init__(input_size, hidden_size, batch_first, dtype)
         check_forget_bias(forget_bias)
         check_gate_scale(gate_scale)
         D, H = input_size, hidden_size
-        self.input_size, self.hidden_size, self.output_size = D, H, H
-        self.batch_first = batch_first
         self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
 
         def parameter(*shape: int) -> nn.Parameter:
@@ -123,3 +116,62 @@ class LSTM(nn.Module):
         """The sizes, and a start that differs from nn.LSTM's."""
         start = changed_start(self.forget_bias, self.gate_scale)
         return f"{self.input_size}, {self.hidden_size}{start}"
+
+
+class GridLSTM(Recurrent):
+    """Eqs. (9)-(12): each cell k has its own gates on the common H_t = [x_t, h^1 .. h^N].
+
+    The cells' matrices stacked on each other are those of an LSTM of width N·d, and all else is
+    elementwise: that LSTM is what runs. Only the start values differ: U(±1/√d), as a cell of
+    size d draws them, instead of U(±1/√(N·d)). `forget_bias` and `gate_scale` are those of `LSTM`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_cells: int = 6,
+        forget_bias: float = 0.0,
+        gate_scale: float = 1.0,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, batch_first, dtype)
+        check_positive("num_cells", num_cells)
+        check_divides(hidden_size, num_cells)
+        self.num_cells, self.cell_size = num_cells, hidden_size // num_cells
+        self.stack = LSTM(
+            *(input_size, hidden_size),
+            forget_bias=forget_bias,
+            gate_scale=gate_scale,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new start values, in each cell those of an LSTM of its size."""
+        self.stack.draw(self.cell_size**-0.5)
+
+    def cell_parameters(self, k: int) -> tuple[Tensor, Tensor]:
+        """W^k (4, d, D + N·d) on H_t, and the sum of both biases (4, d); gates i, f, g, o."""
+        W_x, W_h, b_x, b_h = self.stack.weights()
+        gates = (4, self.num_cells, self.cell_size)
+        W = torch.cat((W_x, W_h), dim=1).unflatten(0, gates)  # (4, N, d, D + N·d)
+        return W[:, k], (b_x + b_h).unflatten(0, gates)[:, k]
+
+    def initial_state(self, batch: int) -> State:
+        """h and c of all cells, (1, B, N·d) each: zero."""
+        return self.stack.initial_state(batch)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step for x (B, D): the output (B, N·d), and the state."""
+        return self.stack.step(x, state)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
+        output, state = self.stack(x, state)
+        return output, state

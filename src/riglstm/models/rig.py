@@ -20,11 +20,9 @@ from riglstm.checks import (
     check_positive,
     check_update,
 )
-from riglstm.layer import RigLSTM
+from riglstm.layer import VARIANTS, RigLSTM, Trace
 from riglstm.models.base import State, changed_start, check_sequence, check_state
 from riglstm.selection import Update, draw_noise, settle_update
-from riglstm.traces import Trace
-from riglstm.variants import VARIANTS
 
 
 class Rig(nn.Module):

@@ -1,24 +1,255 @@
 """RIM: Recurrent Independent Mechanisms (Goyal et al., 2019).
 
-Shapes: T steps, B sequences, D input features, N cells of size d, K_a of them active, M heads.
-A step is written here in its order; its parts are in `blocks`.
+Shapes: T steps, B sequences, D input features, N cells of size d, K_a of them active, K slots of
+input with null as the first, M heads of key size d_k and value size d_v. All matrices are for row
+vectors. `RIMCell` puts the parts of a step in their order; BRIM stacks two of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm import checks
-from riglstm.models import base, blocks
-from riglstm.models.base import CompiledSteps, State, Trace, changed_start, check_options, prepare
-from riglstm.models.late import Late, Plan, Told, by_step, hooked, product, run
-from riglstm.models.seen import Seen, trace
-from riglstm.selection import top_mask
+from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
+from riglstm.models.deferred import Deferred, Gather, deferred_product
+from riglstm.selection import top_mask, two_thirds
+
+GROUP_STD = 0.01
+"""Start values of the maps without bias: 0.01·N(0, 1)."""
+
+
+class Factory(TypedDict):
+    """Where and in which type parameters are made."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class GroupLinear(nn.Module):
+    """y_j = x_j W_j: a map of its own for each cell, without bias."""
+
+    def __init__(self, N: int, inputs: int, outputs: int, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(N, inputs, outputs, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new start values."""
+        nn.init.normal_(self.weight, std=GROUP_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, inputs) to (B, N, outputs)."""
+        return torch.einsum("bni,nio->bno", x, self.weight)
+
+
+class BlockLSTM(nn.Module):
+    """h̃_j, c̃_j = LSTM_j(u_j, h_j, c_j): N LSTMs that share nothing; gates i, f, g, o.
+
+    Weights and biases start uniform in ±bound. `forget_bias` is added to the start values of the
+    forget gates in the first of the two biases. `gate_scale` is a factor on the start values of the
+    weight matrices (biases keep theirs).
+    """
+
+    def __init__(
+        self,
+        N: int,
+        inputs: int,
+        d: int,
+        bound: float,
+        forget_bias: float = 0.0,
+        gate_scale: float = 1.0,
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__()
+        self.bound, self.forget_bias, self.gate_scale = bound, forget_bias, gate_scale
+        self.weight = nn.Parameter(torch.empty(N, inputs + d, 4 * d, **factory))
+        self.bias_ih, self.bias_hh = (
+            nn.Parameter(torch.empty(N, 4 * d, **factory)) for _ in range(2)
+        )
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new start values."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -self.bound, self.bound)
+        self.weight.mul_(self.gate_scale)
+        self.bias_ih.chunk(4, dim=1)[1].add_(self.forget_bias)
+
+    def forward(self, u: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (B, N, inputs) and the state (B, N, d) to the candidates h̃, c̃."""
+        H = torch.cat((u, h), dim=-1)  # (B, N, inputs + d)
+        gates = torch.einsum("bnj,njg->bng", H, self.weight).to(c.dtype)  # (B, N, 4·d)
+        return gated(gates + self.bias(), c)
+
+    def bias(self) -> Tensor:
+        """Both vectors as one, (N, 4·d)."""
+        return self.bias_ih + self.bias_hh
+
+
+def gated(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """An LSTM's h̃ and c̃ from its gates i, f, g, o (B, N, 4·d) before their nonlinearities."""
+    i, f, g, o = gates.chunk(4, dim=-1)  # (B, N, d) each
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+class InputAttention(nn.Module):
+    """p_j = softmax([0, q_j · k / √d_k]), u_j = Σ p_j v: what each cell takes from the slots.
+
+    Queries are the cells' own, q_j = h_j W^q_j; keys and values belong to the slots,
+    k = x W^k and v = x W^v. The null slot's input is 0, so its key and value are exactly 0: it
+    needs no matrices, and with one slot beside it p_j = σ(q_j · k / √d_k).
+    """
+
+    def __init__(
+        self,
+        N: int,
+        d: int,
+        slot_sizes: Sequence[int],
+        heads: int,
+        key_size: int,
+        value_size: int,
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = GroupLinear(N, d, heads * key_size, **factory)
+        self.keys, self.values = (
+            nn.ParameterList(torch.empty(D, heads * size, **factory) for D in slot_sizes)
+            for size in (key_size, value_size)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new start values."""
+        for weight in (*self.keys, *self.values):
+            nn.init.normal_(weight, std=GROUP_STD)
+
+    def forward(self, h: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores and weights (B, N, M, K) of the slots, and the inputs u (B, N, M·d_v)."""
+        q = self.query(h).unflatten(2, (self.heads, 1, -1))  # (B, N, M, 1, d_k)
+        k, v = (self._project(slots, weights) for weights in (self.keys, self.values))
+        # Summed in float32 or better: autocast has rounded queries and keys, which are products;
+        # scores rounded once more would tie, and wake other cells.
+        exact = torch.promote_types(h.dtype, torch.float32)
+        s = (q.to(exact) * k.to(exact)).sum(dim=-1) / q.shape[-1] ** 0.5
+        s = F.pad(s, (1, 0))  # (B, N, M, K)
+        p = s.softmax(dim=-1)
+        u = (p[..., 1:].unsqueeze(-1) * v).sum(dim=3).flatten(2)
+        return s, p, u.to(h.dtype)
+
+    def _project(self, slots: Sequence[Tensor], weights: nn.ParameterList) -> Tensor:
+        """Each slot's own map of its input, (B, 1, M, K - 1, d_k or d_v)."""
+        mapped = [x @ W for x, W in zip(slots, weights, strict=True)]
+        return torch.stack([m.unflatten(1, (1, self.heads, -1)) for m in mapped], dim=3)
+
+
+def log_odds(s: Tensor) -> Tensor:
+    """log (1 - p) / p for the null slot's weight p, the mean over heads: (B, N) of s (B, N, M, K).
+
+    It ranks cells as 1 - p does, and goes on where p rounds to 1. With one slot beside null and
+    one head it is that slot's score to the last bit: log p would round small scores to ties.
+    """
+    s = s.detach()
+    if s.shape[2] == 1:
+        return (s[..., 1:].logsumexp(dim=3) - s[..., 0]).squeeze(2)
+    log_p = s.log_softmax(dim=-1)
+    return log_p[..., 1:].flatten(2).logsumexp(dim=2) - log_p[..., 0].logsumexp(dim=2)
+
+
+def attend(qkv: Tensor, heads: int, key_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """a_j = Σ_i softmax_i(q_j · k_i / √d_k) v_i over all N cells: a (B, N, M·d_v).
+
+    `qkv` (B, N, M·(d_k + d_k + d_v)). Also returned: scores and weights (B, N, M, N). All N x N
+    pairs are multiplied and summed as they are: compiled, this is fewer kernels than batched
+    products, which want copies. Cells come first inside, as the maps leave them in memory.
+    """
+    exact = torch.promote_types(qkv.dtype, torch.float32)
+    sizes = (key_size, key_size, qkv.shape[-1] // heads - 2 * key_size)
+    q, k, v = qkv.to(exact).transpose(0, 1).unflatten(2, (heads, -1)).split(sizes, dim=-1)
+    s = (q.unsqueeze(1) * k.unsqueeze(0)).sum(dim=-1) / key_size**0.5  # (N, N, B, M)
+    p = s.softmax(dim=1)
+    a = (p.unsqueeze(-1) * v.unsqueeze(0)).sum(dim=1)  # (N, B, M, d_v)
+    return s.permute(2, 0, 3, 1), p.permute(2, 0, 3, 1), a.transpose(0, 1).flatten(2)
+
+
+class Communication(nn.Module):
+    """h'_j = h̃_j + σ(G a_j + b_g) ⊙ tanh(Dropout(F a_j + b_f)): the cells read one another.
+
+    a_j is the attention of cell j over all cells, by queries, keys and values of their own; G and
+    F are shared by the cells, and side by side in one map.
+    """
+
+    def __init__(
+        self, N: int, d: int, heads: int, size: int, dropout: float, **factory: Unpack[Factory]
+    ) -> None:
+        super().__init__()
+        self.heads, self.size, self.dropout = heads, size, dropout
+        self.qkv = GroupLinear(N, d, heads * 3 * size, **factory)
+        self.gate_update = nn.Linear(heads * size, 2 * d, **factory)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates (B, N, d) to h' (B, N, d), and scores and weights (B, N, M, N)."""
+        s, p, a = attend(self.qkv(h), self.heads, self.size)
+        gate, update = self.gate_update(a.to(h.dtype)).to(h.dtype).chunk(2, dim=-1)  # (B, N, d)
+        return h + gate.sigmoid() * F.dropout(update, self.dropout, self.training).tanh(), s, p
+
+
+def gradient_mask(h: Tensor, active: Tensor) -> Tensor:
+    """The values of h (B, N, d); backwards, the gradient times m_j: 0 into cells that sleep."""
+    return torch.where(active.unsqueeze(-1), h, h.detach())
+
+
+def merge(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """m h' + (1 - m) h, chosen instead of multiplied: sleeping cells keep every bit."""
+    return torch.where(active.unsqueeze(-1), new, old)
+
+
+class Seen(NamedTuple):
+    """What one layer did in one step."""
+
+    output: Tensor
+    """(B, N·d)."""
+    active: Tensor
+    """(B, N) bool."""
+    views: Tensor
+    """(B, N, M, K)."""
+    peers: Tensor
+    """(B, N, M, N)."""
+    view_scores: Tensor
+    """(B, N, M, K)."""
+    peer_scores: Tensor
+    """(B, N, M, N)."""
+
+
+Advance: TypeAlias = Callable[[Tensor, State], tuple[State, Sequence[Seen]]]
+"""One step: x (B, D) and the state to the next state and what each layer did."""
+
+
+def trace_layers(advance: Advance, x: Tensor, state: State) -> list[Trace]:
+    """What each layer did over a sequence x (T, B, D)."""
+    steps = []
+    for x_t in x.unbind():
+        state, seen = advance(x_t, state)
+        steps.append(seen)
+    return [_to_trace(seen, layer) for layer, seen in enumerate(zip(*steps, strict=True))]
+
+
+def _to_trace(seen: Sequence[Seen], layer: int) -> Trace:
+    output, active, *by_head = (torch.stack(parts) for parts in zip(*seen, strict=True))
+    views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
+    keep = (~active).to(output.dtype)
+    return Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
+
+
+LaidOut: TypeAlias = tuple[Sequence[tuple[Tensor, ...]], Sequence[Deferred]]
+"""Of each thing that a step is given its T tensors; and products."""
 
 
 class RIMCell(nn.Module):
@@ -42,33 +273,31 @@ class RIMCell(nn.Module):
         forget_bias: float,
         gate_scale: float,
         input_heads: int = 1,
-        **factory: Unpack[blocks.Factory],
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         checks.check_forget_bias(forget_bias)
         checks.check_gate_scale(gate_scale)
         self.K_a, self.dropout = K_a, dropout
-        self.input_attention = blocks.InputAttention(
+        self.input_attention = InputAttention(
             N, d, slot_sizes, input_heads, key_size, 4 * d // input_heads, **factory
         )
-        self.lstm = blocks.BlockLSTM(
-            N, 4 * d, d, (N * d) ** -0.5, forget_bias, gate_scale, **factory
-        )
-        self.communication = blocks.Communication(N, d, comm_heads, comm_size, dropout, **factory)
+        self.lstm = BlockLSTM(N, 4 * d, d, (N * d) ** -0.5, forget_bias, gate_scale, **factory)
+        self.communication = Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
     def forward(self, slots: Sequence[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Seen]:
         """One step: inputs (B, ·) and the state (B, N, d) to the new state and what was seen."""
         s, p, u = self.input_attention(h, slots)
         # The cells that the null slot draws most sleep; equal ones (all, at a zero state) by index.
-        active = top_mask(blocks.log_odds(s), self.K_a)  # (B, N)
+        active = top_mask(log_odds(s), self.K_a)  # (B, N)
         h_tilde, c_tilde = self.lstm(F.dropout(u, self.dropout, self.training), h, c)
         # Sleeping cells are read too, as the candidates that they will not become.
-        h_new, r, a = self.communication(blocks.gradient_mask(h_tilde, active))
-        h, c = blocks.merge(active, h_new, h), blocks.merge(active, c_tilde, c)
+        h_new, r, a = self.communication(gradient_mask(h_tilde, active))
+        h, c = merge(active, h_new, h), merge(active, c_tilde, c)
         return h, c, Seen(h.flatten(1), active, p, a, s, r)
 
-    def lay_out(self, x: Tensor, late: bool) -> Plan:
-        """The inputs of all steps of RIM, x (T, B, D) to keys, drives and dropout: see `late`.
+    def lay_out(self, x: Tensor, deferred: bool) -> LaidOut:
+        """What the steps over x (T, B, D) need no state for: keys, drives, dropout, and products.
 
         A cell's weight p_j is one number, and dropout does not look at the state:
         Dropout(p_j v) W = p_j (Dropout(v) W), of which only p_j is left to the step.
@@ -87,35 +316,42 @@ class RIMCell(nn.Module):
         given = (k.expand(N, -1, -1), drive, kept.transpose(0, 1))
         out = comm.gate_update
         products = (
-            Late(torch.cat((attention.query.weight, W_h), dim=2), T, B, late, self.lstm.bias()),
-            Late(comm.qkv.weight, T, B, late),
-            Late(out.weight.t().unsqueeze(0), T, N * B, late, out.bias.unsqueeze(0)),
+            Deferred(
+                torch.cat((attention.query.weight, W_h), dim=2), T, B, deferred, self.lstm.bias()
+            ),
+            Deferred(comm.qkv.weight, T, B, deferred),
+            Deferred(out.weight.t().unsqueeze(0), T, N * B, deferred, out.bias.unsqueeze(0)),
         )
         return [by_step(g, T) for g in given], products
 
-    def advance(self, given: tuple[Tensor, ...], state: State) -> Told:
-        """`forward` after `lay_out`, with cells first, (N, B, d): see `late.LaidOut`."""
+    def advance(self, given: tuple[Tensor, ...], state: State) -> tuple[tuple[Tensor, ...], State]:
+        """`forward` after `lay_out`: output and rows of the step's products, and the state.
+
+        `given` is what `lay_out` has for the step, then slots, weights and biases of the products.
+        Output and state have cells first, (N, B, d), and share no memory: a compiled step then
+        adds their gradients up within its own kernels.
+        """
         k, drive, kept, to_h, to_qkv, to_out, W_h, W_qkv, W_out, b_h, _, b_out = given
         (h, c), comm, d_k = state, self.communication, k.shape[2]
-        q, gates = product(h, W_h, to_h).split((d_k, 4 * h.shape[2]), dim=2)
+        q, gates = deferred_product(h, W_h, to_h).split((d_k, 4 * h.shape[2]), dim=2)
         exact = torch.promote_types(h.dtype, torch.float32)
         s = (q.to(exact) * k.to(exact)).sum(dim=2) / d_k**0.5  # (N, B)
         active = top_mask(s.detach().t(), self.K_a).t().contiguous()
         gates = gates + b_h + s.sigmoid().unsqueeze(2) * drive
-        h_tilde, c_tilde = blocks.gated(gates.to(c.dtype), c)
-        h_tilde = blocks.gradient_mask(h_tilde, active)
-        qkv = product(h_tilde, W_qkv, to_qkv).transpose(0, 1)
-        _, _, a = blocks.attend(qkv, comm.heads, comm.size)
+        h_tilde, c_tilde = gated(gates.to(c.dtype), c)
+        h_tilde = gradient_mask(h_tilde, active)
+        qkv = deferred_product(h_tilde, W_qkv, to_qkv).transpose(0, 1)
+        _, _, a = attend(qkv, comm.heads, comm.size)
         a = a.to(h.dtype).transpose(0, 1).flatten(0, 1).unsqueeze(0)  # (1, N·B, M·d_v)
-        y = product(a, W_out, to_out).to(h.dtype) + b_out
+        y = deferred_product(a, W_out, to_out).to(h.dtype) + b_out
         gate, update = y.view(*h.shape[:2], -1).chunk(2, dim=2)
         h_new = h_tilde + gate.sigmoid() * (update * kept).tanh()
         rows = tuple(row.detach() for row in (h, h_tilde, a))
-        h, c = blocks.merge(active, h_new, h), blocks.merge(active, c_tilde, c)
+        h, c = merge(active, h_new, h), merge(active, c_tilde, c)
         return (h.clone(), *rows), (h, c)
 
 
-class RIM(nn.Module):
+class RIM(Recurrent):
     r"""Recurrent Independent Mechanisms.
 
     In each step the cells ask what the input holds for them; the K_a cells that the null slot
@@ -153,8 +389,6 @@ class RIM(nn.Module):
     not, are left out.
     """
 
-    streaming = True
-
     def __init__(
         self,
         input_size: int,
@@ -173,19 +407,15 @@ class RIM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_options(batch_first, dtype, compile_step)
-        blocks.check_sizes(
+        super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
+        check_sizes(
             dropout,
-            input_size=input_size,
             key_size=key_size,
             comm_heads=comm_heads,
             comm_size=comm_size,
         )
-        N, d, K_a = blocks.cell_counts(hidden_size, num_cells, active_cells)
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
-        self.batch_first, self.num_cells, self.cell_size = batch_first, N, d
-        self.active_cells = K_a
+        N, d, K_a = cell_counts(hidden_size, num_cells, active_cells)
+        self.num_cells, self.cell_size, self.active_cells = N, d, K_a
         self.cell = RIMCell(
             *((input_size,), N, d, K_a),
             key_size=key_size,
@@ -198,11 +428,10 @@ class RIM(nn.Module):
             dtype=dtype,
         )
         self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
-        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
-        blocks.reset_parts(self.cell)
+        reset_parts(self.cell)
 
     def initial_state(self, batch: int) -> State:
         """h and c of all cells, (1, B, N·d) each: zero."""
@@ -215,32 +444,42 @@ class RIM(nn.Module):
         return seen.output, state
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
-        loop = base.run if hooked(self.cell) else run
-        return loop(self, self._compiled, x, state)
+        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state.
 
-    def lay_out(self, x: Tensor, late: bool) -> Plan:
-        """What the steps of a sequence need no state for: see `late.LaidOut`."""
-        return self.cell.lay_out(x, late)
-
-    def advance(self, given: tuple[Tensor, ...], state: State) -> Told:
-        """One step after `lay_out`: see `late.LaidOut`."""
-        return self.cell.advance(given, state)
-
-    def enter(self, state: State) -> State:
-        """Both parts with cells first, (N, B, d)."""
-        return tuple(s.transpose(0, 1).contiguous() for s in self._by_cell(state))
-
-    def leave(self, state: State) -> State:
-        """Both parts as (1, B, N·d)."""
-        return tuple(s.transpose(0, 1).flatten(1).unsqueeze(0) for s in state)
+        What does not need the state is made for all steps at once before the loop, and where the
+        step is compiled the gradients of weights after it. Hooks on parts see each step's calls.
+        """
+        if hooked(self.cell):
+            return super().forward(x, state)
+        x, state = prepare(self, x, state)
+        state = tuple(s.transpose(0, 1).contiguous() for s in self._by_cell(state))  # (N, B, d)
+        # Whoever compiles all of the loop has no use for a step compiled by itself.
+        compiled = None if torch.compiler.is_compiling() else self._compiled
+        given, products = self.cell.lay_out(x, deferred=compiled is not None)
+        weights = (*(p.weight for p in products), *(p.bias for p in products))
+        step = self.cell.advance if compiled is None else compiled.of(self.cell, "advance")
+        outputs = []
+        for given_t in zip(*given, *(p.slots for p in products), strict=True):
+            (y, *rows), state = step((*given_t, *weights), state)
+            outputs.append(y)
+            for product, row in zip(products, rows, strict=True):
+                if product.rows is not None:
+                    product.rows.append(row)
+        if compiled is None:
+            y = torch.stack(outputs)  # (T, N, B, d)
+        else:
+            kept = [p.rows for p in products if p.rows is not None]
+            y, *state = Gather.apply(kept, len(outputs), *outputs, *state)  # type: ignore[no-untyped-call]
+        y = y.transpose(1, 2).flatten(2)  # (T, B, N·d)
+        state = tuple(s.transpose(0, 1).flatten(1).unsqueeze(0) for s in state)
+        return y.transpose(0, 1) if self.batch_first else y, state
 
     def _by_cell(self, state: State) -> State:
         return tuple(s.squeeze(0).unflatten(1, (self.num_cells, -1)) for s in state)  # (B, N, d)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """What the cells did, time first; `views` are the weights of the slots null, x."""
-        return trace(self._advance, *prepare(self, x, state))
+        return trace_layers(self._advance, *prepare(self, x, state))
 
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Seen]]:
         h, c, seen = self.cell((x,), *self._by_cell(state))
@@ -253,3 +492,45 @@ class RIM(nn.Module):
             f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
             f"active_cells={self.active_cells}{start}"
         )
+
+
+def reset_parts(module: nn.Module) -> None:
+    """Draw new start values in every part of a model."""
+    for part in module.modules():
+        if isinstance(part, GroupLinear | BlockLSTM | InputAttention | nn.Linear):
+            part.reset_parameters()
+
+
+def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> tuple[int, int, int]:
+    """N, d and K_a, checked; two thirds of the cells are active if not said otherwise."""
+    checks.check_positive("hidden_size", hidden_size)
+    checks.check_positive("num_cells", num_cells)
+    checks.check_divides(hidden_size, num_cells)
+    K_a = two_thirds(num_cells) if active_cells is None else active_cells
+    checks.check_count("active_cells", K_a, 1, num_cells, "[1, num_cells]")
+    return num_cells, hidden_size // num_cells, K_a
+
+
+def check_sizes(dropout: float, **sizes: int) -> None:
+    """Sizes are whole and above zero, dropout is a probability."""
+    for name, size in sizes.items():
+        checks.check_positive(name, size)
+    checks.check_dropout(dropout, num_layers=2)
+
+
+def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:
+    """(N, T·B, ·) as T tensors (N, B, ·)."""
+    steps = given.unflatten(1, (T, -1)).transpose(0, 1)
+    # Where cells lie first, a step's strides would tell T, and a compiled step be for one length.
+    return torch.unbind(steps.contiguous() if given.is_contiguous() else steps)
+
+
+def hooked(model: nn.Module) -> bool:
+    """True if a hook waits for the call of some part: a loop that is laid out makes none."""
+    return any(
+        part._forward_pre_hooks
+        or part._forward_hooks
+        or part._backward_pre_hooks
+        or part._backward_hooks
+        for part in model.modules()
+    )

@@ -11,17 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_positive
-from riglstm.models.base import (
-    CompiledSteps,
-    State,
-    Trace,
-    check_options,
-    prepare,
-    run,
-)
+from riglstm.models.base import Recurrent, State, Trace, prepare
 
 
-class RMC(nn.Module):
+class RMC(Recurrent):
     r"""A memory whose slots attend to each other and to the input, then pass through LSTM gates.
 
     .. math::
@@ -42,7 +35,6 @@ class RMC(nn.Module):
         compile_step: run the step through torch.compile, from the first call on.
     """
 
-    streaming = True
     input_bias, forget_bias = 0.0, 1.0
 
     def __init__(
@@ -57,19 +49,11 @@ class RMC(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_options(batch_first, dtype, compile_step)
-        for name, size in (
-            ("input_size", input_size),
-            ("hidden_size", hidden_size),
-            ("num_slots", num_slots),
-            ("num_heads", num_heads),
-        ):
-            check_positive(name, size)
+        super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
+        check_positive("num_slots", num_slots)
+        check_positive("num_heads", num_heads)
         check_divides(hidden_size, num_slots * num_heads, "num_slots * num_heads")
         m = hidden_size // num_slots
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
-        self.batch_first = batch_first
         self.num_slots, self.num_heads, self.slot_size = num_slots, num_heads, m
 
         def linear(inputs: int, outputs: int) -> nn.Linear:
@@ -83,7 +67,6 @@ class RMC(nn.Module):
         self.norm_attention = norm(m)
         self.mlp_in, self.mlp_out, self.norm_mlp = linear(m, m), linear(m, m), norm(m)
         self.gates_input, self.gates_memory = linear(m, 2 * m), linear(m, 2 * m)
-        self._compiled = CompiledSteps() if compile_step else None
 
     def reset_parameters(self) -> None:
         """Draw new start values: those of nn.Linear and nn.LayerNorm."""
@@ -124,10 +107,6 @@ class RMC(nn.Module):
         """One step for x (B, D): the output, which is the flat memory (B, S·m), and the state."""
         M = self._advance(x, state)[0].flatten(1)
         return M, (M.unsqueeze(0),)
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """A sequence (T, B, D), or (B, T, D), to outputs (T, B, S·m) and the last state."""
-        return run(self, self._compiled, x, state)
 
     def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
         """How much each slot attended to the input (`views`, K = 1) and to the slots (`peers`).

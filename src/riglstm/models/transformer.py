@@ -12,13 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_dropout, check_input, check_positive
-from riglstm.models.base import (
-    State,
-    Trace,
-    check_options,
-    check_sequence,
-    describe,
-)
+from riglstm.models.base import State, Trace, check_options, check_sequence, describe
 
 
 class Transformer(nn.Module):
@@ -55,16 +49,11 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_options(batch_first, dtype)
-        check_positive("hidden_size", hidden_size)
+        check_options(input_size, hidden_size, batch_first, dtype)
         ffn_size = 4 * hidden_size if ffn_size is None else ffn_size
-        for name, size in (
-            ("input_size", input_size),
-            ("num_layers", num_layers),
-            ("num_heads", num_heads),
-            ("ffn_size", ffn_size),
-        ):
-            check_positive(name, size)
+        check_positive("num_layers", num_layers)
+        check_positive("num_heads", num_heads)
+        check_positive("ffn_size", ffn_size)
         check_divides(hidden_size, num_heads, "num_heads")
         if hidden_size % 2:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""One function runs a whole sequence; the backends behind it differ in speed, not in meaning."""
+"""`scan` runs a whole sequence; its backends differ in speed, not in meaning."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.checks import differentiating, refuse_transforms, tracing, untraced
 from riglstm.scan import batched, compiled, reference
 from riglstm.scan.base import BackendError, Scan, State
-from riglstm.scan.transforms import suited
 from riglstm.selection import Noise, Selection
-from riglstm.tracing import tracing, untraced
 
 __all__ = ["BACKENDS", "Backend", "BackendError", "Scan", "State", "resolve", "scan"]
 
@@ -46,7 +45,7 @@ def resolve(
     dtype: torch.dtype = torch.float32,
     B: int = 1,
 ) -> str:
-    """The backend that runs on a device when `backend` is asked for; only `auto` may choose.
+    """The backend that `backend` stands for on a device; only `auto` may choose.
 
     With a problem's selection, cell size, dtype and sequences, `auto` knows whether `triton` runs
     it.
@@ -71,7 +70,7 @@ def resolve(
 
 
 def check_possible(backend: str, device: torch.device | str | int | None) -> None:
-    """Raise as `resolve` does if a layer that is made on a device can run neither there nor moved.
+    """Raise as `resolve` does if a layer made on a device could run nowhere.
 
     Many are made on a CPU, or on `meta`, and get to a GPU later: each call asks again.
     """
@@ -94,6 +93,45 @@ def _no_triton(device: torch.device) -> str | None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return None
     return f"a CUDA device, got {device.type!r}"
+
+
+def choose_backend(backend: str, name: str) -> str:
+    """The backend for this call: what transforms, traces and exports leave of `name`.
+
+    `backend` is the one asked for, `name` what it resolved to.
+
+    Operators of ours have backward() only, and are none of ONNX's: there `auto` takes the
+    reference. A loop in Python has as many steps in a trace as its example had.
+    """
+    if tracing():
+        if torch.onnx.is_in_onnx_export():
+            raise BackendError(
+                "torch.onnx.export(..., dynamo=False) would fix the length of sequences, got a "
+                "model with a RigLSTM; use dynamo=True, or riglstm.onnx.export for the layer alone"
+            )
+        if name in ("reference", "compiled"):
+            raise BackendError(
+                f"torch.jit.trace would fix the length of sequences with backend={name!r}; use "
+                "backend='batched' or 'auto', or torch.export"
+            )
+    elif differentiating():
+        if backend == "auto":
+            return "reference"
+        if name in ("batched", "triton"):
+            refuse_transforms(name)
+    elif torch.compiler.is_exporting() and _for_onnx():
+        if backend not in ("auto", "reference"):
+            raise BackendError(
+                f"torch.onnx.export needs backend='auto' or 'reference', got {backend!r}, which is "
+                "no operator of ONNX; set layer.backend = 'auto'"
+            )
+        return "reference"
+    return name
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _for_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
 
 
 def repeatable(input: Any) -> TypeGuard[Tensor]:
@@ -134,5 +172,5 @@ def scan(
     name = resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])
     # Of no sequences there are only shapes, and gradients of zero.
     none = not tracing() and x.shape[1] == 0
-    run = BACKENDS["reference" if none else suited(backend, name)]
+    run = BACKENDS["reference" if none else choose_backend(backend, name)]
     return run(x, h, c, weights, sel, noise=noise, live=live, reset=reset)

@@ -1,51 +1,24 @@
-"""What a backend is, and the loop that two of them share."""
+"""What a backend is, and what several of them share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
+from riglstm.inputs import State as State
+from riglstm.inputs import begin as begin
 from riglstm.selection import Noise, Selection
-from riglstm.tracing import tracing
 
-State: TypeAlias = tuple[Tensor, Tensor]
 Rules: TypeAlias = tuple[int, int, int, int, int, str, str, str, float]
 Extra = TypeVar("Extra")
 
 
 class BackendError(RuntimeError):
     """A backend asked for by name cannot run here."""
-
-
-def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection) -> State:
-    """The state before x (T, B, D), each (B, N, d): what is given of it, and else zero."""
-    if h is None or c is None:
-        zero = weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
-        h, c = zero if h is None else h, zero if c is None else c
-    return h, c
-
-
-def learns(*tensors: Tensor | None) -> bool:
-    """Whether a call is differentiated, and so has something to save.
-
-    A trace saves nothing: torch.jit.trace repeats it without gradients, and compares. Operators
-    whose call saved nothing run it again for their backward pass.
-    """
-    if not torch.is_grad_enabled() or tracing():
-        return False
-    return any(t is not None and t.requires_grad for t in tensors)
-
-
-def of_shape(own: Tensor, *shape: int) -> Tensor:
-    """A tensor that neither anybody else nor a backward pass has, in another shape.
-
-    To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
-    """
-    return cast(Tensor, torch.ops.aten._unsafe_view.default(own, shape))
 
 
 def flat(sel: Selection) -> Rules:
@@ -124,3 +97,58 @@ def loop(
         y.append(h)
         extras.append(extra)
     return torch.stack(y), (h, c), extras
+
+
+def vmap_by_loop(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule of vmap for a forward operator: a call for each, and what they give side by side.
+
+    Its last argument says whether to save for a backward pass. Tensors in a batch of vmap's do not
+    tell that they need one; here, by themselves, they do.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        if info.batch_size == 0:
+            raise ValueError(
+                "torch.vmap needs a dimension of at least 1 here, got one of size 0; leave it out"
+            )
+        made = []
+        for i in range(info.batch_size):
+            *here, save = (
+                a if at is None else a.select(at, i) for a, at in zip(args, in_dims, strict=True)
+            )
+            needed = any(isinstance(a, Tensor) and a.requires_grad for a in here)
+            made.append(operator(*here, save or (needed and torch.is_grad_enabled())))
+        out = tuple(torch.stack(each) for each in zip(*made, strict=True))
+        return out, (0,) * len(out)
+
+    return rule
+
+
+def rounded_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    return (a @ b).to(dtype)
+
+
+def input_map_gradients(
+    dV: Tensor,
+    x: Tensor,
+    weights: Weights,
+    product: torch.dtype,
+    for_x: bool = True,
+    multiply: Callable[[Tensor, Tensor, torch.dtype], Tensor] = rounded_product,
+    db_in: Tensor | None = None,
+    low_x: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Back through the input transformation: dx, dW_in, db_in from dV (T·B, K·d).
+
+    db_in, and x (T·B, D) in the products' dtype, are given where they are known already.
+    """
+    low, W_in, b_in = dV.to(product), weights.W_in, weights.b_in
+    if W_in is None:
+        return dV.view_as(x).to(x.dtype), None, None
+    dx = multiply(low, W_in.t().to(product), x.dtype).view_as(x) if for_x else None
+    low_x = x.reshape(dV.shape[0], -1).to(product) if low_x is None else low_x
+    dW_in = multiply(low_x.t(), low, W_in.dtype)
+    if b_in is None:
+        return dx, dW_in, None
+    db_in = dV.sum(0, dtype=b_in.dtype) if db_in is None else db_in.to(b_in.dtype)
+    return dx, dW_in, db_in

@@ -13,16 +13,16 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from riglstm.autocast import product_dtype
 from riglstm.cell import Weights, step
-from riglstm.scan.base import BackendError, State, begin, learns, loop
+from riglstm.checks import learns, product_dtype
+from riglstm.scan.base import BackendError, State, begin, loop
 from riglstm.selection import Noise, Selection
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def available(device: torch.device) -> bool:
-    """Whether torch.compile can build the step for this device."""
+    """True if torch.compile can build the step for this device."""
     if device.type == "cpu":
         return any(shutil.which(cxx) for cxx in ("g++", "clang++", "c++"))
     return True

@@ -43,8 +43,7 @@ from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.tasks.base import generator
 from riglstm.lab.train.config import check_device
 from riglstm.models.base import State
-from riglstm.models.resets import restart, run_with_resets
-from riglstm.models.stepping import stepper
+from riglstm.models.episodes import restart, run_with_resets, stepper
 
 if TYPE_CHECKING:
     from riglstm.lab.minigrid.envs import Environments

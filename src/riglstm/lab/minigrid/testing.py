@@ -22,7 +22,7 @@ from riglstm.lab.minigrid.ppo import check_count, small_products
 from riglstm.lab.minigrid.spec import SEEDS
 from riglstm.lab.minigrid.worker import SKIP
 from riglstm.lab.tasks.base import generator
-from riglstm.models.stepping import stepper
+from riglstm.models.episodes import stepper
 
 SEED = SEEDS
 """Of test episodes: no run is trained on it, as seeds of runs are below."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from riglstm.lab.train.config import Fit
+from riglstm.layer import VARIANTS
 from riglstm.models.brim import PRESETS
 from riglstm.models.rig import changes_of
-from riglstm.variants import VARIANTS
 
 Budget: TypeAlias = Literal["quick", "paper", "tuned"]
 

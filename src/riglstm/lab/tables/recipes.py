@@ -25,7 +25,7 @@ from riglstm.lab.tables.entries import (
 )
 from riglstm.lab.tables.tuned import tuned_copying, tuned_mnist
 from riglstm.lab.train.config import Fit
-from riglstm.variants import VARIANTS
+from riglstm.layer import VARIANTS
 
 _CIFAR_ROWS = ("lstm", "rim", "rmc", "transformer", "gridlstm", "brim", "riglstm")
 _COPYING_ROWS = ("lstm", "gridlstm", "rim", "riglstm")

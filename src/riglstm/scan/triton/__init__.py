@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riglstm.autocast import product_dtype, product_on
 from riglstm.cell import Weights
-from riglstm.scan.base import BackendError, learns
+from riglstm.checks import learns, product_dtype, product_on, untraced
+from riglstm.scan.base import BackendError
 from riglstm.scan.triton.autograd import differentiable
 from riglstm.scan.triton.forward import run
 from riglstm.scan.triton.kernels.common import interpreted
 from riglstm.scan.triton.launch import watched
 from riglstm.selection import Noise, Selection
-from riglstm.tracing import untraced
 
 
 def refusal(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.base import asked, begin, flat, handed_out, needed
-from riglstm.scan.transforms import one_by_one, refuse_batched, refuse_transforms
+from riglstm.checks import refuse_batched, refuse_transforms
+from riglstm.scan.base import asked, begin, flat, handed_out, needed, vmap_by_loop
 from riglstm.scan.triton.backward import Needs, backward
 from riglstm.scan.triton.forward import on_device, plain, whole
 from riglstm.scan.triton.launch import watched
@@ -233,4 +233,4 @@ def _no_second_backward(ctx: Any, *grads: Any) -> Any:
 
 forward.register_autograd(_gradients, setup_context=_setup_context)
 _backward.register_autograd(_no_second_backward)
-forward.register_vmap(one_by_one(forward))
+forward.register_vmap(vmap_by_loop(forward))

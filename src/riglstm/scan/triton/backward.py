@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.input_back import input_map
+from riglstm.scan.base import input_map_gradients
 from riglstm.scan.triton.kernels.backward import backward_kernel, views_kernel
 from riglstm.scan.triton.kernels.common import interpreted, power_of_two
 from riglstm.scan.triton.kernels.weights import inputs_kernel, lines_kernel, split_kernel
@@ -340,7 +340,7 @@ def backward(
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None
     if dV is not None:
         db_in = None if of_views is None else of_views.sum(0)
-        dx, dW_in, db_in = input_map(
+        dx, dW_in, db_in = input_map_gradients(
             dV.view(T * B, z.K * d), x, weights, product, needs.x, multiply, db_in,
             saved.x[:, : x.shape[2]] if saved.x.numel() else None,
         )  # fmt: skip

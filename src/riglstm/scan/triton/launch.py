@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from triton import knobs
 from triton.runtime.driver import driver
 
+from riglstm.checks import tracing
 from riglstm.scan.triton.kernels.common import KNOWN, interpreted
-from riglstm.tracing import tracing
 
 _PLAIN = {Tensor, nn.Parameter, type(None)}
 

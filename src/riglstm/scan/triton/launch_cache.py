@@ -25,11 +25,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from riglstm.autocast import product_on
 from riglstm.cell import Weights
+from riglstm.checks import product_on
+from riglstm.inputs import of_shape
 from riglstm.parameters import NAMES
 from riglstm.scan import Backend, resolve
-from riglstm.scan.base import State, of_shape
+from riglstm.scan.base import State
 from riglstm.scan.triton.forward import run
 from riglstm.scan.triton.kernels.common import KNOWN
 from riglstm.scan.triton.launch import Buffer, Launched, recorded, watched

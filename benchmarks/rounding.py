@@ -1,6 +1,7 @@
 """How far rounding and noise carry: a last bit may decide which cell wakes.
 
-`python tests/test_rounding.py` prints the figures of docs/frameworks.md, in a quarter of an hour.
+`python benchmarks/rounding.py` prints the figures of docs/frameworks.md, in a quarter of an hour.
+It needs `weights/`, and the pictures in `../shared/data`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -21,12 +21,6 @@ from riglstm.lab.tasks.common import lookup
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
 FILES = ROOT / "weights"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not FILES.is_dir(), reason="there are no weights in this copy"),
-    pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}"),
-]
-
 CONDITIONS = {
     "mnist 14x14": ("mnist", "14x14", 500),
     "mnist 24x24": ("mnist", "24x24", 200),
@@ -166,53 +160,6 @@ def attributions(many: int, n: int) -> tuple[float, float]:
         missed.append([completeness(rnn, one, read, n) for rnn in (model.core.layer, lstm)])
     ours, theirs = torch.tensor(missed).quantile(0.5, 0).tolist()
     return ours, theirs
-
-
-@pytest.mark.parametrize(("name", "many"), [("mnist 14x14", 60), ("copying P=50", 60)])
-def test_a_trained_network_is_as_right_in_bf16_and_with_noise(name: str, many: int) -> None:
-    task, condition, _ = CONDITIONS[name]
-    exact, bf16, noise = trained(task, condition, many).values()
-    print(f"{name}: float32 {exact}; bf16 {bf16}; noise {noise}")
-    assert exact.cells == 0
-    for figures in (bf16, noise):
-        # Some cells wake elsewhere, and the outputs tell; what is read from them does not.
-        assert 0 < figures.cells < 0.1
-        assert 0.005 < figures.output < 0.5
-        assert abs(figures.right - exact.right) < 0.1
-
-
-def test_an_untrained_layer_is_carried_further_than_nn_lstm_by_what_it_chooses() -> None:
-    figures = {name: untrained(name, 20) for name in UNTRAINED}
-    for name, found in figures.items():
-        print(name, *(f"{way}: {found[way]}" for way in WAYS[1:]), sep="; ")
-    for way in WAYS[1:]:
-        plain, steady, cells, everything, lstm = (found[way] for found in figures.values())
-        assert plain.cells > 0.01
-        assert plain.output > 0.1 > steady.output
-        assert steady.cells < 0.1 * plain.cells
-        assert cells.cells == everything.cells == 0
-        # Without anything to choose a layer rounds as nn.LSTM does.
-        assert everything.output < 0.05
-        assert lstm.output < 0.05
-
-
-def test_a_layer_kept_out_of_autocast_chooses_as_in_float32() -> None:
-    text = (ROOT / "docs" / "frameworks.md").read_text()
-    title = "\n## Rounding can change which cell wakes\n"
-    block = text.split(title)[1].split("\n## ")[0].split("```python\n")[1].split("```")[0]
-    torch.manual_seed(0)
-    names = {"torch": torch, "x": torch.randn(30, 4, 60), "rnn": RigLSTM(60, 60)}
-    names |= {"encoder": nn.Identity(), "head": nn.Linear(60, 5)}
-    exec(block, names)
-    assert torch.equal(names["y"], names["rnn"](names["x"])[0])  # type: ignore[operator]
-    assert names["logits"].dtype == torch.bfloat16
-
-
-def test_integrated_gradients_of_a_trained_network_do_not_add_up() -> None:
-    ours, theirs = attributions(2, 16)
-    print(f"integrated gradients miss {ours:.1%} of the logit, with nn.LSTM {theirs:.1%}")
-    assert theirs < 0.01
-    assert ours > 0.02
 
 
 if __name__ == "__main__":

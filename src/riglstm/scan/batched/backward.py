@@ -11,20 +11,118 @@ gradients of weights and inputs are large products after it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.scan.batched_forward import Saved
-from riglstm.scan.batched_soft import soft_peers, soft_views
-from riglstm.scan.input_back import input_map
-from riglstm.scan.rows import Rows, all_rows, rows_of
+from riglstm.checks import refuse_batched
+from riglstm.scan.base import asked, handed_out, input_map_gradients, needed
+from riglstm.scan.batched.forward import (
+    Rows,
+    Saved,
+    all_rows,
+    forward_op,
+    is_dense,
+    rows_of,
+    setup_context,
+)
 from riglstm.selection import Selection
 
 ROWS_AT_ONCE = 8192
 """Rows in a piece of the sequence: 32 steps at the paper's sizes, and about 100 MB."""
+
+
+@torch.library.custom_op("riglstm::batched_backward", mutates_args=())
+def backward_op(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    active: Tensor,
+    saved: list[Tensor],
+    W_in: Tensor | None,
+    b_in: Tensor | None,
+    W: Tensor,
+    b: Tensor | None,
+    W_q: Tensor | None,
+    update_bias: Tensor | None,
+    reset: Tensor | None,
+    N: int,
+    K: int,
+    K_a: int,
+    K_x: int,
+    K_h: int,
+    cells: str,
+    views: str,
+    peers: str,
+    update_scale: float,
+    product: torch.dtype,
+    idle: bool,
+    for_input: bool,
+    for_gates: bool,
+) -> list[Tensor]:
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    if is_dense(W, sel, idle, product, dh.dtype):
+        from riglstm.scan.batched import dense
+
+        dx, dh, dc, grads = dense.backward(
+            *(dy, dh, dc, x, Saved(*saved), weights, sel, reset, for_input, for_gates)
+        )
+    else:
+        dx, dh, dc, grads = backward(
+            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
+            *(for_input, for_gates),
+        )
+    wanted = asked(dx, grads, for_input, for_gates)
+    return [dh, dc, *(g for g in wanted if g is not None)]
+
+
+@backward_op.register_fake
+def _(
+    dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
+) -> list[Tensor]:
+    wanted = asked(x, args[:6], *args[-2:])
+    return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
+
+
+def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    refuse_batched("batched", *grads)
+    x, *rest = ctx.saved_tensors
+    weights, reset, kept = rest[:6], rest[6], rest[7:]
+    if not ctx.saves:
+        with torch.no_grad():
+            h, c, *others = kept
+            again = forward_op(x, h, c, *weights, *others, reset, *ctx.rules, ctx.product, True)
+        kept = again[3:]
+    active, *saved = kept
+    like = saved[0]
+
+    def whole(grad: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        return like.new_zeros(shape) if grad is None else grad.contiguous()
+
+    dy = whole(grads[0], ctx.shape)
+    dh, dc = (whole(g, ctx.shape[1:]) for g in grads[1:3])
+    wanted = needed(ctx)
+    dh, dc, *out = backward_op(
+        *(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle),
+        *wanted,
+    )
+    dx, *dw = handed_out(out, x, weights, *wanted)
+    nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
+    return dx, dh, dc, *dw, *nothing
+
+
+def _no_second_backward(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError(
+        "backend='batched' can be differentiated once; for double backward use backend='reference'"
+    )
+
+
+forward_op.register_autograd(_apply_backward, setup_context=setup_context)
+backward_op.register_autograd(_no_second_backward)
 
 
 def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:
@@ -59,7 +157,7 @@ def backward(
     for_input: bool,
     for_gates: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
-    """Gradients of x, h, c and of every weight, from those of y (T, B, N, d) and the final state.
+    """Gradients of x, h, c and every weight, from those of y and the final state.
 
     `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
     computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
@@ -117,7 +215,7 @@ def backward(
 
     dx = dW_in = db_in = None
     if for_input:
-        dx, dW_in, db_in = input_map(dV_x.view(T * B, K * d), x, weights, product)
+        dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, product)
     dW, dW_q = split_gates(dW5, weights.W_q, K)
     db = None if weights.b is None else db5[:, : 4 * d].contiguous()
     grads = Weights(dW_in, db_in, dW, db, dW_q, d_bias)
@@ -125,7 +223,7 @@ def backward(
 
 
 class _Factors(NamedTuple):
-    """What multiplies the gradients of one step; made for all steps of a piece at once."""
+    """What multiplies the gradients of one step."""
 
     fi: Tensor
     """(R, 2, d): from c to the arguments of f and i."""
@@ -185,7 +283,7 @@ def _loop(
     dz: Tensor,
     dV_x: Tensor,
 ) -> None:
-    """The steps of a piece, from the last: updates dh, dc (B·N, d), and fills D5, dz and dV_x.
+    """Run the steps of a piece from the last: update dh, dc (B·N, d), fill D5, dz, dV_x.
 
     D5 (steps, R, 5·d) are the gradients of the gates' arguments and of W_q Q; dz (steps, R) those
     of the logit of the new state; dV_x, of the views, is filled here for the soft rule only.
@@ -193,7 +291,7 @@ def _loop(
     steps, B, S, d = piece.V.shape
     K, N, R, product = sel.K, sel.N, D5.shape[1], W5_h.dtype
     soft_update = bool(len(piece.q))
-    dense = None if counts else all_rows(B, N, dh.device)
+    every_row = None if counts else all_rows(B, N, dh.device)
     factors = _factors(piece, K)
     D_at, fi_at, o_at, g_at, q_at = (
         part.unbind()
@@ -209,7 +307,7 @@ def _loop(
     pair_at, weight_at = piece.pair.unbind(), piece.weight.view(steps, B * N, S).unbind()
 
     for t in reversed(range(steps)):
-        rows = dense or rows_of(pair_at[t], counts[t], N)
+        rows = every_row or rows_of(pair_at[t], counts[t], N)
         k, pair = factors[t], rows.pair
         dh += dy_at[t]
         dh_row, dc_row = dh.index_select(0, pair), dc.index_select(0, pair)
@@ -251,9 +349,9 @@ def _loop(
         dH.mul_(weight[:, K:].unsqueeze(-1))
         dh += rows.sum_by_sample(dH.view(R, N * d), B).view(B * N, d)
         if reset is not None:
-            fresh = reset[t].repeat_interleave(N).unsqueeze(-1)
-            dh.masked_fill_(fresh, 0)
-            dc.masked_fill_(fresh, 0)
+            reset_row = reset[t].repeat_interleave(N).unsqueeze(-1)
+            dh.masked_fill_(reset_row, 0)
+            dc.masked_fill_(reset_row, 0)
 
 
 def _pieces(T: int, R: int) -> list[tuple[int, int]]:
@@ -263,7 +361,7 @@ def _pieces(T: int, R: int) -> list[tuple[int, int]]:
 
 
 def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows, Tensor]:
-    """The rows of several steps as one set, and where each stood in the order of the steps.
+    """The rows of several steps as one set, and their places in the steps' order.
 
     A sample of this set is a pair of step and sample.
     """
@@ -277,3 +375,30 @@ def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows,
     order = torch.arange(steps * R, device=pair.device).view(steps, N, B)
     order = order.transpose(0, 1).reshape(-1)
     return rows_of(pair.index_select(0, order), None, N), order
+
+
+def soft_views(dH: Tensor, weight: Tensor, V: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Back through x^k · softmax(s)_k: gradients of views (B, K, d) and own states (R, d)."""
+    (R, K, d), B = dH.shape, V.shape[0]
+    weight = weight.to(dH.dtype)
+    x = V[:, :K].index_select(0, rows.sample)  # (R, K, d)
+    h = V[:, K:].reshape(-1, d).index_select(0, rows.pair)  # (R, d)
+    ds = _softmax_backward(weight, (dH * x).sum(-1)).unsqueeze(-1)  # (R, K, 1)
+    d_views = torch.addcmul(dH * weight.unsqueeze(-1), ds, h.unsqueeze(1))
+    return rows.sum_by_sample(d_views.view(R, K * d), B).view(B, K, d), (ds * x).sum(1)
+
+
+def soft_peers(dH: Tensor, weight: Tensor, h: Tensor, rows: Rows) -> Tensor:
+    """Back through the scores of h^i · softmax(r)_i: gradient of the state (B·N, d)."""
+    (R, N, d), B = dH.shape, h.shape[0]
+    others_only = weight.to(dH.dtype).scatter(1, rows.cell.unsqueeze(1), 0)
+    own = h.reshape(-1, d).index_select(0, rows.pair)  # (R, d)
+    h = h.index_select(0, rows.sample)  # (R, N, d)
+    ds = _softmax_backward(others_only, (dH * h).sum(-1)).unsqueeze(-1)  # (R, N, 1)
+    d_peers = rows.sum_by_sample((ds * own.unsqueeze(1)).view(R, N * d), B).view(B * N, d)
+    return d_peers.index_add_(0, rows.pair, (ds * h).sum(1))
+
+
+def _softmax_backward(weight: Tensor, d_weight: Tensor) -> Tensor:
+    """From the gradient of a softmax along the last dimension to that of its logits."""
+    return weight * (d_weight - (weight * d_weight).sum(-1, keepdim=True))

@@ -1,21 +1,29 @@
-"""The forms in which sequences arrive, brought to one, (T, B, D), and results brought back."""
+"""Forms of input and state: each brought to (T, B, D), and results brought back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from riglstm.checks import check_flags, check_pair, check_rank, check_state, check_tensor
-from riglstm.scan.base import of_shape
-from riglstm.tracing import tracing
+from riglstm.cell import Weights
+from riglstm.checks import (
+    check_flags,
+    check_input,
+    check_pair,
+    check_rank,
+    check_state,
+    check_tensor,
+    tracing,
+)
+from riglstm.selection import Selection
 
-Given: TypeAlias = Tensor | PackedSequence
-"""An input, in any of its forms."""
+Input: TypeAlias = Tensor | PackedSequence
 State: TypeAlias = tuple[Tensor, Tensor]
+"""h and c."""
 States: TypeAlias = Sequence[Tensor | None]
 """(B, N, d) for each layer and direction; None: zero."""
 
@@ -28,36 +36,22 @@ class Sequences(NamedTuple):
     live: Tensor | None
     """(T, B) bool: False where a sequence is over or a step is masked; None: all steps count."""
     reset: Tensor | None
-    """(T, B) bool."""
+    """(T, B) bool: True where the state is zero before the step."""
     batch_first: bool
     batched: bool
-    packed: PackedSequence | None
-    filled: Tensor | None
+    packed: PackedSequence | None = None
+    filled: Tensor | None = None
     """Where in T·B the rows of a packed sequence lie."""
 
-    def restore(self, y: Tensor) -> Tensor | PackedSequence:
+    def restore(self, y: Tensor) -> Input:
         """An output (T, B, H) in the form of the input."""
         if self.packed is not None and self.filled is not None:
             data = y.flatten(0, 1).index_select(0, self.filled)
-            return PackedSequence(
-                data,
-                self.packed.batch_sizes,
-                self.packed.sorted_indices,
-                self.packed.unsorted_indices,
-            )
+            p = self.packed
+            return PackedSequence(data, p.batch_sizes, p.sorted_indices, p.unsorted_indices)
         if not self.batched:
             return y.squeeze(1)
         return y.transpose(0, 1) if self.batch_first else y
-
-    @property
-    def given(self) -> tuple[int, ...]:
-        """The input's shape as it came."""
-        if self.packed is not None:
-            return tuple(self.packed.data.shape)
-        T, B, D = self.x.shape
-        if not self.batched:
-            return (T, D)
-        return (B, T, D) if self.batch_first else (T, B, D)
 
     def in_order(self, v: Tensor) -> Tensor:
         """A record (T, B, ...) with the sequences in the order in which they came."""
@@ -88,68 +82,39 @@ class Sequences(NamedTuple):
         return self.in_order(h), self.in_order(c)
 
 
-def unfold(
-    x: Tensor | PackedSequence, batch_first: bool, reset: Tensor | None, mask: Tensor | None
+def time_first(
+    input: Input,
+    input_size: int,
+    like: Tensor,
+    batch_first: bool,
+    reset: Tensor | None,
+    mask: Tensor | None,
 ) -> Sequences:
-    """Bring any accepted input to (T, B, D)."""
-    if isinstance(x, PackedSequence):
-        return _unpack(x, batch_first, reset, mask)
-    check_tensor("the input", x, "a Tensor or a PackedSequence")
-    check_rank(x, batch_first)
+    """Check an input of any form against a layer's weights `like`; return it as (T, B, D)."""
+    if isinstance(input, PackedSequence):
+        sequences = _unpack(input, batch_first, reset, mask)
+        check_input(sequences.x, input_size, like, tuple(input.data.shape))
+        return sequences
+    check_tensor("the input", input, "a Tensor or a PackedSequence")
+    check_rank(input, batch_first)
     for name, flags in (("reset", reset), ("mask", mask)):
         if flags is not None:
-            check_flags(name, flags, tuple(x.shape[:-1]), x.device)
-    batched = x.dim() == 3
+            check_flags(name, flags, tuple(input.shape[:-1]), input.device)
+    batched = input.dim() == 3
 
-    def time_first(v: Tensor | None) -> Tensor | None:
-        if v is None:
-            return None
+    def turned(v: Tensor) -> Tensor:
         if not batched:
             return v.unsqueeze(1)
         return v.transpose(0, 1) if batch_first else v
 
-    steps, live = time_first(x), time_first(mask)
-    assert steps is not None
+    x = turned(input)
+    check_input(x, input_size, like, tuple(input.shape))
+    live = None if mask is None else turned(mask)
     if live is not None:
         # What stands in a step that is left out, NaN as well, must not reach a gradient either.
-        steps = steps.masked_fill(~live.unsqueeze(-1), 0)
-    starts = settle(time_first(reset), live)
-    return Sequences(steps, live, starts, batch_first, batched, packed=None, filled=None)
-
-
-def settle(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
-    """Move each reset (T, B) on a step that does not happen to the next one that does (P19)."""
-    if reset is None or live is None:
-        return reset
-    so_far = reset.cumsum(0)
-    at_live = so_far.masked_fill(~live, 0).cummax(0).values
-    before = torch.cat((torch.zeros_like(at_live[:1]), at_live[:-1]))  # at the live step before
-    return live & (so_far > before)
-
-
-def reverse_reset(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
-    """The resets of the reverse direction, for flipped time and flipped `live`.
-
-    A piece that starts at step t ends, seen from the end, after it: the next step is fresh.
-    """
-    if reset is None:
-        return None
-    after = torch.cat((torch.zeros_like(reset[:1]), reset.flip(0)[:-1]))
-    return settle(after, live)
-
-
-def split(state: Tensor, rows: int, N: int, d: int) -> tuple[Tensor, ...]:
-    """A state (rows, B, N·d) of all layers and directions as one (B, N, d) for each."""
-    # A single one need not be taken apart, which is another call of torch.
-    return (state.reshape(-1, N, d),) if rows == 1 else state.reshape(rows, -1, N, d).unbind()
-
-
-def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
-    """Final states (B, N, d) of all layers and directions as (rows, B, hidden_size)."""
-    if len(states) > 1:
-        return torch.stack([state.flatten(1) for state in states])
-    # A single one is a tensor of its own already: nothing is copied.
-    return of_shape(states[0], 1, -1, hidden_size)
+        x = x.masked_fill(~live.unsqueeze(-1), 0)
+    reset = None if reset is None else move_resets(turned(reset), live)
+    return Sequences(x, live, reset, batch_first, batched)
 
 
 def _unpack(
@@ -183,5 +148,57 @@ def _unpack(
     live = torch.arange(B, device=sizes.device) < sizes.unsqueeze(1)  # (T, B), known to the host
     filled = live.view(-1).nonzero().view(-1).to(data.device)
     x = data.new_zeros(T * B, data.shape[-1]).index_copy(0, filled, data).view(T, B, -1)
-    alive = live.to(data.device)
-    return Sequences(x, alive, settle(reset, alive), batch_first, True, packed, filled)
+    live = live.to(data.device)
+    reset = None if reset is None else move_resets(reset, live)
+    return Sequences(x, live, reset, batch_first, True, packed, filled)
+
+
+def move_resets(reset: Tensor, live: Tensor | None) -> Tensor:
+    """Move each reset (T, B) on a step that is not live to the next live one (P19)."""
+    if live is None:
+        return reset
+    so_far = reset.cumsum(0)
+    at_live = so_far.masked_fill(~live, 0).cummax(0).values
+    before = torch.cat((torch.zeros_like(at_live[:1]), at_live[:-1]))  # at the live step before
+    return live & (so_far > before)
+
+
+def reverse_resets(reset: Tensor | None, live: Tensor | None) -> Tensor | None:
+    """The resets of the reverse direction, for flipped time and flipped `live`.
+
+    A piece that starts at step t ends, seen from the end, after it: the next step is reset.
+    """
+    if reset is None:
+        return None
+    after = torch.cat((torch.zeros_like(reset[:1]), reset.flip(0)[:-1]))
+    return move_resets(after, live)
+
+
+def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection) -> State:
+    """The state before x (T, B, D), each (B, N, d): as given, or zero."""
+    if h is None or c is None:
+        zero = weights.W.new_zeros(x.shape[1], sel.N, weights.W.shape[2] // 4)
+        h, c = zero if h is None else h, zero if c is None else c
+    return h, c
+
+
+def split(state: Tensor, rows: int, N: int, d: int) -> tuple[Tensor, ...]:
+    """A state (rows, B, N·d) of all layers and directions as one (B, N, d) for each."""
+    # A single one need not be taken apart, which is another call of torch.
+    return (state.reshape(-1, N, d),) if rows == 1 else state.reshape(rows, -1, N, d).unbind()
+
+
+def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
+    """Final states (B, N, d) of all layers and directions as (rows, B, hidden_size)."""
+    if len(states) > 1:
+        return torch.stack([state.flatten(1) for state in states])
+    # A single one is a tensor of its own already: nothing is copied.
+    return of_shape(states[0], 1, -1, hidden_size)
+
+
+def of_shape(own: Tensor, *shape: int) -> Tensor:
+    """A tensor that neither anybody else nor a backward pass has, in another shape.
+
+    To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
+    """
+    return cast(Tensor, torch.ops.aten._unsafe_view.default(own, shape))

@@ -1,8 +1,8 @@
-"""The `batched` backend for small cells where nothing is selected: all wake, and take in all.
+"""The `batched` backend for small cells where nothing is selected.
 
 Then all cells have the same input V = [x^1..x^K, h^1..h^N], and the gates of all of them are one
 product: the step of an LSTM of width M = N·d, with the soft update after it. Buffers are those of
-`batched_forward.Saved`, laid out as (T, B, ·) with gates f, i, o, g of width M each; `weight` and
+`forward.Saved`, laid out as (T, B, ·) with gates f, i, o, g of width M each; `weight` and
 `pair` are not used.
 """
 
@@ -12,24 +12,12 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.scan.batched_forward import Saved, empty_saved, write_views
-from riglstm.scan.input_back import input_map
+from riglstm.scan.base import input_map_gradients
+from riglstm.scan.batched.forward import Saved, empty_saved, write_views
 from riglstm.selection import Selection
 
 ROWS_AT_ONCE = 2048
 """Samples and steps whose factors are made together in the backward pass."""
-
-LARGEST = 2**17
-"""Numbers in the cells' matrices up to which this is the quicker way: the time of small cells goes
-into the count of operations, that of large ones into the products, and into copies of weights."""
-
-
-def fits(W: Tensor, sel: Selection, idle: bool, product: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether nothing is selected, cells are small, and products are in the state's dtype."""
-    views = sel.views == "all" or (sel.views != "soft" and sel.K_x == sel.K)
-    peers = sel.peers == "all" or (sel.peers != "soft" and sel.K_h == sel.N - 1)
-    everything = sel.awake == sel.N and views and peers and not idle
-    return everything and W.numel() <= LARGEST and product == dtype
 
 
 def side_by_side(weights: Weights, K: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -53,77 +41,61 @@ def forward(
     reset: Tensor | None,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Saved]:
-    """As `batched_forward.forward`."""
-    T, (B, N, d) = x.shape[0], h.shape
+    """As `forward.forward`."""
+    T, (B, N, d), K = x.shape[0], h.shape, sel.K
+    M = N * d
     saved = empty_saved(T if save else 1, h, sel, weights.W_q is not None)
-    y, last = h.new_empty(T, B, N, d), torch.empty_like(h)
+    y, c_n = h.new_empty(T, B, N, d), torch.empty_like(h)
+    h, c = h.view(B, M), c.reshape(B, M)
     with torch.inference_mode():
-        _loop(x, h.view(B, N * d), c.reshape(B, N * d), weights, sel, reset, save, y, last, saved)
-    woke = torch.ones(T, B, N, dtype=torch.bool, device=h.device)
-    return y, y[-1].clone(), last, woke, saved
+        W, b, W_q = side_by_side(weights, K)
 
+        def steps(buffer: Tensor) -> tuple[Tensor, ...]:
+            return buffer.unbind() if save else buffer.unbind() * T
 
-def _loop(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Weights,
-    sel: Selection,
-    reset: Tensor | None,
-    save: bool,
-    y: Tensor,
-    last: Tensor,
-    saved: Saved,
-) -> None:
-    """All steps: fills y, last (the final c) and saved."""
-    T, B, N, d = y.shape
-    K, M = sel.K, N * d
-    W, b, W_q = side_by_side(weights, K)
+        V, gates = saved.V.flatten(2), saved.gates.view(-1, B, 4 * M)
+        V_at, V_x, V_h = steps(V), steps(V[:, :, : K * d]), steps(V[:, :, K * d :])
+        gates_at, fio = steps(gates), steps(gates[:, :, : 3 * M])
+        f_at, i_at, o_at, g_at = (steps(part) for part in gates.chunk(4, dim=2))
+        c_at, tanh_at = steps(saved.c.view(-1, B, M)), steps(saved.tanh_c.view(-1, B, M))
+        q_at, a_at = steps(saved.q.view(-1, B, M)), steps(saved.a.view(-1, B, N))
+        x_at, y_at, y_cells = x.unbind(), y.view(T, B, M).unbind(), y.unbind()
+        # Chosen, not multiplied: zero times a state that is not finite is not zero.
+        reset_at = None if reset is None else reset.unsqueeze(2).unbind()
+        zero = h.new_zeros(())
 
-    def steps(buffer: Tensor) -> tuple[Tensor, ...]:
-        return buffer.unbind() if save else buffer.unbind() * T
-
-    V, gates = saved.V.flatten(2), saved.gates.view(-1, B, 4 * M)
-    V_at, V_x, V_h = steps(V), steps(V[:, :, : K * d]), steps(V[:, :, K * d :])
-    gates_at, fio = steps(gates), steps(gates[:, :, : 3 * M])
-    f_at, i_at, o_at, g_at = (steps(part) for part in gates.chunk(4, dim=2))
-    c_at, tanh_at = steps(saved.c.view(-1, B, M)), steps(saved.tanh_c.view(-1, B, M))
-    q_at, a_at = steps(saved.q.view(-1, B, M)), steps(saved.a.view(-1, B, N))
-    x_at, y_at, y_cells = x.unbind(), y.view(T, B, M).unbind(), y.unbind()
-    # Chosen, not multiplied: zero times a state that is not finite is not zero.
-    fresh = None if reset is None else reset.unsqueeze(2).unbind()
-    zero = h.new_zeros(())
-
-    for t in range(T):
-        if fresh is not None:
-            h = torch.where(fresh[t], zero, h, out=V_h[t])
-            c = torch.where(fresh[t], zero, c, out=c_at[t])
-        else:
-            V_h[t].copy_(h)
-            c = c_at[t].copy_(c)
-        write_views(x_at[t], weights.W_in, weights.b_in, V_x[t])
-        if b is None:
-            torch.mm(V_at[t], W, out=gates_at[t])
-        else:
-            torch.addmm(b, V_at[t], W, out=gates_at[t])
-        fio[t].sigmoid_()
-        g_at[t].tanh_()
-        c = (f_at[t] * c).addcmul_(i_at[t], g_at[t])
-        tanh_c = torch.tanh(c, out=tanh_at[t])
-        if W_q is None:
-            h = torch.mul(o_at[t], tanh_c, out=y_at[t])
-            continue
-        q = torch.mm(V_at[t], W_q, out=q_at[t])
-        way = (o_at[t] * tanh_c).sub_(h)  # from the old state to the proposal
-        z = (way * q).view(B, N, d).sum(-1)
-        if sel.update_scale != 1:
-            z *= sel.update_scale
-        if weights.update_bias is not None:
-            z += weights.update_bias
-        a = torch.sigmoid(z, out=a_at[t])
-        torch.addcmul(h.view(B, N, d), way.view(B, N, d), a.unsqueeze(-1), out=y_cells[t])
-        h = y_at[t]
-    last.copy_(c.view(B, N, d))
+        for t in range(T):
+            if reset_at is not None:
+                h = torch.where(reset_at[t], zero, h, out=V_h[t])
+                c = torch.where(reset_at[t], zero, c, out=c_at[t])
+            else:
+                V_h[t].copy_(h)
+                c = c_at[t].copy_(c)
+            write_views(x_at[t], weights.W_in, weights.b_in, V_x[t])
+            if b is None:
+                torch.mm(V_at[t], W, out=gates_at[t])
+            else:
+                torch.addmm(b, V_at[t], W, out=gates_at[t])
+            fio[t].sigmoid_()
+            g_at[t].tanh_()
+            c = (f_at[t] * c).addcmul_(i_at[t], g_at[t])
+            tanh_c = torch.tanh(c, out=tanh_at[t])
+            if W_q is None:
+                h = torch.mul(o_at[t], tanh_c, out=y_at[t])
+                continue
+            q = torch.mm(V_at[t], W_q, out=q_at[t])
+            way = (o_at[t] * tanh_c).sub_(h)  # from the old state to the proposal
+            z = (way * q).view(B, N, d).sum(-1)
+            if sel.update_scale != 1:
+                z *= sel.update_scale
+            if weights.update_bias is not None:
+                z += weights.update_bias
+            a = torch.sigmoid(z, out=a_at[t])
+            torch.addcmul(h.view(B, N, d), way.view(B, N, d), a.unsqueeze(-1), out=y_cells[t])
+            h = y_at[t]
+        c_n.copy_(c.view(B, N, d))
+    active = torch.ones(T, B, N, dtype=torch.bool, device=y.device)
+    return y, y[-1].clone(), c_n, active, saved
 
 
 def backward(
@@ -138,7 +110,7 @@ def backward(
     for_input: bool,
     for_gates: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
-    """As `batched_backward.backward`."""
+    """As `backward.backward`."""
     T, B, S, d = saved.V.shape
     K, N = sel.K, sel.N
     M = N * d
@@ -169,7 +141,7 @@ def backward(
             torch.mm(D, W5_x, out=dV_x[now].view(-1, K * d))
     dx = dW_in = db_in = None
     if for_input:
-        dx, dW_in, db_in = input_map(dV_x.view(T * B, K * d), x, weights, dh.dtype)
+        dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, dh.dtype)
     dW, dW_q = _apart(dW5, weights.W_q, N, K)
     db = None
     if weights.b is not None:
@@ -207,7 +179,7 @@ def _loop_back(
     D_at, D_fi = D5.unbind(), D5[:, :, : 2 * M].unflatten(2, (2, M)).unbind()
     D_o, D_g = D5[:, :, 2 * M : 3 * M].unbind(), D5[:, :, 3 * M : 4 * M].unbind()
     dy_at, dz_at = dy.unbind(), dz.unsqueeze(3).unbind()
-    fresh = None if reset is None else reset.unsqueeze(2).unbind()
+    reset_at = None if reset is None else reset.unsqueeze(2).unbind()
 
     for t in reversed(range(steps)):
         dh += dy_at[t]
@@ -229,13 +201,13 @@ def _loop_back(
             torch.mm(D_at[t], W5_h, out=dh)
         else:
             dh.addmm_(D_at[t], W5_h)
-        if fresh is not None:
-            dh.masked_fill_(fresh[t], 0)
-            dc.masked_fill_(fresh[t], 0)
+        if reset_at is not None:
+            dh.masked_fill_(reset_at[t], 0)
+            dc.masked_fill_(reset_at[t], 0)
 
 
 def _apart(dW5: Tensor, W_q: Tensor | None, N: int, K: int) -> tuple[Tensor, Tensor | None]:
-    """The inverse of `side_by_side`, for gradients: dW, and dW_q, summed where cells share it."""
+    """dW and dW_q from dW5, the inverse of `side_by_side`; a shared W_q is summed."""
     S, d = dW5.shape[0], dW5.shape[0] // (K + N)
     gates, fifth = dW5.split((4 * N * d, dW5.shape[1] - 4 * N * d), dim=1)
     dW = gates.reshape(S, 4, N, d).permute(2, 0, 1, 3).reshape(N, S, 4 * d)

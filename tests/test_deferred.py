@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import slow_bf16
 from riglstm.models.base import unroll
-from riglstm.models.late import Late, product
-from riglstm.models.rim import RIM
+from riglstm.models.deferred import Deferred, deferred_product
+from riglstm.models.rim import RIM, RIMCell
 from test_rim import TOL, a_rim, a_state, compiles, random, seeded
 
 pytestmark = pytest.mark.slow
@@ -115,23 +115,6 @@ def test_a_step_makes_three_products_and_three_backward(uncompiled: None) -> Non
     assert [b - a for a, b in zip(short, long, strict=True)] == [3 * 5, 3 * 5]
 
 
-def test_gradients_reach_a_compiled_step_as_its_outputs_lie(
-    uncompiled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compiler would copy others, in every step."""
-    advance, lie = RIM.advance, []
-
-    def watched(self: RIM, given: tuple[Tensor, ...], state: tuple[Tensor, ...]) -> Any:
-        (y, *rows), after = advance(self, given, state)
-        y.register_hook(lambda g: lie.append(g.is_contiguous()))
-        return (y, *rows), after
-
-    monkeypatch.setattr(RIM, "advance", watched)
-    model = a_rim(seeded(20), compile_step=True)
-    results(model, model, T=4)
-    assert lie == [True] * 4
-
-
 def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
     """A batch of one has the same layout with cells first: nothing is copied."""
     for compile_step in (False, True):
@@ -146,28 +129,28 @@ def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
 def test_rows_are_autograds_and_go_after_backward(
     uncompiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lay_out, made = RIM.lay_out, []
+    lay_out, made = RIMCell.lay_out, []
 
-    def watched(self: RIM, x: Tensor, late: bool) -> Any:
-        given, products = lay_out(self, x, late)
+    def watched(self: RIMCell, x: Tensor, deferred: bool) -> Any:
+        given, products = lay_out(self, x, deferred)
         made.extend(products)
         return given, products
 
-    monkeypatch.setattr(RIM, "lay_out", watched)
+    monkeypatch.setattr(RIMCell, "lay_out", watched)
     model = a_rim(seeded(20), compile_step=True)
     output, (_, c) = model(random(seeded(22), 4, 2, 5))
     loss, found = output.sum() + c.sum(), []
     for again in (True, False):
-        assert [late.rows for late in made] == [[], [], []]
+        assert [deferred.rows for deferred in made] == [[], [], []]
         found.append(torch.autograd.grad(loss, list(model.parameters()), retain_graph=again))
-    assert [late.rows for late in made] == [[], [], []]
+    assert [deferred.rows for deferred in made] == [[], [], []]
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
 
 
-def test_late_gradients_are_not_differentiated_by_mistake(uncompiled: None) -> None:
+def test_deferred_gradients_are_not_differentiated_by_mistake(uncompiled: None) -> None:
     """Of the weights in the gradient of x, which the loop has without their history."""
     model = a_rim(seeded(20), compile_step=True)
     x = random(seeded(22), 3, 2, 5).requires_grad_()
@@ -187,26 +170,14 @@ def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled: None
         assert (got - want).abs().max() < TOL
 
 
-def test_a_step_tells_its_output_in_memory_of_its_own() -> None:
-    """The compiler would give one tensor for both, whose gradients autograd would add up."""
-    model = a_rim(seeded(20))
-    given, products = model.lay_out(random(seeded(22), 1, 2, 5), late=False)
-    first = [steps[0] for steps in (*given, *(p.slots for p in products))]
-    weights = (*(p.weight for p in products), *(p.bias for p in products))
-    (y, *rows), state = model.advance(
-        (*first, *weights), model.enter(a_state(seeded(21), model, 2))
-    )
-    assert y.data_ptr() not in {t.data_ptr() for t in (*rows, *state)}
-
-
 @slow_bf16
-def test_a_biass_late_gradient_is_summed_in_its_own_precision() -> None:
+def test_a_biass_deferred_gradient_is_summed_in_its_own_precision() -> None:
     weight, bias = torch.ones(1, 3, 4, requires_grad=True), torch.zeros(1, 2, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        late, x = Late(weight, 1, 257, True, bias), torch.ones(1, 257, 3)
-        y = product(x, late.weight, late.slots[0])
-    assert late.rows is not None
-    late.rows.append(x)
+        deferred, x = Deferred(weight, 1, 257, True, bias), torch.ones(1, 257, 3)
+        y = deferred_product(x, deferred.weight, deferred.slots[0])
+    assert deferred.rows is not None
+    deferred.rows.append(x)
     assert y.dtype == torch.bfloat16
     y.sum().backward()
     # bf16 has 256 and 258.
@@ -241,7 +212,7 @@ def test_a_compiled_step_is_for_sequences_of_any_length(monkeypatch: pytest.Monk
 def test_every_step_cell_and_sample_draws_its_own_dropout() -> None:
     model = a_rim(seeded(20), dropout=0.5).train()
     torch.manual_seed(0)
-    given, _ = model.lay_out(torch.ones(40, 8, 5, dtype=torch.float64), late=False)
+    given, _ = model.cell.lay_out(torch.ones(40, 8, 5, dtype=torch.float64), deferred=False)
     masks = [torch.stack(steps) for steps in given[1:]]
     for mask in masks:
         for dim in range(3):
@@ -264,22 +235,15 @@ def test_eager_sequences_can_be_differentiated_twice() -> None:
         assert (got - want).abs().max() < 1e-8
 
 
-def test_rows_are_kept_for_a_late_gradient_only() -> None:
-    weight = torch.randn(2, 3, 4, requires_grad=True)
-    assert Late(weight, 5, 6, late=True).rows == []
-    assert Late(weight, 5, 6, late=False).rows is None
-    assert Late(weight.detach(), 5, 6, late=True, bias=torch.ones(2, 4)).rows is None
-    with torch.no_grad():
-        assert Late(weight, 5, 6, late=True).rows is None
-
-
 @slow_bf16
-def test_late_gradients_under_autocast_are_those_of_its_rounded_products(uncompiled: None) -> None:
+def test_deferred_gradients_under_autocast_are_those_of_its_rounded_products(
+    uncompiled: None,
+) -> None:
     torch.manual_seed(0)
-    plain, late = (RIM(5, 24, dropout=0.0, compile_step=late) for late in (False, True))
-    late.load_state_dict(plain.state_dict())
+    plain, deferred = (RIM(5, 24, dropout=0.0, compile_step=deferred) for deferred in (False, True))
+    deferred.load_state_dict(plain.state_dict())
     x, found = torch.randn(3, 4, 5), []
-    for model in (plain, late):
+    for model in (plain, deferred):
         with torch.autocast("cpu", torch.bfloat16):
             output, _ = model(x)
         output.square().sum().backward()

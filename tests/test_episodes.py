@@ -10,8 +10,7 @@ from torch import Tensor
 
 from riglstm import RigLSTM
 from riglstm.models import build
-from riglstm.models.resets import restart, run_with_resets
-from riglstm.models.stepping import stepper
+from riglstm.models.episodes import restart, run_with_resets, stepper
 
 CORES: dict[str, tuple[str, dict[str, Any]]] = {
     "riglstm": ("riglstm", {"num_cells": 4, "active_cells": 3}),

@@ -1,0 +1,494 @@
+"""Forward pass of the `batched` backend: all cells of a step at once.
+
+Shapes as in `cell.py`; V = [x^1..x^K, h^1..h^N] is what cells choose from; R rows, one for each
+pair of a sample and a cell at work. On a CPU only the cells that wake are computed, which saves a
+third of the products at the paper's sizes; their rows are ordered by cell, so that each cell's rows
+meet its weights in one product. On other devices reading the counts back would stop the queue:
+there every pair has a row, and the rows of sleeping cells are thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights, cell_scores, others
+from riglstm.checks import learns, product_dtype, refuse_transforms
+from riglstm.inputs import State, begin
+from riglstm.scan.base import flat, vmap_by_loop
+from riglstm.selection import (
+    LOWEST,
+    Noise,
+    Selection,
+    choose_cells,
+    weigh_peers,
+    weigh_views,
+    write_top_mask,
+)
+
+Steps: TypeAlias = Sequence[Tensor]
+"""One tensor for each step."""
+
+LARGEST_DENSE = 2**17
+"""Numbers in the cells' matrices up to which `dense` is the quicker way: the time of small cells
+goes into the count of operations, that of large ones into the products, and copies of weights."""
+
+
+def scan(
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    *,
+    noise: Noise | None = None,
+    live: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, State, Tensor]:
+    """See `riglstm.scan.scan`."""
+    h, c = begin(x, h, c, weights, sel)
+    product = product_dtype(x.device, h.dtype)
+    save = learns(x, h, c, *weights)
+    y, h, c, active, *_ = forward_op(
+        x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, save
+    )
+    return y, (h, c), active
+
+
+@torch.library.custom_op("riglstm::batched_forward", mutates_args=())
+def forward_op(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    W_in: Tensor | None,
+    b_in: Tensor | None,
+    W: Tensor,
+    b: Tensor | None,
+    W_q: Tensor | None,
+    update_bias: Tensor | None,
+    noise_cells: Tensor | None,
+    noise_views: Tensor | None,
+    noise_peers: Tensor | None,
+    live: Tensor | None,
+    reset: Tensor | None,
+    N: int,
+    K: int,
+    K_a: int,
+    K_x: int,
+    K_h: int,
+    cells: str,
+    views: str,
+    peers: str,
+    update_scale: float,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor,
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+]:  # fmt: skip
+    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
+    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    refuse_transforms("batched")  # in a graph nobody has asked before
+    x, h = x.contiguous(), h.contiguous()
+    if is_dense(W, sel, some_idle(h.device, sel, live), product, h.dtype):
+        from riglstm.scan.batched import dense
+
+        y, h, c, active, saved = dense.forward(x, h, c, weights, sel, reset, save)
+        return y, h, c, active, *saved
+    noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
+    y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
+    return y, h, c, active, *saved
+
+
+@forward_op.register_fake
+def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
+    refuse_transforms("batched")
+    W_q, rules, save = args[4], args[11:20], args[21]
+    saved = empty_saved(x.shape[0] if save else 1, h, Selection(*rules), W_q is not None)
+    y = h.new_empty(x.shape[0], *h.shape)
+    active = h.new_empty(x.shape[0], *h.shape[:2], dtype=torch.bool)
+    return y, h.new_empty(h.shape), c.new_empty(c.shape), active, *saved
+
+
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """What the operator keeps for its backward pass."""
+    x, *state, W_in, b_in, W, b, W_q, update_bias = inputs[:9]
+    *drawn, live, reset = inputs[9:14]
+    *rules, product, ctx.saves = inputs[14:]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[3:])
+    # A graph that was made without gradients, by torch.export say, saves nothing.
+    kept = output[3:] if ctx.saves else (*state, *drawn, live)
+    ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
+    ctx.idle = some_idle(x.device, Selection(*rules), live)
+    ctx.rules, ctx.product, ctx.shape = tuple(rules), product, output[0].shape
+
+
+forward_op.register_vmap(vmap_by_loop(forward_op))
+
+
+def is_dense(
+    W: Tensor, sel: Selection, idle: bool, product: torch.dtype, dtype: torch.dtype
+) -> bool:
+    """True if `dense` runs: nothing selected, small cells, products in the state's dtype."""
+    views = sel.views == "all" or (sel.views != "soft" and sel.K_x == sel.K)
+    peers = sel.peers == "all" or (sel.peers != "soft" and sel.K_h == sel.N - 1)
+    everything = sel.awake == sel.N and views and peers and not idle
+    return everything and W.numel() <= LARGEST_DENSE and product == dtype
+
+
+def awake_only(device: torch.device, sel: Selection) -> bool:
+    """True if rows of sleeping cells are left out on this device."""
+    return device.type == "cpu" and sel.awake < sel.N
+
+
+def rows_per_sample(device: torch.device, sel: Selection) -> int:
+    """Rows that each sample has in each step."""
+    return sel.awake if awake_only(device, sel) else sel.N
+
+
+def some_idle(device: torch.device, sel: Selection, live: Tensor | None) -> bool:
+    """True if a row may belong to a cell that does not update: asleep, or not live."""
+    return live is not None or (not awake_only(device, sel) and sel.awake < sel.N)
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs of each step; without one, of the last step alone."""
+
+    V: Tensor
+    """(T, B, K+N, d): views, and the state before the step."""
+    weight: Tensor
+    """(T, B, N, K+N): what each vector of V counts for each cell; bool, or floats if soft."""
+    pair: Tensor
+    """(T, R) int64: the rows of each step."""
+    counts: Tensor
+    """(T, N) int64: rows of each cell; no steps where every cell has the same."""
+    c: Tensor
+    """(T, R, d): c before the step."""
+    gates: Tensor
+    """(T, R, 4·d): f, i, o, g after their non-linearity."""
+    tanh_c: Tensor
+    """(T, R, d): tanh of c after the step."""
+    q: Tensor
+    """(T, R, d): W_q Q; no steps without soft update."""
+    a: Tensor
+    """(T, R): the weight of the new state; no steps without soft update."""
+
+
+def empty_saved(T: int, h: Tensor, sel: Selection, soft_update: bool) -> Saved:
+    """Unwritten buffers for T steps."""
+    B, N, d = h.shape
+    S, R = sel.K + N, B * rows_per_sample(h.device, sel)
+    soft = "soft" in (sel.views, sel.peers)
+    exact = torch.promote_types(h.dtype, torch.float32)
+    T_q = T if soft_update else 0
+    return Saved(
+        V=h.new_empty(T, B, S, d),
+        weight=h.new_empty(T, B, N, S, dtype=exact if soft else torch.bool),
+        pair=h.new_empty(T, R, dtype=torch.int64),
+        counts=h.new_empty(T if awake_only(h.device, sel) else 0, N, dtype=torch.int64),
+        c=h.new_empty(T, R, d),
+        gates=h.new_empty(T, R, 4 * d),
+        tanh_c=h.new_empty(T, R, d),
+        q=h.new_empty(T_q, R, d),
+        a=h.new_empty(T_q, R),
+    )
+
+
+def forward(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    noise: Noise | None,
+    live: Tensor | None,
+    reset: Tensor | None,
+    product: torch.dtype,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Saved]:
+    """y (T, B, N, d), final h and c, active (T, B, N), and what backward needs.
+
+    Matrix products are taken in the dtype `product`, everything else in the state's. A small
+    layer's time goes into the number of operations, not into their size: views of buffers are
+    therefore made before the loop, one list for all steps.
+    """
+    T, (B, N, d), K = x.shape[0], h.shape, sel.K
+    S, skip = K + N, awake_only(h.device, sel)
+    saved = empty_saved(T if save else 1, h, sel, weights.W_q is not None)
+    y = h.new_empty(T, B, N, d)
+    active = torch.empty(T, B, N, dtype=torch.bool, device=h.device)
+    c = c.clone(memory_format=torch.contiguous_format)
+    # Nothing inside is differentiated, and without autograd's records an operation costs less;
+    # what leaves the loop was made outside, as ordinary tensors.
+    with torch.inference_mode():
+        W_in, W, W_q = (
+            None if w is None else w.to(product) for w in (weights.W_in, weights.W, weights.W_q)
+        )
+        assert W is not None
+        idle = some_idle(h.device, sel, live)
+        every_row = None if skip else all_rows(B, N, h.device)
+        mixed = product != h.dtype
+
+        def steps(buffer: Tensor) -> tuple[Tensor, ...]:
+            return buffer.unbind() if save else buffer.unbind() * T
+
+        x_at, y_at = x.unbind(), y.view(T, B * N, d).unbind()
+        V_at, weight_at = steps(saved.V), steps(saved.weight.view(-1, B * N, S))
+        V_x, V_h = steps(saved.V[:, :, :K].flatten(2)), steps(saved.V[:, :, K:])
+        pair_at, c_at, gates_at, tanh_at = map(
+            steps, (saved.pair, saved.c, saved.gates, saved.tanh_c)
+        )
+        fio, g_only = steps(saved.gates[:, :, : 3 * d]), steps(saved.gates[:, :, 3 * d :])
+        f_at, i_at, o_at, g_at = (steps(part) for part in saved.gates.chunk(4, dim=2))
+        q_at, a_at = (steps(saved.q), steps(saved.a)) if W_q is not None else ((), ())
+        h_flat, c_flat = h.reshape(B * N, d), c.view(B * N, d)
+        H = h.new_empty(saved.pair.shape[1], S, d)
+        H_flat = H.view(-1, S * d)
+        query = None if W_q is None else _Query(H.to(product), W_q, N, K)
+        select = Selector(h, sel, V_at, V_h, active.unbind(), steps(saved.weight))
+        counts = []
+
+        for t in range(T):
+            if reset is not None:
+                reset_row = reset[t].repeat_interleave(N).unsqueeze(-1)
+                h_flat = h_flat.masked_fill(reset_row, 0)
+                c_flat.masked_fill_(reset_row, 0)
+            write_views(x_at[t], W_in, weights.b_in, V_x[t])
+            V_h[t].copy_(h_flat.view(B, N, d))
+
+            awake = select(t, noise)
+            rows = every_row or awake_rows(awake)
+            pair = rows.pair
+            if live is not None:
+                awake.logical_and_(live[t].unsqueeze(1))
+            if save:
+                pair_at[t].copy_(pair)
+                counts.append(rows.counts)
+
+            torch.index_select(V_at[t], 0, rows.sample, out=H)
+            H.mul_(weight_at[t].index_select(0, pair).unsqueeze(-1))
+            H_low = H_flat.to(product) if mixed else H_flat
+            if mixed:
+                gates_at[t].copy_(rows.times(H_low, W))
+                if weights.b is not None:
+                    gates_at[t].add_(weights.b.index_select(0, rows.cell))
+            else:
+                rows.times(H_low, W, weights.b, out=gates_at[t])
+            fio[t].sigmoid_()
+            g_only[t].tanh_()
+            h_row = h_flat.index_select(0, pair)
+            c_row = torch.index_select(c_flat, 0, pair, out=c_at[t])
+            c_new = (f_at[t] * c_row).addcmul_(i_at[t], g_at[t])
+            tanh_c = torch.tanh(c_new, out=tanh_at[t])
+            h_new = o_at[t] * tanh_c
+
+            if query is not None:
+                q = query(H_low, rows, q_at[t])
+                h_new -= h_row  # the way from the old state to the proposal
+                z = (h_new * q).sum(-1)
+                if sel.update_scale != 1:
+                    z *= sel.update_scale
+                if weights.update_bias is not None:
+                    z += weights.update_bias.index_select(0, rows.cell)
+                # Eq. (21): a softmax of two logits is a sigmoid of their difference.
+                a = torch.sigmoid(z, out=a_at[t])
+                h_new = torch.addcmul(h_row, h_new, a.unsqueeze(-1))
+            if idle:
+                updates = awake.view(-1).index_select(0, pair).unsqueeze(-1)
+                h_new = torch.where(updates, h_new, h_row)
+                c_new = torch.where(updates, c_new, c_row)
+            h_flat = y_at[t].copy_(h_flat)
+            h_flat.index_copy_(0, pair, h_new)
+            c_flat.index_copy_(0, pair, c_new)
+        if save and skip:
+            saved.counts.copy_(torch.tensor(counts))
+    return y, y[-1].clone(), c, active, saved
+
+
+class Selector:
+    """Eqs. (13)-(16) of every step, between buffers that are made once."""
+
+    def __init__(
+        self,
+        h: Tensor,
+        sel: Selection,
+        V: Steps,
+        V_h: Steps,
+        active: Steps,
+        weight: Steps,
+    ) -> None:
+        (B, N, d), K = h.shape, sel.K
+        self.sel, self.V, self.h, self.active = sel, V, V_h, active
+        self.exact = torch.promote_types(h.dtype, torch.float32)
+        self.products = h.new_empty(B, N, K + N, d, dtype=self.exact)
+        self.s = h.new_empty(B, N, K + N, dtype=self.exact)
+        self.s_views, self.s_peers = self.s[:, :, :K], self.s[:, :, K:]
+        self.own_scores = self.s_peers.diagonal(dim1=1, dim2=2)
+        self.views = [w[:, :, :K] for w in weight]
+        self.peers = [w[:, :, K:] for w in weight]
+        self.own = [w.diagonal(dim1=1, dim2=2) for w in self.peers]
+        first = torch.arange(K + N, device=h.device)
+        self.first_a, self.first_x = first[:N] < sel.K_a, first[:K] < sel.K_x
+        self.first_h = first[:N] < sel.K_h
+        hard = "soft" not in (sel.views, sel.peers)
+        self.fast_cells = sel.cells == "top" and sel.K_a < N
+        self.fast_views = hard and sel.views == "top" and sel.K_x < K
+        self.fast_peers = hard and sel.peers == "top" and sel.K_h < N - 1
+        # As many views as cells and the same count of both, as in the paper: one ranking for two.
+        self.together = self.fast_views and self.fast_peers and K == N and sel.K_x == sel.K_h
+        if self.together:
+            self.s_both = self.s.view(B, 2 * N, N)
+            self.both = [w.view(B, 2 * N, N) for w in weight]
+
+    def __call__(self, t: int, noise: Noise | None) -> Tensor:
+        """From V (B, K+N, d) and h (B, N, d) of step t, write active (B, N) and weight."""
+        sel, s_views, s_peers = self.sel, self.s_views, self.s_peers
+        h, V, active = self.h[t], self.V[t], self.active[t]
+        if h.dtype != self.exact:
+            h, V = h.to(self.exact), V.to(self.exact)
+        torch.mul(h.unsqueeze(2), V.unsqueeze(1), out=self.products)
+        torch.sum(self.products, -1, out=self.s)
+        draw = Noise() if noise is None else noise.at(t)
+        if self.fast_cells:
+            write_top_mask(cell_scores(s_views), sel.K_a, self.first_a, active)
+        else:
+            active.copy_(choose_cells(cell_scores(s_views), sel, draw.cells))
+        if self.fast_peers:
+            s_peers.clamp_(min=LOWEST)
+            self.own_scores.fill_(float("-inf"))
+        if self.together:
+            write_top_mask(self.s_both, sel.K_x, self.first_x, self.both[t])
+        elif self.fast_views:
+            write_top_mask(s_views, sel.K_x, self.first_x, self.views[t])
+        else:
+            self.views[t].copy_(weigh_views(s_views, sel, draw.views))
+        if self.fast_peers:
+            if not self.together:
+                write_top_mask(s_peers, sel.K_h, self.first_h, self.peers[t])
+            self.own[t].fill_(True)
+        else:
+            self.peers[t].copy_(weigh_peers(s_peers, sel, draw.peers))
+        return active
+
+
+class _Query:
+    """Eq. (19) for the rows of every step: W_q times H without the cell's own state."""
+
+    def __init__(self, H: Tensor, W_q: Tensor, N: int, K: int) -> None:
+        R, S, self.d = H.shape
+        self.W_q = W_q
+        self.slots = others(N, K, H.device)  # (N, K+N-1)
+        self.start = torch.arange(0, R * S, S, device=H.device).unsqueeze(1)
+        self.Q = H.new_empty(R, (S - 1) * self.d)
+        self.Q_slots = self.Q.view(-1, self.d)
+
+    def __call__(self, H: Tensor, rows: Rows, out: Tensor) -> Tensor:
+        """From H (R, (K+N)·d) to out (R, d)."""
+        slots = self.slots.index_select(0, rows.cell).add_(self.start).view(-1)
+        torch.index_select(H.view(-1, self.d), 0, slots, out=self.Q_slots)
+        if self.W_q.dim() == 3:
+            return out.copy_(rows.times(self.Q, self.W_q))
+        if out.dtype != H.dtype:
+            return out.copy_(self.Q @ self.W_q)
+        return torch.mm(self.Q, self.W_q, out=out)
+
+
+def write_views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor) -> None:
+    """Write the views of one step's input (B, D) to out (B, K·d).
+
+    Step by step, not for the whole sequence at once: a product's last bits depend on its number
+    of rows, and a sequence cut into pieces must give the same bits.
+    """
+    if W_in is None:
+        out.copy_(x)
+    elif W_in.dtype != out.dtype:
+        out.copy_(x.to(W_in.dtype) @ W_in)
+        if b_in is not None:
+            out += b_in
+    elif b_in is None:
+        torch.mm(x, W_in, out=out)
+    else:
+        torch.addmm(b_in, x, W_in, out=out)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ordered by cell; within a cell, by sample."""
+
+    sample: Tensor
+    """(R) int64."""
+    cell: Tensor
+    """(R) int64."""
+    pair: Tensor
+    """(R) int64: sample · N + cell."""
+    counts: list[int] | None
+    """Rows of each cell; None: every cell has the same number."""
+    N: int
+
+    def times(
+        self, v: Tensor, W: Tensor, b: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Each cell's rows v (R, m) times its own matrix W (N, m, n), plus its b (N, n)."""
+        y = v.new_empty(v.shape[0], W.shape[2]) if out is None else out
+        if self.counts is None:
+            v = v.unflatten(0, (self.N, -1))
+            wide = torch.bmm(v, W) if b is None else torch.baddbmm(b.unsqueeze(1), v, W)
+            return y.copy_(wide.flatten(0, 1)) if out is not None else wide.flatten(0, 1)
+        parts = zip(v.split(self.counts), W.unbind(), y.split(self.counts), strict=True)
+        if b is None:
+            for v_j, W_j, y_j in parts:
+                torch.mm(v_j, W_j, out=y_j)
+        else:
+            for (v_j, W_j, y_j), b_j in zip(parts, b.unbind(), strict=True):
+                torch.addmm(b_j, v_j, W_j, out=y_j)
+        return y
+
+    def outer(self, v: Tensor, g: Tensor, total: Tensor) -> None:
+        """Add each cell's vᵀ g to its matrix in total (N, m, n)."""
+        if self.counts is None:
+            v, g = v.unflatten(0, (self.N, -1)), g.unflatten(0, (self.N, -1))
+            total += torch.bmm(v.mT, g)
+            return
+        for v_j, g_j, total_j in zip(
+            v.split(self.counts), g.split(self.counts), total.unbind(), strict=True
+        ):
+            if v.dtype == total.dtype:
+                total_j.addmm_(v_j.t(), g_j)
+            else:
+                total_j += v_j.t() @ g_j
+
+    def sum_by_sample(self, v: Tensor, samples: int) -> Tensor:
+        """Add up the rows v (R, n) of each sample, in the order of the cells: (samples, n)."""
+        if self.counts is None:
+            return v.view(self.N, samples, -1).sum(0)
+        return v.index_select(0, self.pair.argsort()).view(samples, -1, v.shape[1]).sum(1)
+
+    def sum_by_cell(self, v: Tensor) -> Tensor:
+        """Add up the rows v (R, n) of each cell: (N, n)."""
+        if self.counts is None:
+            return v.view(self.N, -1, v.shape[1]).sum(1)
+        return torch.stack([v_j.sum(0) for v_j in v.split(self.counts)])
+
+
+def rows_of(pair: Tensor, counts: list[int] | None, N: int) -> Rows:
+    """Rows from their pairs."""
+    return Rows(pair.div(N, rounding_mode="floor"), pair.remainder(N), pair, counts, N)
+
+
+def all_rows(samples: int, N: int, device: torch.device) -> Rows:
+    """A row for every pair."""
+    return rows_of(
+        torch.arange(samples * N, device=device).view(samples, N).t().reshape(-1), None, N
+    )
+
+
+def awake_rows(active: Tensor) -> Rows:
+    """A row for every cell that is awake, from active (B, N)."""
+    N = active.shape[1]
+    cell, sample = active.t().nonzero().unbind(1)
+    return Rows(sample, cell, torch.add(cell, sample, alpha=N), active.sum(0).tolist(), N)

@@ -1,0 +1,328 @@
+"""The models beside RigLSTM, RIM and BRIM, each against another version of its equations.
+
+RMC and EntNet: NumPy; the Transformer: torch's encoder layers; LSTM and GridLSTM: nn.LSTM.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models_oracle as oracle
+from riglstm.models.base import summary
+from riglstm.models.entnet import EntNet
+from riglstm.models.lstm import LSTM, GridLSTM
+from riglstm.models.rmc import RMC
+from riglstm.models.transformer import Transformer, positions
+
+RMC_NAMES = {
+    **{"input.weight": "W", "input.bias": "b", "qkv.weight": "W_qkv", "qkv.bias": "b_qkv"},
+    **{"norm_qkv.weight": "gain_qkv", "norm_qkv.bias": "shift_qkv"},
+    **{"norm_attention.weight": "gain_1", "norm_attention.bias": "shift_1"},
+    **{"mlp_in.weight": "W_mlp1", "mlp_in.bias": "b_mlp1"},
+    **{"mlp_out.weight": "W_mlp2", "mlp_out.bias": "b_mlp2"},
+    **{"norm_mlp.weight": "gain_2", "norm_mlp.bias": "shift_2"},
+    **{"gates_input.weight": "W_x", "gates_input.bias": "b_x"},
+    **{"gates_memory.weight": "W_m", "gates_memory.bias": "b_m"},
+}
+ENTNET_NAMES = {
+    **{"weight_in": "W_in", "keys": "w", "bias_gate": "b_gate", "weight_state": "U"},
+    **{"weight_input": "V", "weight_key": "W", "bias": "b", "slope": "slope"},
+}
+
+
+def random_rmc(D: int, S: int, heads: int, size: int) -> RMC:
+    """All parameters drawn, so that gains of 1 and shifts of 0 hide nothing."""
+    model = RMC(D, S * heads * size, num_slots=S, num_heads=heads, dtype=torch.float64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def check_against_numpy(model: Any, x: Tensor, names: dict[str, str], run: Any) -> None:
+    """From the start and from a given state: outputs, and the last of them as the state."""
+    p = {names[name]: value.numpy() for name, value in model.state_dict().items()}
+    start = torch.randn(1, x.shape[1], model.hidden_size, dtype=torch.float64)
+    for given in (None, start):
+        own = () if given is None else (given[0].numpy(),)
+        expected = run(x.numpy(), p, *own)
+        output, (state,) = model(x) if given is None else model(x, (given,))
+        np.testing.assert_allclose(output.detach().numpy(), expected, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(state[0].detach().numpy(), expected[-1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("T", "B", "D", "S", "heads", "size"),
+    [(1, 1, 3, 1, 1, 2), (7, 2, 5, 4, 2, 3), (5, 3, 8, 6, 4, 5), (4, 2, 3, 9, 1, 4)],
+)
+def test_rmc_equals_numpy(T: int, B: int, D: int, S: int, heads: int, size: int) -> None:
+    torch.manual_seed(S)
+    x = torch.randn(T, B, D, dtype=torch.float64)
+    run = lambda x, p, *start: oracle.rmc(x, p, S, heads, *start)  # noqa: E731
+    check_against_numpy(random_rmc(D, S, heads, size), x, RMC_NAMES, run)
+
+
+@pytest.mark.parametrize(
+    ("T", "B", "D", "N", "d"), [(1, 1, 2, 1, 1), (7, 3, 5, 4, 3), (12, 2, 9, 6, 8)]
+)
+def test_entnet_equals_numpy(T: int, B: int, D: int, N: int, d: int) -> None:
+    torch.manual_seed(N)
+    model = EntNet(D, N * d, num_slots=N, dtype=torch.float64)
+    with torch.no_grad():
+        model.slope.copy_(torch.rand(d))
+    check_against_numpy(
+        model, 3 * torch.randn(T, B, D, dtype=torch.float64), ENTNET_NAMES, oracle.entnet
+    )
+
+
+@pytest.mark.parametrize(("S", "m"), [(4, 6), (6, 4)])
+def test_the_memory_of_rmc_starts_as_an_identity_cut_or_padded(S: int, m: int) -> None:
+    (start,) = RMC(3, S * m, num_slots=S, num_heads=2).initial_state(2)
+    assert start.shape == (1, 2, S * m)
+    for b in range(2):
+        assert torch.equal(start[0, b].view(S, m), torch.eye(S, m))
+
+
+def test_a_trace_of_rmc_shows_the_attention_that_made_the_output() -> None:
+    torch.manual_seed(0)
+    model = random_rmc(5, 3, 1, 4)
+    x = torch.randn(6, 2, 5, dtype=torch.float64)
+    (trace,) = model.trace(x)
+    assert torch.equal(trace.output, model(x)[0])
+    assert trace.keep is not None
+    assert ((trace.keep > 0) & (trace.keep < 1)).all()
+    weights, scores = (
+        torch.cat([p for p in pair if p is not None], dim=3)
+        for pair in ((trace.peers, trace.views), (trace.peer_scores, trace.view_scores))
+    )
+    assert weights.shape == (6, 2, 3, 4)
+    torch.testing.assert_close(scores.softmax(dim=3), weights, rtol=0, atol=1e-12)
+
+
+# A processor without bf16 computes it in another way, and torch says so.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+def test_gates_of_rmc_are_applied_in_full_precision_under_autocast() -> None:
+    model, x = RMC(5, 24), torch.randn(3, 2, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        (trace,) = model.trace(x)
+    assert trace.keep is not None
+    assert {trace.keep.dtype, trace.output.dtype} == {torch.float32}
+    # Gates of bf16 would have all of them among its few values.
+    assert not torch.equal(trace.keep, trace.keep.bfloat16().float())
+
+
+def test_a_slot_of_entnet_that_cancels_itself_stays_zero_with_a_finite_gradient() -> None:
+    model = EntNet(2, 6, num_slots=2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    output, _ = model(torch.randn(3, 2, 2))
+    assert torch.equal(output, torch.zeros(3, 2, 6))
+    output.sum().backward()
+    for p in model.parameters():
+        assert p.grad is not None
+        assert p.grad.isfinite().all()
+
+
+def test_slots_of_entnet_start_as_their_keys_which_learn_from_there() -> None:
+    model = EntNet(5, 24)
+    (start,) = model.initial_state(3)
+    assert torch.equal(start[0, 2], model.keys.flatten())
+    start.sum().backward()
+    assert torch.equal(model.keys.grad, torch.full((6, 4), 3.0))
+
+
+def test_a_trace_of_entnet_shows_the_gates_and_what_the_norm_kept() -> None:
+    torch.manual_seed(0)
+    model = EntNet(5, 24, dtype=torch.float64)
+    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    (trace,) = model.trace(x)
+    assert torch.equal(trace.output, model(x)[0])
+    assert trace.views is not None
+    assert trace.view_scores is not None
+    assert trace.keep is not None
+    assert trace.views.shape == (4, 3, 6, 1)
+    h = model.keys.detach()
+    s = x[0, 0] @ model.weight_in.T
+    logit = torch.stack([s @ h[j] + s @ h[j] + model.bias_gate[j] for j in range(6)])
+    torch.testing.assert_close(trace.view_scores[0, 0, :, 0], logit)
+    torch.testing.assert_close(trace.views[0, 0, :, 0], logit.sigmoid())
+    write = model.weight_state @ h[2] + model.weight_input @ s + model.weight_key @ h[2]
+    norm = (h[2] + logit[2].sigmoid() * (write + model.bias)).norm()
+    torch.testing.assert_close(trace.keep[0, 0, 2], 1 / norm)
+
+
+def test_start_values_of_entnet_have_a_spread_of_a_tenth_and_slopes_of_one() -> None:
+    torch.manual_seed(0)
+    model = EntNet(600, 600)
+    assert torch.equal(model.slope, torch.ones(100))
+    for name in ("weight_in", "keys", "weight_state", "weight_input", "weight_key"):
+        assert abs(getattr(model, name).std().item() - 0.1) < 0.01
+    # Both biases are drawn like all else; they are short, so the spread is that of many draws.
+    for name in ("bias_gate", "bias"):
+        draws = []
+        for _ in range(40):
+            model.reset_parameters()
+            draws.append(getattr(model, name).detach().clone())
+        drawn = torch.cat(draws)
+        assert abs(drawn.std().item() - 0.1) < 0.02, name
+        assert abs(drawn.mean().item()) < 0.02, name
+
+
+def test_the_transformer_equals_torchs_encoder_layers_with_copied_weights() -> None:
+    torch.manual_seed(0)
+    ours = Transformer(5, 16, num_layers=2, num_heads=4, ffn_size=24, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for p in ours.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    names = {
+        **{"qkv.": "self_attn.in_proj_", "attention_out.": "self_attn.out_proj."},
+        **{"norm_attention.": "norm1.", "norm_ffn.": "norm2."},
+        **{"ffn_in.": "linear1.", "ffn_out.": "linear2."},
+    }
+    x = torch.randn(7, 3, 5, dtype=torch.float64)
+    z = ours.input(x) + positions(7, 16, x).unsqueeze(1)
+    for layer in ours.layers:
+        theirs = nn.TransformerEncoderLayer(16, 4, 24, norm_first=True, dtype=torch.float64).eval()
+        state = {}
+        for name, value in layer.state_dict().items():
+            prefix, kind = name.rsplit(".", 1)
+            state[names[prefix + "."] + kind] = value
+        theirs.load_state_dict(state)
+        z = theirs(z)
+    torch.testing.assert_close(ours(x)[0], ours.norm(z), rtol=0, atol=1e-10)
+
+
+def test_positions_are_the_sinusoids_of_the_index_at_any_length_and_precision() -> None:
+    p = positions(6, 8, torch.zeros(1, dtype=torch.float64))
+    for t in range(6):
+        for i in range(4):
+            angle = t / 10000 ** (2 * i / 8)
+            assert p[t, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-12)
+            assert p[t, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-12)
+    long = positions(1024, 256, torch.zeros(1))
+    assert torch.equal(positions(196, 256, torch.zeros(1)), long[:196])
+    assert torch.cdist(long, long).fill_diagonal_(1).min() > 0.1
+    assert torch.equal(positions(1024, 256, torch.zeros(1).bfloat16()), long.bfloat16())
+
+
+def test_the_transformer_does_not_stream_and_says_why() -> None:
+    torch.manual_seed(0)
+    model = Transformer(5, 16, num_layers=1, dropout=0.5)
+    x = torch.randn(6, 2, 5)
+    assert not torch.equal(model(x)[0], model(x)[0])
+    model.eval()
+    changed = x.clone()
+    changed[-1] += 1
+    output, state = model(x, model.initial_state(2))
+    assert (output[0] - model(changed)[0][0]).abs().max() > 1e-4
+    with pytest.raises(ValueError, match=r"does not stream: every output attends to every step"):
+        model(x, state)
+
+
+def test_a_classifier_reads_the_mean_over_steps_of_the_transformer() -> None:
+    for batch_first in (False, True):
+        model = Transformer(5, 16, num_layers=1, batch_first=batch_first).eval()
+        output, _ = model(torch.randn(6, 2, 5))
+        assert torch.equal(summary(model, output), output.mean(dim=1 if batch_first else 0))
+
+
+def test_a_trace_of_the_transformer_shows_the_attention_of_every_layer_and_head() -> None:
+    torch.manual_seed(0)
+    model = Transformer(5, 16, num_layers=2, num_heads=4, dtype=torch.float64).eval()
+    x = torch.randn(6, 2, 5, dtype=torch.float64)
+    traces = model.trace(x)
+    assert [trace.layer for trace in traces] == [0, 1]
+    torch.testing.assert_close(model.norm(traces[-1].output), model(x)[0])
+    layer, z = model.layers[1], traces[0].output.transpose(0, 1)
+    views = traces[1].views
+    assert views is not None
+    assert views.shape == (6, 2, 4, 6)
+    _, _, v = layer._heads(z)
+    a = torch.einsum("tbhs,bhse->bthe", views, v).flatten(2)
+    z = z + layer.attention_out(a)
+    z = z + layer.ffn_out(layer.ffn_in(layer.norm_ffn(z)).relu())
+    torch.testing.assert_close(traces[1].output, z.transpose(0, 1))
+
+
+def grid_by_the_paper(x: Tensor, cells: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Eqs. (9)-(12), cell by cell: x (T, B, D) to (T, B, N·d)."""
+    d = cells[0][1].shape[1]
+    h = [x.new_zeros(x.shape[1], d) for _ in cells]
+    c = list(h)
+    outputs = []
+    for x_t in x:
+        H = torch.cat((x_t, *h), dim=1)
+        for k, (W, b) in enumerate(cells):
+            i, f, g, o = (H @ W[gate].T + b[gate] for gate in range(4))
+            c[k] = f.sigmoid() * c[k] + i.sigmoid() * g.tanh()
+            h[k] = o.sigmoid() * c[k].tanh()
+        outputs.append(torch.cat(h, dim=1))
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize(("N", "d"), [(1, 5), (3, 4), (6, 7)])
+def test_cells_of_gridlstm_follow_the_papers_equations(N: int, d: int) -> None:
+    torch.manual_seed(N)
+    grid = GridLSTM(5, N * d, num_cells=N, dtype=torch.float64)
+    x = torch.randn(9, 3, 5, dtype=torch.float64)
+    expected = grid_by_the_paper(x, [grid.cell_parameters(k) for k in range(N)])
+    torch.testing.assert_close(grid(x)[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", [GridLSTM, LSTM])
+def test_with_copied_weights_both_equal_nn_lstm(model: type[GridLSTM] | type[LSTM]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (m(7, 24).double() for m in (model, nn.LSTM))
+    with torch.no_grad():
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            p.copy_(q)
+    x = torch.randn(11, 4, 7, dtype=torch.float64)
+    start = (torch.randn(1, 4, 24).double(), torch.randn(1, 4, 24).double())
+    (y, (h, c)), (y_lstm, (h_lstm, c_lstm)) = ours(x, start), theirs(x, start)
+    for a, b in ((y, y_lstm), (h, h_lstm), (c, c_lstm)):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    for y_any in (y, y_lstm):
+        y_any.square().sum().backward()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (lambda: RMC(600, 600), 152_000),
+        (lambda: RMC(600, 4000, num_slots=8, num_heads=5), 2_560_000),
+        (lambda: EntNet(600, 600), 90_806),
+        (lambda: EntNet(512, 250, num_slots=5), 33_455),
+        (lambda: Transformer(600, 256), 3_313_408),
+        (lambda: GridLSTM(600, 600), 2_884_800),
+        (lambda: LSTM(600, 600), 2_884_800),
+    ],
+)
+def test_parameters_at_the_papers_sizes(model: Any, count: int) -> None:
+    assert sum(p.numel() for p in model().parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "hidden", "options", "message"),
+    [
+        (RMC, 30, {}, r"of num_slots \* num_heads = 24, got 30; take hidden_size=24 or 48"),
+        (EntNet, 20, {}, "multiple of num_slots = 6, got 20; take hidden_size=18 or 24"),
+        (GridLSTM, 20, {}, "multiple of num_cells = 6, got 20; take hidden_size=18 or 24"),
+        (Transformer, 20, {}, "multiple of num_heads = 8, got 20; take hidden_size=16 or 24"),
+        (Transformer, 15, {"num_heads": 3}, "must be even, as positions.*take hidden_size=18"),
+        (Transformer, 16, {"num_layers": 0}, "num_layers must be .* of at least 1, got 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(
+    model: Any, hidden: int, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        model(5, hidden, **options)
