@@ -13,12 +13,11 @@ import torch
 
 from riglstm.lab.tables import complexity, pool, rows
 from riglstm.lab.tables.attempt import attempt, fresh
+from riglstm.lab.tables.build import rendered
 from riglstm.lab.tables.entries import Budget
-from riglstm.lab.tables.fill import result_rows, sheet
 from riglstm.lab.tables.plan import Planned, plan, seeds_of
-from riglstm.lab.tables.render import Rendered, render
+from riglstm.lab.tables.render import Rendered
 from riglstm.lab.tables.run import say
-from riglstm.lab.tables.sheet import RECORD, grid, records
 from riglstm.lab.tables.tables import MEASURED, recipe, stem, table
 from riglstm.lab.tables.worker import Job
 from riglstm.lab.train.config import Precision
@@ -30,7 +29,7 @@ class Reproduced(NamedTuple):
 
     rendered: Rendered
     paths: tuple[Path, ...]
-    """Where it was written: Markdown, CSV, LaTeX."""
+    """Where it was written: Markdown, and its rows as CSV."""
     failed: int = 0
     """Runs that were asked for and have no figure; the table says which, and why."""
     left: int = 0
@@ -81,25 +80,23 @@ def reproduce(
             *(name, models, seeds, budget, root, device), settings=settings, precision=precision
         )
 
-    def show(planned: Sequence[Planned]) -> Rendered:
-        filled = sheet(name, planned, budget)
-        return render(grid(filled), RECORD, records(filled))
+    def show() -> Rendered:
+        return rendered(name, begun(name, seeds, budget, root, device, precision), budget)
 
     def write(errors: Sequence[str] = ()) -> Reproduced:
-        planned = begun(name, seeds, budget, root, device, precision)
-        rendered = show(planned)
+        shown = show()
         if results is not None:
-            rows.append(results, result_rows(name, planned, budget))
+            rows.append(results, shown.rows or ())
         states = [p.state for p in look()]
         return Reproduced(
-            *(rendered, rendered.write(Path(out), file)),
+            *(shown, shown.write(Path(out), file)),
             failed=states.count("failed"),
             left=states.count("new") + states.count("partial"),
             errors=tuple(errors),
         )
 
     # What is wrong with the files that take the figures is said before hours of training.
-    show(begun(name, seeds, budget, root, device, precision)).check(Path(out), file)
+    show().check(Path(out), file)
     if results is not None and results.exists():
         rows.read(results)
     open_states = {"new", "partial", *(("failed",) if retry_failed else ())}
