@@ -399,7 +399,7 @@ def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path: Path) -> None:
     assert not lstm.paper
     notes = "\n".join(table.notes)
     assert "Recipe quick in fp32: 4 runs of 7 to 500 updates took 152 s in all, up to 1" in notes
-    assert "on CPU (toy), unknown. Commits: abc, " in notes
+    assert re.search(r"on CPU \(toy\), unknown\. Commits: .*abc", notes)
     assert "Seeds: 0; LSTM: 0, 1; RigLSTM: 0, 1 (failed)." in notes
     assert f"Failed: riglstm, 7x7, seed 1: the loss is not a number ({rig1.folder.name})." in notes
     assert "not comparable" in notes
@@ -531,6 +531,8 @@ def test_result_rows_are_added_and_read_back(tmp_path: Path) -> None:
     other = replace(ROW, seed=1, device='a "device", with signs')
     assert rows.append(path, [ROW]) == 1
     before = path.read_text()
+    # A last line without its end is not glued to the next.
+    path.write_text(before.rstrip("\n"))
     assert rows.append(path, [ROW, other, other]) == 1
     assert path.read_text().startswith(before)
     assert rows.read(path) == [ROW, other]
@@ -556,15 +558,6 @@ def test_a_full_disk_at_the_first_write_leaves_a_file_that_can_be_written_to(
     assert rows.read(path) == [ROW]
 
 
-def test_a_last_line_without_its_end_is_not_glued_to_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    rows.append(path, [ROW])
-    path.write_bytes(path.read_bytes().rstrip(b"\n"))
-    other = replace(ROW, seed=1)
-    assert rows.append(path, [other]) == 1
-    assert rows.read(path) == [ROW, other]
-
-
 def test_who_adds_rows_waits_until_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -583,19 +576,6 @@ def test_who_adds_rows_waits_until_nobody_else_does(
     assert rows.append(path, [other]) == 1
     with path.open("ab") as second:
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"line 1: expected the columns table,model,.*got a,b"):
-        rows.append(path, [ROW])
-    path.unlink()
-    rows.append(path, [ROW])
-    with path.open("a") as file:
-        file.write("copying,riglstm,0\n")
-    with pytest.raises(ValueError, match=r"results.csv, line 3: expected 16 columns, got 3"):
-        rows.read(path)
 
 
 @pytest.mark.parametrize(
@@ -620,13 +600,21 @@ def test_a_row_that_would_not_be_taken_is_not_written(
     assert not path.exists()
 
 
-def test_a_row_that_contradicts_the_file_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (rows.csv_text([ROW]), r"the new row of .*: expected 0.33.*, got 0.5"),
+        ("a,b\n1,2\n", r"line 1: expected the columns table,model,.*got a,b"),
+    ],
+)
+def test_a_file_that_rows_contradict_or_that_is_another_is_left_alone(
+    there: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "results.csv"
-    rows.append(path, [ROW])
-    before = path.read_bytes()
-    with pytest.raises(rows.RowError, match=r"the new row of .*: expected 0.33.*, got 0.5"):
+    path.write_text(there)
+    with pytest.raises(rows.RowError, match=message):
         rows.append(path, [replace(ROW, value=0.5)])
-    assert path.read_bytes() == before
+    assert path.read_text() == there
 
 
 def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
