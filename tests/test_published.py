@@ -19,7 +19,7 @@ from riglstm.lab.minigrid import table as agents
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.runs import read as read_agent
 from riglstm.lab.minigrid.spec import MEMORIES
-from riglstm.lab.report import outdated, publish, published, strange
+from riglstm.lab.report import outdated, publish, published
 from riglstm.lab.report.published import BEGIN, END, NOTHING, block
 from riglstm.lab.tables import rows
 from riglstm.lab.tables.build import newest, tables
@@ -123,11 +123,17 @@ def test_weights_in_the_repository_are_small_and_of_runs_in_the_results() -> Non
     files = list((ROOT / "weights").glob("*.safetensors"))
     if not files:
         pytest.skip("there are no weights in the repository yet")
-    known = {row.run for row in rows.read_folder(ROOT / "results")}
+    recorded = {
+        (row.run, row.metric, row.chosen_on): row.value
+        for row in rows.read_folder(ROOT / "results")
+    }
     for file in files:
         assert file.stat().st_size < LIMIT, file.name
-        assert finished(file).result["run"] in known, file.name
-    assert not strange(ROOT / "results", ROOT / "weights")
+        result = finished(file).result
+        assert result["rows"]
+        for row in result["rows"]:
+            figure = (result["run"], f"{row['metric']}@{row['condition']}", row["chosen_on"])
+            assert recorded.get(figure) == row["value"], (file.name, figure)
 
 
 ROW = ResultRow(
@@ -421,25 +427,6 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
         assert [w.name for w in published._wanted([], folder / "weights") if model in w.name] == (
             figures
         )
-
-
-def test_weights_have_the_figures_of_their_runs_rows(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = folder / "weights" / "digits.safetensors"
-    run = finished(file).result["run"]
-    assert len(strange(folder / "results", folder / "weights")) == 2
-    figures = {"4x4": 0.5, "5x5": 0.125}
-    recorded = [
-        replace(ROW, metric=f"accuracy@{c}", value=v, chosen_on="validation@4x4", run=run)
-        for c, v in figures.items()
-    ]
-    monkeypatch.setattr(published, "read_folder", lambda _: recorded)
-    assert strange(folder / "results", folder / "weights") == [
-        "digits.safetensors: accuracy@5x5 is 0.25, in the results 0.125"
-    ]
-    recorded[1] = replace(recorded[1], value=0.25)
-    assert not strange(folder / "results", folder / "weights")
 
 
 def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:

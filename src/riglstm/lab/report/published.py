@@ -7,6 +7,7 @@ any machine.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -123,23 +124,6 @@ def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
     texts = {readme: inserted(readme, block(found)), results / "README.md": page(found, known)}
     stale += [path for path, text in texts.items() if _differs(path, text.encode())]
     return list(map(str, stale))
-
-
-def strange(results: Path, weights: Path) -> list[str]:
-    """Exported networks whose figures are not those of their run's last rows, in words."""
-    recorded: dict[str, dict[tuple[str, str], float]] = {}
-    for row in read_folder(results):
-        recorded.setdefault(row.run, {})[row.metric, row.chosen_on] = row.value
-    said = []
-    for file in sorted(weights.glob("*.safetensors")):
-        result = finished(file).result
-        there = recorded.get(result.get("run", ""), {})
-        for row in result["rows"]:
-            metric = f"{row['metric']}@{row['condition']}"
-            expected = there.get((metric, row["chosen_on"]))
-            if expected != row["value"]:
-                said.append(f"{file.name}: {metric} is {row['value']}, in the results {expected}")
-    return said
 
 
 def inserted(readme: Path, text: str) -> str:
@@ -269,6 +253,10 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
         digits = probe.first_of_each_class(probe.image_task(run))
         return run, probe.look(run, f"{SIZE}x{SIZE}", digits)
 
+    def drawn(draw: Callable[[probe.Loaded, probe.Look], Picture]) -> Picture:
+        picture = draw(*seen())
+        return picture._replace(caption=f"{picture.caption}{averaged}")
+
     kinds: dict[str, Callable[[probe.Loaded, probe.Look], Picture]] = {}
     if model in probe.SLEEPING:
         kinds["cells"] = gallery.cells
@@ -278,12 +266,8 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
         yield Wanted(
             re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._=+-]", "", f"{file.stem}-{kind}.png"),
             _digest([content, kind, SIZE, STEP, averaged]),
-            lambda draw=draw: _with(draw(*seen()), averaged),  # type: ignore[misc]
+            functools.partial(drawn, draw),
         )
-
-
-def _with(picture: Picture, more: str) -> Picture:
-    return picture._replace(caption=f"{picture.caption}{more}")
 
 
 def _sources(folder: Path) -> dict[str, dict[str, str]]:
