@@ -435,7 +435,7 @@ def test_reproduce_plans_first_and_ends_with_the_table(
 
     def fake(*args: Any, **options: Any) -> Any:
         asked.append((args, options))
-        rendered = reproducing.Rendered("| the table |\n", "", "")
+        rendered = reproducing.Rendered("| the table |\n")
         return reproducing.Reproduced(rendered, (tmp_path / "tables" / "x.md",), failed=1)
 
     monkeypatch.setattr(reproduce, "reproduce", fake)
@@ -461,7 +461,7 @@ def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
 
     def fake(*args: Any, **options: Any) -> Any:
         asked.append((args, options))
-        return reproducing.Reproduced(reproducing.Rendered("", "", ""), (), **end)
+        return reproducing.Reproduced(reproducing.Rendered(""), (), **end)
 
     monkeypatch.setattr(reproduce, "reproduce", fake)
     flags = "--settings M=2 --seed-list 1 4 --precision bf16 --jobs 3 --minutes 9"

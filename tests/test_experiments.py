@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import shutil
@@ -277,12 +275,10 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     )
     assert said in made.rendered.markdown
     assert str(tmp_path) not in made.rendered.markdown
-    assert [path.name for path in made.paths] == [
-        f"copying-quick.{s}" for s in ("md", "csv", "tex")
-    ]
+    assert [path.name for path in made.paths] == [f"copying-quick.{s}" for s in ("md", "csv")]
     assert made.paths[0].read_text() == made.rendered.markdown
-    assert len(list(csv.reader(io.StringIO(made.rendered.csv)))) == 1 + 4 * 5
     assert len(rows.read(results)) == 2 * 5 + 2  # a row of each that failed
+    assert made.rendered.rows == rows.read(made.paths[1]) == rows.read(results)
 
     called: list[str] = []
     monkeypatch.setattr(
@@ -301,7 +297,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     more = tiny.make(["lstm"], 2)
     assert called[2:] == ["lstm", "lstm"]
     assert "(1 run, 1 to run)" in more.rendered.markdown
-    assert "- Rows without a run, left out: RIM.\n" in more.rendered.markdown
+    assert "- Not run yet: RIM.\n" in more.rendered.markdown
 
 
 def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
@@ -309,9 +305,9 @@ def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
         if (planned.setting, planned.spec.seed) != ("M=2", 1):
             run(planned.spec, planned.folder, progress=False)
     made = tiny.make(["lstm"])
-    found = list(csv.DictReader(io.StringIO(made.rendered.csv)))
-    counts = {(row["setting"], row["n"], row["missing"]) for row in found}
-    assert counts == {("M=1", "2", "0"), ("M=2", "1", "0")}
+    runs = {(row.setting, row.seed) for row in made.rendered.rows or ()}
+    assert runs == {("M=1", 0), ("M=1", 1), ("M=2", 0)}
+    assert "to run" not in made.rendered.markdown
 
 
 def test_what_failed_is_begun_anew(tiny: Table) -> None:
@@ -370,22 +366,17 @@ def test_a_stop_during_the_tests_costs_no_training(
 def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:
     show: list[str] = []
     table = complexity.table(["lstm", "riglstm"], "quick", "cpu", show.append, (3, 2), 2)
-    found = list(csv.DictReader(io.StringIO(table.csv)))
-    by = {(row["model"], row["quantity"]): float(row["measured"]) for row in found}
-    names = dict.fromkeys(model for model, _ in by)
-    assert [f"measuring {name}" for name in names] == show
-    lstm = next(name for name in names if name.startswith("LSTM"))
+    lstm, rig = complexity.subjects(["lstm", "riglstm"], torch.device("cpu"), 2)
+    assert [line.partition(",")[0] for line in show] == ["measuring LSTM", "measuring RigLSTM"]
     # Embedding of two values, the core, and the read-out of ten classes.
     around = 2 * 600 + 600 * 10 + 10
-    assert by[lstm, "parameters"] == 2_884_800 + around
-    assert by["RigLSTM", "parameters"] == 3_353_000 + around
-    for name in names:
-        assert by[name, "2x2"] > 0
-        assert by[name, "memory"] > 4 * by[name, "parameters"]
+    for subject, count in ((lstm, 2_884_800 + around), (rig, 3_353_000 + around)):
+        found = complexity.measured(subject, torch.device("cpu"), (3, 2), 2, rounds=1)
+        assert found.parameters == count
+        assert found.memory > 4 * count
+        assert min(found.ms) > 0
     assert re.search(r"\| RigLSTM +\| \(6, 4\) +\|", table.markdown)
-    assert "tab:complexity-quick" in table.latex
-    assert {(row["budget"], row["rounds"]) for row in found} == {("quick", "1")}
-    assert "3.6M" in table.markdown
+    assert re.search(r"\| +3\.36M \| +3\.6M \|", table.markdown)
     assert "Tesla V100" in table.markdown
 
 

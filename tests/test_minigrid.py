@@ -25,12 +25,9 @@ from riglstm.lab.minigrid import testing, training
 from riglstm.lab.minigrid.envs import Environments, WorkerDied
 from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels, family
 from riglstm.lab.minigrid.reproduce import build, evaluate, is_grid, load, plan, reproduce, run
-from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import MEMORIES, SEEDS, GridSpec
-from riglstm.lab.minigrid.table import RECORD, grid
 from riglstm.lab.minigrid.testing import SEED, trials
 from riglstm.lab.minigrid.worker import SKIP, solved
-from riglstm.lab.tables.render import render
 from riglstm.lab.tables.reproduce import Reproduced
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
@@ -337,7 +334,7 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
     assert (first.failed, first.left) == (1, 0)
     (folder,) = tmp_path.glob("minigrid-lavagap-lstm-seed0-*")
     assert f"Failed: {folder.name}: it is not a number." in first.rendered.markdown
-    assert "| LavaGap | S5    |" in first.rendered.markdown
+    assert "**MiniGrid, LavaGap: episodes solved in %**" in first.rendered.markdown
     assert "1 failed" in first.rendered.markdown
     assert "are not done" not in first.rendered.markdown
     assert make().failed == 1, "a failed run was trained anew"
@@ -406,13 +403,3 @@ def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], message: str) 
     }
     with pytest.raises(ValueError, match=message):
         GridSpec(**{**given, **changes})
-
-
-def test_the_guide_has_the_recorded_results() -> None:
-    root = Path(__file__).parents[1]
-    runs = [read(path) for path in sorted((root / "results" / "minigrid").iterdir())]
-    shown = render(grid([run.spec.name for run in runs], runs), RECORD, []).markdown
-    lines = [line for line in shown.splitlines() if line.startswith("|")]
-    assert len(lines) > 10
-    guide = (root / "docs" / "minigrid.md").read_text().splitlines()
-    assert [line for line in lines if line not in guide] == []

@@ -23,7 +23,7 @@ from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.reproduce import build, plan
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import GridSpec
-from riglstm.lab.minigrid.table import grid
+from riglstm.lab.minigrid.table import tables
 from riglstm.lab.report.minigrid import once, relative, unlike
 from riglstm.lab.tables.result import RunError
 from riglstm.lab.train.folder import RunFolder
@@ -118,9 +118,9 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
             row["value"] = value
         (tmp_path / name / "result.json").write_text(json.dumps(result))
     found = once([read(path) for path in sorted(tmp_path.iterdir())], [])
-    shown = grid([run.spec.name for run in found], found)
-    assert shown.lines[0][2] == "50.0, 70.0 (2 runs)"
-    (words,) = [note for note in shown.notes if "left out" in note]
+    (table,), notes = tables(found)
+    assert table.lines[0].ours["S5"].text() == "50.0, 70.0 (2 runs)"
+    (words,) = [note for note in notes if "left out" in note]
     assert "c: left out, trained otherwise than" in words
     assert "fit.frames is 64 there, 128 here" in words
     theirs = read(tmp_path / "rim").rates()
@@ -132,7 +132,7 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
     for name, when in (("a", "2026-01-01"), ("c", "2026-01-02")):
         (tmp_path / name / "run.json").write_text(json.dumps({"started": when}))
     later = once([read(path) for path in sorted(tmp_path.iterdir())], [])
-    assert grid(["riglstm"], later).lines[0][2] == "0.0 (1 run)"
+    assert tables(later)[0][0].lines[0].ours["S5"].text() == "0.0 (1 run)"
     assert unlike(found) == []
     (words,) = unlike(later)
     assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.frames is" in words
@@ -190,13 +190,13 @@ def test_reproduce_trains_what_is_missing_and_prints_a_table(
     command += ["--device", "cpu", "--workers", "1"]
     assert main(command) == 0
     first = capsys.readouterr()
-    assert "| LavaGap | S5 " in first.out
+    assert "**MiniGrid, LavaGap: episodes solved in %**" in first.out
     assert "run 1 of 1" in first.err
     assert main(command) == 0
     again = capsys.readouterr()
     assert again.out == first.out
     assert "run 1" not in again.err
-    assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("family,level,model,seed,")
+    assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("table,model,seed,metric,")
 
 
 def test_reproduce_counts_and_names_what_diverged(

@@ -1,32 +1,41 @@
-"""README, the results' page and the figures say what the files in results/ do, and can be stale."""
+"""README, the results' page, the guide and the figures say what the files in results/ do."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from riglstm.lab.cli.main import main
-from riglstm.lab.report import outdated, publish, published, strange
-from riglstm.lab.report.readme import BEGIN, END, NOTHING, block
-from riglstm.lab.tables import rows, summary
+from riglstm.lab.minigrid import table as agents
+from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.minigrid.runs import read as read_agent
+from riglstm.lab.minigrid.spec import MEMORIES
+from riglstm.lab.report import outdated, publish, published
+from riglstm.lab.report.published import BEGIN, END, NOTHING, block
+from riglstm.lab.tables import rows
+from riglstm.lab.tables.build import newest, tables
 from riglstm.lab.tables.entries import Recipe
 from riglstm.lab.tables.finished import export, finished
 from riglstm.lab.tables.plan import plan
-from riglstm.lab.tables.render import markdown
+from riglstm.lab.tables.render import Line, markdown, text_table
 from riglstm.lab.tables.rows import ResultRow
-from riglstm.lab.tables.sheet import Line, grid
 from riglstm.lab.tables.tables import TABLES
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train.weights import write_weights
 from test_report import finish, noise, on_digits
 
 ROOT = Path(__file__).parents[1]
+README = ("Sequential MNIST", "Multi-digit copying")
+"""Titles of its tables."""
 LIMIT = 16_000_000
 """Bytes of a file of weights in the repository."""
 
@@ -36,15 +45,95 @@ def test_readme_and_figures_are_up_to_date_with_the_results() -> None:
     assert not stale, f"`riglstm report --results results` writes anew: {', '.join(stale)}"
 
 
+def tables_in(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
+    """Of each line of each table: title, cells up to the model's, the others by their head."""
+    for title, body in re.findall(r"^\*\*([^*\n]+)\*\*\n\n((?:\|.*\n)+)", text, re.M):
+        heads, _, *lines = ([c.strip(" *") for c in x.split("|")[1:-1]] for x in body.splitlines())
+        for cells in lines:
+            lead = heads.index("model") + 1
+            found = list(zip(heads, cells, strict=True))[lead:]
+            yield title.partition(",")[0], cells[:lead], found
+
+
+def spread(values: Sequence[float]) -> str:
+    """As tables print a cell."""
+    count = f"({len(values)} run{'s' * (len(values) != 1)})"
+    if len(values) < 3:
+        return f"{', '.join(f'{v:.1f}' for v in values)} {count}"
+    return f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} {count}"
+
+
+def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
+    """Computed anew, from the files alone."""
+    found: dict[tuple[str, ...], dict[int, float]] = {}
+    for path in sorted((ROOT / "results").glob("*.csv")):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                what = TABLES[row["table"]]
+                key = (what.title, row["setting"], row["model"], row["metric"].split("@")[1])
+                figures = found.setdefault((*key, row["chosen_on"].split("@")[1]), {})
+                figures[int(row["seed"])] = 100 * float(row["value"])
+    seen: dict[str, set[tuple[str, ...]]] = {"README.md": set(), "results/README.md": set()}
+    for name, keys in seen.items():
+        for title, lead, cells in tables_in((ROOT / name).read_text()):
+            what = next(table for table in TABLES.values() if table.title == title)
+            recipe = what.recipes["paper"]
+            setting, model = lead if len(lead) > 1 else (*recipe.settings, *lead)
+            (key,) = (key for key, row in recipe.rows.items() if row.label == model)
+            home = recipe.settings[setting].trained_on
+            for head, cell in cells:
+                condition, _, chooser = head.removesuffix(" (trained)").partition(", best checkp")
+                chooser = chooser.split()[-1] if chooser else home
+                place = (title, setting, key, condition, chooser)
+                if place not in found:
+                    assert re.search(r"paper|updates|runs|K_a", head), head
+                    continue
+                values = [found[place][seed] for seed in sorted(found[place])]
+                mean = f"{np.mean(values):.1f}"
+                assert cell == (mean if name == "README.md" else spread(values)), place
+                keys.add(place)
+    assert seen["results/README.md"] == found.keys()
+    assert seen["README.md"] == {p for p in found if p[0] in README and p[4] in ("14x14", "P=50")}
+
+
+def test_the_guide_has_the_recorded_success_rates() -> None:
+    runs = sorted((ROOT / "results" / "minigrid").iterdir())
+    guide = (ROOT / "docs" / "minigrid.md").read_text()
+    shown, _ = agents.tables([read_agent(path) for path in runs])
+    for table in shown:
+        assert markdown(text_table(table)) in guide
+    found: dict[tuple[str, ...], list[float]] = {}
+    for path in runs:
+        config, result = (
+            json.loads((path / f"{x}.json").read_text()) for x in ("config", "result")
+        )
+        for row in result["rows"]:
+            family = FAMILIES[config["task_options"]["family"]].title
+            actions = {"success": "drawn", "success_greedy": "most probable"}[row["metric"]]
+            key = (family, actions, MEMORIES[config["model"]].label, row["condition"])
+            found.setdefault(key, []).append(100 * row["value"])
+    lines = re.sub(r"\*\*MiniGrid, (\w+):.*\*\*", r"**\1**", guide)
+    for family, lead, cells in tables_in(lines):
+        for head, cell in cells:
+            assert cell == spread(found.pop((family, *lead, head.removesuffix(" (trained)"))))
+    assert not found
+
+
 def test_weights_in_the_repository_are_small_and_of_runs_in_the_results() -> None:
     files = list((ROOT / "weights").glob("*.safetensors"))
     if not files:
         pytest.skip("there are no weights in the repository yet")
-    known = {row.run for row in summary.read_all(ROOT / "results")}
+    recorded = {
+        (row.run, row.metric, row.chosen_on): row.value
+        for row in rows.read_folder(ROOT / "results")
+    }
     for file in files:
         assert file.stat().st_size < LIMIT, file.name
-        assert finished(file).result["run"] in known, file.name
-    assert not strange(ROOT / "results", ROOT / "weights")
+        result = finished(file).result
+        assert result["rows"]
+        for row in result["rows"]:
+            figure = (result["run"], f"{row['metric']}@{row['condition']}", row["chosen_on"])
+            assert recorded.get(figure) == row["value"], (file.name, figure)
 
 
 ROW = ResultRow(
@@ -132,10 +221,6 @@ def test_what_is_published_is_up_to_date_until_a_row_or_a_weight_changes(
     export(other, folder / "weights" / "digits.safetensors")
     stale = names(folder, outdated(*places(folder)))
     assert stale == {name for name in FIGURES if "digits" in name}
-    (folder / "weights" / "digits.safetensors").unlink()
-    publish(*places(folder))
-    assert outdated(*places(folder)) == []
-    assert not list((folder / "results" / "figures").glob("digits*"))
 
 
 def test_without_data_the_rest_is_published(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,30 +244,33 @@ def cells(text: str, model: str) -> list[str]:
 
 
 def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold() -> None:
-    text = block(summary.sheets(FOUND))
+    text = block(tables(FOUND))
     assert text.startswith(
         "**Multi-digit copying, trained on P=50: test accuracy in %, by digit**\n\n| digits"
     )
-    assert cells(text, "model")[1:7] == (
-        ["model", "runs", "P=50 (trained)", "P=100", "P=100, paper", "P=200"]
-    )
+    assert cells(text, "model")[1:7] == [
+        "model",
+        "runs",
+        "P=50 (trained)",
+        "P=100",
+        "paper",
+        "P=200",
+    ]
     assert cells(text, "LSTM")[2:7] == ["1", "**100.0**", "90.0", "45.38", "50.0"]
-    assert cells(text, "RigLSTM")[2:7] == (
-        ["2", "**100.0, 100.0**", "**99.0, 100.0**", "99.06", "**98.0, 100.0**"]
-    )
+    assert cells(text, "RigLSTM")[2:7] == ["2", "**100.0**", "**99.5**", "99.06", "**99.0**"]
     assert "Recipe `paper`: [docs/experiments.md](docs/experiments.md)." in text
+    assert "Not run yet: Sequential MNIST, Sequential CIFAR-10, Ablations" in text
     # 97.54 is printed as 97.5 is, and as good; alone in a setting nothing is best.
     nearly = [*FOUND[:8], *run_of("lstm", 0, (1.0, 0.9, 0.5, 0.9754))]
-    assert cells(block(summary.sheets(nearly)), "LSTM")[8] == "**97.5**"
+    assert cells(block(tables(nearly)), "LSTM")[8] == "**97.5**"
     elsewhere = run_of("lstm", 0, (1.0, 1.0, 1.0, 1.0), setting="M=8")
-    assert "**1" not in block(summary.sheets([*FOUND[:8], *elsewhere]))
+    assert "**1" not in block(tables([*FOUND[:8], *elsewhere]))
     quick = [replace(row, budget="quick") for row in FOUND]
-    assert block(summary.sheets(quick)) == f"{NOTHING}\n"
-
-
-def test_the_newest_recipe_counts() -> None:
+    assert block(tables(quick)) == f"{NOTHING}\n"
     newer = run_of("riglstm", 0, (1.0, 1.0, 1.0, 1.0), recipe="22222222")
-    assert cells(block(summary.sheets([*FOUND, *newer])), "RigLSTM")[2:4] == ["1", "**100.0**"]
+    assert cells(block(tables([*FOUND, *newer])), "RigLSTM")[2:4] == ["1", "**100.0**"]
+    looked_for = block(tables([replace(row, budget="tuned") for row in FOUND[:12]]))
+    assert "all conditions, the shifted ones included ([how](docs/recipes.md))." in looked_for
 
 
 def test_where_less_is_better_the_least_is_in_bold() -> None:
@@ -196,45 +284,29 @@ def test_where_less_is_better_the_least_is_in_bold() -> None:
         for model, value in (("lstm", 0.3), ("rim", 0.5), ("riglstm", 0.4))
         for c in ("4", "678")
     ]
-    text = block(summary.sheets(found))
+    text = block(tables(found))
     assert "of frames rolled out after true ones, less is better**" in text
     assert cells(text, "LSTM")[3] == "**30.0**"
     assert text.count("**30.0**") == 2
     assert "**40.0**" not in text
 
 
-def test_a_recipe_that_was_looked_for_says_on_what() -> None:
-    text = block(summary.sheets([replace(row, budget="tuned") for row in FOUND[:12]]))
-    assert "Recipe `tuned`: [docs/experiments.md](docs/experiments.md). It was chosen on " in text
-    assert "all conditions, the shifted ones included ([how](docs/recipes.md))." in text
-
-
 def test_from_three_runs_on_there_is_a_spread_and_below_that_their_values() -> None:
     for count, shown in ((2, "98.0, 90.0 (2 runs)"), (3, "96.0 ± 5.3 (3 runs)")):
         values = (0.98, 0.9, 1.0)[:count]
         found = [row for s, v in enumerate(values) for row in run_of("lstm", s, (v, v, v, v))]
-        (sheet,) = summary.sheets(found)
-        text = markdown(grid(sheet))
-        assert text.count(f" {shown} |") == 4
-        assert ("±" in text.partition("\n- ")[0]) == (count == 3)
-        assert block([sheet]).count(f" {shown.partition(' (')[0]} |") == 4
+        (table,) = tables(found)
+        assert markdown(text_table(table)).count(f" {shown} |") == 4
 
 
 def test_the_notes_name_seeds_and_what_has_no_run() -> None:
     failed = replace(ROW, metric=rows.FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
-    (sheet,) = summary.sheets([*FOUND, failed])
-    assert "Seeds: 0, 1, 2; M=1 LSTM: 0; M=1 RigLSTM: 0, 1, 2 (failed)." in sheet.notes
-    assert "Not run yet: GridLSTM, RIM; M=2, M=4, M=8." in sheet.notes
+    (table,) = tables([*FOUND, failed])
+    assert "Seeds: 0, 1, 2; M=1 LSTM: 0; M=1 RigLSTM: 0, 1, 2 (failed)." in table.notes
+    assert table.missing == "GridLSTM, RIM; M=2, M=4, M=8"
     eight = run_of("lstm", 0, (0.9, 0.9, 0.9, 0.9), setting="M=8", recipe="33333333")
-    (sheet,) = summary.sheets([*FOUND, *(replace(row, run="8") for row in eight)])
-    assert "Not run yet: GridLSTM, RIM; M=2, M=4; RigLSTM in M=8." in sheet.notes
-    assert (
-        "Not run yet: Multi-digit copying (GridLSTM, RIM; M=2, M=4; RigLSTM in M=8); Sequential "
-        "MNIST; Sequential CIFAR-10; Ablations on sequential MNIST; Bouncing balls.\n"
-    ) in block([sheet])
-
-
-def test_a_table_that_is_whole_has_nothing_left_to_run() -> None:
+    (table,) = tables([*FOUND, *(replace(row, run="8") for row in eight)])
+    assert table.missing == "GridLSTM, RIM; M=2, M=4; RigLSTM in M=8"
     whole = [
         replace(row, setting=setting, recipe=f"{setting}{model}", run=f"{setting}{row.run}")
         for setting in ("M=1", "M=2", "M=4", "M=8")
@@ -242,13 +314,12 @@ def test_a_table_that_is_whole_has_nothing_left_to_run() -> None:
         for seed in range(3)
         for row in run_of(model, seed, (1.0, 1.0, 1.0, 1.0))
     ]
-    (sheet,) = summary.sheets(whole)
-    assert "Seeds: 0, 1, 2." in sheet.notes
-    assert not [note for note in sheet.notes if "Not run" in note]
+    (table,) = tables(whole)
+    assert "Seeds: 0, 1, 2." in table.notes
+    assert "Not run" not in markdown(text_table(table))
     # Runs of another budget are none of the table's.
-    other = [replace(row, budget="tuned") if row.model == "rim" else row for row in whole]
-    (sheet,) = summary.sheets(other)
-    assert "Not run yet: RIM." in sheet.notes
+    (table,) = tables([replace(r, budget="tuned") if r.model == "rim" else r for r in whole])
+    assert table.missing == "RIM"
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -271,37 +342,33 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
 
 def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
     failed = replace(ROW, metric=rows.FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
-    text = block(summary.sheets([*FOUND, failed, replace(failed, commit="def")]))
-    assert cells(text, "RigLSTM")[2:4] == ["2, 1 failed", "**100.0, 100.0**"]
-    (sheet,) = summary.sheets([*FOUND, failed])
-    assert sheet.lines[-1].there["P=50"].text().endswith("(2 runs, 1 failed)")
+    text = block(tables([*FOUND, failed, replace(failed, commit="def")]))
+    assert cells(text, "RigLSTM")[2:4] == ["2, 1 failed", "**100.0**"]
+    (table,) = tables([*FOUND, failed])
+    assert table.lines[-1].there["P=50"].text().endswith("(2 runs, 1 failed)")
     done = run_of("riglstm", 2, (1.0, 1.0, 1.0, 1.0))
-    assert "failed" not in block(summary.sheets([*FOUND, failed, *done]))
+    assert "failed" not in block(tables([*FOUND, failed, *done]))
     # A table whose runs have all failed is there, too, and has no figure to draw.
-    only = block(summary.sheets([failed]))
+    only = block(tables([failed]))
     assert cells(only, "RigLSTM")[2:5] == ["0, 1 failed", "–", "–"]
-    assert not list(published._wanted(summary.sheets([failed]), Path("none")))
+    assert not list(published._wanted(tables([failed]), Path("none")))
 
 
 def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not() -> None:
     lstm = FOUND[8:12]
     newer = run_of("riglstm", 0, (1.0, 1.0, 1.0, 1.0), recipe="22222222", precision="fp32")
     later = [*FOUND, *newer, *(replace(row, recipe="33333333") for row in lstm)]
-    (sheet,) = summary.sheets(later)
+    (table,) = tables(later)
     # The last row is of tf32: the run in fp32 does not stand beside it.
-    assert {line.row: line.made["precision"] for line in sheet.lines} == {
-        **{"riglstm": "tf32", "lstm": "tf32"}
-    }
-    newest = "The table shows the recipe and precision of its newest run: paper, "
-    assert f"{newest}tf32." in sheet.notes
-    assert "precision" not in block([sheet])
-    mixed = [*FOUND, *(replace(row, updates=1000) for row in newer)]
-    (sheet,) = summary.sheets(mixed)
-    text = markdown(grid(sheet))
+    assert {line.made["precision"] for line in table.lines} == {"tf32"}
+    assert table.notes[0].startswith("Recipe paper in tf32: 3 runs")
+    assert "precision" not in block([table])
+    (table,) = tables([*FOUND, *(replace(row, updates=1000) for row in newer)])
+    text = markdown(text_table(table))
     assert text.splitlines()[2].split(" | ")[3:5] == ["precision", "updates"]
     assert "| fp32      | 1,000   |" in text
-    assert f"{newest}fp32. A model without such runs" in text
-    assert cells(block([sheet]), "LSTM")[:4] == ["M=1", "LSTM", "tf32", "1"]
+    assert "A model without such runs is shown by its own newest ones" in text
+    assert cells(block([table]), "LSTM")[:4] == ["M=1", "LSTM", "tf32", "1"]
 
 
 def test_cells_and_label_are_those_of_the_rows_own_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,11 +382,10 @@ def test_cells_and_label_are_those_of_the_rows_own_budget(monkeypatch: pytest.Mo
 
     def line(budget: str) -> Line:
         found = run_of("riglstm", 0, (1.0, 1.0, 1.0, 1.0), budget=budget)
-        return summary.sheets(found)[0].lines[0]
+        return tables(found)[0].lines[0]
 
     assert (line("paper").label, line("paper").cells) == ("RigLSTM", "(6, 4)")
     assert (line("tuned").label, line("tuned").cells) == ("R", "(6, 2)")
-    assert (line("gone").label, line("gone").cells) == ("riglstm", "–")
 
 
 def test_what_was_changed_by_hand_is_stale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,25 +429,6 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
         )
 
 
-def test_weights_have_the_figures_of_their_runs_rows(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = folder / "weights" / "digits.safetensors"
-    run = finished(file).result["run"]
-    assert len(strange(folder / "results", folder / "weights")) == 2
-    figures = {"4x4": 0.5, "5x5": 0.125}
-    recorded = [
-        replace(ROW, metric=f"accuracy@{c}", value=v, chosen_on="validation@4x4", run=run)
-        for c, v in figures.items()
-    ]
-    monkeypatch.setattr(published, "read_all", lambda _: recorded)
-    assert strange(folder / "results", folder / "weights") == [
-        "digits.safetensors: accuracy@5x5 is 0.25, in the results 0.125"
-    ]
-    recorded[1] = replace(recorded[1], value=0.25)
-    assert not strange(folder / "results", folder / "weights")
-
-
 def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:
     again = export(folder / "weights" / "digits.safetensors", folder / "copy.safetensors")
     assert finished(again).result["run"] == "run"
@@ -409,7 +456,7 @@ def strangers(found: Sequence[ResultRow]) -> list[str]:
     return sorted(
         {
             row.run
-            for row in summary.newest(found)
+            for row in newest(found)
             if (row.setting, row.recipe)
             not in {
                 (p.setting, p.spec.recipe())
@@ -423,7 +470,7 @@ def strangers(found: Sequence[ResultRow]) -> list[str]:
 
 
 def test_the_recipes_make_the_runs_of_the_results_again() -> None:
-    assert not strangers(summary.read_all(ROOT / "results"))
+    assert not strangers(rows.read_folder(ROOT / "results"))
     (run,) = plan("copying", ["riglstm"], [0], "paper", settings=["M=1"], precision="tf32")
     row = replace(ROW, recipe=run.spec.recipe())
     assert strangers([row]) == []
@@ -431,58 +478,31 @@ def test_the_recipes_make_the_runs_of_the_results_again() -> None:
     assert strangers([replace(row, setting="M=2")]) == ["run"]
 
 
-@pytest.mark.parametrize(
-    "name", ["../victim", "../victim.png", "{folder}/victim.png", "a/b.png", ""]
-)
-def test_a_name_outside_the_folder_of_figures_is_refused_and_nothing_is_written(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_picture_is_removed_and_those_that_are_not_wanted_are_named(folder: Path) -> None:
     publish(*places(folder))
-    victims = [folder / place for place in ("victim.png", "results/victim", "results/victim.png")]
-    for victim in victims:
-        victim.write_text("mine")
-    sources = folder / "results" / "figures" / "sources.json"
-    known = json.loads(sources.read_text())
-    known[name.format(folder=folder)] = next(iter(known.values()))
-    sources.write_text(json.dumps(known))
-    (folder / "README.md").write_text(f"{BEGIN}\n{END}\n")
-    monkeypatch.chdir(folder)
-    assert main(["report", "--results", "results"]) == 2
-    assert "sources.json must hold names of figures in its folder" in capsys.readouterr().err
-    assert all(victim.read_text() == "mine" for victim in victims)
-    assert (folder / "README.md").read_text() == f"{BEGIN}\n{END}\n"
-
-
-def test_only_files_that_were_drawn_are_removed(folder: Path) -> None:
-    publish(*places(folder))
-    figures = folder / "results" / "figures"
-    mine, link, drawn = (figures / f"{name}.png" for name in ("mine", "link", "drawn"))
-    shift = figures / "copying-M1-shift.png"
-    (folder / "victim").write_bytes(shift.read_bytes())
-    link.symlink_to(folder / "victim")
+    mine = folder / "results" / "figures" / "mine.png"
     mine.write_text("mine")
-    drawn.write_bytes(shift.read_bytes())
-    sources = json.loads((figures / "sources.json").read_text())
-    gone = dict.fromkeys((mine.name, link.name, drawn.name), sources[shift.name])
-    (figures / "sources.json").write_text(json.dumps({**sources, **gone}))
+    (folder / "weights" / "digits.safetensors").unlink()
     said: list[str] = []
     publish(*places(folder), show=said.append)
-    assert [line.partition(" is no figure")[0] for line in said] == [str(link), str(mine)]
-    assert not drawn.exists()
-    assert (mine.read_text(), link.is_symlink()) == ("mine", True)
-    assert (folder / "victim").read_bytes() == shift.read_bytes()
-    assert publish(*places(folder)) == []
+    gone = [mine.with_name(f"{name}.png") for name in ("digits-cells", "digits-scores", "mine")]
+    assert said == [f"{path} is no figure of these results; remove it" for path in gone]
+    assert outdated(*places(folder)) == list(map(str, gone))
+    for path in gone:
+        path.unlink()
+    assert outdated(*places(folder)) == publish(*places(folder)) == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"a.png": 3}', '{"a.png": {"alt": null}}', "\x00"])
-def test_sources_of_another_form_are_refused_in_a_line(
-    content: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", '{"digits-cells.png": {"alt": null}}'])
+def test_figures_are_drawn_anew_where_their_sources_are_damaged(content: str, folder: Path) -> None:
     publish(*places(folder))
-    (folder / "results" / "figures" / "sources.json").write_text(content)
-    monkeypatch.chdir(folder)
-    assert main(["report", "--results", "results"]) == 2
-    assert "delete it, and the figures are drawn anew" in capsys.readouterr().err
+    sources = folder / "results" / "figures" / "sources.json"
+    kept = sources.read_text()
+    assert str(folder) not in kept
+    sources.write_text(content)
+    assert names(folder, outdated(*places(folder))) > FIGURES
+    publish(*places(folder))
+    assert sources.read_text() == kept
 
 
 def test_a_figure_has_a_name_that_is_taken_again(folder: Path) -> None:
@@ -496,59 +516,58 @@ def test_a_figure_has_a_name_that_is_taken_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("accuracy@P=400,0.97,", "accuracy@P=400,1.97,", "value: expected a share from 0 to 1"),
-        ("accuracy@P=400,0.97,", "accuracy@P=400,nan,", "value: expected a number from 0 to"),
-        ("accuracy@P=400,0.97,", "accuracy@P=400,-0.1,", "value: expected a number from 0 to"),
         ("accuracy@P=400,0.97,", "accuracy@P=400,much,", "value: expected a number, got 'much'"),
-        ("accuracy@P=400,0.97,", "loss@P=400,0.97,", "metric: expected one of failed, accuracy@"),
         ("accuracy@P=400,0.97,", "accuracy@P=40O,0.97,", "metric: expected one of failed, acc"),
         ("copying,riglstm,0,", "copying,rig|lstm,0,", "model: expected one of lstm, "),
         ("copying,riglstm,0,", "coping,riglstm,0,", "table: expected one of mnist, "),
-        ("copying,riglstm,0,", "copying,riglstm,1.5,", "seed: expected a whole number"),
         ("copying,riglstm,0,", f"copying,riglstm,{'9' * 999},", "seed: expected a number from 0"),
         ("NVIDIA H200", '"NVIDIA\nH200"', "device: expected text in one line"),
         ("NVIDIA H200", "x" * 200_000, "expected a line of CSV, got field larger than field limit"),
         ("NVIDIA H200", '"NVIDIA H200', "expected a line of CSV, got "),
         ("NVIDIA H200,", "", "expected 16 columns, got 15"),
-        ("validation@P=50", "test@P=50", "chosen_on: expected one of validation@P=50, "),
         ("table,", "", "line 1: expected the columns table,model,"),
         (",tf32,", ",fp8,", "precision: expected one of fp32, "),
         ("NVIDIA H200", "\udcff", "expected a CSV file of results, got 'utf-8'"),
     ],
 )
-def test_rows_that_cannot_be_are_listed_and_nothing_is_written(
-    old: str,
-    new: str,
-    said: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_rows_that_cannot_be_are_listed_with_their_places(
+    old: str, new: str, said: str, tmp_path: Path
 ) -> None:
-    file = folder / "results" / "runs.csv"
+    file = tmp_path / "runs.csv"
+    rows.append(file, FOUND)
     text = file.read_text().replace(old, new, 1)
     file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(rows.RowError) as error:
+        rows.read_folder(tmp_path)
+    assert said in str(error.value)
+    assert str(error.value).startswith(f"results that cannot be taken:\n  {file}")
+    assert str(error.value).endswith("\nmend or remove these lines")
+    assert len(str(error.value)) < 10_000
+
+
+def test_rows_that_cannot_be_stop_the_command_before_anything_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "results" / "runs.csv"
+    file.write_text(file.read_text().replace("accuracy@P=400,0.97,", "accuracy@P=400,1.97,"))
     monkeypatch.chdir(folder)
     assert main(["report", "--results", "results"]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.startswith("riglstm: results that cannot be taken:\n  results/runs.csv")
-    assert error.endswith("\nmend or remove these lines\n")
-    assert len(error) < 10_000
+    assert "value: expected a share from 0 to 1, got '1.97'" in capsys.readouterr().err
     assert "old" in (folder / "README.md").read_text()
     assert not (folder / "results" / "README.md").exists()
 
 
 def test_rows_that_contradict_each_other_are_listed_across_files(folder: Path) -> None:
     rows.append(folder / "results" / "more.csv", [replace(FOUND[0], commit="other")])
-    assert len(summary.read_all(folder / "results")) == len(FOUND) + 1
+    assert len(rows.read_folder(folder / "results")) == len(FOUND) + 1
     rows.append(folder / "results" / "most.csv", [replace(FOUND[0], value=0.5)])
     contradiction = r"most.csv, line 2, column value: expected 1\.0, which .*more.csv, line 2 has"
     with pytest.raises(rows.RowError, match=contradiction):
-        summary.read_all(folder / "results")
+        rows.read_folder(folder / "results")
     (folder / "results" / "most.csv").unlink()
     (folder / "results" / "most.csv").mkdir()
     with pytest.raises(rows.RowError, match=r"most.csv: expected a CSV file of results, got .*"):
-        summary.read_all(folder / "results")
+        rows.read_folder(folder / "results")
 
 
 def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:
@@ -557,16 +576,8 @@ def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:
         outdated(tmp_path, tmp_path / "README.md", tmp_path)
 
 
-def test_sources_hold_no_path_of_a_machine(folder: Path) -> None:
-    publish(*places(folder))
-    text = (folder / "results" / "figures" / "sources.json").read_text()
-    assert str(folder) not in text
-    assert {len(source["digest"]) for source in json.loads(text).values()} == {64}
-
-
 def test_figures_by_the_other_rule_that_were_not_kept_are_not_called_not_run() -> None:
-    honest = [row for row in FOUND if row.chosen_on == "validation@P=50"]
-    (sheet,) = summary.sheets(honest)
-    text = grid(sheet)
-    assert any("not kept" in str(cell) for line in text.lines for cell in line)
-    assert not any("not run" in str(cell) for line in text.lines for cell in line)
+    (table,) = tables(FOUND)
+    text = markdown(text_table(table))
+    assert "not kept" in text
+    assert "not run" not in text

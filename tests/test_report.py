@@ -39,10 +39,9 @@ from riglstm.lab.report.probe import Loaded
 from riglstm.lab.tables.finished import evaluate
 from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.read_run import Record, Series, read_metrics, read_record
-from riglstm.lab.tables.render import markdown
+from riglstm.lab.tables.render import markdown, text_table
 from riglstm.lab.tables.result import FAILED, RunError
 from riglstm.lab.tables.run import build as build_run
-from riglstm.lab.tables.sheet import grid
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.tasks.datasets import Images as Files
@@ -400,8 +399,8 @@ def test_what_needs_no_model_is_a_line_of_the_table(tmp_path: Path) -> None:
     result["yardsticks"] = {"4": {"mean image": 0.31}, "curtain": {"mean image": 0.32}}
     (path / "result.json").write_text(json.dumps(result))
     (group,) = groups.group([read_record(path)])
-    assert [line.label for line in group.sheet.lines] == ["lstm", "no model: mean image"]
-    assert group.sheet.lines[1].ours["curtain"].text() == "32.0"
+    assert [line.label for line in group.table.lines] == ["lstm", "no model: mean image"]
+    assert group.table.lines[1].ours["curtain"].text() == "32.0"
     picture = gallery.shift(group, "4")
     assert picture is not None
     assert "Grey lines need no model" in picture.caption
@@ -583,11 +582,14 @@ def test_a_paper_table_is_known_by_its_runs(tmp_path: Path) -> None:
         data = {**planned.spec.resolved(), "seed": seed}
         finish(tmp_path / f"renamed{seed}", RunSpec.from_json(data), values, weights=False)
     (group,) = groups.group([read_record(p) for p in records.find([tmp_path])])
-    assert group.sheet.name == "mnist"
-    (line,) = group.sheet.lines
+    assert group.table.name == "mnist"
+    (line,) = group.table.lines
     assert line.ours["24x24"].values == pytest.approx((30, 30))
     assert line.paper["24x24"] == "21.9"
-    assert "Sequential MNIST (paper): no run of RIM, trained on 14x14" in group.absent
+    assert group.absent == [
+        "Sequential MNIST, trained on 14x14: not run yet: "
+        "RIM, EntNet, RMC, Transformer, GridLSTM, BRIM, RigLSTM"
+    ]
     picture = gallery.shift(group, "14x14")
     assert picture is not None
     assert "Hollow marks are the paper's figures" in picture.caption
@@ -704,7 +706,7 @@ def test_whatever_a_field_holds_a_run_is_read_and_shown_or_refused(
                 continue
             assert isinstance(run, Record)
             for group in groups.group([good, run]):
-                assert markdown(grid(group.sheet)).encode()
+                assert markdown(text_table(group.table)).encode()
             page.page("x", "", [page.Section("y", [build._record(run)])]).encode()
             assert run.describe()
     assert len(refused) > 20
@@ -852,7 +854,7 @@ def test_a_heading_says_in_words_how_the_data_differ(tmp_path: Path) -> None:
         spec = replace(spec, task_options={**spec.task_options, "validation_size": size})
         finish(tmp_path / name, spec, {"4x4": 0.5, "5x5": 0.25}, weights=False)
     found = groups.group([read_record(path) for path in records.find([tmp_path])])
-    assert [group.sheet.title for group in found] == [
+    assert [group.table.title for group in found] == [
         f"Sequential MNIST (validation size {size}), trained on 4x4" for size in ("3", "1,000")
     ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -15,14 +13,21 @@ import pytest
 
 from riglstm import VARIANTS, models
 from riglstm.lab.tables import rows
+from riglstm.lab.tables.build import table_of_runs
 from riglstm.lab.tables.entries import Budget, Row
-from riglstm.lab.tables.fill import result_rows, sheet, sizes
 from riglstm.lab.tables.paper import PAPER, figure, value
 from riglstm.lab.tables.plan import Planned, plan, state
 from riglstm.lab.tables.recipes import MEASURED_ROWS, RECIPES
-from riglstm.lab.tables.render import Grid, latex, markdown, render
+from riglstm.lab.tables.render import (
+    Cell,
+    Line,
+    Rendered,
+    Table,
+    TextTable,
+    markdown,
+    text_table,
+)
 from riglstm.lab.tables.result import FAILED
-from riglstm.lab.tables.sheet import RECORD, Cell, Line, Sheet, grid, records
 from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.tables.tables import NAMES, TABLES, stem
 from riglstm.lab.tasks.balls import BallsTask
@@ -62,50 +67,31 @@ def latex_rows(label: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("table", ["mnist", "cifar", "ablation", "complexity"])
+def our_rows(table: str) -> list[tuple[str, list[str]]]:
+    """Our figures of the paper in the order of its lines."""
+    if table == "balls":
+        orders = {"4": ("4", "678", "curtain"), "678": ("678", "4", "curtain")}
+        names = dict.fromkeys(row for _, row in PAPER["balls"])
+        return [
+            (row, [str(figure("balls", s, row, c)) for s, order in orders.items() for c in order])
+            for row in names
+        ]
+    setting = {"copying": lambda s: [s.removeprefix("M=")]}.get(table, lambda s: [])
+    return [(row, [*setting(s), *cells.values()]) for (s, row), cells in PAPER[table].items()]
+
+
+@pytest.mark.parametrize("table", LABELS)
 def test_the_papers_figures_are_those_of_its_source(table: str) -> None:
-    there = latex_rows(LABELS[table])
-    ours = [(row, list(cells.values())) for (_, row), cells in PAPER[table].items()]
-    assert there == ours
+    assert latex_rows(LABELS[table]) == our_rows(table)
 
 
-def test_the_papers_figures_for_balls_are_those_of_its_source() -> None:
-    there = latex_rows(LABELS["balls"])
-    orders = {"4": ("4", "678", "curtain"), "678": ("678", "4", "curtain")}
-    for row, cells in there:
-        ours = [figure("balls", s, row, c) for s, order in orders.items() for c in order]
-        assert ours == cells
-    assert len(PAPER["balls"]) == 2 * len(there) == 10
-
-
-def test_the_papers_figures_for_copying_are_those_of_its_source() -> None:
-    there = latex_rows(LABELS["copying"])
-    ours = [
-        (row, [setting.removeprefix("M="), *cells.values()])
-        for (setting, row), cells in PAPER["copying"].items()
-    ]
-    assert there == ours
-
-
-@pytest.mark.parametrize(
-    ("table", "lines", "columns"),
-    [
-        ("mnist", 8, 3),
-        ("cifar", 7, 3),
-        ("ablation", 11, 3),
-        ("balls", 10, 3),
-        ("copying", 16, 3),
-        ("complexity", 3, 5),
-    ],
-)
-def test_every_table_of_the_paper_is_whole(table: str, lines: int, columns: int) -> None:
-    assert len(PAPER[table]) == lines
-    for cells in PAPER[table].values():
-        assert len(cells) == columns
-        assert all(value(printed) > 0 for printed in cells.values())
-
-
-def test_some_figures_by_heart() -> None:
+def test_every_table_of_the_paper_is_whole() -> None:
+    lines = {"mnist": 8, "cifar": 7, "ablation": 11, "balls": 10, "copying": 16, "complexity": 3}
+    assert {table: len(found) for table, found in PAPER.items()} == lines
+    for table, found in PAPER.items():
+        for cells in found.values():
+            assert len(cells) == (5 if table == "complexity" else 3)
+            assert all(value(printed) > 0 for printed in cells.values())
     assert figure("mnist", "14x14", "riglstm", "19x19") == "80.71"
     assert figure("copying", "M=8", "rim", "P=400") == "42.27"
     assert figure("balls", "678", "lstm", "678") == "28.79"
@@ -192,66 +178,43 @@ def test_the_papers_recipes_name_the_printed_soft_update_and_quick_has_the_layer
 def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update(
     table: str,
 ) -> None:
+    """Its numbers are held by the digests in results/, see test_published.py."""
     paper, tuned = (RECIPES[table][budget] for budget in ("paper", "tuned"))
     assert tuned.rows.keys() == paper.rows.keys()
     assert (tuned.settings, tuned.conditions) == (paper.settings, paper.conditions)
+    changed = {"forget_bias", "soft_update", "update_scale", "update_bias", "steady_start"}
+    if table != "copying":
+        # Fewer cells awake, which take in all there is.
+        changed |= {"active_cells", "views_per_cell", "peers_per_cell"}
     for key, row in tuned.rows.items():
-        before, fresh = paper.rows[key], dict(row.options)
-        old = {name: v for name, v in before.options.items() if name != "soft_update"}
+        before = paper.rows[key]
+        assert (row.model, row.hidden_size) == (before.model, before.hidden_size)
+        differ = {
+            n
+            for n in {*row.options, *before.options}
+            if row.options.get(n) != before.options.get(n)
+        }
+        assert differ <= (changed if row.model == "riglstm" else {"forget_bias"})
         # The same care for all: whatever has LSTM cells starts by remembering, RigLSTM more where
         # it is to copy.
-        remembers = fresh.pop("forget_bias", 0.0)
-        ours = (table, key) == ("copying", "riglstm")
-        usual = 7.0 if ours else 3.0
-        assert remembers == (usual if "forget_bias" in models.options_of(row.model) else 0.0)
-        if row.model == "riglstm" and row.options.get("variant") != "no_soft_state_updating":
-            assert (fresh.pop("update_scale"), fresh.pop("update_bias")) == (0.01, 4.0)
-        if row.model == "riglstm":
-            # Variants without maps to views, or without a choice of cells by their scores.
-            none = row.options.get("variant") in ("no_input_trans", "all_cells", "rand_cells")
-            assert fresh.pop("steady_start", False) != none
-            if table != "copying":
-                # Fewer cells awake, which take in all there is: N views, and N - 1 others.
-                assert (fresh.pop("views_per_cell"), fresh.pop("peers_per_cell")) == (6, 5)
-                assert (fresh.pop("active_cells"), old.pop("active_cells")) == (4, 5)
-        assert (row.model, row.hidden_size, fresh) == (
-            *(before.model, before.hidden_size),
-            old,
-        )
-        assert not row.task_in or ours
-        if ours:
-            assert {"lr", "input_rate", "decay", "clip_norm"} < row.fit.keys()
-            assert row.fit_in.keys() < tuned.settings.keys()
-            # No more updates than the LSTM has, and of sequences no more but in one, twice as many.
-            for setting in tuned.settings:
-                (mine, sequences), (its, shown) = (
-                    (
-                        fit["updates"],
-                        fit["updates"] * {**tuned.task, **r.data(setting)}["batch_size"],
-                    )
-                    for r in (row, tuned.rows["lstm"])
-                    for fit in [{"updates": tuned.fit.updates, **r.training(setting)}]
-                )
-                assert mine <= its
-                assert sequences <= shown * (2 if setting == "M=8" else 1)
-        elif table == "copying" and key in ("lstm", "gridlstm"):
-            # As many as RigLSTM has, or more.
-            assert not row.fit
-            assert row.fit_in == {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
-        elif table == "mnist" and key in ("lstm", "gridlstm"):
-            # With more, the LSTM gained nothing.
-            assert (row.fit, row.fit_in) == ({"updates": 18_000}, {})
-        elif (table, key) == ("mnist", "rim"):
-            # With its runs of then: five eighths of the digits, and no flood.
-            assert row.task == {"batch_size": 64}
-            assert row.fit["updates"] * 64 * 8 == tuned.fit.updates * 32 * 5
-            assert (row.fit["lr"], row.fit["flood"]) == (5e-4, 0)
-            assert (row.fit["decay"], row.fit["average"], row.fit_in) == ("cosine", 0.999, {})
-        else:
-            assert not row.fit
-            assert not row.fit_in
+        usual = 7.0 if (table, key) == ("copying", "riglstm") else 3.0
+        remembers = "forget_bias" in models.options_of(row.model)
+        assert row.options.get("forget_bias", 0.0) == (usual if remembers else 0.0)
         inputs = {**tuned.task, **row.task}["input_size"]
         models.build(row.model, inputs, row.hidden_size, **row.options)
+        if row.model != "riglstm" or "lstm" not in tuned.rows:
+            continue
+        # In copying no more updates than the LSTM has, and of sequences no more but in one, twice.
+        for setting in tuned.settings if table == "copying" else ():
+            (mine, batch), (its, its_batch) = (
+                (
+                    {"updates": tuned.fit.updates, **r.training(setting)}["updates"],
+                    {**tuned.task, **r.data(setting)}["batch_size"],
+                )
+                for r in (row, tuned.rows["lstm"])
+            )
+            assert mine <= its
+            assert mine * batch <= its * its_batch * (2 if setting == "M=8" else 1)
 
 
 def plans() -> list[tuple[str, Budget]]:
@@ -313,19 +276,19 @@ def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_p
     assert stem("copying", "paper", "fp32") == stem("copying", "paper") == "copying"
 
 
-def test_plan_says_what_can_be_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"settings must be some of M=1, M=2.*got 'M=3'"):
-        plan("copying", settings=["M=3"])
-    with pytest.raises(ValueError, match=r"table must be one of mnist, cifar.*got 'mnst'"):
-        plan("mnst")
-    with pytest.raises(ValueError, match=r"models must be some of lstm.*got 'gru'"):
-        plan("mnist", ["gru"])
-    with pytest.raises(ValueError, match="seeds must be a number of runs from 1 on, got 0"):
-        plan("mnist", seeds=0)
-    with pytest.raises(
-        ValueError, match="budget of mnist must be one of paper, tuned, quick, got 'slow'"
-    ):
-        plan("mnist", budget="slow")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("table", "asked", "message"),
+    [
+        ("copying", {"settings": ["M=3"]}, "settings must be some of M=1, M=2.*got 'M=3'"),
+        ("mnst", {}, "table must be one of mnist, cifar.*got 'mnst'"),
+        ("mnist", {"models": ["gru"]}, "models must be some of lstm.*got 'gru'"),
+        ("mnist", {"seeds": 0}, "seeds must be a number of runs from 1 on, got 0"),
+        ("mnist", {"budget": "slow"}, "budget of mnist must be one of paper, tuned, quick, got 's"),
+    ],
+)
+def test_plan_says_what_can_be_asked_for(table: str, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(table, **asked)
 
 
 SPEC = RunSpec("copying", {"M": 2}, "riglstm", 72, {"variant": "all_h"}, Fit(), 3)
@@ -414,7 +377,7 @@ def finished(planned: Planned, figures: dict[tuple[str, str], float], **more: An
     folder.finish({"rows": result_figures, "chosen": chosen, **said, **more})
 
 
-def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
+def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path: Path) -> None:
     asked = ("mnist", ["lstm", "riglstm"], 2, "quick", tmp_path)
     lstm0, rig0, lstm1, rig1 = plan(*asked)  # type: ignore[arg-type]
     home = {(c, "7x7"): 0.5 for c in ("7x7", "8x8", "10x10", "12x12")}
@@ -428,24 +391,22 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     failed.write_json(
         failed.path / FAILED, {"reason": "the loss is not a number; try less", **cost}
     )
-    planned = plan(*asked)  # type: ignore[arg-type]
-    filled = sheet("mnist", planned, "quick")
-    lstm, rig = filled.lines
+    table, found = table_of_runs("mnist", plan(*asked), "quick")  # type: ignore[arg-type]
+    lstm, rig = table.lines
     assert lstm.ours["8x8"].text() == "50.0, 52.0 (2 runs)"
     assert lstm.there["8x8"].text() == "75.0, 75.0 (2 runs)"
     assert lstm.there["7x7"] == lstm.ours["7x7"]
     assert rig.ours["8x8"].text() == "50.0 (1 run, 1 failed)"
     assert not lstm.paper
-    notes = "\n".join(filled.notes)
-    assert "Seeds 0, 1; 500 updates; 150 s in all on CPU (toy), in fp32; commit abc." in notes
+    notes = "\n".join(table.notes)
+    assert "Recipe quick in fp32: 4 runs of 7 to 500 updates took 152 s in all, up to 1" in notes
+    assert re.search(r"on CPU \(toy\), unknown\. Commits: .*abc", notes)
+    assert "Seeds: 0; LSTM: 0, 1; RigLSTM: 0, 1 (failed)." in notes
     assert f"Failed: riglstm, 7x7, seed 1: the loss is not a number ({rig1.folder.name})." in notes
     assert "not comparable" in notes
-    assert "reproduc" not in (notes + filled.title).lower()
-    size = sizes(RECIPES["mnist"]["quick"], planned)
-    assert f"quick sizes, not the paper's: {size}" in filled.title
-    assert "width 72" in filled.title
-    assert "250 updates" in filled.title
-    found = result_rows("mnist", planned, "quick")
+    assert table.missing == "RIM"
+    assert "Sequential MNIST at quick sizes, not the paper's, trained on 7x7" in table.title
+    assert "reproduc" not in (notes + table.title).lower()
     assert len(found) == 3 * 7 + 1
     assert {row.run for row in found[:-1]} == {p.folder.name for p in (lstm0, lstm1, rig0)}
     assert found[0].metric == "accuracy@7x7"
@@ -454,64 +415,61 @@ def test_a_sheet_is_filled_from_the_folders(tmp_path: Path) -> None:
     assert (gone.chosen_on, gone.updates, gone.seconds) == ("", 7, 2.5)
 
 
-def test_another_precision_has_a_label_of_its_own(tmp_path: Path) -> None:
-    for precision, name in (("fp32", "copying"), ("tf32", "copying-tf32"), (None, "copying")):
-        planned = plan("copying", ["lstm"], 1, "paper", tmp_path, precision=precision)  # type: ignore[arg-type]
-        assert rf"\label{{tab:{name}}}" in latex(grid(sheet("copying", planned, "paper")))
-
-
 def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> None:
-    planned = plan("balls", ["lstm"], 1, "paper", tmp_path)
     yardsticks = {c: {"constant": 0.3} for c in ("4", "678", "curtain")}
     others = {"4": ("678", "curtain"), "678": ("4", "curtain")}
-    for p in planned:
+    for p in plan("balls", ["lstm"], 1, "paper", tmp_path):
         home = {(c, p.setting): 0.4 for c in (p.setting, *others[p.setting])}
         away = {(c, c): 0.35 for c in others[p.setting]}
         finished(p, {**home, **away}, yardsticks=yardsticks)
-    filled = sheet("balls", plan("balls", ["lstm"], 1, "paper", tmp_path), "paper")
-    printed = grid(filled)
-    assert printed.heads[:5] == ["trained on", "model", "4", "4, best run", "4, paper"]
-    assert printed.lines[0][:5] == ["4", "LSTM", "40.0 (1 run)", "40.0", "39.23"]
-    assert printed.lines[1][:6] == ["4", "no model: constant", "30.0", "–", "–", "–"]
-    assert printed.lines[2][:6] == ["678", "LSTM", "40.0 (1 run)", "40.0", "54.53", "35.0 (1 run)"]
-    assert any("best of five" in note for note in filled.notes)
+    planned = plan("balls", ["lstm"], 2, "paper", tmp_path)
+    table, _ = table_of_runs("balls", planned, "paper")
+    shown = text_table(table)
+    assert shown.heads[:5] == ["trained on", "model", "4", "4, best run", "4, paper"]
+    assert shown.heads[-1] == "curtain, best checkpoint at curtain"
+    assert shown.lines[0][:5] == ["4", "LSTM", "40.0 (1 run, 1 to run)", "40.0", "39.23"]
+    assert shown.lines[1][:5] == ["4", "no model: constant", "30.0", "–", "–"]
+    assert shown.lines[2][4] == "54.53"
+    assert shown.lines[2][-3:] == [f"{x} (1 run, 1 to run)" for x in ("35.0", "40.0", "35.0")]
+    assert shown.title.endswith("after true ones, less is better")
+    assert any("best of five" in note for note in shown.notes)
 
 
 def test_a_result_without_a_figure_is_refused(tmp_path: Path) -> None:
     (planned,) = plan("mnist", ["lstm"], 1, "quick", tmp_path)
     finished(planned, {("7x7", "7x7"): 0.5})
     with pytest.raises(ValueError, match="must have one figure for 8x8, chosen on 7x7, got 0"):
-        sheet("mnist", plan("mnist", ["lstm"], 1, "quick", tmp_path), "quick")
+        table_of_runs("mnist", plan("mnist", ["lstm"], 1, "quick", tmp_path), "quick")
 
 
-SHEET = Sheet(
+TABLE = Table(
     name="toy",
-    title="Toys_1, 100 %",
+    title="Toys_1",
+    measure="100 %",
     settings="M",
     conditions=("P=5", "P=10"),
     trained_on={"M=1": "P=5", "M=2": "P=5"},
     lines=(
         Line(
-            *("M=1", "rig_a", "Rig_A", "(6, 4)"),
+            *("M=1", "rig_a", "Rig_A"),
             ours={"P=5": Cell((99.0, 98.0, 97.0)), "P=10": Cell((1234.56,))},
             there={"P=5": Cell((99.0, 98.0, 97.0)), "P=10": Cell((90.0, 92.0), 1)},
             paper={"P=10": "99.06"},
-            width=72,
-            updates=500,
+            cells="(6, 4)",
         ),
-        Line(*("M=1", "entnet", "EntNet", "–"), ours={"P=5": Cell((97.0,))}),
+        Line(*("M=1", "entnet", "EntNet"), ours={"P=5": Cell((97.0,))}),
         Line(
-            *("M=2", "lstm", "LSTM", "–"),
+            *("M=2", "lstm", "LSTM"),
             ours={"P=5": Cell(failed=2), "P=10": Cell(missing=1)},
             there={"P=5": Cell(failed=2), "P=10": Cell()},
         ),
     ),
     notes=("Chosen on P=5 & so on.",),
-    budget="paper",
+    missing="RIM",
 )
 
-MARKDOWN = """\
-**Toys_1, 100 %**
+FULL = """\
+**Toys_1: 100 %**
 
 | M   | model  | (N, K_a) |           P=5 (trained) |            P=10 | P=10, paper | P=10, best checkpoint at P=10 |
 | --- | ------ | -------- | ----------------------: | --------------: | ----------: | ----------------------------: |
@@ -520,89 +478,43 @@ MARKDOWN = """\
 | M=2 | LSTM   | –        |                2 failed |        1 to run |           – |                       not run |
 
 - Chosen on P=5 & so on.
+- Not run yet: RIM.
 """  # noqa: E501
 
-CSV = """\
-table,budget,setting,model,width,updates,condition,chosen_on,mean,sd,n,best,failed,missing,paper
-toy,paper,M=1,rig_a,72,500,P=5,validation@P=5,98.0,1.0,3,99.0,0,0,
-toy,paper,M=1,rig_a,72,500,P=10,validation@P=5,1234.56,,1,1234.56,0,0,99.06
-toy,paper,M=1,rig_a,72,500,P=10,validation@P=10,91.0,1.4142135623730951,2,92.0,1,0,99.06
-toy,paper,M=1,entnet,,,P=5,validation@P=5,97.0,,1,97.0,0,0,
-toy,paper,M=1,entnet,,,P=10,validation@P=5,,,0,,0,0,
-toy,paper,M=2,lstm,,,P=5,validation@P=5,,,0,,2,0,
-toy,paper,M=2,lstm,,,P=10,validation@P=5,,,0,,0,1,
-toy,paper,M=2,lstm,,,P=10,validation@P=10,,,0,,0,0,
+BRIEF = """\
+**Toys_1: 100 %**
+
+| M   | model  | runs        | P=5 (trained) |    P=10 | paper |
+| --- | ------ | ----------- | ------------: | ------: | ----: |
+| M=1 | Rig_A  | 3           |      **98.0** | 1,234.6 | 99.06 |
+| M=1 | EntNet | 1           |          97.0 |       – |     – |
+| M=2 | LSTM   | 0, 2 failed |             – |       – |     – |
+
+- Not run yet: RIM.
 """
 
-LATEX = r"""\begin{table*}
-\centering
-\caption{Toys\_1, 100 \%}
-\label{tab:toy}
-\resizebox{\linewidth}{!}{%
-\begin{tabular}{lllrrrr}
-\toprule
-M & model & (N, K\_a) & P=5 (trained) & P=10 & P=10, paper & P=10, best checkpoint at P=10 \\
-\midrule
-M=1 & Rig\_A & (6, 4) & \textbf{98.0 $\pm$ 1.0 (3 runs)} & 1,234.6 (1 run) & 99.06 & 90.0, 92.0 (2 runs, 1 failed) \\
-M=1 & EntNet & -- & 97.0 (1 run) & not run & -- & -- \\
-M=2 & LSTM & -- & 2 failed & 1 to run & -- & not run \\
-\bottomrule
-\end{tabular}}
-\begin{minipage}{\linewidth}\footnotesize
-\par Chosen on P=5 \& so on.
-\end{minipage}
-\end{table*}
-"""  # noqa: E501
 
-
-def test_a_table_is_printed_in_three_formats(tmp_path: Path) -> None:
-    rendered = render(grid(SHEET), RECORD, records(SHEET))
-    assert rendered.markdown == MARKDOWN
-    assert rendered.csv == CSV
-    assert rendered.latex == LATEX
-    paths = rendered.write(tmp_path / "out", "toy")
-    assert [path.name for path in paths] == ["toy.md", "toy.csv", "toy.tex"]
-    assert [path.read_text() for path in paths] == [MARKDOWN, CSV, LATEX]
-    assert len(list((tmp_path / "out").iterdir())) == 3
-
-
-def test_a_quick_table_says_so_in_every_format(tmp_path: Path) -> None:
-    asked = ("balls", ["lstm"], 1, "quick", tmp_path)
-    conditions = ("4", "678", "curtain")
-    home = {(c, "4"): 0.4 for c in conditions}
-    (planned,) = plan(*asked)  # type: ignore[arg-type]
-    yardsticks = {c: {"constant": 0.3} for c in conditions}
-    finished(planned, {**home, **{(c, c): 0.35 for c in conditions[1:]}}, yardsticks=yardsticks)
-    filled = sheet("balls", plan(*asked), "quick")  # type: ignore[arg-type]
-    rendered = render(grid(filled), RECORD, records(filled))
-    row = RECIPES["balls"]["quick"].rows["lstm"]
-    width, updates = str(row.hidden_size), str(planned.spec.fit.updates)
-    assert r"\label{tab:balls-quick}" in rendered.latex
-    said = rf"\caption{{Bouncing balls at quick sizes, not the paper's: width {width}"
-    assert said in rendered.latex
-    found = list(csv.DictReader(io.StringIO(rendered.csv)))
-    assert {row["budget"] for row in found} == {"quick"}
-    lstm = [row for row in found if row["model"] == "lstm"]
-    assert [(row["width"], row["updates"]) for row in lstm] == [(width, updates)] * 5
-    no_model = [row for row in found if row["model"] == "constant"]
-    assert [float(row["mean"]) for row in no_model] == [30.0] * 3
-    empty = ("chosen_on", "sd", "n", "best", "failed", "missing", "width", "updates")
-    assert all(row[name] == "" for row in no_model for name in empty)
-    assert "- Rows without a run, left out: RIM, EntNet, GridLSTM, RigLSTM.\n" in rendered.markdown
+def test_a_table_is_printed_whole_and_brief(tmp_path: Path) -> None:
+    assert markdown(text_table(TABLE)) == FULL
+    assert markdown(text_table(TABLE, brief=True)) == BRIEF
+    paths = Rendered(FULL, [ROW]).write(tmp_path / "out", "toy")
+    assert [path.name for path in paths] == ["toy.md", "toy.csv"]
+    assert paths[0].read_text() == FULL
+    assert rows.read(paths[1]) == [ROW]
+    assert len(list((tmp_path / "out").iterdir())) == 2
 
 
 def test_the_best_run_is_the_lowest_where_lower_is_better() -> None:
-    low = replace(SHEET, best=True, higher_is_better=False)
-    assert grid(low).lines[0][4] == "97.0"
-    assert grid(replace(SHEET, best=True)).lines[0][4] == "99.0"
-    assert grid(low).lines[2][4] == "–"
-    assert (1, 3) in grid(low).best
-    assert (0, 3) in grid(SHEET).best
+    low = text_table(replace(TABLE, best=True, higher_is_better=False))
+    assert low.lines[0][4] == "97.0"
+    assert text_table(replace(TABLE, best=True)).lines[0][4] == "99.0"
+    assert low.lines[2][4] == "–"
+    assert (1, 3) in low.best
 
 
 def test_what_a_file_says_is_no_markup_in_a_table() -> None:
     bad = "a|b](x) <b> `c` *d* _e_ f_g\nh $i$ \\"
-    text = markdown(Grid("x", bad, ["head", bad], [[bad, "1"]], 1, [bad]))
+    text = markdown(TextTable(bad, ["head", bad], [[bad, "1"]], 1, [bad]))
     assert text.count(r"a\|b\](x) \<b\> `c` \*d\* \_e\_ f_g h \$i\$ \\") == 4
     assert len(text.splitlines()) == 7
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in text.splitlines()[2:5])
@@ -620,6 +532,8 @@ def test_result_rows_are_added_and_read_back(tmp_path: Path) -> None:
     other = replace(ROW, seed=1, device='a "device", with signs')
     assert rows.append(path, [ROW]) == 1
     before = path.read_text()
+    # A last line without its end is not glued to the next.
+    path.write_text(before.rstrip("\n"))
     assert rows.append(path, [ROW, other, other]) == 1
     assert path.read_text().startswith(before)
     assert rows.read(path) == [ROW, other]
@@ -645,15 +559,6 @@ def test_a_full_disk_at_the_first_write_leaves_a_file_that_can_be_written_to(
     assert rows.read(path) == [ROW]
 
 
-def test_a_last_line_without_its_end_is_not_glued_to_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    rows.append(path, [ROW])
-    path.write_bytes(path.read_bytes().rstrip(b"\n"))
-    other = replace(ROW, seed=1)
-    assert rows.append(path, [other]) == 1
-    assert rows.read(path) == [ROW, other]
-
-
 def test_who_adds_rows_waits_until_nobody_else_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -672,19 +577,6 @@ def test_who_adds_rows_waits_until_nobody_else_does(
     assert rows.append(path, [other]) == 1
     with path.open("ab") as second:
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"line 1: expected the columns table,model,.*got a,b"):
-        rows.append(path, [ROW])
-    path.unlink()
-    rows.append(path, [ROW])
-    with path.open("a") as file:
-        file.write("copying,riglstm,0\n")
-    with pytest.raises(ValueError, match=r"results.csv, line 3: expected 16 columns, got 3"):
-        rows.read(path)
 
 
 @pytest.mark.parametrize(
@@ -709,13 +601,21 @@ def test_a_row_that_would_not_be_taken_is_not_written(
     assert not path.exists()
 
 
-def test_a_row_that_contradicts_the_file_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (rows.csv_text([ROW]), r"the new row of .*: expected 0.33.*, got 0.5"),
+        ("a,b\n1,2\n", r"line 1: expected the columns table,model,.*got a,b"),
+    ],
+)
+def test_a_file_that_rows_contradict_or_that_is_another_is_left_alone(
+    there: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "results.csv"
-    rows.append(path, [ROW])
-    before = path.read_bytes()
-    with pytest.raises(rows.RowError, match=r"the new row of .*: expected 0.33.*, got 0.5"):
+    path.write_text(there)
+    with pytest.raises(rows.RowError, match=message):
         rows.append(path, [replace(ROW, value=0.5)])
-    assert path.read_bytes() == before
+    assert path.read_text() == there
 
 
 def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
@@ -725,23 +625,6 @@ def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
         assert metric.name == table.metric
         assert metric.scale == table.scale
         assert metric.higher_is_better == table.higher_is_better
-
-
-def test_the_note_on_the_recipe_says_what_a_row_trains_otherwise(tmp_path: Path) -> None:
-    planned = plan("copying", ["lstm", "riglstm"], 1, "tuned", tmp_path, settings=["M=4", "M=8"])
-    (note,) = (n for n in sheet("copying", planned, "tuned").notes if n.startswith("Recipe"))
-    assert "20,000 updates, lr=0.001, a warm-up of 300, a cosine decay" in note
-    assert "; RigLSTM: lr=0.002, input_rate=0.02, decay=late, " in note
-    assert "clip_norm=0.1" in note
-    assert "; RigLSTM in M=4: updates=30000; " in note
-    assert note.endswith("; RigLSTM in M=8: batch_size=128, updates=60000, lr=0.003.")
-    assert "; LSTM in M=8: updates=60000; " in note
-    assert "LSTM:" not in note.replace("RigLSTM", "")
-    planned = plan("mnist", ["rim", "brim"], 1, "tuned", tmp_path)
-    (note,) = (n for n in sheet("mnist", planned, "tuned").notes if n.startswith("Recipe"))
-    assert "a warm-up of 300, a flood of 0.3, weights averaged by 0.9997; RIM: " in note
-    assert "; RIM: batch_size=64, updates=7500, " in note
-    assert "BRIM" not in note
 
 
 def test_what_a_row_changes_in_a_setting_goes_before_what_it_changes_everywhere() -> None:

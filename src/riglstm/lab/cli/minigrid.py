@@ -137,8 +137,8 @@ class Reproduce:
     """Train agents on MiniGrid's families and print how often they solve each level.
 
     Runs that are done are skipped, one that was stopped is gone on with: the same command does
-    the rest. The table is written anew after every run, as Markdown, CSV and LaTeX;
-    `riglstm report` draws RigLSTM's success relative to RIM's, the paper's figure.
+    the rest. The table is written anew after every run, as Markdown, and its figures run by run
+    as CSV; `riglstm report` draws RigLSTM's success relative to RIM's, the paper's figure.
 
     Example: riglstm reproduce minigrid --families doorkey empty --models riglstm rim --seeds 3
     """

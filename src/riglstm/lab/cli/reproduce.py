@@ -9,8 +9,8 @@ from pathlib import Path
 
 from riglstm.lab.cli import UsageError, flags, launch, results, values
 from riglstm.lab.tables import complexity
+from riglstm.lab.tables.build import extent
 from riglstm.lab.tables.entries import Budget
-from riglstm.lab.tables.fill import extent
 from riglstm.lab.tables.plan import Planned, State, plan
 from riglstm.lab.tables.recipes import MEASURED_ROWS
 from riglstm.lab.tables.reproduce import reproduce, unfinished
@@ -30,7 +30,7 @@ class Reproduce:
     Tables: mnist, cifar, ablation, balls, copying; complexity is measured, not trained; minigrid
     has flags of its own, see `riglstm reproduce minigrid --help`. Runs that
     are done are skipped, one that was stopped is gone on with: the same command does the rest.
-    The table is written anew after every run, as Markdown, CSV and LaTeX.
+    The table is written anew after every run, as Markdown, and its figures run by run as CSV.
 
     `--budget quick` takes minutes on two cores, with small models that are trained for a short
     while: it shows how it works, and reproduces nothing. `--budget paper` has the paper's sizes,

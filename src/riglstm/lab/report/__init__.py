@@ -5,6 +5,6 @@
 """
 
 from riglstm.lab.report.build import report
-from riglstm.lab.report.published import outdated, publish, strange
+from riglstm.lab.report.published import outdated, publish
 
-__all__ = ["outdated", "publish", "report", "strange"]
+__all__ = ["outdated", "publish", "report"]

@@ -17,7 +17,7 @@ from riglstm.lab.report.page import Html, Section
 from riglstm.lab.report.probe import SCORING, SLEEPING, UNABLE, Loaded, open_run
 from riglstm.lab.report.style import Picture
 from riglstm.lab.tables.read_run import Record
-from riglstm.lab.tables.sheet import grid
+from riglstm.lab.tables.render import text_table
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
@@ -163,10 +163,10 @@ def report(
 def _section(draft: Draft, one: Group, wanted: Wanted) -> None:
     """A table, its figures, and what its weights show."""
     draft.missing += one.absent
-    shown = grid(one.sheet)
+    shown = text_table(one.table)
     body = [page.table(shown.title, shown.heads, shown.lines, shown.best)]
     body += [page.paragraph(note) for note in shown.notes]
-    for setting in one.sheet.trained_on:
+    for setting in one.table.trained_on:
         for picture in (gallery.shift(one, setting), gallery.training(one, setting)):
             if picture is not None:
                 body.append(_add(draft, picture))

@@ -25,7 +25,7 @@ from riglstm.lab.report.style import (
     styled,
 )
 from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.sheet import ENOUGH
+from riglstm.lab.tables.render import ENOUGH
 
 HOLLOW: dict[str, Any] = {
     "linestyle": "none",

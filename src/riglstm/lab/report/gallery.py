@@ -15,8 +15,8 @@ from riglstm.lab.report.rollouts import OUTLINES
 from riglstm.lab.report.style import Picture, png
 from riglstm.lab.tables.paper import value
 from riglstm.lab.tables.read_run import Series
+from riglstm.lab.tables.render import Line
 from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.sheet import Line
 from riglstm.lab.tasks.balls import BallsTask
 
 OVERLAID = ("riglstm", "rim")
@@ -25,13 +25,13 @@ OVERLAID = ("riglstm", "rim")
 
 def shift(group: Group, setting: str) -> Picture | None:
     """The metric against the shift; None where no run of the setting is done."""
-    sheet, trained_on = group.sheet, group.sheet.trained_on[setting]
-    lines = [line for line in sheet.lines if line.setting == setting]
+    table, trained_on = group.table, group.table.trained_on[setting]
+    lines = [line for line in table.lines if line.setting == setting]
     models = {line.label: _values(line) for line in lines if not _is_yardstick(line)}
     models = {label: values for label, values in models.items() if values}
     if not models:
         return None
-    conditions = [trained_on, *(c for c in sheet.conditions if c != trained_on)]
+    conditions = [trained_on, *(c for c in table.conditions if c != trained_on)]
     conditions = [c for c in conditions if any(c in values for values in models.values())]
     paper = {line.label: {c: value(text) for c, text in line.paper.items()} for line in lines}
     paper = {label: printed for label, printed in paper.items() if printed and label in models}
@@ -69,7 +69,7 @@ def training(group: Group, setting: str) -> Picture | None:
                     record.metrics["train/loss"]
                 )
             for condition, series in record.validated.items():
-                here = " (trained)" if condition == group.sheet.trained_on[setting] else ""
+                here = " (trained)" if condition == group.table.trained_on[setting] else ""
                 name = f"validation, {condition}{here}"
                 units[name] = group.axis.name.removeprefix("test ")
                 scaled = Series(series.steps, group.scale * series.values)
@@ -232,8 +232,8 @@ def _values(line: Line) -> dict[str, Sequence[float]]:
 
 
 def _titled(group: Group, setting: str) -> str:
-    several = group.sheet.settings
-    return group.sheet.title if several is None else f"{group.sheet.title}, {several} {setting}"
+    several = group.table.settings
+    return group.table.title if several is None else f"{group.table.title}, {several} {setting}"
 
 
 def _spoken(label: str, values: Mapping[str, Sequence[float]]) -> str:

@@ -14,12 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.report.curves import Axis
+from riglstm.lab.tables.build import (
+    RULES,
+    check_figures,
+    line,
+    rows_of,
+    table_of_runs,
+    yardsticks,
+)
 from riglstm.lab.tables.entries import Budget, Recipe
-from riglstm.lab.tables.fill import RULES, Read, check_figures, sheet
 from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.read_run import Record
+from riglstm.lab.tables.render import Table
 from riglstm.lab.tables.result import CHOSEN, RunError
-from riglstm.lab.tables.sheet import Cell, Line, Sheet
+from riglstm.lab.tables.rows import ResultRow
 from riglstm.lab.tables.tables import TABLES, recipe
 from riglstm.models import MODELS
 
@@ -35,14 +43,22 @@ SAID = 3
 class Group:
     """A table with its figures, and the runs that they are from."""
 
-    sheet: Sheet
-    axis: Axis
+    table: Table
     scale: float
     """Factor from the recorded figure to the printed one."""
     runs: Mapping[tuple[str, str], Sequence[Record]]
-    """By setting and label, as in the sheet's lines."""
-    absent: Sequence[str]
-    """What the table should have, and has not."""
+    """By setting and label, as in the table's lines."""
+
+    @property
+    def axis(self) -> Axis:
+        """What is measured."""
+        return Axis(self.table.measure, self.table.higher_is_better)
+
+    @property
+    def absent(self) -> list[str]:
+        """What the table should have, and has not."""
+        missing = self.table.missing
+        return [f"{self.table.title}: not run yet: {missing}"] if missing else []
 
 
 def group(records: Sequence[Record]) -> list[Group]:
@@ -124,103 +140,64 @@ def _fits(record: Record, how: Recipe, setting: str) -> bool:
 def _table(
     name: str, budget: Budget, planned: Sequence[Planned], by_path: Mapping[Path, Record]
 ) -> Group:
-    what, how = TABLES[name], recipe(name, budget)
+    how = recipe(name, budget)
     runs: dict[tuple[str, str], list[Record]] = {}
     for run in planned:
         key = run.setting, how.rows[run.row].label
         runs.setdefault(key, []).append(by_path[run.folder])
-    absent = [
-        f"{what.title} ({budget}): no run of {how.rows[row].label}, trained on {setting}"
-        for setting in how.settings
-        for row in how.models
-        if (setting, how.rows[row].label) not in runs
-    ]
-    return Group(
-        sheet(name, planned, budget, [_read(run, by_path[run.folder]) for run in planned]),
-        Axis(what.measure, what.higher_is_better),
-        what.scale,
-        runs,
-        absent,
-    )
+    table, _ = table_of_runs(name, planned, budget, by_path)
+    return Group(table, TABLES[name].scale, runs)
 
 
-def _read(planned: Planned, record: Record) -> Read:
-    return Read(planned, record.result, record.reason)
-
-
-METRICS: dict[str, tuple[Axis, float]] = {
-    "accuracy": (Axis("test accuracy in %", True), 100.0),
-    "bce": (Axis("100 × BCE in nats per pixel and frame", False), 100.0),
+METRICS = {
+    "accuracy": ("test accuracy in %", True, 100.0),
+    "bce": ("100 × BCE in nats per pixel and frame", False, 100.0),
 }
-"""How the metrics of tasks are printed, and their factor; others as they are."""
+"""How metrics of tasks are printed, whether more is better, their factor; others as they are."""
 
 
 def _by_task(title: str, runs: Sequence[Record]) -> Group:
     """Runs that are in no table of the paper: each configuration is a line, its seeds together."""
     runs = sorted(runs, key=lambda r: (list(MODELS).index(r.spec.model), r.spec.seed))
-    labels = label([record.spec.identity() for record in runs])
-    trained_on = str(runs[0].trained_on)
-    rows = [row for record in runs for row in record.rows]
-    metric = str(runs[0].metric)
-    axis, scale = METRICS.get(metric, (Axis(metric, True), 1.0))
-    tested = [row["condition"] for row in rows]
-    conditions = dict.fromkeys((trained_on, *tested, *(c for r in runs for c in r.validated)))
+    trained_on, metric = str(runs[0].trained_on), str(runs[0].metric)
+    measure, higher_is_better, scale = METRICS.get(metric, (metric, True, 1.0))
+    tested = [row["condition"] for record in runs for row in record.rows]
+    validated = (c for record in runs for c in record.validated)
+    conditions = tuple(dict.fromkeys((trained_on, *tested, *validated)))
     by_label: dict[tuple[str, str], list[Record]] = {}
-    for name, record in zip(labels, runs, strict=True):
+    for name, record in zip(label([r.spec.identity() for r in runs]), runs, strict=True):
         by_label.setdefault((trained_on, name), []).append(record)
     lines = [
-        Line(
-            *(trained_on, name, name, "–"),
-            ours={c: _cell(of, c, trained_on, scale) for c in conditions},
-            there={c: _cell(of, c, c, scale) for c in conditions},
+        line(
+            [row for record in own for row in _rows(record, trained_on, name)],
+            *(conditions, f"{CHOSEN}{trained_on}", scale),
+            missing=sum(record.state == "partial" for record in own),
+            setting=trained_on,
+            row=name,
+            label=name,
         )
-        for (_, name), of in by_label.items()
+        for (_, name), own in by_label.items()
     ]
-    lines += _yardsticks(runs, trained_on, scale)
-    notes = [f"{axis.name[0].upper()}{axis.name[1:]}. {RULES}"]
-    return Group(
-        Sheet(
-            name=runs[0].spec.task,
-            title=f"{title}, trained on {trained_on}",
-            settings=None,
-            conditions=tuple(conditions),
-            trained_on={trained_on: trained_on},
-            lines=tuple(lines),
-            notes=tuple(notes),
-            higher_is_better=axis.higher_is_better,
-        ),
-        axis,
-        scale,
-        by_label,
-        [],
+    table = Table(
+        name=runs[0].spec.task,
+        title=f"{title}, trained on {trained_on}",
+        measure=measure,
+        conditions=conditions,
+        trained_on={trained_on: trained_on},
+        lines=(*lines, *yardsticks(runs, conditions, trained_on, scale)),
+        notes=(RULES,),
+        higher_is_better=higher_is_better,
     )
+    return Group(table, scale, by_label)
 
 
-def _yardsticks(runs: Sequence[Record], setting: str, scale: float) -> list[Line]:
-    """Figures that need no model; they are the same in every run."""
-    found = [r.result["yardsticks"] for r in runs if r.result and "yardsticks" in r.result]
-    by_condition: dict[str, dict[str, float]] = found[0] if found else {}
-    names = dict.fromkeys(name for values in by_condition.values() for name in values)
-    return [
-        Line(
-            *(setting, name, f"no model: {name}", "–"),
-            ours={
-                c: Cell((scale * values[name],), exact=True) for c, values in by_condition.items()
-            },
-        )
-        for name in names
-    ]
-
-
-def _cell(runs: Sequence[Record], condition: str, chooser: str, scale: float) -> Cell:
-    values = [
-        scale * row["value"]
-        for record in runs
-        for row in record.rows
-        if (row["condition"], row["chosen_on"]) == (condition, f"{CHOSEN}{chooser}")
-    ]
-    states = [record.state for record in runs]
-    return Cell(tuple(values), failed=states.count("failed"), missing=states.count("partial"))
+def _rows(record: Record, setting: str, name: str) -> list[ResultRow]:
+    return rows_of(
+        record,
+        **{"table": record.spec.task, "model": name, "seed": record.spec.seed, "budget": ""},
+        **{"setting": setting, "precision": record.spec.fit.precision},
+        **{"recipe": record.spec.recipe(), "run": str(record.path)},
+    )
 
 
 def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[str]:

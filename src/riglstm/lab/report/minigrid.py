@@ -10,13 +10,14 @@ from matplotlib.figure import Figure
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.reproduce import load
 from riglstm.lab.minigrid.runs import GridRun, comparable
-from riglstm.lab.minigrid.table import grid, label
+from riglstm.lab.minigrid.table import label, tables
 from riglstm.lab.report import curves, page
 from riglstm.lab.report.episode import Episode, draw_episode, gif, play
 from riglstm.lab.report.page import Html, Section
 from riglstm.lab.report.probe import UNABLE
 from riglstm.lab.report.style import FAINT, GRID, LOOKS, Picture, new_figure, plot_axes, png, styled
 from riglstm.lab.tables.read_run import Series
+from riglstm.lab.tables.render import text_table
 from riglstm.lab.train.folder import differences
 
 OURS, THEIRS = "riglstm", "rim"
@@ -61,9 +62,11 @@ def section(
     pictures: list[Picture] = []
     body: list[Html] = []
     if done:
-        shown = grid([d.spec.name for d in done], done)
-        body.append(page.table(shown.title, shown.heads, shown.lines, shown.best))
-        body += [page.paragraph(note) for note in shown.notes]
+        found, notes = tables(done)
+        for shown in map(text_table, found):
+            body.append(page.table(shown.title, shown.heads, shown.lines, shown.best))
+            body += [page.paragraph(note) for note in shown.notes]
+        body += [page.paragraph(note) for note in notes]
     bars = relative(done)
     if bars:
         missing += unlike(done)

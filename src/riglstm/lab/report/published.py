@@ -1,4 +1,4 @@
-"""What the files in results/ say, for readers: README's table, a page beside them, and figures.
+"""What the rows in results/ say, for readers: README's tables, a page of all tables, and figures.
 
 Figures are known by a digest of what they were drawn from, of their words and of their files, which
 `sources.json` holds beside them: whether they are up to date can be told without drawing, and on
@@ -7,6 +7,7 @@ any machine.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -16,13 +17,12 @@ from typing import Any, NamedTuple
 
 from riglstm.lab.report import curves, gallery, probe
 from riglstm.lab.report.curves import Axis
-from riglstm.lab.report.readme import block, inserted, page
 from riglstm.lab.report.style import Picture, png
+from riglstm.lab.tables.build import RULES, tables
 from riglstm.lab.tables.finished import finished
 from riglstm.lab.tables.paper import value
-from riglstm.lab.tables.render import number
-from riglstm.lab.tables.sheet import Line, Sheet
-from riglstm.lab.tables.summary import read_all, sheets
+from riglstm.lab.tables.render import Line, Table, markdown, number, plain, text_table
+from riglstm.lab.tables.rows import read_folder
 from riglstm.lab.tables.tables import TABLES
 from riglstm.lab.tasks.datasets import DataError, data_folder
 from riglstm.lab.tasks.images import SequentialImages
@@ -33,26 +33,35 @@ SIZE, STEP = 24, 289
 SOURCES = "sources.json"
 SHIFT = "-shift.png"
 """What the names of figures end in that are drawn from rows; all others are of weights."""
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*\.png")
-"""Of a figure's file."""
 SAID = ("digest", "source", "title", "caption", "alt")
 """What `sources.json` has of a figure."""
-WAY_OUT = "delete it, and the figures are drawn anew"
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+"""Around what is generated in README."""
+NOTHING = (
+    "No runs at the paper's sizes yet: `riglstm reproduce` makes them, `riglstm report` this table."
+)
+DOCS = "docs/experiments.md"
+"""What describes the recipes."""
+FOUND = {"tuned": "docs/recipes.md"}
+"""Recipes that were looked for, and what tells how."""
 
 
 class Wanted(NamedTuple):
     """A figure that there should be."""
 
     name: str
-    """Of its file, as `NAME` has it."""
+    """Of its file."""
     source: str
     """A digest of what it is drawn from."""
     draw: Callable[[], Picture]
 
     def is_there(self, folder: Path, said: Mapping[str, str]) -> bool:
         """Whether the file and what is said of it are those that were drawn from the source."""
-        return said.get("source") == self.source and _is_drawn(folder / self.name, said)
+        path = folder / self.name
+        if said.get("source") != self.source or path.is_symlink() or not path.is_file():
+            return False
+        return said["digest"] == _seal(said, path.read_bytes())
 
 
 def publish(
@@ -64,13 +73,13 @@ def publish(
     data_dir: Path | None = None,
     show: Callable[[str], None] | None = None,
 ) -> list[Path]:
-    """Write README's table, the page of all tables and the figures anew; returns what changed.
+    """Write README's tables, the page of all tables and the figures anew; returns what changed.
 
     `results`: the folder of the CSV files; `weights`: of exported networks, whose cells are drawn
-    if they read images. Figures that are as they were drawn from their source are left alone;
-    `show` hears of each that cannot be drawn.
+    if they read images. Figures that are as they were drawn from their source are left alone, and
+    none is removed; `show` hears of each that cannot be drawn, or that is no longer wanted.
     """
-    found, folder = sheets(read_all(results)), results / "figures"
+    found, folder = tables(read_folder(results)), results / "figures"
     known, changed = _sources(folder), []
     say = show or (lambda line: None)
     inserted(readme, "")  # A README without its marks is refused before anything is written.
@@ -95,11 +104,8 @@ def publish(
         said["source"] = wanted.source
         kept[wanted.name] = {"digest": _seal(said, picture.png), **said}
         changed += _write(folder / wanted.name, picture.png)
-    for name in sorted(known.keys() - kept.keys()):
-        if _is_drawn(folder / name, known[name]):
-            (folder / name).unlink()
-        elif (folder / name).is_symlink() or (folder / name).exists():
-            say(f"{folder / name} is no figure of these results, nor as it was drawn; left there")
+    for path in _unwanted(folder, kept):
+        say(f"{path} is no figure of these results; remove it")
     if kept or known:
         changed += _write(folder / SOURCES, f"{json.dumps(kept, indent=1)}\n".encode())
     changed += _write(results / "README.md", page(found, kept).encode())
@@ -107,58 +113,93 @@ def publish(
 
 
 def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
-    """What `publish` would change; nothing is drawn or written."""
-    found, folder = sheets(read_all(results)), results / "figures"
+    """What `publish` would change, and figures that nobody wants; nothing is drawn or written."""
+    found, folder = tables(read_folder(results)), results / "figures"
     known = _sources(folder)
-    wanted = {figure.name: figure for figure in _wanted(found, weights)}
+    wanted = list(_wanted(found, weights))
     stale = [
-        str(folder / name)
-        for name in dict.fromkeys((*wanted, *known))
-        if name not in wanted or not wanted[name].is_there(folder, known.get(name, {}))
+        folder / one.name for one in wanted if not one.is_there(folder, known.get(one.name, {}))
     ]
+    stale += _unwanted(folder, {one.name: {} for one in wanted})
     texts = {readme: inserted(readme, block(found)), results / "README.md": page(found, known)}
-    return stale + [str(path) for path, text in texts.items() if _differs(path, text.encode())]
+    stale += [path for path, text in texts.items() if _differs(path, text.encode())]
+    return list(map(str, stale))
 
 
-def strange(results: Path, weights: Path) -> list[str]:
-    """Exported networks whose figures are not those of their run's last rows, in words."""
-    recorded: dict[str, dict[tuple[str, str], float]] = {}
-    for row in read_all(results):
-        recorded.setdefault(row.run, {})[row.metric, row.chosen_on] = row.value
+def inserted(readme: Path, text: str) -> str:
+    """README with the text between its two marks."""
+    content = readme.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(f"{BEGIN}\n")
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{readme} must have a line {BEGIN} and after it {END}, got not both")
+    return f"{before}{begin}{text}{end}{after}"
+
+
+def block(found: Sequence[Table]) -> str:
+    """README's tables, one a task: means, the best in bold, the paper's figures beside them."""
+    if not found:
+        return f"{NOTHING}\n"
+    first = {table.task: name for name, table in reversed(TABLES.items())}
+    parts = [markdown(text_table(t, brief=True)) for t in found if t.name in first.values()]
+    there = {table.name for table in found}
+    rest = ", ".join(table.title for name, table in TABLES.items() if name not in there)
+    said = (
+        "Means over runs; the best is bold, and the paper's figures stand beside them. Checkpoints "
+        "are chosen on validation data of the training condition. [The full tables]"
+        "(results/README.md) have deviations, ablations and the rule of earlier papers. "
+        f"{recipes(found)}{f' Not run yet: {rest}.' if rest else ''}\n"
+    )
+    return "\n".join((*parts, said))
+
+
+def page(found: Sequence[Table], sources: Mapping[str, Mapping[str, str]]) -> str:
+    """All tables and figures, as Markdown."""
+    parts = [
+        "# Results",
+        "`riglstm report --results results` makes this page from the CSV files of this folder, "
+        "which have one line for each figure of each run. Each table shows the recipe and "
+        "precision of its newest run. `bench/` has measured speeds.",
+        f"{RULES} {recipes(found, '../')}" if found else NOTHING,
+    ]
+    parts += [markdown(text_table(table)).rstrip() for table in found]
+    for name, said in sources.items():
+        alt, title, caption = (plain(said[part]) for part in ("alt", "title", "caption"))
+        parts.append(f"![{alt}](figures/{name})\n\n**{title}.** {caption}")
+    return "\n\n".join(parts) + "\n"
+
+
+def recipes(found: Sequence[Table], folder: str = "") -> str:
+    """How the runs were trained; `folder`: the root of the repository, from the page."""
+    names = dict.fromkeys(line.made["budget"] for table in found for line in table.lines)
     said = []
-    for file in sorted(weights.glob("*.safetensors")):
-        result = finished(file).result
-        there = recorded.get(result.get("run", ""), {})
-        for row in result["rows"]:
-            metric = f"{row['metric']}@{row['condition']}"
-            expected = there.get((metric, row["chosen_on"]))
-            if expected != row["value"]:
-                said.append(f"{file.name}: {metric} is {row['value']}, in the results {expected}")
-    return said
+    for name in names:
+        said.append(f"Recipe `{plain(name)}`: [{DOCS}]({folder}{DOCS}).")
+        if name in FOUND:
+            said.append(
+                "It was chosen on validation data of all conditions, the shifted ones included "
+                f"([how]({folder}{FOUND[name]}))."
+            )
+    return " ".join(said)
 
 
 def _wanted(
-    found: Sequence[Sheet], weights: Path, device: str = "cpu", data_dir: Path | None = None
+    found: Sequence[Table], weights: Path, device: str = "cpu", data_dir: Path | None = None
 ) -> Iterator[Wanted]:
-    for sheet in found:
-        for setting in sheet.trained_on:
-            if _drawn(sheet, setting):
-                yield _shift(sheet, setting)
+    for table in found:
+        for setting in table.trained_on:
+            lines = [line for line in table.lines if line.setting == setting]
+            # Not of runs that have all failed.
+            if drawn := [line for line in lines if any(c.values for c in line.ours.values())]:
+                yield _shift(table, setting, drawn)
     for file in sorted(weights.glob("*.safetensors")):
         if isinstance(finished(file).spec.task_config(), SequentialImages):
             yield from _looks(file, device, data_dir)
 
 
-def _drawn(sheet: Sheet, setting: str) -> list[Line]:
-    """Lines that have figures, and not only runs that failed."""
-    lines = [line for line in sheet.lines if line.setting == setting]
-    return [line for line in lines if any(cell.values for cell in line.ours.values())]
-
-
-def _shift(sheet: Sheet, setting: str) -> Wanted:
+def _shift(table: Table, setting: str, lines: Sequence[Line]) -> Wanted:
     """The metric against the shift, for all models trained in a setting."""
-    home, axis = sheet.trained_on[setting], Axis(TABLES[sheet.name].measure, sheet.higher_is_better)
-    lines = _drawn(sheet, setting)
+    home, axis = table.trained_on[setting], Axis(table.measure, table.higher_is_better)
     models = {
         line.label: {c: list(cell.values) for c, cell in line.ours.items() if cell.values}
         for line in lines
@@ -168,12 +209,14 @@ def _shift(sheet: Sheet, setting: str) -> Wanted:
         for line in lines
         if line.paper
     }
-    conditions = [home, *(c for c in sheet.conditions if c != home)]
+    conditions = [home, *(c for c in table.conditions if c != home)]
     counts = ", ".join(
         f"{label} {max(map(len, values.values()))}" for label, values in models.items()
     )
+    title = TABLES[table.name].title
+    title = title if table.settings is None else f"{title}, {setting}"
     words = {
-        "title": f"{sheet.head(setting)}: {axis.name} against the shift",
+        "title": f"{title}: {axis.name} against the shift",
         "caption": f"Means over runs ({counts}), bars of one standard deviation of three runs or "
         "more, dots for runs; "
         f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
@@ -189,7 +232,7 @@ def _shift(sheet: Sheet, setting: str) -> Wanted:
         figure = curves.draw_shift(conditions, home, models, axis, paper)
         return Picture(words["title"], words["caption"], words["alt"], png(figure))
 
-    name = sheet.name if sheet.settings is None else f"{sheet.name}-{setting.replace('=', '')}"
+    name = table.name if table.settings is None else f"{table.name}-{setting.replace('=', '')}"
     source = _digest([conditions, home, models, paper, axis, words])
     return Wanted(f"{name}{SHIFT}", source, draw)
 
@@ -210,6 +253,10 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
         digits = probe.first_of_each_class(probe.image_task(run))
         return run, probe.look(run, f"{SIZE}x{SIZE}", digits)
 
+    def drawn(draw: Callable[[probe.Loaded, probe.Look], Picture]) -> Picture:
+        picture = draw(*seen())
+        return picture._replace(caption=f"{picture.caption}{averaged}")
+
     kinds: dict[str, Callable[[probe.Loaded, probe.Look], Picture]] = {}
     if model in probe.SLEEPING:
         kinds["cells"] = gallery.cells
@@ -219,35 +266,26 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
         yield Wanted(
             re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._=+-]", "", f"{file.stem}-{kind}.png"),
             _digest([content, kind, SIZE, STEP, averaged]),
-            lambda draw=draw: _with(draw(*seen()), averaged),  # type: ignore[misc]
+            functools.partial(drawn, draw),
         )
 
 
-def _with(picture: Picture, more: str) -> Picture:
-    return picture._replace(caption=f"{picture.caption}{more}")
-
-
-def _sources(folder: Path) -> dict[str, Any]:
-    """What is said of each figure, by the name of its file; raises ValueError for other content.
-
-    Files that are no longer wanted are removed by these names: they are of this folder alone.
-    """
-    path = folder / SOURCES
-    if not path.exists():
-        return {}
+def _sources(folder: Path) -> dict[str, dict[str, str]]:
+    """What is said of each figure, by the name of its file; nothing where that is damaged."""
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be a JSON file, got: {error}; {WAY_OUT}") from error
-    for name, said in found.items() if isinstance(found, dict) else [("", found)]:
-        if not NAME.fullmatch(name):
-            raise ValueError(
-                f"{path} must hold names of figures in its folder, such as mnist{SHIFT}, got "
-                f"{name!r}; {WAY_OUT}"
-            )
-        if not isinstance(said, dict) or not all(isinstance(said.get(k), str) for k in SAID):
-            raise ValueError(f"{path} must say {', '.join(SAID)} of {name} in words; {WAY_OUT}")
-    return dict(found)
+        found = json.loads((folder / SOURCES).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {
+        name: said
+        for name, said in (found.items() if isinstance(found, dict) else ())
+        if isinstance(said, dict) and all(isinstance(said.get(key), str) for key in SAID)
+    }
+
+
+def _unwanted(folder: Path, wanted: Mapping[str, object]) -> list[Path]:
+    """Pictures in the folder of figures that are none of these."""
+    return [path for path in sorted(folder.glob("*.png")) if path.name not in wanted]
 
 
 def _digest(data: object) -> str:
@@ -257,13 +295,6 @@ def _digest(data: object) -> str:
 def _seal(said: Mapping[str, str], picture: bytes) -> str:
     """A digest of a figure: its words, its source, its file."""
     return _digest([[said[name] for name in SAID[1:]], hashlib.sha256(picture).hexdigest()])
-
-
-def _is_drawn(path: Path, said: Mapping[str, str]) -> bool:
-    """Whether a file is the one that was drawn with these words, and no link to another."""
-    if path.is_symlink() or not path.is_file() or not said:
-        return False
-    return said["digest"] == _seal(said, path.read_bytes())
 
 
 def _differs(path: Path, content: bytes) -> bool:

@@ -17,9 +17,8 @@ from riglstm.lab.bench.timing import METERS, Job, measure, spread
 from riglstm.lab.tables.entries import FULL, Budget, Row
 from riglstm.lab.tables.paper import figure
 from riglstm.lab.tables.recipes import MEASURED_ROWS
-from riglstm.lab.tables.render import Grid, Rendered, number, render
+from riglstm.lab.tables.render import Rendered, TextTable, markdown, number
 from riglstm.lab.tables.run import core_options
-from riglstm.lab.tables.tables import stem
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import commit, device_name, pick, products
@@ -29,7 +28,6 @@ TABLE, SETTING = "complexity", "B=64"
 B = 64
 SIZES = (19, 24, 32)
 ROUNDS: dict[Budget, int] = {"quick": 1, "paper": 10}
-RECORD = ("table", "budget", "rounds", "model", "quantity", "unit", "measured", "paper", "device")
 
 
 class Subject(NamedTuple):
@@ -64,31 +62,24 @@ def table(
     if budget not in ROUNDS:
         raise ValueError(f"the budget must be one of {', '.join(ROUNDS)}, got {budget!r}")
     here = pick(Fit(device=device))
-    which = (TABLE, budget, ROUNDS[budget])
-    lines, records = [], []
+    lines = []
     for subject in subjects(models, here, batch_size):
         if show is not None:
             show(f"measuring {subject.label}")
         found = measured(subject, here, sizes, batch_size, ROUNDS[budget])
-        names = [f"{size}x{size}" for size in sizes]
-        quantities: list[tuple[str, str, float, str]] = [
-            *((name, "ms", ms, number(ms)) for name, ms in zip(names, found.ms, strict=True)),
-            ("parameters", "", found.parameters, f"{found.parameters / 1e6:.2f}M"),
-            ("memory", "bytes", found.memory, f"{found.memory / 1e6:,.0f}M"),
-        ]
+        quantities = {
+            f"{size}x{size}": number(ms) for size, ms in zip(sizes, found.ms, strict=True)
+        }
+        quantities["parameters"] = f"{found.parameters / 1e6:.2f}M"
+        quantities["memory"] = f"{found.memory / 1e6:,.0f}M"
         line = [subject.label, subject.row.cells]
-        for quantity, unit, value, said in quantities:
-            printed = figure(TABLE, SETTING, subject.key, quantity) or "–"
-            line += [said, printed]
-            records.append(
-                (*which, subject.label, quantity, unit, value, printed, device_name(here))
-            )
+        for quantity, said in quantities.items():
+            line += [said, figure(TABLE, SETTING, subject.key, quantity) or "–"]
         lines.append(line)
     heads = ["model", "(N, K_a)"]
     for name in [*(f"{size}x{size}, ms" for size in sizes), "parameters", "memory"]:
         heads += [name, "paper"]
-    grid = Grid(
-        name=stem(TABLE, budget),
+    shown = TextTable(
         title=f"Inference on sequential MNIST, batches of {batch_size}, median of "
         f"{ROUNDS[budget]}: {device_name(here)}",
         heads=heads,
@@ -96,7 +87,7 @@ def table(
         lead=2,
         notes=_notes(here, budget, max(sizes)),
     )
-    return render(grid, RECORD, records)
+    return Rendered(markdown(shown))
 
 
 def subjects(

@@ -21,6 +21,7 @@ from riglstm.lab.tables.result import (
     is_name,
     is_number,
     is_possible,
+    read_cost,
     read_reason,
 )
 from riglstm.lab.tables.spec import RunSpec
@@ -139,6 +140,7 @@ def read_files(path: Path, curves: bool = True) -> RunFiles:
     failed = folder.state != "done" and (path / FAILED).exists()
     if failed:
         _object(folder, path / FAILED)
+        read_cost(folder)
     return RunFiles(
         path=path,
         config=config,

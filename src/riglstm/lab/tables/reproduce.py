@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from riglstm.lab.tables import rows
+from riglstm.lab.tables.build import rendered
 from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.executor import InProcess, Processes, make_runs
-from riglstm.lab.tables.fill import result_rows, sheet
 from riglstm.lab.tables.plan import Planned, plan, state
-from riglstm.lab.tables.render import Rendered, render
+from riglstm.lab.tables.render import Rendered
 from riglstm.lab.tables.run import Make, open_data, run_in
-from riglstm.lab.tables.sheet import RECORD, grid, records
 from riglstm.lab.tables.tables import recipe, stem, table
 from riglstm.lab.train.stopping import NEVER, Deadline
 
@@ -25,7 +24,7 @@ class Reproduced(NamedTuple):
 
     rendered: Rendered
     paths: tuple[Path, ...]
-    """Where it was written: Markdown, CSV, LaTeX."""
+    """Where it was written: Markdown, and its rows as CSV."""
     failed: int = 0
     """Runs that were asked for and have no figure; the table says which, and why."""
     left: int = 0
@@ -63,19 +62,17 @@ def reproduce(
     """
     file = stem(name, budget, asked[0].spec.fit.precision)
 
-    def show(planned: Sequence[Planned]) -> Rendered:
-        filled = sheet(name, planned, budget)
-        return render(grid(filled), RECORD, records(filled))
+    def show() -> Rendered:
+        return rendered(name, begun(name, asked, budget, root), budget)
 
     def write() -> tuple[Rendered, tuple[Path, ...]]:
-        planned = begun(name, asked, budget, root)
-        rendered = show(planned)
+        shown = show()
         if results is not None:
-            rows.append(results, result_rows(name, planned, budget))
-        return rendered, rendered.write(Path(out), file)
+            rows.append(results, shown.rows or ())
+        return shown, shown.write(Path(out), file)
 
     # What is wrong with the files that take the figures is said before hours of training.
-    show(begun(name, asked, budget, root)).check(Path(out), file)
+    show().check(Path(out), file)
     if results is not None and results.exists():
         rows.read(results)
     waiting = unfinished(asked, retry_failed)

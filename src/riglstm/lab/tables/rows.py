@@ -45,6 +45,11 @@ class ResultRow:
     run: str
     """The name of the run's folder, which ends in a digest of its configuration."""
 
+    @property
+    def condition(self) -> str:
+        """Where the figure was measured; empty for a run that failed."""
+        return self.metric.partition("@")[2]
+
 
 FAILED = "failed"
 """The metric of a run that diverged."""
@@ -92,13 +97,8 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
         )
         if other:
             raise RowError(other)
-        lines: list[Sequence[object]] = [astuple(row) for row in new]
-        if not before:
-            lines = [HEAD, *lines]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        content = text.getvalue().encode()
-        if before and lines and not _ends_in_newline(path):
+        content = csv_text(new, head=not before).encode()
+        if before and new and not _ends_in_newline(path):
             content = b"\n" + content
         try:
             if file.write(content) != len(content):
@@ -108,6 +108,14 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
             os.truncate(path, before)
             raise
     return len(new)
+
+
+def csv_text(rows: Iterable[ResultRow], head: bool = True) -> str:
+    """Rows as lines of a CSV file."""
+    text = io.StringIO()
+    lines = [HEAD] if head else []
+    csv.writer(text, lineterminator="\n").writerows([*lines, *map(astuple, rows)])
+    return text.getvalue()
 
 
 def lock(handle: int) -> None:
@@ -123,6 +131,11 @@ def _ends_in_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() == b"\n"
+
+
+def read_folder(folder: Path) -> list[ResultRow]:
+    """The rows of all CSV files in a folder, in the order of their names."""
+    return read(*sorted(folder.glob("*.csv")))
 
 
 def read(*paths: Path) -> list[ResultRow]:

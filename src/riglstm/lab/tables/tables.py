@@ -14,7 +14,7 @@ MEASURED = "complexity"
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table whose cells are trained models' figures on test data."""
 
     title: str
@@ -41,20 +41,20 @@ _COPIED = (
     "its own; GridLSTM and LSTM are the same function with other start values (P26)."
 )
 
-TABLES: dict[str, Table] = {
-    "mnist": Table(
+TABLES: dict[str, PaperTable] = {
+    "mnist": PaperTable(
         "Sequential MNIST",
         *("mnist", "test accuracy in %"),
         recipes=RECIPES["mnist"],
         notes=(_COPIED,),
     ),
-    "cifar": Table(
+    "cifar": PaperTable(
         "Sequential CIFAR-10",
         *("cifar", "test accuracy in %"),
         recipes=RECIPES["cifar"],
         notes=(_COPIED,),
     ),
-    "ablation": Table(
+    "ablation": PaperTable(
         "Ablations on sequential MNIST",
         *("mnist", "test accuracy in %"),
         recipes=RECIPES["ablation"],
@@ -66,7 +66,7 @@ TABLES: dict[str, Table] = {
             "rand_cells cannot have.",
         ),
     ),
-    "balls": Table(
+    "balls": PaperTable(
         "Bouncing balls",
         *("balls", "100 × BCE in nats per pixel and frame, of frames rolled out after true ones"),
         recipes=RECIPES["balls"],
@@ -79,7 +79,7 @@ TABLES: dict[str, Table] = {
             "normalised: compare the order of models, not the numbers.",
         ),
     ),
-    "copying": Table(
+    "copying": PaperTable(
         "Multi-digit copying",
         *("copying", "test accuracy in %, by digit"),
         recipes=RECIPES["copying"],
@@ -92,7 +92,7 @@ NAMES = (*TABLES, MEASURED)
 """All tables that can be asked for."""
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PaperTable:
     """A table of trained models."""
     if name not in TABLES:
         raise ValueError(f"the table must be one of {', '.join(NAMES)}, got {name!r}")
@@ -110,7 +110,7 @@ def recipe(name: str, budget: Budget) -> Recipe:
 
 
 def stem(name: str, budget: Budget | None, precision: Precision | None = None) -> str:
-    """Of a table's files and its label: a quick one must never take the place of the other.
+    """The name of a table's files: a quick one must never take the place of the other.
 
     Nor one in another precision than the recipe's.
     """
