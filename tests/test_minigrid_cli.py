@@ -23,7 +23,8 @@ from riglstm.lab.minigrid.reproduce import build
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import GridSpec
 from riglstm.lab.minigrid.table import grid, plan
-from riglstm.lab.report.minigrid import once, relative, unlike
+from riglstm.lab.report.minigrid import relative, unequal_training
+from riglstm.lab.report.records import without_copies
 from riglstm.lab.tables.result import FAILED, RunError
 from riglstm.lab.train.folder import RunFolder
 
@@ -82,8 +83,7 @@ def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path
     for name in ("copy", "broken"):
         shutil.copytree(runs / "rim", tmp_path / name)
     (tmp_path / "broken" / "result.json").write_text("{}")
-    missing: list[str] = []
-    found = once([read(runs / "rim"), read(tmp_path / "copy")], missing)
+    found, missing = without_copies([read(runs / "rim"), read(tmp_path / "copy")])
     assert [run.path for run in found] == [runs / "rim"]
     assert "copy: left out, the same run as" in missing[0]
     with pytest.raises(RunError, match=r"broken/result.json must be .* with rows, a list of fig"):
@@ -116,7 +116,7 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
         for row in result["rows"]:
             row["value"] = value
         (tmp_path / name / "result.json").write_text(json.dumps(result))
-    found = once([read(path) for path in sorted(tmp_path.iterdir())], [])
+    found = without_copies([read(path) for path in sorted(tmp_path.iterdir())])[0]
     shown = grid([run.spec.name for run in found], found)
     assert shown.lines[0][2] == "50.0, 70.0 (2 runs)"
     (words,) = [note for note in shown.notes if "left out" in note]
@@ -130,10 +130,10 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "b")
     for name, when in (("a", "2026-01-01"), ("c", "2026-01-02")):
         (tmp_path / name / "run.json").write_text(json.dumps({"started": when}))
-    later = once([read(path) for path in sorted(tmp_path.iterdir())], [])
+    later = without_copies([read(path) for path in sorted(tmp_path.iterdir())])[0]
     assert grid(["riglstm"], later).lines[0][2] == "0.0 (1 run)"
-    assert unlike(found) == []
-    (words,) = unlike(later)
+    assert unequal_training(found) == []
+    (words,) = unequal_training(later)
     assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.frames is" in words
 
 
