@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.lab.cli import options
+from riglstm.lab.cli.train import read_options
 from riglstm.models import build
 from riglstm.models.blocks import BlockLSTM
 from riglstm.models.gridlstm import GridLSTM
@@ -74,7 +74,7 @@ def test_a_high_forget_bias_keeps_the_memory_and_a_low_one_drops_it(name: str) -
 
 @every_model
 def test_the_command_line_sets_the_forget_bias(name: str) -> None:
-    assert options.read(name, ["forget_bias=1"]) == {"forget_bias": 1.0}
+    assert read_options(name, ["forget_bias=1"]) == {"forget_bias": 1.0}
 
 
 @every_model

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm.lab.cli import options
+from riglstm.lab.cli.train import read_options
 from riglstm.models import MODELS, build, options_of
 
 D, H = 5, 24
@@ -59,7 +59,7 @@ def test_gate_scale_multiplies_the_gates_matrices_and_nothing_else(name: str) ->
 
 @every_model
 def test_the_command_line_sets_the_gate_scale(name: str) -> None:
-    assert options.read(name, ["gate_scale=2"]) == {"gate_scale": 2.0}
+    assert read_options(name, ["gate_scale=2"]) == {"gate_scale": 2.0}
 
 
 @every_model
