@@ -176,9 +176,9 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
 
 
 def layers(run: Loaded, seen: Look) -> list[Layer]:
-    """When the cells of each layer were awake; a ValueError where a model's never sleep."""
+    """When the cells of each layer were awake, of a model that is in SLEEPING."""
     size = seen.images.pixels.shape[1:3]
-    found = [
+    return [
         Layer(
             _layer_name(run, seen.traces, i),
             trace.active.permute(1, 2, 0).unflatten(2, size).cpu().numpy(),
@@ -186,27 +186,16 @@ def layers(run: Loaded, seen: Look) -> list[Layer]:
         for i, trace in enumerate(seen.traces)
         if trace.active is not None
     ]
-    if not found:
-        raise ValueError(
-            f"activation images need a model with cells that sleep: expected one of "
-            f"{', '.join(SLEEPING)}, got {run.spec.model} in {run.path}"
-        )
-    return found
 
 
 def scores(run: Loaded, seen: Look, step: int) -> list[tuple[str, Scores]]:
-    """The scores at a step, counted from 1, of each layer that has both kinds."""
+    """The scores at a step, counted from 1, of each layer of a model that is in SCORING."""
     found = []
     for i, trace in enumerate(seen.traces):
         if trace.view_scores is None or trace.peer_scores is None:
             continue
-        T, _, N, K = trace.view_scores.shape
-        if not 1 <= step <= T:
-            raise ValueError(
-                f"the step must be from 1 to {T}, the pixels of an image, got {step}; "
-                "give another step, or a larger size"
-            )
-        at, B = step - 1, len(seen.images.labels)
+        T, B, N, K = trace.view_scores.shape
+        at = step - 1
         awake = trace.view_scores.new_ones(T, B, N) if trace.active is None else trace.active
         one = Scores(
             step=step,
@@ -218,11 +207,6 @@ def scores(run: Loaded, seen: Look, step: int) -> list[tuple[str, Scores]]:
             view_names=SLOTS.get((run.spec.model, i), tuple(map(str, range(K)))),
         )
         found.append((_layer_name(run, seen.traces, i), one))
-    if not found:
-        raise ValueError(
-            "score maps need a model that scores its input and its cells: expected one of "
-            f"{', '.join(SCORING)}, got {run.spec.model} in {run.path}"
-        )
     return found
 
 
