@@ -27,7 +27,7 @@ settings.register_profile("house", deadline=None, derandomize=True, max_examples
 settings.load_profile("house")
 
 # Tests that take long alone, whole files of them so that no module's fixtures are made twice.
-FIRST = ("test_triton_compiles", "test_wheel")
+FIRST = ("test_triton_compiles", "test_install")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,56 +1,36 @@
-"""The benchmark: the per-cell loop, the measuring, and a small run of all of it."""
+"""The benchmark: who is timed, how, and a small run of all of it."""
 
 import json
 import math
+import time
+from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.lab.bench import cuda, per_cell_loop
-from riglstm.lab.bench.contestants import LOOP, WORK, Contestant, contestants, job, onednn
-from riglstm.lab.bench.tables import Section, growth, rows
-from riglstm.lab.bench.timing import METERS, Job, Meter, compare, measure, runs, spread
-from riglstm.lab.cli import bench
-from riglstm.lab.cli.bench_parts import headline
-from riglstm.lab.cli.main import main
-from riglstm.lab.train.devices import commit
-from riglstm.scan import reference
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_views": 5, "views_per_cell": 2, "active_cells": 1, "peers_per_cell": 3},
-        {"query": "per_cell", "update_scale": 0.3, "update_bias": 1.5},
-        {"soft_update": False, "bias": False},
-        {"input_views": "split", "num_views": 3},
-        {"num_cells": 1, "num_views": 1},
-    ],
+from riglstm.lab.bench import contestants as timed
+from riglstm.lab.bench.contestants import WORK, Contestant, contestants, growth, job, onednn
+from riglstm.lab.bench.harness import overhead
+from riglstm.lab.bench.timing import (
+    METERS,
+    Job,
+    Meter,
+    Section,
+    compare,
+    measure,
+    rows,
+    runs,
+    spread,
 )
-def test_per_cell_loop_equals_the_reference(options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    layer = RigLSTM(9, 12, **{"num_cells": 4, **options}, dtype=torch.float64)
-    N, d = layer.num_cells, layer.cell_size
-    x = torch.randn(7, 3, 9, dtype=torch.float64, requires_grad=True)
-    h, c = torch.randn(2, 3, N, d, dtype=torch.float64)
-    arguments = (x, h, c, layer.weights(), layer.selection)
-    y, (h_n, c_n), active = per_cell_loop(*arguments)
-    want, (want_h, want_c), want_active = reference.scan(*arguments)
-    assert torch.equal(active, want_active)
-    for got, expected in ((y, want), (h_n, want_h), (c_n, want_c)):
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-    inputs = (x, *layer.parameters())
-    for got, expected in zip(
-        torch.autograd.grad(y.square().sum(), inputs),
-        torch.autograd.grad(want.square().sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+from riglstm.lab.cli import bench
+from riglstm.lab.cli.main import main
+from riglstm.lab.tasks.base import Batch
+from riglstm.lab.train.devices import commit
+from train_task import QUICK, Halves, network
 
 
 def test_all_our_contestants_do_the_same_work() -> None:
@@ -58,13 +38,14 @@ def test_all_our_contestants_do_the_same_work() -> None:
     who = contestants(6, 8, 2, ["batched", "reference"], "cpu")
     x = torch.randn(5, 3, 6, requires_grad=True)
     ours = [w for w in who if w.ours]
-    assert [w.name for w in ours] == ["RigLSTM batched", "RigLSTM reference", LOOP]
+    assert [w.name for w in ours] == ["RigLSTM batched", "RigLSTM reference"]
     for work in WORK.values():
-        first, *others = (work(w, x) for w in ours)
-        for other in others:
-            difference, agreeing = compare(other, first)
-            assert difference < 1e-5
-            assert agreeing == 1
+        difference, agreeing = compare(*(work(w.layer, x) for w in ours))
+        assert difference < 1e-5
+        assert agreeing == 1
+    for w in who:
+        with torch.no_grad():
+            assert compare(WORK["streaming"](w.layer, x), WORK["inference"](w.layer, x))[1] == 1
 
 
 def test_all_but_training_is_timed_in_eval_mode_on_the_same_weights() -> None:
@@ -77,22 +58,15 @@ def test_all_but_training_is_timed_in_eval_mode_on_the_same_weights() -> None:
             return super().forward(x, hx)
 
     layer = Layer(3, 4)
-    who = Contestant("nn.LSTM", layer, tuple(layer.parameters()), False)
+    who = Contestant("nn.LSTM", layer, ours=False)
     x = torch.randn(2, 2, 3, requires_grad=True)
     for work, modes in (("inference", {False}), ("streaming", {False}), ("training", {True})):
-        for run in (job(who, work, x).run, cuda._in_turn(who, "fp32", work, [x])):
+        for run in (job(who, work, x).run, timed.in_turn(who, "fp32", work, [x])):
             seen.clear()
             run()
             assert {training for training, _ in seen} == modes
             assert all(weight is layer.weight_ih_l0 for _, weight in seen)
     assert layer.training
-
-
-def test_streaming_gives_the_outputs_of_one_call() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(5, 1, 6)
-    for who in contestants(6, 8, 2, ["batched"], "cpu"):
-        assert compare(WORK["streaming"](who, x), WORK["inference"](who, x))[1] == 1.0
 
 
 def test_the_two_modes_of_nn_lstm_run_with_onednn_on_and_off() -> None:
@@ -178,20 +152,20 @@ def test_ours_is_timed_on_a_gpu_if_it_is_near_float64_and_repeats(work: str) -> 
     torch.manual_seed(0)
     layer = RigLSTM(6, 8, num_cells=2, backend="reference")
     x, before = torch.randn(5, 4, 6, requires_grad=True), torch.get_float32_matmul_precision()
-    who = Contestant("ours", layer, tuple(layer.parameters()))
+    who = Contestant("ours", layer)
     try:
-        difference, share = cuda.sound(who, "fp32", work, x)
+        difference, share = timed.sound(who, "fp32", work, x)
         assert share == 1
         assert 0 < difference < 1e-5
         layer.register_forward_hook(lambda layer, given, out: (1.001 * out[0], out[1]))
-        assert cuda.sound(who, "bf16", work, x)[1] == 1
+        assert timed.sound(who, "bf16", work, x)[1] == 1
         # The hook is the copy's, too: what is wrong is wrong in float64.
         layer.register_forward_hook(
             lambda layer, given, out: (out[0] + 1e-3 * (out[0].dtype == torch.float32), out[1])
         )
-        assert cuda.sound(who, "fp32", work, x)[1] == 0
+        assert timed.sound(who, "fp32", work, x)[1] == 0
         layer.register_forward_hook(lambda layer, given, out: (out[0] + torch.rand(()), out[1]))
-        assert cuda.sound(who, "bf16", work, x) == (math.inf, 0)
+        assert timed.sound(who, "bf16", work, x) == (math.inf, 0)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -242,7 +216,7 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert written["options"]["quick"] is True
     assert written["harness"] == []
     table = written["rows"]
-    assert [(r["table"], r["work"]) for r in table if r["name"] == "per-cell loop"] == [
+    assert [(r["table"], r["work"]) for r in table if r["name"] == "RigLSTM reference"] == [
         ("batch", "inference"),
         ("batch", "training"),
         ("stream", "streaming"),
@@ -266,13 +240,13 @@ def test_a_benchmark_that_is_cut_off_leaves_the_tables_it_has_measured(
     path.write_text(earlier)
     told = []
 
-    def cut(heading: str, *others: Any) -> str:
-        told.append(heading)
+    def cut(name: str, *others: Any) -> str:
+        told.append(name)
         if len(told) == 2:
             raise KeyboardInterrupt
-        return heading
+        return name
 
-    monkeypatch.setattr("riglstm.lab.cli.bench_parts.table", cut)
+    monkeypatch.setattr(bench, "table", cut)
     flags = ("--device", "cpu", "--quick", "--tables", "batch", "stream", "--json", str(path))
     with pytest.raises(KeyboardInterrupt):
         bench.main(flags)
@@ -302,29 +276,63 @@ def test_the_harness_table_has_the_overhead_of_each_model(
 
 
 def test_a_busy_machine_is_said_to_be_one() -> None:
-    assert "Other programs are at work" in headline({"device": "cpu", "load": 1.0}, "abc", 7)
-    idle = headline({"device": "cpu", "load": 0.1}, "abc", 7)
+    assert "Other programs are at work" in bench.headline({"device": "cpu", "load": 1.0}, "abc", 7)
+    idle = bench.headline({"device": "cpu", "load": 0.1}, "abc", 7)
     assert idle == "device cpu, load 0.1\ncommit abc, 7 rounds"
 
 
-def test_kernels_are_named_once_all_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Event(NamedTuple):
-        key: str
-        device_time_total: float
+class Counting(Halves):
+    """Which batches were asked for."""
 
-    class Profile:
-        def __init__(self, activities: object) -> None: ...
-        def __enter__(self) -> "Profile":
-            return self
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[int] = Counter()
 
-        def __exit__(self, *raised: object) -> None: ...
-        def key_averages(self) -> list[Event]:
-            return [Event("a", 1.0), Event("b", 3.0), Event("c", 0.5), Event("d", 2.0)]
+    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        self.asked[step] += 1
+        return super().batch(seed, step, rows)
 
-    monkeypatch.setattr(cuda, "profile", Profile)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    ran = []
-    jobs = [Job("ours", lambda: (torch.tensor(ran.append("ours") is None),), 1)]
-    parts = [Section("t", f"{work}, tf32", 1, jobs, ["ours"], 1) for work in WORK]
-    assert cuda.kernels(parts) == {"t, inference, tf32": {"ours": ["b", "d", "a"]}}
-    assert ran == ["ours"]
+    def score(self, *arguments: Any) -> Any:
+        raise AssertionError("no evaluation is timed")
+
+
+def test_both_make_the_same_updates_in_turns() -> None:
+    task = Counting()
+    nets: list[nn.Module] = []
+    turns: list[str] = []
+
+    def build() -> nn.Module:
+        net = network(task)
+        net.dropout = nn.Identity()
+        nets.append(net)
+        return net
+
+    found = overhead(task, build, QUICK, updates=4, rounds=2, warmup=2, tick=turns.append)
+    assert turns == ["bare", "fit", "bare", "fit"]
+    assert task.asked == dict.fromkeys(range(7), 4)
+    for other in nets[1:]:
+        for got, want in zip(other.parameters(), nets[0].parameters(), strict=True):
+            assert torch.equal(got, want)
+    assert (found.updates, found.rounds) == (4, 2)
+
+
+def test_the_time_is_that_of_the_updates_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Counting()
+    # The clock says how many batches were asked for; each takes "one second".
+    monkeypatch.setattr(time, "perf_counter", lambda: float(task.asked.total()))
+    found = overhead(task, lambda: network(task), QUICK, updates=4, rounds=1, warmup=2)
+    assert found.bare.median == found.harness.median == 1000.0
+    assert found.ratio.median == 1.0
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(
+    watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: watched)
+    ticker = bench.Ticker(2)
+    ticker.tick("training", "LSTM")
+    ticker.clear()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert (err.startswith("\r1/2"), "training: LSTM" in err, err.endswith("\r")) == (watched,) * 3

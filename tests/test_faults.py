@@ -19,12 +19,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import pytest
 import torch
 
-from riglstm.lab.cli import flags, values
+from riglstm.lab.cli import flags
 from riglstm.lab.cli.main import VERBS, main
 from riglstm.lab.train.checkpoints import Checkpoints, read
 from riglstm.lab.train.folder import PART, RunFolder
@@ -256,11 +256,11 @@ WRONG = ("", "nan", "-7", "no-such", "9" * 23, "~nobody-at-all/x")
 
 def refused(kind: Any) -> list[str]:
     """Values that no flag of that type takes."""
-    inner, may_lack = values.optional(values.several(kind)[1])
+    inner, may_lack = flags.strip_none(flags.strip_list(kind)[0])
     found = []
     for word in WRONG:
         try:
-            values.convert(inner, word)
+            flags.convert(inner, word)
         except ValueError:
             found.append(word)
     # What the type takes and no flag of ours does: numbers below zero, or that are none; no names.
@@ -291,7 +291,7 @@ def wrong_commands() -> list[list[str]]:
     for length, words in COMMANDS_OF:
         found.append([*words, "--no-such-flag", "3"])
         for config in groups_of(words[:length]).values():
-            kinds = flags.hints(config)
+            kinds = get_type_hints(config)
             for flag in fields(config):
                 if flag.default is MISSING or flag.metadata.get("positional"):
                     continue

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from riglstm.lab.cli import UsageError, flags, text, values
+from riglstm.lab.cli import UsageError, flags, text
 
 Capture = pytest.CaptureFixture[str]
 
@@ -69,29 +69,30 @@ def read(*args: str) -> Sizes:
     return flags.read_one("riglstm measure", Sizes, args)
 
 
-def test_what_is_not_given_is_the_default() -> None:
-    assert read("here") == Sizes(Path("here"))
+EVERY = {
+    **{"names": ("a", "b"), "steps": 4, "limit": 1e-3, "P_from": 7, "loud": False, "kind": "all"},
+    **{"kinds": ("all", "top"), "out": Path("~/x").expanduser(), "places": (3,)},
+}
 
 
-def test_every_type_is_read() -> None:
-    given = read(
-        *("here", "a", "b", "--steps", "4", "--limit", "1e-3", "--P-from", "7", "--no-loud"),
-        *("--kind", "all", "--kinds", "all", "top", "--out", "~/x", "--places", "3"),
-    )
-    assert given == Sizes(
-        *(Path("here"), ("a", "b"), 4, 1e-3, 7, False),
-        *("all", ("all", "top"), Path("~/x").expanduser(), (3,)),
-    )
-
-
-def test_none_is_a_value_where_the_type_has_it() -> None:
-    given = read("here", "--limit", "none", "--P-from", "None", "--out", "none")
-    assert (given.limit, given.P_from, given.out) == (None, None, None)
-
-
-def test_a_list_can_be_given_in_parts_or_empty() -> None:
-    assert read("here", "--kinds", "all", "--kinds", "top").kinds == ("all", "top")
-    assert read("here", "--kinds").kinds == ()
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("", {}),
+        (
+            "a b --steps 4 --limit 1e-3 --P-from 7 --no-loud --kind all --kinds all top "
+            "--out ~/x --places 3",
+            EVERY,
+        ),
+        ("--limit none --P-from None --out none", {"limit": None, "P_from": None, "out": None}),
+        ("--kinds all --kinds top", {"kinds": ("all", "top")}),
+        ("--kinds", {"kinds": ()}),
+    ],
+)
+def test_what_is_given_is_read_by_its_type_and_the_rest_is_the_default(
+    words: str, given: dict[str, Any]
+) -> None:
+    assert read("here", *words.split()) == Sizes(Path("here"), **given)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +158,12 @@ def test_a_flag_of_two_dataclasses_is_refused() -> None:
         flags.read("riglstm both", "", {"a": Other, "b": Child}, [])
 
 
-def test_docstrings_are_inherited() -> None:
+def test_docstrings_are_inherited_and_not_needed() -> None:
     assert flags.docs(Child) == {"speed": "How fast.", "more": "One more."}
-
-
-def test_a_class_without_source_has_flags_without_help(capsys: Capture) -> None:
     space: dict[str, Any] = {}
     exec("class Made:\n    x: int = 1\n", space)
+    # A class without source.
     made = dataclass(frozen=True)(space["Made"])
-    assert flags.docs(made) == {}
     assert flags.read_one("riglstm made", made, ["--x", "2"]) == made(2)
 
 
@@ -188,7 +186,7 @@ def test_a_class_without_source_has_flags_without_help(capsys: Capture) -> None:
     ],
 )
 def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> None:
-    assert values.convert(kind, word) == value
+    assert flags.convert(kind, word) == value
 
 
 @pytest.mark.parametrize(
@@ -205,7 +203,7 @@ def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> N
 )
 def test_text_of_another_type_is_explained(kind: Any, word: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        values.convert(kind, word)
+        flags.convert(kind, word)
 
 
 def test_a_table_aligns_its_columns() -> None:
@@ -232,23 +230,3 @@ def test_a_plot_begins_at_its_floor() -> None:
     lines = text.plot({"one": [0.25, 0.1]}, ["a", "b"], floor=0.25).splitlines()
     assert [line[:4] for line in lines[:11:5]] == ["100%", " 62%", " 25%"]
     assert lines[10].count("A") == 2
-
-
-def test_a_ticker_is_silent_where_nobody_watches(capsys: Capture) -> None:
-    ticker = text.Ticker(2)
-    ticker.tick("work")
-    ticker.clear()
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_ticker_writes_over_its_line_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    ticker = text.Ticker(2)
-    ticker.tick("training", "LSTM")
-    ticker.clear()
-    err = capsys.readouterr().err
-    assert err.startswith("\r1/2")
-    assert "training: LSTM" in err
-    assert err.endswith("\r")

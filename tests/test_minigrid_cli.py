@@ -24,7 +24,8 @@ from riglstm.lab.minigrid.reproduce import build, plan
 from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import GridSpec
 from riglstm.lab.minigrid.table import tables
-from riglstm.lab.report.minigrid import once, relative, unlike
+from riglstm.lab.report.minigrid import relative, unequal_training
+from riglstm.lab.report.records import without_copies
 from riglstm.lab.tables.result import RunError
 from riglstm.lab.train.folder import RunFolder
 
@@ -83,8 +84,7 @@ def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path
     for name in ("copy", "broken"):
         shutil.copytree(runs / "rim", tmp_path / name)
     (tmp_path / "broken" / "result.json").write_text("{}")
-    missing: list[str] = []
-    found = once([read(runs / "rim"), read(tmp_path / "copy")], missing)
+    found, missing = without_copies([read(runs / "rim"), read(tmp_path / "copy")])
     assert [run.path for run in found] == [runs / "rim"]
     assert "copy: left out, the same run as" in missing[0]
     with pytest.raises(RunError, match=r"broken/result.json must be .* with rows, a list of fig"):
@@ -117,7 +117,7 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
         for row in result["rows"]:
             row["value"] = value
         (tmp_path / name / "result.json").write_text(json.dumps(result))
-    found = once([read(path) for path in sorted(tmp_path.iterdir())], [])
+    found = without_copies([read(path) for path in sorted(tmp_path.iterdir())])[0]
     (table,), notes = tables(found)
     assert table.lines[0].ours["S5"].text() == "50.0, 70.0 (2 runs)"
     (words,) = [note for note in notes if "left out" in note]
@@ -131,10 +131,10 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "b")
     for name, when in (("a", "2026-01-01"), ("c", "2026-01-02")):
         (tmp_path / name / "run.json").write_text(json.dumps({"started": when}))
-    later = once([read(path) for path in sorted(tmp_path.iterdir())], [])
+    later = without_copies([read(path) for path in sorted(tmp_path.iterdir())])[0]
     assert tables(later)[0][0].lines[0].ours["S5"].text() == "0.0 (1 run)"
-    assert unlike(found) == []
-    (words,) = unlike(later)
+    assert unequal_training(found) == []
+    (words,) = unequal_training(later)
     assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.frames is" in words
 
 

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from riglstm.lab.cli import streams
-from riglstm.lab.cli.main import main
+from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import reproduce as minigrid
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables import render, run
@@ -268,6 +267,9 @@ def test_what_is_only_printed_has_to_be_printed(monkeypatch: Patch, capsys: Capt
     monkeypatch.setattr(sys, "stdout", gone)
     assert main(["list"]) == 2
     assert "what it printed could not be written: [Errno 28]" in capsys.readouterr().err
+    # The help of a verb that writes files, too.
+    monkeypatch.setattr(sys, "stdout", Gone(errno.ENOSPC, after=0))
+    assert main(["train", "copying", "--help"]) == 2
     # Who reads no further has seen enough.
     gone = Gone(errno.EPIPE, after=2)
     monkeypatch.setattr(sys, "stdout", gone)
@@ -277,7 +279,7 @@ def test_what_is_only_printed_has_to_be_printed(monkeypatch: Patch, capsys: Capt
 def test_a_terminal_without_our_signs_gets_others(tmp_path: Path, monkeypatch: Patch) -> None:
     with (tmp_path / "said").open("w", encoding="ascii") as ascii_only:
         monkeypatch.setattr(sys, "stdout", ascii_only)
-        with streams.kept():
+        with unbreakable_output():
             print("a – b ─")
     assert (tmp_path / "said").read_text() == "a ? b ?\n"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.lab.cli import options
+from riglstm.lab.cli.train import read_options
 from riglstm.models import MODELS, build, options_of
 from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rim import BlockLSTM
@@ -102,7 +102,7 @@ def test_a_high_forget_bias_keeps_the_memory_and_a_low_one_drops_it(name: str) -
 @every_model
 @pytest.mark.parametrize("option", ["forget_bias", "gate_scale"])
 def test_the_command_line_sets_an_option_and_repr_shows_it(name: str, option: str) -> None:
-    assert options.read(name, [f"{option}=2"]) == {option: 2.0}
+    assert read_options(name, [f"{option}=2"]) == {option: 2.0}
     assert f"{option}=1.5" in repr(made(name, **{option: 1.5}))
     assert option not in repr(made(name))
 

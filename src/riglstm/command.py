@@ -1,7 +1,7 @@
-"""What the command `riglstm` needs before torch is loaded, which takes seconds; nothing elsewhere.
+"""Signals and streams of the command `riglstm`, set before torch loads; nothing elsewhere.
 
-Ctrl-C ends a command that is still loading, without a traceback. And of the three standard streams
-none is left closed, or the next file that is opened would be taken for one.
+Ctrl-C ends a command that is still loading, which takes seconds, without a traceback. A standard
+stream that is closed is opened, or the next file that is opened would be taken for it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import signal
 import sys
 import threading
 
-OURS = ("riglstm", "riglstm.exe")
+SCRIPTS = ("riglstm", "riglstm.exe")
 
 
-def _is_this() -> bool:
+def _is_command() -> bool:
     """True if this process is the command: its script, or `python -m riglstm`."""
     name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     words = sys.orig_argv
-    return name in OURS or (name == "-m" and "riglstm" in words[words.index("-m") + 1 :][:1])
+    return name in SCRIPTS or (name == "-m" and "riglstm" in words[words.index("-m") + 1 :][:1])
 
 
-def heard() -> None:
-    """Ctrl-C is an exception again: all is loaded that takes long."""
+def restore_ctrl_c() -> None:
+    """Make Ctrl-C raise KeyboardInterrupt again, once everything is loaded."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-if _is_this() and threading.current_thread() is threading.main_thread():
+if _is_command() and threading.current_thread() is threading.main_thread():
     for number in range(3):
         with contextlib.suppress(OSError):
             os.fstat(number)

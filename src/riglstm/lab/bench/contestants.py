@@ -1,156 +1,100 @@
-"""Who is timed, and at what: nn.LSTM, our backends, a loop over cells; three kinds of work.
+"""What is timed: nn.LSTM and our backends on a CPU, the kernels beside cuDNN on a GPU.
 
-Shapes: T steps, B sequences, D input features, N cells of size d, K views.
+Shapes: T steps, B sequences, D input features, N cells of size d.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from riglstm.cell import Weights, input_views
-from riglstm.lab.bench.timing import Job
+from riglstm.lab.bench.timing import Job, Section, compare
 from riglstm.layer import RigLSTM
-from riglstm.scan import Backend, State
-from riglstm.selection import Selection, top_mask
+from riglstm.scan import Backend
 
-Call: TypeAlias = Callable[[Tensor, State | None], tuple[Tensor, State]]
-
-BATCHED, REFERENCE, LOOP = "RigLSTM batched", "RigLSTM reference", "per-cell loop"
-
-
-def per_cell_loop(
-    x: Tensor, h: Tensor, c: Tensor, weights: Weights, sel: Selection
-) -> tuple[Tensor, State, Tensor]:
-    """Eqs. (13)-(21) cell after cell, as one first writes them; for the `top` rules.
-
-    x (T, B, D), h and c (B, N, d); returns what `riglstm.scan.scan` returns.
-    """
-    N, K = sel.N, sel.K
-    hs, cs = list(h.unbind(1)), list(c.unbind(1))  # (B, d) each
-    y, woke = [], []
-    for x_t in input_views(x, weights.W_in, weights.b_in, K):
-        h_prev = torch.stack(hs, dim=1)  # (B, N, d)
-        s = [(h_j.unsqueeze(1) * x_t).sum(-1) for h_j in hs]  # (B, K) each
-        active = top_mask(torch.stack([s_j.sum(-1) for s_j in s], dim=1), sel.K_a)
-        for j in range(N):
-            views = x_t * top_mask(s[j], sel.K_x).unsqueeze(-1)  # (B, K, d)
-            r = (h_prev[:, j : j + 1] * h_prev).sum(-1)  # (B, N)
-            own = torch.arange(N, device=r.device) == j
-            heard = top_mask(r.masked_fill(own, float("-inf")), sel.K_h) | own
-            H = torch.cat((views, h_prev * heard.unsqueeze(-1)), dim=1)  # (B, K+N, d)
-            gates = H.flatten(1) @ weights.W[j]  # (B, 4·d)
-            gates = gates if weights.b is None else gates + weights.b[j]
-            f, i, o, g = gates.chunk(4, dim=-1)
-            c_j = f.sigmoid() * cs[j] + i.sigmoid() * g.tanh()
-            h_j = o.sigmoid() * c_j.tanh()
-            if weights.W_q is not None:
-                Q = torch.cat((H[:, : K + j], H[:, K + j + 1 :]), dim=1).flatten(1)
-                q = Q @ (weights.W_q if weights.W_q.dim() == 2 else weights.W_q[j])
-                pair = torch.stack((hs[j], h_j), dim=1)  # (B, 2, d)
-                logits = sel.update_scale * (pair * q.unsqueeze(1)).sum(-1)
-                if weights.update_bias is not None:
-                    bias = weights.update_bias[j]
-                    logits = logits + torch.stack((torch.zeros_like(bias), bias))
-                h_j = (logits.softmax(-1).unsqueeze(-1) * pair).sum(1)
-            wake = active[:, j : j + 1]
-            hs[j], cs[j] = torch.where(wake, h_j, hs[j]), torch.where(wake, c_j, cs[j])
-        y.append(torch.stack(hs, dim=1))
-        woke.append(active)
-    return torch.stack(y), (y[-1], torch.stack(cs, dim=1)), torch.stack(woke)
-
-
-def _as_layer(layer: RigLSTM) -> Call:
-    """`per_cell_loop` with the weights of a layer of one direction, behind nn.LSTM's call."""
-    cells = (layer.num_cells, layer.cell_size)
-
-    def call(x: Tensor, hx: State | None) -> tuple[Tensor, State]:
-        zero = x.new_zeros(1, x.shape[1], layer.hidden_size)
-        h, c = (zero, zero) if hx is None else hx
-        y, final, _ = per_cell_loop(
-            x, h[0].unflatten(1, cells), c[0].unflatten(1, cells), layer.weights(), layer.selection
-        )
-        h_n, c_n = (state.flatten(1).unsqueeze(0) for state in final)
-        return y.flatten(2), (h_n, c_n)
-
-    return call
+BATCHED, REFERENCE = "RigLSTM batched", "RigLSTM reference"
 
 
 class Contestant(NamedTuple):
-    """Something with the call of nn.LSTM."""
+    """A layer that is timed."""
 
     name: str
-    call: Call
-    parameters: tuple[Tensor, ...]
+    layer: nn.LSTM | RigLSTM
     ours: bool = True
     """Whether it must give what the reference gives."""
     onednn: bool | None = None
     """The mode it runs in; None: torch's own choice."""
 
+    @property
+    def takes(self) -> tuple[torch.dtype, int]:
+        """The dtype and the width of its input."""
+        return next(self.layer.parameters()).dtype, self.layer.input_size
+
 
 def contestants(
     D: int, hidden_size: int, num_cells: int, backends: Sequence[Backend], device: str
 ) -> list[Contestant]:
-    """nn.LSTM in each mode it has on the device; our backends and the loop, on equal weights."""
+    """nn.LSTM in each mode that it has on the device, and our backends on equal weights."""
     lstm = nn.LSTM(D, hidden_size, device=device)
     modes: dict[str, bool | None] = {"nn.LSTM": None}
     if device == "cpu" and torch.backends.mkldnn.is_available():
         modes = {"nn.LSTM, oneDNN on": True, "nn.LSTM, oneDNN off": False}
-    weights = tuple(lstm.parameters())
-    rows = [Contestant(name, lstm, weights, False, onednn) for name, onednn in modes.items()]
+    rows = [Contestant(name, lstm, False, onednn) for name, onednn in modes.items()]
     first = RigLSTM(D, hidden_size, num_cells=num_cells, device=device)
     for backend in backends:
         layer = RigLSTM(D, hidden_size, num_cells=num_cells, backend=backend, device=device)
         layer.load_state_dict(first.state_dict())
-        rows.append(Contestant(f"RigLSTM {backend}", layer, tuple(layer.parameters())))
-    return [*rows, Contestant(LOOP, _as_layer(first), tuple(first.parameters()))]
+        rows.append(Contestant(f"RigLSTM {backend}", layer))
+    return rows
 
 
-def in_mode(who: Contestant, work: str) -> Contestant:
-    """With its layer in eval mode, but for training.
-
-    Without gradients, too, cuDNN saves all that a backward pass needs while a layer is in training.
-    """
-    if work == "training" or not isinstance(who.call, nn.Module):
-        return who
-    layer = copy.copy(who.call)  # with the same weights
-    layer.training = False
-    return who._replace(call=layer)
-
-
-def infer(who: Contestant, x: Tensor) -> tuple[Tensor, ...]:
+def infer(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     """One call on the whole sequence, without gradients."""
     with torch.no_grad():
-        return who.call(x, None)[:1]
+        return (layer(x)[0],)
 
 
-def stream(who: Contestant, x: Tensor) -> tuple[Tensor, ...]:
+def stream(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     """One call for each step, the state carried, without gradients."""
     state, y = None, []
     with torch.no_grad():
         for x_t in x.split(1):
-            y_t, state = who.call(x_t, state)
+            y_t, state = layer(x_t, state)
             y.append(y_t)
     return (torch.cat(y),)
 
 
-def train(who: Contestant, x: Tensor) -> tuple[Tensor, ...]:
+def train(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     """Forward, and backward to the input and all weights."""
-    y, _ = who.call(x, None)
-    dx, *_ = torch.autograd.grad(y, (x, *who.parameters), torch.ones_like(y))
+    y, _ = layer(x)
+    dx, *_ = torch.autograd.grad(y, (x, *layer.parameters()), torch.ones_like(y))
     return y.detach(), dx
 
 
-WORK: dict[str, Callable[[Contestant, Tensor], tuple[Tensor, ...]]] = {
+WORK: dict[str, Callable[[nn.Module, Tensor], tuple[Tensor, ...]]] = {
     "inference": infer,
     "training": train,
     "streaming": stream,
 }
+
+
+def in_mode(layer: nn.Module, work: str) -> nn.Module:
+    """The layer, in eval mode for all work but training; its weights are shared.
+
+    Without gradients, too, cuDNN saves all that a backward pass needs while a layer is in training.
+    """
+    if work == "training":
+        return layer
+    layer = copy.copy(layer)
+    layer.training = False
+    return layer
 
 
 @contextlib.contextmanager
@@ -168,10 +112,175 @@ def onednn(enabled: bool | None) -> Iterator[None]:
 
 def job(who: Contestant, work: str, x: Tensor) -> Job:
     """A contestant's work on x (T, B, D), in the contestant's mode."""
-    who = in_mode(who, work)
+    layer = in_mode(who.layer, work)
 
     def run() -> tuple[Tensor, ...]:
         with onednn(who.onednn):
-            return WORK[work](who, x)
+            return WORK[work](layer, x)
 
     return Job(who.name, run, x.shape[0], who.ours)
+
+
+def against_lstm(
+    table: str, work: str, who: Sequence[Contestant], x: Tensor, rounds: int
+) -> Section:
+    """All contestants on the same input x (T, B, D); ratios are to the faster nn.LSTM."""
+    reference = next(w for w in who if w.name == REFERENCE)
+    return Section(
+        table,
+        work,
+        B=x.shape[1],
+        jobs=[job(w, work, x) for w in who],
+        bases=[w.name for w in who if not w.ours],
+        rounds=rounds,
+        expected=job(reference, work, x).run,
+    )
+
+
+def growth(table: str, work: str, who: Contestant, xs: Sequence[Tensor], rounds: int) -> Section:
+    """One contestant at several lengths; ratios are to the first."""
+    jobs = [job(who, work, x)._replace(name=f"T = {x.shape[0]}") for x in xs]
+    return Section(table, work, xs[0].shape[1], jobs, [jobs[0].name], rounds)
+
+
+# On a GPU: the fused kernels beside cuDNN's nn.LSTM, each precision with its own.
+
+
+class Size(NamedTuple):
+    """The sizes of one table."""
+
+    N: int
+    d: int
+    B: int
+    T: int
+    work: tuple[str, ...] = ("inference", "training")
+
+
+SIZES = (
+    *(Size(6, 100, 64, T) for T in (196, 361, 576, 1024)),
+    *(Size(6, 100, B, 196) for B in (128, 256, 512, 1024, 2048)),
+    Size(5, 50, 64, 51),
+    *(Size(4, d, 64, 128) for d in (16, 32, 64)),
+    Size(6, 100, 1, 1, ("inference",)),
+)
+"""The paper's images, the bouncing balls, the grid worlds, and one step of one sequence."""
+QUICK_SIZES = (Size(2, 16, 4, 3),)
+
+INPUTS = 4
+"""Inputs that a job takes in turn, so that none stays in the cache."""
+PRECISIONS = ("tf32", "bf16", "fp32")
+LIMITS = {"tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-5}
+"""How far from float64 outputs may be, as a share of the largest."""
+STEPS = 2
+"""Steps that are compared with float64 before ours is timed: in each more near ties tip."""
+AGREEING = 0.9
+"""Least share of sequences within the limit in these: on an H200 0.96 and more, in 113 checks."""
+
+
+def kernel_sections(quick: bool, rounds: int) -> list[Section]:
+    """A section for each size, precision and kind of work on a GPU."""
+    made = []
+    for size in QUICK_SIZES if quick else SIZES:
+        # float32 without TF32, and cuDNN's persistent kernel, at one size only.
+        first = size.T == 196 and size.B == 64
+        for precision in PRECISIONS if first or quick else PRECISIONS[:2]:
+            who = _beside_cudnn(size, precision, persistent=first and precision == "bf16")
+            # Contestants of one dtype and width share their inputs.
+            inputs = {takes: _inputs(size, *takes) for takes in dict.fromkeys(w.takes for w in who)}
+            made += [_section(size, precision, work, who, inputs, rounds) for work in size.work]
+    return made
+
+
+def _beside_cudnn(size: Size, precision: str, persistent: bool) -> list[Contestant]:
+    """Ours, and nn.LSTM before and after it."""
+    H = size.N * size.d
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    lstm = in_one_piece(nn.LSTM(H, H, device="cuda", dtype=dtype))
+    ours = RigLSTM(H, H, num_cells=size.N, backend="triton", device="cuda")
+    rows = [
+        Contestant("nn.LSTM", lstm, ours=False),
+        Contestant("RigLSTM triton", ours),
+        Contestant("nn.LSTM again", lstm, ours=False),
+    ]
+    if persistent:
+        wide = nn.LSTM(640, 640, device="cuda", dtype=torch.float16)
+        rows.append(Contestant("nn.LSTM(640) fp16", wide, ours=False))
+    return rows
+
+
+def _inputs(size: Size, dtype: torch.dtype, width: int) -> list[Tensor]:
+    return [
+        torch.randn(size.T, size.B, width, device="cuda", dtype=dtype, requires_grad=True)
+        for _ in range(INPUTS)
+    ]
+
+
+def in_one_piece(lstm: nn.LSTM) -> nn.LSTM:
+    """The layer with its weights as cuDNN wants them, in bfloat16 as well.
+
+    There nn.LSTM leaves them in pieces, as its list of cuDNN's dtypes is older than cuDNN's
+    bfloat16, and they are copied at each call: a handicap that is not cuDNN's.
+    """
+    known = torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    before = set(known)
+    known.add(torch.bfloat16)
+    try:
+        lstm.flatten_parameters()
+    finally:
+        known.intersection_update(before)
+    return lstm
+
+
+def _section(
+    size: Size,
+    precision: str,
+    work: str,
+    who: Sequence[Contestant],
+    inputs: Mapping[tuple[torch.dtype, int], Sequence[Tensor]],
+    rounds: int,
+) -> Section:
+    jobs = []
+    for w in who:
+        xs = inputs[w.takes]
+        check = functools.partial(sound, w, precision, work, xs[0]) if w.ours else None
+        run = in_turn(w, precision, work, xs)
+        jobs.append(Job(w.name, run, size.T, w.ours, check, AGREEING))
+    table = f"N = K = {size.N}, d = {size.d}, B = {size.B}, T = {size.T}"
+    return Section(table, f"{work}, {precision}", size.B, jobs, ["nn.LSTM"], rounds)
+
+
+def in_turn(
+    who: Contestant, precision: str, work: str, xs: Sequence[Tensor]
+) -> Callable[[], tuple[Tensor, ...]]:
+    """The work in a precision, on another of the inputs at each call."""
+    calls, layer = 0, in_mode(who.layer, work)
+
+    def run() -> tuple[Tensor, ...]:
+        nonlocal calls
+        calls += 1
+        tf32 = precision == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        x = xs[calls % len(xs)]
+        half = who.ours and precision == "bf16"
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+            return WORK[work](layer, x)
+
+    return run
+
+
+def sound(who: Contestant, precision: str, work: str, x: Tensor) -> tuple[float, float]:
+    """How far a layer's first steps are from float64, and the share of sequences that agree.
+
+    None agrees where two runs of the work differ in a bit. What a kernel makes of its own choices,
+    gradients too, `make test-gpu` compares: in the long run other choices are as good.
+    """
+    again = in_turn(who, precision, work, [x])
+    if not all(map(torch.equal, again(), again())):
+        return math.inf, 0.0
+    assert isinstance(who.layer, RigLSTM)
+    exact, first = copy.deepcopy(who.layer).double(), x[:STEPS].detach()
+    exact.backend = "batched"
+    (got,) = in_turn(who, precision, "inference", [first])()
+    with torch.no_grad():
+        return compare([got.double()], [exact(first.double())[0]], LIMITS[precision])

@@ -51,7 +51,7 @@ def overhead(
 ) -> Overhead:
     """Time `updates` updates of each in every round, after `warmup` that are not counted.
 
-    `build` gives the network anew, on the task's device. `tick` hears a name before each turn.
+    `build` makes the network anew, on the task's device. `tick` gets a name before each turn.
     """
     # One more, whose batch ends the time: up to there both have done the same.
     total = warmup + updates + 1
@@ -79,7 +79,7 @@ def overhead(
 
 
 class Clocked:
-    """A task that looks at the clock when certain batches are asked for, and scores nothing."""
+    """A task that times the updates between two batches, and scores nothing."""
 
     conditions: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ class Clocked:
         return getattr(self.task, name)
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        """The task's own."""
+        """The task's own batch."""
         if step == self.first:
             self.since = self._now()
         if step == self.last:

@@ -19,8 +19,6 @@ TOLERANCE = 1e-4
 AGREEING = 0.95
 """Least share of sequences within TOLERANCE: rounding may turn a near tie into another choice,
 and from there on that sequence is another one."""
-
-
 WARM_UPS = 20
 """Calls on a GPU before anything is measured."""
 
@@ -36,13 +34,13 @@ class Job(NamedTuple):
     ours: bool = True
     """Whether it must give what is expected."""
     check: Callable[[], tuple[float, float]] | None = None
-    """Asked before it is timed, where nothing else is expected: what `compare` says."""
+    """Called before it is timed, where nothing else is expected; returns what `compare` does."""
     least: float = AGREEING
     """Share of sequences that must agree."""
 
 
 class Timing(NamedTuple):
-    """What was measured of a job."""
+    """The measurements of one job."""
 
     seconds: tuple[float, ...]
     """One for each round; empty if the job does not give what is expected."""
@@ -149,7 +147,7 @@ def measure(
 ) -> list[Timing]:
     """Compare our jobs with what is expected, measure memory, then time all that agree.
 
-    `tick` hears the name of a job before each of its `runs(rounds, compared)`.
+    `tick` gets the name of a job before each of its `runs(rounds, compared)`.
     """
     want = None if expected is None else expected()
     checks: list[tuple[float, float] | None] = []
@@ -176,11 +174,96 @@ def measure(
 
 
 def runs(rounds: int, compared: bool) -> int:
-    """How often `measure` runs a job; what comes before the rounds is the warm-up."""
+    """The number of times that `measure` runs a job, warm-up included."""
     return rounds + (2 if compared else 1)
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and 10-90 % points."""
+    """The median and the 10 % and 90 % points of some values."""
     points = torch.tensor((0.5, 0.1, 0.9), dtype=torch.float64)
     return Spread(*torch.tensor(values, dtype=torch.float64).quantile(points).tolist())
+
+
+class Section(NamedTuple):
+    """Jobs that are timed against each other: a part of a table."""
+
+    table: str
+    work: str
+    B: int
+    jobs: list[Job]
+    bases: list[str]
+    """Names of jobs; ratios are to the fastest of them."""
+    rounds: int
+    expected: Callable[[], tuple[Tensor, ...]] | None = None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs of all its jobs."""
+        return len(self.jobs) * runs(self.rounds, self.expected is not None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table."""
+
+    table: str
+    work: str
+    name: str
+    B: int
+    T: int
+    ms: Spread | None
+    """Milliseconds a step; None: not timed, because it differs from the reference."""
+    base: str
+    """What the ratio is to."""
+    ratio: Spread | None
+    """Over the rounds, of the ratio in a round."""
+    peak_mb: float
+    """Tensors held at the highest point of a run, beyond weights and input."""
+    difference: float | None
+    """Largest difference to the reference, as a share of its largest value; None: not compared."""
+    agreeing: float | None
+    """Share of the sequences that agree with the reference."""
+    least: float
+    """Of which so many must."""
+    rounds: int
+
+
+def rows(section: Section, meter: Meter, tick: Callable[[str], None]) -> list[Row]:
+    """Measure the jobs of a section."""
+    timings = measure(
+        section.jobs,
+        meter,
+        rounds=section.rounds,
+        expected=section.expected,
+        tick=tick,
+    )
+    pairs = list(zip(section.jobs, timings, strict=True))
+    base, base_timing = min(
+        (pair for pair in pairs if pair[0].name in section.bases),
+        key=lambda pair: spread(_ms(*pair)).median,
+    )
+    return [_row(section, base.name, _ms(base, base_timing), *pair) for pair in pairs]
+
+
+def _ms(job: Job, timing: Timing) -> list[float]:
+    return [1e3 * seconds / job.steps for seconds in timing.seconds]
+
+
+def _row(section: Section, base: str, base_ms: list[float], job: Job, timing: Timing) -> Row:
+    ms = _ms(job, timing)
+    ratios = [a / b for a, b in zip(ms, base_ms, strict=True)] if ms else []
+    return Row(
+        table=section.table,
+        work=section.work,
+        name=job.name,
+        B=section.B,
+        T=job.steps,
+        ms=spread(ms) if ms else None,
+        base=base,
+        ratio=spread(ratios) if ms else None,
+        peak_mb=timing.peak_bytes / 1e6,
+        difference=timing.difference,
+        agreeing=timing.agreeing,
+        least=job.least,
+        rounds=len(ms),
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from riglstm.lab.cli import UsageError, flags, values
+from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.tasks.datasets import DATASETS, DataError, data_folder, describe, fetch, find
 
 
@@ -33,7 +33,7 @@ def main(args: Sequence[str]) -> None:
     """Show, download and check the data sets."""
     config = flags.read_one("riglstm data", Data, args)
     for name in config.names:
-        values.check_name("NAMES", name, [*DATASETS, "all"])
+        flags.check_name("NAMES", name, [*DATASETS, "all"])
     names = list(DATASETS) if "all" in config.names else list(dict.fromkeys(config.names))
     if config.check:
         _check(names, config.data_dir)

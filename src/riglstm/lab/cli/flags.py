@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import difflib
 import inspect
 import itertools
 import re
 import shutil
 import textwrap
-import typing
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
-from typing import Any, NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from riglstm.lab.cli import UsageError, values
+from riglstm.lab.cli import UsageError
 from riglstm.lab.train.config import check_device
 
 C = TypeVar("C")
@@ -45,12 +48,12 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
     owners: dict[str, str] = {}
     for title, config in groups.items():
         group = parser.add_argument_group(title)
-        types, said = hints(config), docs(config)
+        kinds, said = get_type_hints(config), docs(config)
         for flag in fields(config):
             if flag.name in owners:
                 raise TypeError(f"{flag.name} is a flag of {owners[flag.name]} and of {title}")
             owners[flag.name] = title
-            _add(group, flag, types[flag.name], said.get(flag.name, ""))
+            _add(group, flag, kinds[flag.name], said.get(flag.name, ""))
     last = parser.add_argument_group("help")
     last.add_argument("-h", "--help", action="help", help="Print this and stop.")
     given, rest = parser.parse_known_args(list(args))
@@ -64,18 +67,15 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
             if owners[name] == title
         }
         try:
-            # Of every verb: some would look at it after hours, or never.
+            # Checked for every verb: some would look at it after hours, or never.
             if "device" in own:
                 check_device(str(own["device"]))
             made[title] = config(**own)
         except ValueError as error:
-            parser.error(_as_flag(str(error), owners))
+            # A message that begins with a field's name gets the flag in its place.
+            name, space, words = str(error).partition(" ")
+            parser.error(f"{flag_of(name) if name in owners else name}{space}{words}")
     return made
-
-
-def hints(config: Any) -> dict[str, Any]:
-    """The types of a class's fields, or of a function's arguments."""
-    return typing.get_type_hints(config)
 
 
 def docs(config: type) -> dict[str, str]:
@@ -98,23 +98,6 @@ def docs(config: type) -> dict[str, str]:
     return found
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    """A number is not too small; `name` is its field's."""
-    if value < least:
-        raise UsageError(f"{flag_of(name)} must be at least {least}, got {value}")
-
-
-def check_at_most(name: str, value: int, most: int) -> None:
-    """A number is not too large."""
-    if value > most:
-        raise UsageError(f"{flag_of(name)} must be at most {most}, got {value}")
-
-
-def flag_of(name: str) -> str:
-    """A field's name as it is typed."""
-    return f"--{name.replace('_', '-')}"
-
-
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -135,15 +118,31 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=width)
 
 
+def _usage(prog: str, groups: Mapping[str, type]) -> str:
+    places = ""
+    for config in groups.values():
+        for flag in fields(config):
+            dots = " ..." if strip_list(get_type_hints(config)[flag.name])[1] else ""
+            if _is_required(flag):
+                places += f" {flag.name.upper()}{dots}"
+            elif flag.metadata.get("positional"):
+                places += f" [{flag.name.upper()}{dots}]"
+    return f"{prog}{places} [flags]"
+
+
+def _is_required(flag: Field[Any]) -> bool:
+    return flag.default is MISSING and flag.default_factory is MISSING
+
+
 def _add(group: Any, flag: Field[Any], kind: Any, doc: str) -> None:
-    """One flag. Defaults stay with the dataclass: what is not given is not passed on."""
-    several, single = values.several(kind)
-    required = flag.default is MISSING and flag.default_factory is MISSING
+    """Add one flag. Defaults stay with the dataclass: what is not given is not passed on."""
+    single, several = strip_list(kind)
+    required = _is_required(flag)
     # As it is typed: `none`.
     text = re.sub(r"\bNone\b", "none", " ".join(doc.replace("%", "%%").split()))
     if not required and flag.default != ():
         default = flag.default if flag.default_factory is MISSING else flag.default_factory()
-        text = f"{text} (default: {values.shown(default)})"
+        text = f"{text} (default: {_typed(default)})"
     if kind is bool:
         group.add_argument(
             flag_of(flag.name), dest=flag.name, action=argparse.BooleanOptionalAction, help=text
@@ -161,43 +160,157 @@ def _add(group: Any, flag: Field[Any], kind: Any, doc: str) -> None:
         return
     if several:
         # Where None stands for what is usual, an empty list would be a slip.
-        options |= {"nargs": "+" if values.optional(kind)[1] else "*"}
-    group.add_argument(
-        flag_of(flag.name), dest=flag.name, metavar=values.metavar(single), **options
-    )
+        options |= {"nargs": "+" if strip_none(kind)[1] else "*"}
+    group.add_argument(flag_of(flag.name), dest=flag.name, metavar=_metavar(single), **options)
 
 
 def _argument(kind: Any) -> Callable[[str], Any]:
+    """How argparse reads a value of that type."""
+
     def read(text: str) -> Any:
         try:
-            return values.convert(kind, text)
+            return convert(kind, text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
 
 
-def _usage(prog: str, groups: Mapping[str, type]) -> str:
-    places = ""
-    for config in groups.values():
-        for flag in fields(config):
-            required = flag.default is MISSING and flag.default_factory is MISSING
-            dots = " ..." if values.several(hints(config)[flag.name])[0] else ""
-            if required:
-                places += f" {flag.name.upper()}{dots}"
-            elif flag.metadata.get("positional"):
-                places += f" [{flag.name.upper()}{dots}]"
-    return f"{prog}{places} [flags]"
+def _metavar(kind: Any) -> str:
+    """A type as help shows it: INT|none."""
+    kind, may_lack = strip_none(kind)
+    choices = map(str, get_args(kind)) if get_origin(kind) is Literal else [WORDS[kind][0]]
+    return "|".join([*choices, "none"] if may_lack else choices)
+
+
+def _typed(value: Any) -> str:
+    """A default as it would be typed."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"{word!r} was not expected here"
     flags = [name for action in parser._actions for name in action.option_strings]
-    return f"there is no flag {word}{values.did_you_mean(word.partition('=')[0], flags)}"
+    return f"there is no flag {word}{did_you_mean(word.partition('=')[0], flags)}"
 
 
-def _as_flag(message: str, names: Iterable[str]) -> str:
-    """A message that begins with a field's name, with the flag in its place."""
-    name, space, rest = message.partition(" ")
-    return f"{flag_of(name)}{space}{rest}" if name in names else message
+# Values from text, typed by the annotations of fields and arguments.
+
+WORDS: dict[Any, tuple[str, str]] = {
+    int: ("INT", "a whole number"),
+    float: ("FLOAT", "a number"),
+    bool: ("BOOL", "true or false"),
+    str: ("TEXT", "a word"),
+    Path: ("PATH", "a path"),
+}
+"""How help and errors speak of a type."""
+
+
+def convert(kind: Any, text: str) -> Any:
+    """A value of that type; a ValueError says what was expected and got. Lists have commas."""
+    kind, may_lack = strip_none(kind)
+    if may_lack and text.lower() == "none":
+        return None
+    kind, several = strip_list(kind)
+    if several:
+        return tuple(convert(kind, part) for part in text.split(",") if part)
+    if get_origin(kind) is Literal:
+        choices = {str(choice): choice for choice in get_args(kind)}
+        if text not in choices:
+            near = did_you_mean(text, choices)
+            expected = one_of([*choices, "none"] if may_lack else choices)
+            raise ValueError(f"expected {expected}, got {text!r}{near}")
+        return choices[text]
+    if get_origin(kind) is Union:
+        return _any_of(get_args(kind), text, may_lack)
+    if kind not in WORDS:
+        raise ValueError(f"expected {kind}, which cannot be given as text, got {text!r}")
+    switches = {"true": True, "false": False}
+    try:
+        # An empty one, what a shell makes of a variable unset, would be the current folder.
+        if kind is Path and (not text or "\0" in text):
+            raise ValueError
+        if kind is Path:
+            return Path(text).expanduser()
+        value = switches[text.lower()] if kind is bool else kind(text)
+        # No size, seed or number of anything is larger, and torch has no larger ones.
+        if kind is int and abs(value) >= 2**63:
+            raise ValueError
+        return value
+    # RuntimeError: of ~nobody, who has no home.
+    except (ValueError, KeyError, RuntimeError):
+        none = " or none" if may_lack else ""
+        raise ValueError(f"expected {WORDS[kind][1]}{none}, got {text!r}") from None
+
+
+def _any_of(kinds: Sequence[Any], text: str, may_lack: bool) -> Any:
+    """A value of the first of the types that the text fits: a number or a word."""
+    said = []
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            return convert(kind, text)
+        said += list(map(str, get_args(kind))) or [WORDS[kind][1]]
+    words = ", or ".join([*said, "none"] if may_lack else said)
+    raise ValueError(f"expected {words}, got {text!r}")
+
+
+def strip_list(kind: Any) -> tuple[Any, bool]:
+    """The type of a list's members, or the type itself; and whether it is a list (or None)."""
+    inner, _ = strip_none(kind)
+    if get_origin(inner) in (tuple, list, Sequence):
+        return get_args(inner)[0], True
+    return kind, False
+
+
+def strip_none(kind: Any) -> tuple[Any, bool]:
+    """The type without None, and whether it had it."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind, False
+    inner = tuple(arg for arg in get_args(kind) if arg is not types.NoneType)
+    # Of one type a union is that type.
+    return Union[inner], len(inner) < len(get_args(kind))  # noqa: UP007
+
+
+# Checks of values, for every verb.
+
+
+def flag_of(name: str) -> str:
+    """A field's name as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Refuse a number that is too small; `name` is its field's."""
+    if value < least:
+        raise UsageError(f"{flag_of(name)} must be at least {least}, got {value}")
+
+
+def check_at_most(name: str, value: int, most: int) -> None:
+    """Refuse a number that is too large; `name` is its field's."""
+    if value > most:
+        raise UsageError(f"{flag_of(name)} must be at most {most}, got {value}")
+
+
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not one of those known, and offer the nearest one."""
+    known = list(known)
+    if name not in known:
+        raise UsageError(f"{what} must be {one_of(known)}, got {name!r}{did_you_mean(name, known)}")
+
+
+def one_of(names: Iterable[str]) -> str:
+    """As in "expected one of a, b"."""
+    return f"one of {', '.join(names)}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message: the nearest name, or nothing where none is near."""
+    lower = {k.lower(): k for k in known}
+    near = [k for k in lower if k.startswith(name.lower())]
+    near = near or difflib.get_close_matches(name.lower(), lower, n=1)
+    return f"; did you mean {lower[near[0]]}?" if near else ""

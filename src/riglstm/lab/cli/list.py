@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from riglstm import VARIANTS
-from riglstm.lab.cli import flags, options
+from riglstm.lab.cli import flags
+from riglstm.lab.cli.train import option_types
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.tables.tables import NAMES, TABLES
 from riglstm.lab.tasks import TASKS
@@ -45,14 +46,10 @@ def main(args: Sequence[str]) -> None:
         "from riglstm.models import build"
     )
     for model in MODELS:
-        print(f"  {model:<24}{', '.join(options.types_of(model))}".rstrip())
+        print(f"  {model:<24}{', '.join(option_types(model))}".rstrip())
     print("variants: riglstm train TASK --set variant=NAME; RigLSTM(..., **VARIANTS[NAME])")
     for name, changes in VARIANTS.items():
-        print(f"  {name:<24}{_listed(changes)}")
+        print(f"  {name:<24}{', '.join(f'{key}={value!r}' for key, value in changes.items())}")
     print("backends: riglstm train TASK --set backend=NAME; RigLSTM(..., backend=NAME)")
     for name in ("auto", *BACKENDS):
         print(f"  {name}")
-
-
-def _listed(changes: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in changes.items())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from riglstm import __version__, command
 from riglstm.lab.cli import (
@@ -15,13 +17,12 @@ from riglstm.lab.cli import (
     demo,
     evaluate,
     export,
+    flags,
     list,
     report,
     reproduce,
-    streams,
     sweep,
     train,
-    values,
 )
 from riglstm.lab.tables.errors import in_words
 from riglstm.lab.train.devices import rank
@@ -71,21 +72,21 @@ EXTRAS: dict[str, tuple[str, str]] = {
 FAILED, INTERRUPTED = 2, 130
 """Exit codes: it cannot be done; Ctrl-C, as shells count it."""
 
-
 WRITES = ("demo", "train", "export", "reproduce", "sweep", "report")
 """Verbs whose result is in files, whatever becomes of what they print."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. `--help` of a verb leaves by SystemExit(0)."""
-    command.heard()
+    """Run one verb; returns the exit code."""
+    command.restore_ctrl_c()
     args = sys.argv[1:] if args is None else args
     # The profiler that counts memory would write its own log between the lines.
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    with streams.kept() as out:
+    writes = next(iter(args), "") in WRITES and not {"-h", "--help"} & set(args)
+    with unbreakable_output() as out:
         code = _main(args)
         out.flush()
-        if code == 0 and out.error is not None and next(iter(args), "") not in WRITES:
+        if code == 0 and out.error is not None and not writes:
             return _fail(f"what it printed could not be written: {out.error}")
     return code
 
@@ -97,6 +98,9 @@ def _main(args: Sequence[str]) -> int:
             quiet = contextlib.redirect_stdout(nowhere) if rank() else contextlib.nullcontext()
             with quiet:
                 _run(args)
+    except SystemExit as end:
+        # After `--help`, or with a verb's own exit code.
+        return int(end.code or 0)
     except UsageError as error:
         return FAILED if rank() else _fail(str(error))
     except ModuleNotFoundError as error:
@@ -128,10 +132,66 @@ def _run(args: Sequence[str]) -> None:
     elif not verb:
         raise UsageError(f"say what to do: {', '.join(VERBS)} (`riglstm --help` explains them)")
     else:
-        values.check_name("the verb", verb, VERBS)
+        flags.check_name("the verb", verb, VERBS)
         VERBS[verb](rest)
 
 
 def _fail(message: str) -> int:
     print(f"riglstm: {message}", file=sys.stderr)
     return FAILED
+
+
+@contextlib.contextmanager
+def unbreakable_output() -> Iterator[_Output]:
+    """Within it, stdout and stderr may be closed, full or unread: no write raises.
+
+    What is printed is lost then, and the work is not. Gives the standard output.
+    """
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        # Python has none where it was closed when the process began.
+        out, err = _Output(before[0] or nowhere), _Output(before[1] or nowhere)
+        sys.stdout, sys.stderr = out, err
+        try:
+            yield out
+        finally:
+            out.flush()
+            err.flush()
+            sys.stdout, sys.stderr = before
+
+
+class _Output:
+    """A stream of text that remembers an error and raises none; after one, it is silent."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.error: OSError | None = None
+        """What the text was lost to; a reader that has gone has seen enough, and loses nothing."""
+        with contextlib.suppress(AttributeError, ValueError):
+            # A terminal without the signs of tables gets others.
+            self.stream.reconfigure(errors="replace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with self._errors_kept():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._errors_kept():
+            self.stream.flush()
+
+    @contextlib.contextmanager
+    def _errors_kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
+                self.error = error
+            # What is still in its buffer goes nowhere, too: Python writes it once more at its end.
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self.stream.fileno())
+                os.close(nowhere)

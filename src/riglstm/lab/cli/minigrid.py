@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from riglstm.lab.cli import flags, launch, options, results, text, values
-from riglstm.lab.cli.train import check_folder
+from riglstm.lab.cli import flags, launch, results, text
+from riglstm.lab.cli.train import check_folder, read_options
 from riglstm.lab.minigrid.envs import available
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.ppo import PPO
@@ -70,16 +70,16 @@ class Run:
 
 
 def train(args: Sequence[str]) -> None:
-    """Train one agent."""
+    """`riglstm train minigrid`: train one agent."""
     groups: dict[str, type] = {"task": Where, "memory": Memory, "training": PPO, "run": Run}
     given = flags.read("riglstm train minigrid", ABOUT, groups, args)
     where, asked, place = given["task"], given["memory"], given["run"]
-    values.check_name("--family", where.family, FAMILIES)
+    flags.check_name("--family", where.family, FAMILIES)
     flags.check_at_most("episodes", where.episodes, EPISODES)
-    values.check_name("--model", asked.model, MEMORIES)
+    flags.check_name("--model", asked.model, MEMORIES)
     available()
     memory = MEMORIES[asked.model]
-    own = options.read(memory.model, asked.set)
+    own = read_options(memory.model, asked.set)
     # A variant says itself what it changes.
     changed = changes_of(own)
     spec = GridSpec(
@@ -105,7 +105,7 @@ def train(args: Sequence[str]) -> None:
 
 
 def table(result: Mapping[str, Any], title: str) -> str:
-    """The success rates of one run."""
+    """The success rates of one run, as text."""
     rates: dict[str, dict[str, float]] = {}
     for row in result["rows"]:
         rates.setdefault(row["condition"], {})[row["metric"]] = row["value"]
@@ -166,15 +166,15 @@ class Reproduce:
     diverges again. It is shown as failed otherwise."""
 
 
-def reproduce_all(args: Sequence[str]) -> None:
-    """`riglstm reproduce minigrid`."""
+def reproduce_table(args: Sequence[str]) -> None:
+    """`riglstm reproduce minigrid`: train agents and print their table."""
     config = flags.read_one("riglstm reproduce minigrid", Reproduce, args)
     flags.check_at_most("episodes", config.episodes, EPISODES)
     flags.check_at_most("seeds", config.seeds, launch.SEEDS)
     for name in config.families or ():
-        values.check_name("--families", name, FAMILIES)
+        flags.check_name("--families", name, FAMILIES)
     for name in config.models or ():
-        values.check_name("--models", name, MEMORIES)
+        flags.check_name("--models", name, MEMORIES)
     available()
     again = launch.again("reproduce", ["minigrid", *args])
     ppo = PPO(device=config.device, workers=config.workers, frames=config.frames)

@@ -38,7 +38,8 @@ class Report:
     out: Path = Path("report.html")
     """File of the page, or a folder for it."""
     figures: Path | None = None
-    """Folder that takes every picture as a PNG file, too; none: none."""
+    """Folder that takes every picture as a PNG file, too, in place of files that have the names of
+    these; none: none."""
     digits: tuple[int, ...] | None = None
     """Numbers of test images whose cells and scores are drawn; none: the first three classes."""
     size: int = 24

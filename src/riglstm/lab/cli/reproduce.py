@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from riglstm.lab.cli import UsageError, flags, launch, results, values
+from riglstm.lab.cli import UsageError, flags, launch, results
 from riglstm.lab.tables import complexity
 from riglstm.lab.tables.build import extent
 from riglstm.lab.tables.entries import Budget
@@ -77,15 +77,15 @@ def main(args: Sequence[str]) -> None:
     if args and args[0] == MINIGRID:
         from riglstm.lab.cli import minigrid
 
-        return minigrid.reproduce_all(args[1:])
+        return minigrid.reproduce_table(args[1:])
     config = flags.read_one("riglstm reproduce", Reproduce, args)
     deadline = launch.deadline(config.minutes)
-    values.check_name("TABLE", config.table, (*NAMES, MINIGRID))
+    flags.check_name("TABLE", config.table, (*NAMES, MINIGRID))
     if config.table == MINIGRID:
         raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
     for name in config.models or ():
-        values.check_name("--models", name, rows)
+        flags.check_name("--models", name, rows)
     _check(config)
     if launched() is not None:
         raise UsageError(
@@ -145,7 +145,7 @@ def _check(config: Reproduce) -> None:
         return
     for name in config.settings or ():
         known = recipe(config.table, config.budget).settings
-        values.check_name("--settings", name, known)
+        flags.check_name("--settings", name, known)
 
 
 def outlook(planned: Sequence[Planned], config: Reproduce) -> str:

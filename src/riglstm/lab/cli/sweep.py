@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.cli import UsageError, flags, launch, text, values
+from riglstm.lab.cli import UsageError, flags, launch, text
 from riglstm.lab.tables import search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.run import open_data, run_in, say
@@ -56,9 +56,9 @@ def main(args: Sequence[str]) -> None:
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
     space = search.read_space(config.space)
     for name in config.models or ():
-        values.check_name("--models", name, space.models)
+        flags.check_name("--models", name, space.models)
     for name in config.trials or ():
-        values.check_name("--trials", name, space.labels())
+        flags.check_name("--trials", name, space.labels())
     models, labels = config.models or space.models, config.trials or space.labels()
     path = config.results or Path("results/trials") / f"{space.name}.jsonl"
     done = search.read_lines(path)

@@ -1,10 +1,7 @@
-"""What verbs print: tables, a small plot, a line of progress, in plain text."""
+"""What verbs print: tables and a small plot, in plain text."""
 
 from __future__ import annotations
 
-import shutil
-import sys
-import time
 from collections.abc import Mapping, Sequence
 
 HEIGHT = 11
@@ -47,27 +44,3 @@ def plot(curves: Mapping[str, Sequence[float]], places: Sequence[str], floor: fl
     below = "      " + "".join(place.center(step) for place in places)
     legend = "      " + ", ".join(f"{mark} {name}" for name, mark in marks.items())
     return "\n".join([*body, axis, below.rstrip(), f"{legend}, * several"])
-
-
-class Ticker:
-    """One line that is written over while work goes on; silent where nobody watches."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.start = total, 0, time.perf_counter()
-        self.stream = sys.stderr
-
-    def tick(self, *work: str) -> None:
-        """Another piece of work begins."""
-        self.done += 1
-        if self.stream.isatty():
-            seconds = time.perf_counter() - self.start
-            line = f"{self.done}/{self.total}  {seconds:.0f} s  {': '.join(work)}"
-            width = shutil.get_terminal_size().columns - 1
-            self.stream.write(f"\r{line[:width]:<{width}}")
-            self.stream.flush()
-
-    def clear(self) -> None:
-        """Make room for what is printed next."""
-        if self.stream.isatty():
-            self.stream.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
-            self.stream.flush()

@@ -6,20 +6,21 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from riglstm.lab.cli import UsageError, flags, launch, options, results, values
+from riglstm import VARIANTS, RigLSTM
+from riglstm.lab.cli import UsageError, flags, launch, results
 from riglstm.lab.tables.read_run import read_record
 from riglstm.lab.tables.result import FAILED, read_reason
 from riglstm.lab.tables.run import run
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.spec import PLACE, RunSpec
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import rank
 from riglstm.lab.train.folder import RunFolder, differences
 from riglstm.lab.train.stopping import OutOfTime
-from riglstm.models import MODELS
+from riglstm.models import MODELS, options_of
 
 ABOUT = """\
 Train a model on {about}
@@ -39,7 +40,6 @@ EXAMPLES: dict[str, str] = {
     "cifar": "--model riglstm --dropout 0.2 --updates 62500",
     "balls": "--hidden-size 250 --set num_cells=5 active_cells=2 --lr 3e-4 --updates 20000",
 }
-
 
 MINIGRID = "minigrid"
 """Trained in another way, and with flags of its own: `riglstm.lab.cli.minigrid`."""
@@ -82,20 +82,20 @@ def main(args: Sequence[str]) -> None:
         from riglstm.lab.cli import minigrid
 
         return minigrid.train(rest)
-    values.check_name("the task", task, (*TASKS, MINIGRID))
+    flags.check_name("the task", task, (*TASKS, MINIGRID))
     doc = (inspect.getdoc(TASKS[task]) or "").replace("\n\n", "\n")
     about = ABOUT.format(about=f"{task}. {doc}", task=task, example=EXAMPLES.get(task, ""))
     groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
     given = flags.read(f"riglstm train {task}", about, groups, rest)
     model, where = given["model"], given["run"]
     deadline = launch.deadline(where.minutes)
-    values.check_name("--model", model.model, MODELS)
+    flags.check_name("--model", model.model, MODELS)
     spec = RunSpec(
         task=task,
         task_options=task_options(given["task"]),
         model=model.model,
         hidden_size=model.hidden_size,
-        model_options=options.read(model.model, model.set),
+        model_options=read_options(model.model, model.set),
         fit=given["training"],
         seed=where.seed,
     )
@@ -104,8 +104,9 @@ def main(args: Sequence[str]) -> None:
     # Of several processes the first one looks; that a run is done all of them have to know.
     first = rank() == 0 or (where.resume and RunFolder(out).state == "done")
     if first and check_folder(out, where.resume, spec.resolved()):
-        done = results.table(read_record(out, curves=False).result or {}, title)
-        print(f"{title}, in {out}: done already\n\n{done}\n\n{results.RULES}")
+        result = read_record(out, curves=False).result
+        assert result is not None
+        print(f"{title}, in {out}: done already\n\n{_shown(result, title)}")
         return
     print(f"{title}, into {out}", flush=True)
     again = launch.again("train", args, "--resume")
@@ -117,13 +118,48 @@ def main(args: Sequence[str]) -> None:
         return
     if result:
         title += f", {result['updates']} updates"
-        print(f"\n{results.table(result, title)}\n\n{results.RULES}\n\nwritten to {out}")
+        print(f"\n{_shown(result, title)}\n\nwritten to {out}")
+
+
+def _shown(result: Mapping[str, Any], title: str) -> str:
+    """The result as a table, with the legend of the two rules; without tests there is neither."""
+    table = results.table(result, title)
+    return f"{table}\n\n{results.RULES}" if result["rows"] else table
+
+
+def option_types(model: str) -> dict[str, Any]:
+    """The options of a model that a run can set, with their types."""
+    known = get_type_hints(MODELS[model].__init__)
+    if model == "riglstm":
+        known |= get_type_hints(RigLSTM.__init__)
+    return {name: known[name] for name in options_of(model) if name not in PLACE}
+
+
+def read_options(model: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """The pairs of `--set`, `num_cells=4` and the like, typed by the model's signature."""
+    known, given = option_types(model), {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise UsageError(f"--set must be like num_cells=4, got {pair!r}")
+        if name not in known:
+            takes = ", ".join(known)
+            near = flags.did_you_mean(name, known)
+            raise UsageError(f"--set: {model} has no option {name!r}; it takes {takes}{near}")
+        try:
+            given[name] = flags.convert(known[name], value)
+        except ValueError as error:
+            raise UsageError(f"--set {name}: {error}") from error
+        if name == "variant" and given[name] is not None:
+            flags.check_name("--set variant", given[name], VARIANTS)
+    return given
 
 
 def _without_task(args: Sequence[str]) -> None:
     """`riglstm train --help`, or an error."""
     if "-h" not in args and "--help" not in args:
-        known = values.one_of((*TASKS, MINIGRID))
+        known = flags.one_of((*TASKS, MINIGRID))
         raise UsageError(f"train must be followed by a task, {known}, got none")
     summaries = {name: (inspect.getdoc(t) or "").partition(";")[0] for name, t in TASKS.items()}
     summaries[MINIGRID] = "An agent with a memory, trained by recurrent PPO"
@@ -134,7 +170,7 @@ def _without_task(args: Sequence[str]) -> None:
 
 
 def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
-    """Before any data is read: may the run be made there? True: it is done, and was to go on."""
+    """Refuse a folder that a run cannot be made in; True: the run is there, and done."""
     for path in (out, *out.parents):
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")

@@ -4,7 +4,7 @@
 >>> report(["runs/mnist"], "report.html")
 """
 
-from riglstm.lab.report.build import report
+from riglstm.lab.report.page import report
 from riglstm.lab.report.published import outdated, publish
 
 __all__ = ["outdated", "publish", "report"]

@@ -1,11 +1,11 @@
-"""Figures of many runs: the metric against the shift, and training as it went."""
+"""Figures of many runs: the metric against the shift, and the curves of training."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,14 +18,21 @@ from riglstm.lab.report.style import (
     GRID,
     LINES,
     Look,
+    Picture,
     fold,
     looks,
     new_figure,
     plot_axes,
+    png,
     styled,
 )
+from riglstm.lab.tables.paper import value
 from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.render import ENOUGH
+from riglstm.lab.tables.render import ENOUGH, Line
+from riglstm.lab.tables.result import CHOSEN
+
+if TYPE_CHECKING:
+    from riglstm.lab.report.groups import Group
 
 HOLLOW: dict[str, Any] = {
     "linestyle": "none",
@@ -37,7 +44,7 @@ HOLLOW: dict[str, Any] = {
 
 
 class Axis(NamedTuple):
-    """What is measured, as it is printed."""
+    """The name and the direction of a metric."""
 
     name: str
     """With its unit: `test accuracy in %`."""
@@ -45,7 +52,7 @@ class Axis(NamedTuple):
 
 
 def is_scale(conditions: Sequence[str]) -> bool:
-    """Whether conditions are steps of one scale (`P=100`, `P=200`) and not kinds of things.
+    """True if conditions are steps of one scale (`P=100`, `P=200`), not kinds of things.
 
     They are where they differ in nothing but their numbers, of which some rise and none falls.
     """
@@ -179,7 +186,9 @@ def draw_training(
     `panels`: the quantity's name to label to its runs; `units`: what stands beside its axis.
     """
     labels = list(dict.fromkeys(label for runs in panels.values() for label in runs))
-    look = looks(labels)
+    strokes: dict[str, Any] = {
+        label: {"color": own.colour, "linestyle": own.line} for label, own in looks(labels).items()
+    }
     across = 2 if len(panels) == 4 else min(3, len(panels))
     down = -(-len(panels) // across)
     figure = new_figure(4.2 * across + 0.2, 3.3 * down + 0.5)
@@ -187,21 +196,13 @@ def draw_training(
         axes = plot_axes(figure.add_subplot(down, across, i + 1))
         for label, series in runs.items():
             alone = len(series) == 1
+            width, alpha = (1.6, 1.0) if alone else (0.8, 0.45)
             for one in series:
-                axes.plot(
-                    *one,
-                    color=look[label].colour,
-                    linestyle=look[label].line,
-                    linewidth=1.6 if alone else 0.8,
-                    alpha=1.0 if alone else 0.45,
-                )
+                # A line of one point would not be seen.
+                marker = "." if len(one.steps) == 1 else ""
+                axes.plot(*one, **strokes[label], marker=marker, linewidth=width, alpha=alpha)
             if not alone:
-                axes.plot(
-                    *mean(series),
-                    color=look[label].colour,
-                    linestyle=look[label].line,
-                    linewidth=2.4,
-                )
+                axes.plot(*mean(series), **strokes[label], linewidth=2.4)
         axes.set_title(name)
         axes.set_xlabel("update")
         axes.set_ylabel((units or {}).get(name, ""))
@@ -213,24 +214,109 @@ def draw_training(
             axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
     handles = [
-        Line2D(
-            [],
-            [],
-            color=look[label].colour,
-            linestyle=look[label].line,
-            linewidth=2.4,
-            label=fold(label),
-        )
-        for label in labels
+        Line2D([], [], **strokes[label], linewidth=2.4, label=fold(label)) for label in labels
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(2 + across, len(handles)))
     return figure
 
 
 def mean(series: Sequence[Series]) -> Series:
-    """The mean of runs, at the updates that all of them have."""
+    """The mean of several runs, at the updates that all of them have."""
     steps = series[0].steps
     for one in series[1:]:
         steps = np.intersect1d(steps, one.steps)
     rows = [one.values[np.isin(one.steps, steps)] for one in series]
     return Series(steps, np.mean(rows, axis=0))
+
+
+def shift_picture(group: Group, setting: str) -> Picture | None:
+    """The metric against the shift, of all models; None where no run of the setting is done."""
+    table, trained_on = group.table, group.table.trained_on[setting]
+    lines = [line for line in table.lines if line.setting == setting]
+    models = {line.label: _values(line) for line in lines if not _is_yardstick(line)}
+    models = {label: values for label, values in models.items() if values}
+    if not models:
+        return None
+    conditions = [trained_on, *(c for c in table.conditions if c != trained_on)]
+    conditions = [c for c in conditions if any(c in values for values in models.values())]
+    paper = {line.label: {c: value(text) for c, text in line.paper.items()} for line in lines}
+    paper = {label: printed for label, printed in paper.items() if printed and label in models}
+    yardsticks = {
+        line.label: {c: cells[0] for c, cells in _values(line).items()}
+        for line in lines
+        if _is_yardstick(line)
+    }
+    figure = draw_shift(conditions, trained_on, models, group.axis, paper, yardsticks)
+    low, high = figure.get_axes()[0].get_ylim()
+    return Picture(
+        title=f"{_titled(group, setting)}: {group.axis.name} against the shift",
+        caption=(
+            "Marks are means over runs, bars one standard deviation (with n − 1) of three runs or "
+            f"more, dots single runs; {_seeds(group, setting)}; weights chosen on "
+            f"{CHOSEN}{trained_on}. "
+            + (f"The y axis is cut: it goes from {low:.3g} to {high:.3g}. " if low > 0 else "")
+            + ("Hollow marks are the paper's figures. " if paper else "")
+            + ("Grey lines need no model. " if yardsticks else "")
+            + ("" if is_scale(conditions) else "The conditions are kinds, not a scale.")
+        ).strip(),
+        alt="Means. " + "; ".join(_spoken(label, values) for label, values in models.items()),
+        png=png(figure),
+    )
+
+
+def training_picture(group: Group, setting: str) -> Picture | None:
+    """Loss and validation metric by update; None where nothing was logged."""
+    panels: dict[str, dict[str, list[Series]]] = {}
+    units = {"training loss": ""}
+    for (found, label), runs in group.runs.items():
+        for record in runs if found == setting else ():
+            if "train/loss" in record.metrics:
+                panels.setdefault("training loss", {}).setdefault(label, []).append(
+                    record.metrics["train/loss"]
+                )
+            for condition, series in record.validated.items():
+                here = " (trained)" if condition == group.table.trained_on[setting] else ""
+                name = f"validation, {condition}{here}"
+                units[name] = group.axis.name.removeprefix("test ")
+                scaled = Series(series.steps, group.scale * series.values)
+                panels.setdefault(name, {}).setdefault(label, []).append(scaled)
+    if not panels:
+        return None
+    counts = {label: len(runs) for (s, label), runs in group.runs.items() if s == setting}
+    return Picture(
+        title=f"{_titled(group, setting)}: training",
+        caption=(
+            "By update. Thin lines are runs, finished or not; thick lines are the means of a "
+            "model's runs, as far as all of them go. Loss: of the training batches, means between "
+            "two lines of the log. The other panels: validation data, one panel a condition; "
+            f"{_seeds(group, setting)}."
+        ),
+        alt="Curves of "
+        + ", ".join(f"{label} ({n} {'run' if n == 1 else 'runs'})" for label, n in counts.items())
+        + " in the panels "
+        + "; ".join(panels)
+        + ".",
+        png=png(draw_training(panels, units)),
+    )
+
+
+def _seeds(group: Group, setting: str) -> str:
+    found = {r.spec.seed for (s, _), runs in group.runs.items() for r in runs if s == setting}
+    return f"seed{'' if len(found) == 1 else 's'} {', '.join(map(str, sorted(found)))}"
+
+
+def _is_yardstick(line: Line) -> bool:
+    return any(cell.exact for cell in line.ours.values())
+
+
+def _values(line: Line) -> dict[str, Sequence[float]]:
+    return {c: cell.values for c, cell in line.ours.items() if cell.values}
+
+
+def _titled(group: Group, setting: str) -> str:
+    several = group.table.settings
+    return group.table.title if several is None else f"{group.table.title}, {several} {setting}"
+
+
+def _spoken(label: str, values: Mapping[str, Sequence[float]]) -> str:
+    return f"{label}: " + ", ".join(f"{c} {np.mean(v):.1f}" for c, v in values.items())

@@ -1,55 +1,67 @@
-"""MiniGrid on the page: success rates, RigLSTM's beside RIM's, training, and an episode's cells."""
+"""MiniGrid on the page: success rates, RigLSTM's beside RIM's, training, and an episode's cells.
+
+Shapes: T steps, N cells.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.minigrid.levels import FAMILIES, Level
+from riglstm.lab.minigrid.network import ActorCritic
 from riglstm.lab.minigrid.reproduce import load
 from riglstm.lab.minigrid.runs import GridRun, comparable
 from riglstm.lab.minigrid.table import label, tables
-from riglstm.lab.report import curves, page
-from riglstm.lab.report.episode import Episode, draw_episode, gif, play
-from riglstm.lab.report.page import Html, Section
-from riglstm.lab.report.probe import UNABLE
-from riglstm.lab.report.style import FAINT, GRID, LOOKS, Picture, new_figure, plot_axes, png, styled
+from riglstm.lab.minigrid.testing import SEED
+from riglstm.lab.minigrid.worker import solved
+from riglstm.lab.report import curves
+from riglstm.lab.report.cells import UNABLE
+from riglstm.lab.report.style import (
+    FAINT,
+    GRID,
+    LOOKS,
+    Array,
+    Picture,
+    new_figure,
+    picture_axes,
+    plot_axes,
+    png,
+    styled,
+)
 from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.render import text_table
+from riglstm.lab.tables.render import Table
 from riglstm.lab.train.folder import differences
 
 OURS, THEIRS = "riglstm", "rim"
 TRACED = (OURS, THEIRS)
 """Models that say which of their cells were awake."""
 
+SHOWN = 12
+"""Frames of an episode in a picture, at most."""
+TILE = 24
+"""Pixels of a tile."""
+MILLISECONDS = 250
+"""Of a frame in a GIF."""
+
 Bar = tuple[str, str, float, float]
 """Family, level, mean difference in points, its standard deviation."""
 
 
-def once(runs: Sequence[GridRun], missing: list[str]) -> list[GridRun]:
-    """The runs, each once; says what is left out."""
-    kept: dict[str, GridRun] = {}
-    for found in runs:
-        first = kept.setdefault(found.spec.digest(), found)
-        if first is not found:
-            stays, left = (found, first) if first.state != "done" else (first, found)
-            kept[found.spec.digest()] = stays
-            missing.append(
-                f"{left.path}: left out, the same run as {stays.path} (configuration and seed)"
-            )
-    return list(kept.values())
-
-
-def section(
+def results(
     runs: Sequence[GridRun],
     models: Sequence[str] | None,
     device: str,
     show: Callable[[str], None],
     missing: list[str],
-) -> tuple[Section, list[Picture]]:
-    """What runs on MiniGrid have to show, and its pictures; says what is missing."""
+) -> tuple[list[Table], list[str], list[Picture]]:
+    """Tables, notes and pictures of runs on MiniGrid; adds to `missing` what they lack."""
     done, left = comparable([run for run in runs if run.state == "done"])
     missing += left
     missing += [
@@ -60,23 +72,17 @@ def section(
         if run.state != "done"
     ]
     pictures: list[Picture] = []
-    body: list[Html] = []
-    if done:
-        found, notes = tables(done)
-        for shown in map(text_table, found):
-            body.append(page.table(shown.title, shown.heads, shown.lines, shown.best))
-            body += [page.paragraph(note) for note in shown.notes]
-        body += [page.paragraph(note) for note in notes]
     bars = relative(done)
     if bars:
-        missing += unlike(done)
+        missing += unequal_training(done)
         pictures.append(_relative_picture(bars))
     elif done:
         missing.append(
             "MiniGrid: RigLSTM relative to RIM needs finished runs of both on a family, "
             f"got {', '.join(sorted({f'{d.spec.name} on {d.spec.family}' for d in done}))}"
         )
-    pictures += [_training(name, done) for name in dict.fromkeys(d.spec.family for d in done)]
+    for name in dict.fromkeys(d.spec.family for d in done):
+        pictures += _training(name, done)
     for run in _first_seeds(done):
         if models is not None and run.spec.name not in models and run.spec.model not in models:
             continue
@@ -87,15 +93,14 @@ def section(
             pictures += _episode(spec.name, play(net, level))
         except UNABLE as error:
             missing.append(f"an episode of {run.path}: {error}")
-    body += [page.figure(picture) for picture in pictures]
-    return Section("MiniGrid", body), pictures
+    return *(tables(done) if done else ([], [])), pictures
 
 
 def relative(done: Sequence[GridRun]) -> list[Bar]:
-    """How many points of success RigLSTM is above RIM, on every level where both have runs.
+    """The points of success by which RigLSTM is above RIM, on every level where both have runs.
 
-    Of each, those of one training; see `comparable`.
-    The spread is that of the difference of two independent runs: √(sd² + sd²).
+    The runs of a model are those of one training; see `comparable`. The spread is that of the
+    difference of two independent runs: √(sd² + sd²).
     """
     bars: list[Bar] = []
     done, _ = comparable(done)
@@ -117,8 +122,8 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
     return bars
 
 
-def unlike(done: Sequence[GridRun]) -> list[str]:
-    """Families on which RigLSTM and RIM were trained otherwise, in words: no fair comparison."""
+def unequal_training(done: Sequence[GridRun]) -> list[str]:
+    """A line on each family on which RigLSTM and RIM were trained with other options."""
     found: dict[str, dict[str, GridRun]] = {}
     for run in comparable(done)[0]:
         found.setdefault(run.spec.family, {}).setdefault(run.spec.name, run)
@@ -181,22 +186,26 @@ def _relative_picture(bars: Sequence[Bar]) -> Picture:
     )
 
 
-def _training(family: str, done: Sequence[GridRun]) -> Picture:
-    """Success in training, by frame."""
+def _training(family: str, done: Sequence[GridRun]) -> list[Picture]:
+    """Success in training, by frame; nothing where no episode has ended."""
     runs: dict[str, list[Series]] = {}
     for d in done:
         if d.spec.family == family and "success" in d.metrics:
             runs.setdefault(label(d.spec.name), []).append(d.metrics["success"])
+    if not runs:
+        return []
     title = FAMILIES[family].title
     figure = curves.draw_training({f"{title} {FAMILIES[family].levels[0].name}: success": runs})
     for axes in figure.axes:
         axes.set_xlabel("frame")
-    return Picture(
-        title=f"MiniGrid, {title}: success while training",
-        caption="Share of the last 100 episodes that were solved, by frames acted in.",
-        alt=f"Curves of {', '.join(runs)}.",
-        png=png(figure),
-    )
+    return [
+        Picture(
+            title=f"MiniGrid, {title}: success while training",
+            caption="Share of the last 100 episodes that were solved, by frames acted in.",
+            alt=f"Curves of {', '.join(runs)}.",
+            png=png(figure),
+        )
+    ]
 
 
 def _first_seeds(done: Sequence[GridRun]) -> list[GridRun]:
@@ -220,3 +229,116 @@ def _episode(name: str, episode: Episode) -> list[Picture]:
         Picture(title, caption.format("Below", "s"), alt, draw_episode(episode)),
         Picture(f"{title}, moving", caption.format("Beside", ""), alt, gif(episode), "gif"),
     ]
+
+
+class Episode(NamedTuple):
+    """The frames of an episode, and what the cells of an agent did in it."""
+
+    level: str
+    frames: list[Array]
+    """T images of the world, with what the agent sees lit up."""
+    strength: Array
+    """(T, N): what each cell took in of its new state, 0 to 1; 0 where it slept."""
+    solved: bool
+
+
+@torch.inference_mode()
+def play(net: ActorCritic, level: Level) -> Episode:
+    """Play the first test episode by the most probable actions."""
+    import gymnasium
+    import minigrid  # noqa: F401  registers the levels
+
+    device = next(net.parameters()).device
+    env: Any = gymnasium.make(level.id, render_mode="rgb_array", tile_size=TILE)
+    start = np.random.SeedSequence((SEED, 0, 0)).generate_state(1)
+    seen, _ = env.reset(seed=int(start[0]))
+    state = net.core.initial_state(1)
+    frames, inputs, reward, done = [], [], 0.0, False
+    while not done:
+        frames.append(env.render())
+        inputs.append(net.encode(torch.from_numpy(seen["image"]).to(device).unsqueeze(0)))
+        y, state = net.core(inputs[-1].unsqueeze(0), state)
+        action = int(net.logits(y[0, 0]).argmax())
+        seen, reward, terminated, truncated, _ = env.step(action)
+        done = terminated or truncated
+    env.close()
+    strength = _strength(net, torch.stack(inputs))
+    return Episode(level.id, frames, strength, bool(solved(reward)))
+
+
+def _strength(net: ActorCritic, x: Tensor) -> Array:
+    """(T, N) for the memory's first layer, from x (T, 1, D)."""
+    trace = getattr(net.core, "trace", None)
+    if trace is None:
+        raise ValueError(f"{type(net.core).__name__} does not say what its cells do")
+    seen = trace(x)[0]
+    if seen.active is None:
+        raise ValueError(f"{type(net.core).__name__} has no cells that sleep")
+    taken = seen.active[:, 0].float()
+    if seen.keep is not None:
+        taken = taken * (1 - seen.keep[:, 0])
+    return np.asarray(taken.cpu().numpy())
+
+
+@styled()
+def draw_episode(episode: Episode) -> bytes:
+    """Some of the frames in a row, and the cells of all steps below them; a PNG file."""
+    T, N = episode.strength.shape
+    picked = np.unique(np.linspace(0, T - 1, min(T, SHOWN)).round().astype(int))
+    figure = new_figure(max(6.4, 1.05 * len(picked)), 1.6 + 0.28 * N)
+    rows = figure.add_gridspec(2, len(picked), height_ratios=[1.0, 0.24 * N])
+    for i, t in enumerate(picked):
+        axes = picture_axes(figure.add_subplot(rows[0, i]))
+        axes.imshow(episode.frames[t])
+        axes.set_title(f"{t + 1}", fontsize=9)
+    below = figure.add_subplot(rows[1, :])
+    below.imshow(
+        *(episode.strength.T,),
+        aspect="auto",
+        cmap="Greens",
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+        extent=(0.5, T + 0.5, N - 0.5, -0.5),
+    )
+    below.set_yticks(range(N), [f"cell {j}" for j in range(N)])
+    below.set_xlabel("step")
+    return png(figure)
+
+
+def gif(episode: Episode) -> bytes:
+    """Each frame with the cells beside it: this step's as bars, all steps' so far as a strip."""
+    from PIL import Image
+
+    images = [Image.fromarray(_panel(episode, t)) for t in range(len(episode.frames))]
+    buffer = io.BytesIO()
+    images[0].save(
+        buffer,
+        format="GIF",
+        save_all=True,
+        append_images=images[1:],
+        duration=MILLISECONDS,
+        loop=0,
+    )
+    return buffer.getvalue()
+
+
+def _panel(episode: Episode, t: int) -> Array:
+    """(height, width, 3) uint8: frame t, and a row for each cell on its right."""
+    frame = episode.frames[t]
+    T, N = episode.strength.shape
+    height, bar, strip, gap = frame.shape[0], 60, min(320, max(120, 4 * T)), 6
+    colour = np.array([int(LOOKS["riglstm"].colour[i : i + 2], 16) for i in (1, 3, 5)])
+    right = np.full((height, gap + bar + gap + strip + gap, 3), 255, np.uint8)
+    edges = np.linspace(gap, height - gap, N + 1).astype(int)
+    for j in range(N):
+        top, bottom = edges[j], edges[j + 1] - 3
+        right[top:bottom, gap : gap + bar] = 235
+        right[top:bottom, gap : gap + round(bar * float(episode.strength[t, j]))] = colour
+        columns = np.arange(strip) * T // strip
+        shown = np.where(columns <= t, episode.strength[columns, j], 0.0)[:, None]
+        ink = 255 - shown * (255 - colour)
+        ink[columns > t] = 235
+        start = gap + bar + gap
+        right[top:bottom, start : start + strip] = ink.astype(np.uint8)
+    return np.concatenate((frame, right), axis=1)

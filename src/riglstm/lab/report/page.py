@@ -1,20 +1,307 @@
-"""One HTML file that needs nothing else: styles and pictures inside, no script, no network.
+"""`report`: run folders in, one HTML page out.
 
-Every function takes plain text and escapes it; `Html` is text that is markup already.
+The page needs nothing else: styles and pictures inside, no script, no network. Every function that
+makes HTML takes plain text and escapes it; `Html` is text that is markup already.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, TypeAlias
 
+from riglstm import __version__
+from riglstm.lab.minigrid.runs import GridRun
+from riglstm.lab.report import cells, minigrid, records
+from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, number, open_run
+from riglstm.lab.report.curves import shift_picture, training_picture
+from riglstm.lab.report.groups import Group, group
+from riglstm.lab.report.rollouts import rollout_picture
 from riglstm.lab.report.style import Picture
+from riglstm.lab.tables.read_run import Record
+from riglstm.lab.tables.render import TextTable, text_table
+from riglstm.lab.tasks.balls import Balls
+from riglstm.lab.tasks.datasets import data_folder
+from riglstm.lab.tasks.images import SequentialImages
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.devices import pick
+from riglstm.lab.train.folder import atomic_write
 
 Html = NewType("Html", str)
+
+
+class Section(NamedTuple):
+    """A part of the page, with its place in the contents."""
+
+    title: str
+    body: Sequence[Html]
+
+
+@dataclass
+class Draft:
+    """A page in the making: what is to be drawn from weights, see `report`, and what there is."""
+
+    digits: Sequence[int] | None
+    size: int
+    step: int
+    sample: int
+    sequence: int
+    models: Sequence[str] | None
+    device: str
+    data_dir: Path
+    show: Callable[[str], None]
+    sections: list[Section] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def figure(self, picture: Picture) -> Html:
+        """The markup of a picture, which is also kept as a file of its own."""
+        self.pictures.append(picture)
+        return figure(picture)
+
+
+def report(
+    paths: Sequence[Path | str],
+    out: Path | str,
+    *,
+    digits: Sequence[int] | None = None,
+    size: int = 24,
+    step: int = 289,
+    sample: int = 64,
+    sequence: int = 0,
+    models: Sequence[str] | None = None,
+    device: str = "cpu",
+    data_dir: Path | None = None,
+    figures: Path | None = None,
+    show: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> Path:
+    """Draw everything that run folders hold, in one page; returns its path.
+
+    Args:
+        paths: folders of runs, or folders of such folders.
+        out: the file, or a folder for report.html.
+        digits: numbers of test images whose cells and scores are drawn; None: the first three
+            that are of different classes.
+        size: side of these images; 24 in the paper.
+        step: where scores are drawn, counted from 1; 289 in the paper.
+        sample: test images over which each cell's activity is averaged.
+        sequence: number of the test sequence of balls that is rolled out.
+        models: those of which weights are drawn, by name; None: all.
+        device: as for training.
+        data_dir: as for training, but nothing is downloaded.
+        figures: a folder that takes every picture as a PNG file, too; it overwrites files of the
+            same names.
+        show: called with a line on what takes long.
+        warn: called with a line on each run that cannot be read; the page names these, too.
+    """
+    for name, least, given in (
+        ("size", 1, [size]),
+        ("sample", 1, [sample]),
+        ("sequence", 0, [sequence]),
+        ("digits", 0, digits or ()),
+    ):
+        if any(one < least for one in given):
+            said = " ".join(map(str, given))
+            raise ValueError(f"--{name} must be from {least} on, got {said}")
+    pick(Fit(device=device))
+    if not 1 <= step <= size**2:
+        raise ValueError(
+            f"the step must be from 1 to size² = {size**2}, the pixels of an image, got {step}; "
+            "give another --step, or a larger --size"
+        )
+    out, found = _file_of(Path(out)), records.find(paths)
+    # A folder that is named is only read: a page of what is there downloads nothing.
+    here, silent = data_folder(data_dir), lambda line: None
+    draft = Draft(digits, size, step, sample, sequence, models, device, here, show or silent)
+    known, grids = _read_all(found, draft.missing)
+    if warn is not None:
+        for line in draft.missing:
+            warn(line)
+    known, copies = records.without_copies(known)
+    grids, grid_copies = records.without_copies(grids)
+    draft.missing += [*grid_copies, *copies]
+    draft.missing += [record.describe() for record in known if record.state != "done"]
+    there = dict.fromkeys([*(run.spec.name for run in known), *(run.spec.name for run in grids)])
+    for name in models or ():
+        if name not in there:
+            raise ValueError(f"--models must be some of {', '.join(there)}, got {name!r}")
+    for one in group(known) if known else ():
+        _add_group(draft, one)
+    if grids:
+        found_tables, notes, pictures = minigrid.results(
+            grids, models, device, draft.show, draft.missing
+        )
+        body = [html for one in found_tables for html in _table_and_notes(text_table(one))]
+        body += map(paragraph, notes)
+        draft.sections.append(Section("MiniGrid", [*body, *map(draft.figure, pictures)]))
+    done = sum(run.state == "done" for run in (*known, *grids))
+    chosen = "weights are those chosen on validation data of the training condition"
+    text = render_page(
+        "RigLSTM: report of runs",
+        f"{len(found)} runs, {done} of them done. Drawn by riglstm {__version__} "
+        f"from the runs' folders alone{f'; {chosen}' if known else ''}.",
+        [
+            *([Section("What is missing", [missing_list(draft.missing)])] if draft.missing else []),
+            *draft.sections,
+            Section("Run records", [run_record(record) for record in known]),
+        ],
+    )
+    with atomic_write(out) as file:
+        # A folder's name may hold bytes that are no text.
+        file.write(text.encode(errors="replace"))
+    if figures is not None:
+        for i, picture in enumerate(draft.pictures, start=1):
+            name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
+            with atomic_write(figures / f"{i:02}-{name}.{picture.kind}") as file:
+                file.write(picture.png)
+    return out
+
+
+def _read_all(found: Sequence[Path], missing: list[str]) -> tuple[list[Record], list[GridRun]]:
+    """The runs on tasks and those on MiniGrid; adds to `missing` those that cannot be read."""
+    known: list[Record] = []
+    grids: list[GridRun] = []
+    for path in found:
+        try:
+            run = records.read(path)
+        except ValueError as error:
+            missing.append(f"{path} cannot be read: {error}")
+            continue
+        if isinstance(run, Record):
+            known.append(run)
+        else:
+            grids.append(run)
+    if not known and not grids:
+        raise ValueError(f"expected runs, got none that can be read: {'; '.join(missing)}")
+    return known, grids
+
+
+def _file_of(out: Path) -> Path:
+    """The file of the page; a place that cannot be is refused before anything is drawn."""
+    file = out if out.suffix in (".html", ".htm") else out / "report.html"
+    if file.is_dir():
+        raise ValueError(f"out must be a file, or a folder for report.html, got the folder {file}")
+    for above in file.parents:
+        if above.exists() and not above.is_dir():
+            raise ValueError(
+                f"out must be a file that ends in .html, or a folder for report.html, got {out}, "
+                f"and {above} is a file; give another"
+            )
+    return file
+
+
+def _add_group(draft: Draft, one: Group) -> None:
+    """Add a table, its figures, and what its weights show."""
+    draft.missing += one.absent
+    shown = text_table(one.table)
+    body = _table_and_notes(shown)
+    for setting in one.table.trained_on:
+        for picture in (shift_picture(one, setting), training_picture(one, setting)):
+            if picture is not None:
+                body.append(draft.figure(picture))
+    body += _from_weights(draft, one)
+    draft.sections.append(Section(shown.title, body))
+
+
+def _table_and_notes(shown: TextTable) -> list[Html]:
+    return [
+        table(shown.title, shown.heads, shown.lines, shown.best),
+        *map(paragraph, shown.notes),
+    ]
+
+
+def _from_weights(draft: Draft, one: Group) -> Iterator[Html]:
+    """The pictures that need a network: of each model, its first seed that is done."""
+    balls: dict[str, list[Loaded]] = {}
+    unable: dict[str, None] = {}
+    for (setting, label), runs in one.runs.items():
+        done = [record for record in runs if record.state == "done"]
+        if not done or (draft.models is not None and done[0].spec.name not in draft.models):
+            continue
+        task = done[0].spec.task_config()
+        if isinstance(task, SequentialImages) and done[0].spec.model not in SCORING:
+            unable[label] = None
+        if not isinstance(task, Balls | SequentialImages) or label in unable:
+            continue
+        draft.show(f"drawing {label}, trained on {setting}")
+        try:
+            run = open_run(label, done[0].path, draft.device, draft.data_dir, draft.show)
+        except UNABLE as error:
+            draft.missing.append(f"pictures of {label} ({done[0].path}): {error}")
+            continue
+        if isinstance(task, Balls):
+            balls.setdefault(setting, []).append(run)
+        else:
+            yield from _images(draft, run)
+    if unable:
+        yield paragraph(
+            f"{', '.join(unable)}: no activation images and no score maps, as only "
+            f"{', '.join(SLEEPING)} have cells that sleep, and only {', '.join(SCORING)} score "
+            "both their input and their cells."
+        )
+    for opened in balls.values():
+        for condition in opened[0].task.conditions:
+            try:
+                picture = rollout_picture(opened, condition, draft.sequence)
+            except ValueError as error:
+                paths = ", ".join(str(run.path) for run in opened)
+                draft.missing.append(f"roll-outs of {paths} (--sequence {draft.sequence}): {error}")
+                break
+            yield draft.figure(picture)
+
+
+def _images(draft: Draft, run: Loaded) -> Iterator[Html]:
+    """What the cells of a network do on test images: pictures, and a table over many."""
+    task, condition = cells.image_task(run), f"{draft.size}x{draft.size}"
+    digits = cells.first_of_each_class(task) if draft.digits is None else tuple(draft.digits)
+    # All in one pass: a sequence of pixels takes long, more of them at a time hardly longer.
+    more = range(min(draft.sample, cells.count_test_images(task)))
+    try:
+        seen = cells.look(run, condition, (*digits, *more))
+    except ValueError as error:
+        given = f"--size {draft.size}"
+        if draft.digits is not None:
+            given = f"--digits {' '.join(map(str, digits))} {given}"
+        draft.missing.append(f"pictures of {run.label} ({run.path}; {given}): {error}")
+        return
+    drawn = seen.take(slice(len(digits)))
+    if run.spec.model in SLEEPING:
+        yield draft.figure(cells.activation_picture(run, drawn))
+        start = cells.before_training(run, draft.data_dir)
+        yield _summary_table(
+            f"{run.label}: each cell over {len(more)} test images at {condition}, mean ± standard "
+            "deviation over images; r is the correlation of being awake with the pixel",
+            cells.summaries(run, seen.take(slice(len(digits), None))),
+            cells.summaries(start, cells.look(start, condition, more)),
+        )
+    for picture in cells.score_pictures(run, drawn, draft.step):
+        yield draft.figure(picture)
+
+
+Cells: TypeAlias = Sequence[tuple[str, list[Summary]]]
+"""By layer, its name and its cells."""
+
+
+def _summary_table(caption: str, after: Cells, before: Cells) -> Html:
+    """Each cell beside the same cell before training: what that has is not learned."""
+    rows = []
+    for (name, learned), (_, drawn) in zip(after, before, strict=True):
+        for j, (a, b) in enumerate(zip(learned, drawn, strict=True)):
+            rows.append((f"{name} {j}".strip(), *_awake_and_r(a), *_awake_and_r(b)))
+    head = ("cell", "awake", "r", "awake, untrained", "r, untrained")
+    return table(caption, head, rows)
+
+
+def _awake_and_r(cell: Summary) -> tuple[str, str]:
+    (share, spread), (r, r_spread) = cell
+    said = number(r) if number(r) == "–" else f"{number(r)} ± {r_spread:.2f}"
+    return f"{100 * share:.1f} ± {100 * spread:.1f} %", said
+
 
 # The policy makes a browser hold to it: nothing is loaded, nothing runs.
 HEAD = """<!doctype html>
@@ -69,15 +356,8 @@ pre { background: var(--card); padding: .7rem 1rem; overflow-x: auto; font-size:
 """
 
 
-class Section(NamedTuple):
-    """A part of the page, with its place in the contents."""
-
-    title: str
-    body: Sequence[Html]
-
-
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole file."""
+def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """The whole HTML file."""
     anchors = _anchors([section.title for section in sections])
     links = "".join(
         f'<li><a href="#{anchor}">{escape(section.title)}</a></li>\n'
@@ -95,13 +375,8 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     return "".join([*parts, "</main>\n</body>\n</html>\n"])
 
 
-def heading(text: str) -> Html:
-    """A heading inside a section."""
-    return Html(f"<h3>{escape(text)}</h3>\n")
-
-
 def paragraph(text: str) -> Html:
-    """Running text."""
+    """A paragraph of text."""
     return Html(f"<p>{escape(text)}</p>\n")
 
 
@@ -127,12 +402,12 @@ def table(
     """
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = ""
-    for i, (first, *cells) in enumerate(rows):
+    for i, (first, *others) in enumerate(rows):
         tds = "".join(
             f"<td{_kind(cell)}><strong>{escape(cell)}</strong></td>"
             if (i, j) in best
             else f"<td{_kind(cell)}>{escape(cell)}</td>"
-            for j, cell in enumerate(cells, start=1)
+            for j, cell in enumerate(others, start=1)
         )
         body += f'<tr><th scope="row">{escape(first)}</th>{tds}</tr>\n'
     # A region that scrolls has to be reached by the keyboard.
@@ -143,24 +418,23 @@ def table(
     )
 
 
-def missing(items: Sequence[str]) -> Html:
-    """What a reader may look for in vain, and why."""
+def missing_list(items: Sequence[str]) -> Html:
+    """A list of what is missing, and why."""
     listed = "".join(f"<li>{escape(item)}</li>\n" for item in items)
     return Html(f'<div class="missing">\n<p>Missing</p>\n<ul>\n{listed}</ul>\n</div>\n')
 
 
-def record(title: str, facts: Mapping[str, str], text: Mapping[str, str]) -> Html:
-    """A run's facts as a table, and whole files of it, folded away."""
+def run_record(record: Record) -> Html:
+    """The facts of a run as a table, and its whole configuration, folded away."""
+    facts = {"folder": str(record.path), **records.facts(record)}
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(value)}</td></tr>\n'
         for name, value in facts.items()
     )
-    files = "".join(
-        f"<h3>{escape(name)}</h3>\n<pre>{escape(content)}</pre>\n" for name, content in text.items()
-    )
     return Html(
-        f"<details>\n<summary>{escape(title)}</summary>\n"
-        f"<table>\n<tbody>\n{rows}</tbody>\n</table>\n{files}</details>\n"
+        f"<details>\n<summary>{escape(f'{record.path.name} ({record.state})')}</summary>\n"
+        f"<table>\n<tbody>\n{rows}</tbody>\n</table>\n"
+        f"<h3>config.json</h3>\n<pre>{escape(records.config_text(record))}</pre>\n</details>\n"
     )
 
 
@@ -177,17 +451,3 @@ def _anchors(titles: Sequence[str]) -> list[str]:
             name += "-"
         anchors.append(name)
     return anchors
-
-
-def file_of(out: Path) -> Path:
-    """Where the page goes; checked before anything is drawn."""
-    file = out if out.suffix in (".html", ".htm") else out / "report.html"
-    if file.is_dir():
-        raise ValueError(f"out must be a file, or a folder for report.html, got the folder {file}")
-    for above in file.parents:
-        if above.exists() and not above.is_dir():
-            raise ValueError(
-                f"out must be a file that ends in .html, or a folder for report.html, got {out}, "
-                f"and {above} is a file; give another"
-            )
-    return file

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from riglstm.lab.report import curves, gallery, probe
+from riglstm.lab.report import cells, curves
 from riglstm.lab.report.curves import Axis
 from riglstm.lab.report.style import Picture, png
 from riglstm.lab.tables.build import RULES, tables
@@ -248,20 +248,20 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
     averaged = "" if average is None else f" Weights averaged over updates, by {average:g}."
     content = hashlib.sha256(file.read_bytes()).hexdigest()
 
-    def seen() -> tuple[probe.Loaded, probe.Look]:
-        run = probe.open_run(known.name, file, device, data_folder(data_dir))
-        digits = probe.first_of_each_class(probe.image_task(run))
-        return run, probe.look(run, f"{SIZE}x{SIZE}", digits)
+    def seen() -> tuple[cells.Loaded, cells.Look]:
+        run = cells.open_run(known.name, file, device, data_folder(data_dir))
+        digits = cells.first_of_each_class(cells.image_task(run))
+        return run, cells.look(run, f"{SIZE}x{SIZE}", digits)
 
-    def drawn(draw: Callable[[probe.Loaded, probe.Look], Picture]) -> Picture:
+    def drawn(draw: Callable[[cells.Loaded, cells.Look], Picture]) -> Picture:
         picture = draw(*seen())
         return picture._replace(caption=f"{picture.caption}{averaged}")
 
-    kinds: dict[str, Callable[[probe.Loaded, probe.Look], Picture]] = {}
-    if model in probe.SLEEPING:
-        kinds["cells"] = gallery.cells
-    if model in probe.SCORING:
-        kinds["scores"] = lambda run, look: gallery.score_maps(run, look, STEP)[0]
+    kinds: dict[str, Callable[[cells.Loaded, cells.Look], Picture]] = {}
+    if model in cells.SLEEPING:
+        kinds["cells"] = cells.activation_picture
+    if model in cells.SCORING:
+        kinds["scores"] = lambda run, look: cells.score_pictures(run, look, STEP)[0]
     for kind, draw in kinds.items():
         yield Wanted(
             re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._=+-]", "", f"{file.stem}-{kind}.png"),

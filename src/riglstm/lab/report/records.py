@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from riglstm.lab.minigrid.reproduce import is_grid
 from riglstm.lab.minigrid.runs import GridRun
@@ -12,6 +13,8 @@ from riglstm.lab.minigrid.runs import read as read_grid
 from riglstm.lab.tables.read_run import Record, read_record, refused
 from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.train.folder import RunFolder
+
+R = TypeVar("R", Record, GridRun)
 
 
 def find(paths: Sequence[Path | str]) -> list[Path]:
@@ -51,15 +54,16 @@ def read(path: Path) -> Record | GridRun:
     return read_grid(path) if grid else read_record(path)
 
 
-def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+def without_copies(records: Sequence[R]) -> tuple[list[R], list[str]]:
     """Every run once, and a line on each copy: one run counted twice would narrow the spread.
 
     Of copies the first that is done stays, or the first of all where none is.
     """
-    by_run: dict[str, list[Record]] = {}
+    by_run: dict[str, list[R]] = {}
     for record in records:
         by_run.setdefault(record.spec.digest(), []).append(record)
-    kept, said = [], []
+    kept: list[R] = []
+    said: list[str] = []
     for same in by_run.values():
         first = next((record for record in same if record.state == "done"), same[0])
         kept.append(first)

@@ -6,14 +6,13 @@ Shapes: B images, N cells, K views, s × s pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from riglstm.lab.report.activations import Images
 from riglstm.lab.report.style import (
     FAINT,
     INK,
@@ -23,6 +22,9 @@ from riglstm.lab.report.style import (
     picture_axes,
     styled,
 )
+
+if TYPE_CHECKING:
+    from riglstm.lab.report.cells import Images
 
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -31,7 +29,7 @@ SKY, ORANGE, VERMILION, GREY = "#56B4E9", "#E69F00", "#D55E00", "#7f7f7f"
 
 
 class Look(NamedTuple):
-    """How a model is drawn in every figure: colour and marker say the same thing twice."""
+    """The colour, marker and line of a model in every figure."""
 
     colour: str
     marker: str
@@ -113,7 +111,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The house's settings, for as long as a figure is made or written; also a decorator."""
+    """Apply the house's settings while a figure is made or written; also a decorator."""
     with matplotlib.rc_context(RC):
         yield
 
@@ -147,11 +145,3 @@ def plot_axes(axes: Axes) -> Axes:
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     return axes
-
-
-def overlay(layers: Sequence[tuple[Array, str]]) -> Array:
-    """Maps (H, W) of 0 to 1 as inks on white paper, (H, W, 3): where they meet, it is darker."""
-    paper = np.ones((*layers[0][0].shape, 3))
-    for ink, colour in layers:
-        paper -= ink[..., None] * (1 - np.asarray(to_rgb(colour)))
-    return paper.clip(0, 1)
