@@ -33,7 +33,7 @@ HIDDEN, BATCH, UPDATES, LR = 60, 32, 1500, 3e-3
 TESTED = 512
 """Sequences in a test."""
 LETTERS = 8
-RESULTS = Path("results/choosing.csv")
+RESULTS = Path("results/trials/choosing.csv")
 
 OPEN = {"active_cells": 6, "views_per_cell": 6, "peers_per_cell": 5}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {

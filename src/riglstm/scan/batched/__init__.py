@@ -4,5 +4,5 @@ Both passes are custom operators: torch.compile sees each as one node, so a sequ
 compiles at once and its data-dependent row counts stay out of the graph.
 """
 
-from riglstm.scan.batched.backward import backward as backward
+from riglstm.scan.batched import backward as backward
 from riglstm.scan.batched.forward import scan as scan
