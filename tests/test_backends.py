@@ -36,8 +36,8 @@ from helpers import (
 )
 from riglstm import BackendError, RigLSTM
 from riglstm.cell import input_views, scores
+from riglstm.inputs import flat
 from riglstm.scan import compiled, resolve
-from riglstm.scan.base import flat
 from riglstm.scan.batched import backward, forward
 from riglstm.selection import CELL_RULES, SLOT_RULES, draw_noise, top_mask
 

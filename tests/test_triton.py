@@ -492,7 +492,7 @@ def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
 
 
 def test_the_gradient_of_a_bias_has_its_dtype() -> None:
-    from riglstm.scan.base import flat
+    from riglstm.inputs import flat
     from riglstm.scan.triton import autograd
 
     p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)

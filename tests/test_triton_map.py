@@ -377,7 +377,7 @@ def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: boo
 
 @pytest.mark.parametrize("save", [False, True])
 def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save: bool) -> None:
-    from riglstm.scan.base import flat
+    from riglstm.inputs import flat
     from riglstm.scan.triton import autograd
 
     p = clear_problem(T=1, B=65, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)

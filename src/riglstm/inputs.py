@@ -23,6 +23,7 @@ from riglstm.selection import Selection
 
 Input: TypeAlias = Tensor | PackedSequence
 State: TypeAlias = tuple[Tensor, Tensor]
+Rules: TypeAlias = tuple[int, int, int, int, int, str, str, str, float]
 """h and c."""
 States: TypeAlias = Sequence[Tensor | None]
 """(B, N, d) for each layer and direction; None: zero."""
@@ -202,3 +203,12 @@ def of_shape(own: Tensor, *shape: int) -> Tensor:
     To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
     """
     return cast(Tensor, torch.ops.aten._unsafe_view.default(own, shape))
+
+
+def flat(sel: Selection) -> Rules:
+    """A selection as arguments of an operator, which takes no objects."""
+    return (
+        *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
+        *(sel.cells, sel.views, sel.peers),
+        sel.update_scale,
+    )

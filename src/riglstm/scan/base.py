@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,21 +13,11 @@ from riglstm.inputs import State as State
 from riglstm.inputs import begin as begin
 from riglstm.selection import Noise, Selection
 
-Rules: TypeAlias = tuple[int, int, int, int, int, str, str, str, float]
 Extra = TypeVar("Extra")
 
 
 class BackendError(RuntimeError):
     """A backend asked for by name cannot run here."""
-
-
-def flat(sel: Selection) -> Rules:
-    """A selection as arguments of an operator, which takes no objects."""
-    return (
-        *(sel.N, sel.K, sel.K_a, sel.K_x, sel.K_h),
-        *(sel.cells, sel.views, sel.peers),
-        sel.update_scale,
-    )
 
 
 def asked(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from riglstm.cell import Weights, cell_scores, others
 from riglstm.checks import learns, product_dtype, refuse_transforms
-from riglstm.inputs import State, begin
-from riglstm.scan.base import flat, vmap_by_loop
+from riglstm.inputs import State, begin, flat
+from riglstm.scan.base import vmap_by_loop
 from riglstm.selection import (
     LOWEST,
     Noise,
