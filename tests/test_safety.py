@@ -108,13 +108,19 @@ def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
     for name in mine:
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_bytes(b"mine")
-    for name in ("checkpoints/step-3.ckpt", "weights/step-3.safetensors", "run.json.3.part"):
+    made = ["checkpoints/step-3.ckpt", *(f"weights/step-{n}.safetensors" for n in (3, 6, 9))]
+    halves = [f"{name}.3.part" for name in (*made, "run.json")]
+    for name in (*made, *halves):
         (out / name).write_bytes(b"the run's")
-    folder = RunFolder(out)
+    folder, kept = RunFolder(out), {*mine, "config.json", "run.json"}
+    result = {"chosen": {"P=5": {"step": 6, "value": 0.5}, "P=10": {"step": 9, "value": 0.25}}}
     with folder.held():
-        folder.finish({"chosen": {}})
+        left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+        assert left == {*kept, *made, "riglstm.lock"}, "what a kill left half-written goes first"
+        folder.finish(result)
+    assert folder.read_json(folder.result) == result
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    assert left == {*mine, "config.json", "run.json", "result.json"}
+    assert left == {*kept, *made[2:], "result.json"}
     folder.empty()
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
     assert left == {*mine, "config.json"}, "it is still a run's folder"
