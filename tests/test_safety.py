@@ -81,26 +81,6 @@ def test_the_folder_of_a_start_that_was_killed_is_a_new_one(tmp_path: Path) -> N
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        SMALL,
-        ["train", "minigrid"],
-        ["demo"],
-        ["reproduce", "copying"],
-        ["reproduce", "minigrid"],
-        ["report", "."],
-    ],
-)
-def test_an_empty_out_is_refused(
-    words: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*words, "--out", ""]) == 2
-    assert "--out: expected a path" in capsys.readouterr().err
-    assert tree(tmp_path) == {}
-
-
 def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
     out = tmp_path / "run"
     RunFolder(out).begin({"task": "", "fit": {}, "seed": 0}, command="", device="", resume=False)
@@ -212,12 +192,9 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
     runs = minigrid.plan(["lavagap"], ["lstm"], 1, "runs", PPO())
     with pytest.raises(ValueError, match=r"minigrid\.md must be a new file, or this table's"):
         minigrid.reproduce(runs, "runs/tables")
-
-
-def test_a_table_takes_the_place_of_its_older_self(tmp_path: Path) -> None:
-    table = render.Rendered("**a**\n1\n", [])
+    # A table takes the place of its older self.
     for _ in range(2):
-        paths = table.write(tmp_path, "a")
+        paths = render.Rendered("**a**\n1\n", []).write(tmp_path, "a")
     assert [path.read_text()[0] for path in paths] == ["*", "t"]
 
 
@@ -372,15 +349,3 @@ def test_shared_memory_of_environments_never_has_a_name(monkeypatch: Patch) -> N
     with minigrid_envs.Environments(["MiniGrid-LavaGapS5-v0"] * 2, 0, workers=1) as envs:
         assert envs.images.any()
     assert links == [0]
-
-
-def test_a_name_that_is_nearly_right_is_offered(tmp_path: Path, capsys: Capture) -> None:
-    for words, near in (
-        (["--set", "variant=al_cells"], "all_cells"),
-        (["--set", "backend=refrence"], "reference"),
-        (["--set", "cels=top"], "cells"),
-        (["--precision", "bf61"], "bf16"),
-        (["--decay", "cosin"], "cosine"),
-    ):
-        assert main([*SMALL, *words, "--out", str(tmp_path / "x")]) == 2
-        assert f"; did you mean {near}?" in capsys.readouterr().err
