@@ -245,17 +245,22 @@ def test_batches_of_a_score_suit_the_device_and_hardly_differ(
     assert {b for _, b in sizes} == {1}
 
 
-def test_the_loss_is_cross_entropy_with_a_gradient_for_every_parameter() -> None:
-    task = small(batch_size=30)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_cross_entropy_smoothed_in_training_with_a_gradient_for_every_parameter(
+    smoothing: float,
+) -> None:
+    task = small(batch_size=30, label_smoothing=smoothing)
     net = task.network(build("lstm", 6, 6))
     batch = task.batch(0, 0)
     loss, accuracy = task.loss(net, batch)
     loss.backward()
     assert all(p.grad is not None and p.grad.any() for p in net.parameters())
     logits = net(batch.inputs)
-    assert loss.item() == pytest.approx(F.cross_entropy(logits, batch.targets).item())
+    assert torch.equal(loss, F.cross_entropy(logits, batch.targets, label_smoothing=smoothing))
     assert accuracy.item() == pytest.approx((logits.argmax(-1) == batch.targets).float().mean())
     assert not accuracy.requires_grad
+    scores = [t.score(net, "5x5", "validation")["loss"] for t in (task, small(batch_size=30))]
+    assert scores[0] == scores[1]
 
 
 def test_each_colour_has_a_table_of_its_own() -> None:
@@ -365,15 +370,3 @@ def test_half_of_the_pictures_are_mirrored() -> None:
     assert all(k != t for k, t in zip(kept, turned, strict=True))
     assert 10 < sum(turned) < 30
     assert not torch.equal(flipped.batch(0, 4).inputs, plain.batch(0, 4).inputs)
-
-
-def test_label_smoothing_is_in_the_training_loss_alone() -> None:
-    plain, smooth = small(), small(label_smoothing=0.2)
-    torch.manual_seed(0)
-    net = plain.network(build("lstm", 6, 6))
-    batch = plain.batch(0, 0)
-    expected = F.cross_entropy(net(batch.inputs), batch.targets, label_smoothing=0.2)
-    assert torch.equal(smooth.loss(net, batch)[0], expected)
-    assert not torch.equal(plain.loss(net, batch)[0], expected)
-    scores = [task.score(net, "5x5", "validation")["loss"] for task in (plain, smooth)]
-    assert scores[0] == scores[1]
