@@ -43,6 +43,8 @@ from riglstm.lab.tasks.datasets import DataError, alone_in
 from riglstm.lab.train.devices import products
 from riglstm.models import build
 
+Patch = pytest.MonkeyPatch
+
 CPU = torch.device("cpu")
 BOUND = 1e-9
 """Of a box of 10: collisions happen at their own times, so that only rounding is left."""
@@ -255,7 +257,7 @@ def films(condition: str = "678", split: str = "test", size: int = 6, seed: int 
     return torch.cat(list(film(Sequences(scene(condition), split, size, 4, seed))))
 
 
-def test_films_depend_on_seed_split_and_condition_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_films_depend_on_seed_split_and_condition_alone(monkeypatch: Patch) -> None:
     assert torch.equal(films(), films())
     state = torch.random.get_rng_state()
     films()
@@ -317,9 +319,7 @@ def kept(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name != ".lock")
 
 
-def test_films_are_made_once_and_read_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_films_are_made_once_and_read_after(tmp_path: Path, monkeypatch: Patch) -> None:
     said: list[str] = []
     cache = tmp_path / "new" / "balls"
     cache.mkdir(parents=True)
@@ -364,7 +364,7 @@ def test_a_damaged_film_is_made_again(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_folder_that_was_named_is_read_and_never_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RIGLSTM_DATA", str(tmp_path / "data"))
@@ -389,9 +389,7 @@ def test_a_folder_that_was_named_is_read_and_never_written_to(
     assert kept(cache) == [WANTED.file]
 
 
-def test_a_full_disk_is_said_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: Patch) -> None:
     def full(handle: int) -> None:
         assert len(kept(tmp_path)) == 1
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -443,9 +441,7 @@ def small_network(task: BallsTask, model: str = "lstm", **options: Any) -> Balls
     return task.network(build(model, 512, 6, **options))
 
 
-def test_a_task_that_is_ready_makes_nothing_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_is_ready_makes_nothing_later(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     sizes = {"sequences": 3, "validation_size": 2, "test_size": 2, "batch_size": 2}
     task = Balls(conditions=("balls=2",), frames=2, context=1, rollout_frames=1, **sizes).open(CPU)

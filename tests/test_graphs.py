@@ -13,6 +13,8 @@ from torch import Tensor
 from riglstm.lab.train import graphs
 from riglstm.models import MODELS, build, options_of
 
+Capture = Callable[..., graphs.Graphed]
+
 T, B, D, H = 5, 3, 10, 24
 
 
@@ -37,7 +39,7 @@ class Stream:
 
 
 @pytest.fixture
-def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[..., graphs.Graphed]:
+def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
     """`graphed` without a GPU."""
     monkeypatch.setattr(graphs, "Captured", Repeated)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
@@ -83,9 +85,7 @@ def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients_equal_the_cores_own(
-    name: str, capture: Callable[..., graphs.Graphed]
-) -> None:
+def test_outputs_and_gradients_equal_the_cores_own(name: str, capture: Capture) -> None:
     core, twin = models(name)
     compare(core, capture(core, batch(0)), twin)
 
@@ -181,7 +181,7 @@ def test_the_capture_keeps_bf16_autocast_on_a_gpu(name: str) -> None:
 
 
 def test_new_weights_are_seen_and_earlier_outputs_and_gradients_not_overwritten(
-    capture: Callable[..., graphs.Graphed],
+    capture: Capture,
 ) -> None:
     core, _ = models("rmc")
     captured = capture(core, batch(0))
@@ -202,7 +202,7 @@ def test_new_weights_are_seen_and_earlier_outputs_and_gradients_not_overwritten(
     assert not torch.equal(captured(x)[0], kept[1][2])
 
 
-def test_what_was_not_captured_is_refused(capture: Callable[..., graphs.Graphed]) -> None:
+def test_what_was_not_captured_is_refused(capture: Capture) -> None:
     lstm: Any = build("lstm", D, H)
     with pytest.raises(ValueError, match="need a CUDA device, got an input on cpu; move core"):
         graphs.graphed(lstm, torch.randn(T, B, D))
@@ -220,7 +220,7 @@ def test_what_was_not_captured_is_refused(capture: Callable[..., graphs.Graphed]
 
 
 def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused(
-    capture: Callable[..., graphs.Graphed],
+    capture: Capture,
 ) -> None:
     core, _ = models("entnet")
     captured = capture(core, batch(0))
@@ -238,7 +238,7 @@ def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused(
     captured(batch(1))[0].sum().backward()
 
 
-def test_what_cannot_be_trained_is_not_captured(capture: Callable[..., graphs.Graphed]) -> None:
+def test_what_cannot_be_trained_is_not_captured(capture: Capture) -> None:
     core, _ = models("entnet")
     with pytest.raises(ValueError, match=r"expected a core in training mode, got one in eval"):
         capture(core.eval(), batch(0))
@@ -250,9 +250,7 @@ def test_what_cannot_be_trained_is_not_captured(capture: Callable[..., graphs.Gr
     assert x.grad is not None
 
 
-def test_parameters_that_moved_or_froze_are_refused(
-    capture: Callable[..., graphs.Graphed],
-) -> None:
+def test_parameters_that_moved_or_froze_are_refused(capture: Capture) -> None:
     core, _ = models("entnet")
     captured = capture(core, batch(0))
     for freeze in (core.keys, core.slope):
@@ -269,9 +267,7 @@ def test_parameters_that_moved_or_froze_are_refused(
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
-def test_the_capture_keeps_the_autocast_that_was_active(
-    capture: Callable[..., graphs.Graphed],
-) -> None:
+def test_the_capture_keeps_the_autocast_that_was_active(capture: Capture) -> None:
     torch.manual_seed(0)
     core: Any = build("rmc", D, H)
     x = batch(0).float().detach()
