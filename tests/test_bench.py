@@ -21,7 +21,6 @@ from riglstm.lab.bench.timing import (
     Meter,
     Section,
     compare,
-    measure,
     rows,
     runs,
     spread,
@@ -81,7 +80,9 @@ def test_the_two_modes_of_nn_lstm_run_with_onednn_on_and_off() -> None:
     assert modes == {"nn.LSTM, oneDNN on": True, "nn.LSTM, oneDNN off": False}
 
 
-def test_comparing_counts_the_sequences_that_differ() -> None:
+def test_comparing_counts_the_sequences_that_differ_and_a_spread_has_the_outer_tenths() -> None:
+    s = spread([float(i) for i in range(11)])
+    assert (s.median, s.low, s.high) == (5, 1, 9)
     want = torch.ones(3, 4, 2)
     got = want.clone()
     got[1, 0, 0] += 1e-6
@@ -106,27 +107,19 @@ def named(name: str, steps: int = 1, ours: bool = False) -> Job:
     return Job(name, lambda: name, steps, ours)  # type: ignore[arg-type, return-value]
 
 
-def test_rounds_are_interleaved() -> None:
+def test_rounds_are_interleaved_and_ratios_taken_round_by_round_to_the_fastest_base() -> None:
     order: list[str] = []
-    meter = fake_meter({"a": [1.0, 2.0], "b": [3.0, 4.0]}, order)
     heard: list[str] = []
-    a, b = measure([named("a"), named("b")], meter, rounds=2, tick=heard.append)
-    assert order == ["a", "b", "a", "b"]
-    assert (a.seconds, b.seconds) == ((1.0, 2.0), (3.0, 4.0))
-    assert len(heard) == 2 * runs(2, compared=False)
-
-
-def test_ratios_are_taken_round_by_round_to_the_fastest_base() -> None:
-    meter = fake_meter({"slow": [9, 9, 9], "fast": [1, 2, 4], "ours": [3, 4, 12]}, [])
+    meter = fake_meter({"slow": [9, 9, 9], "fast": [1, 2, 4], "ours": [3, 4, 12]}, order)
     jobs = [named("slow"), named("fast"), named("ours")]
     section = Section("t", "inference", 1, jobs, ["slow", "fast"], 3)
-    *_, ours = rows(section, meter, lambda name: None)
-    assert ours.base == "fast"
+    *_, ours = rows(section, meter, heard.append)
+    assert order == ["slow", "fast", "ours"] * 3
+    assert len(heard) == 3 * runs(3, compared=False)
     assert ours.ratio is not None
-    assert ours.ratio.median == 3
     assert ours.ms is not None
-    assert ours.ms.median == 4000
-    assert ours.peak_mb == 3
+    found = (ours.base, ours.ratio.median, ours.ms.median, ours.peak_mb)
+    assert found == ("fast", 3, 4000, 3)
 
 
 def test_a_job_that_differs_from_the_reference_is_not_timed() -> None:
@@ -140,10 +133,7 @@ def test_a_job_that_differs_from_the_reference_is_not_timed() -> None:
     section = Section("t", "inference", 4, [right, wrong], ["right"], 2, expected)
     good, bad = rows(section, METERS["cpu"], lambda name: None)
     assert good.rounds == 2
-    assert bad.rounds == 0
-    assert bad.ms is None
-    assert bad.ratio is None
-    assert bad.agreeing == 0
+    assert (bad.rounds, bad.ms, bad.ratio, bad.agreeing) == (0, None, None, 0)
     assert bad.difference == pytest.approx(0.1, rel=1e-3)
 
 
@@ -196,11 +186,6 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
     assert METERS["cpu"].peak_bytes(hold_two_then_one) == 2_000_000
 
 
-def test_spread_is_the_median_and_the_outer_tenths() -> None:
-    s = spread([float(i) for i in range(11)])
-    assert (s.median, s.low, s.high) == (5, 1, 9)
-
-
 def test_the_quick_benchmark_prints_every_row_and_writes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,9 +194,9 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert main(["bench", "--device", "cpu", "--quick", *tables, "--json", str(path)]) == 0
     out = capsys.readouterr().out
     written = json.loads(path.read_text())
-    assert written["machine"]["torch"] == torch.__version__
-    assert written["machine"]["threads"] == torch.get_num_threads()
-    assert written["machine"]["processor"]
+    machine = written["machine"]
+    assert (machine["torch"], machine["threads"]) == (torch.__version__, torch.get_num_threads())
+    assert machine["processor"]
     assert written["commit"] == commit()
     assert written["options"]["quick"] is True
     assert written["harness"] == []
@@ -296,8 +281,12 @@ class Counting(Halves):
         raise AssertionError("no evaluation is timed")
 
 
-def test_both_make_the_same_updates_in_turns() -> None:
+def test_both_make_the_same_updates_in_turns_and_those_that_count_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task = Counting()
+    # The clock says how many batches were asked for; each takes "one second".
+    monkeypatch.setattr(time, "perf_counter", lambda: float(task.asked.total()))
     nets: list[nn.Module] = []
     turns: list[str] = []
 
@@ -314,13 +303,6 @@ def test_both_make_the_same_updates_in_turns() -> None:
         for got, want in zip(other.parameters(), nets[0].parameters(), strict=True):
             assert torch.equal(got, want)
     assert (found.updates, found.rounds) == (4, 2)
-
-
-def test_the_time_is_that_of_the_updates_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Counting()
-    # The clock says how many batches were asked for; each takes "one second".
-    monkeypatch.setattr(time, "perf_counter", lambda: float(task.asked.total()))
-    found = overhead(task, lambda: network(task), QUICK, updates=4, rounds=1, warmup=2)
     assert found.bare.median == found.harness.median == 1000.0
     assert found.ratio.median == 1.0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from riglstm.lab.tasks import TASKS, copying
+from riglstm.lab.tasks import copying
 from riglstm.lab.tasks.base import generator, means
 from riglstm.lab.tasks.copying import Copying, CopyingTask, sequences
 from riglstm.models import build
@@ -74,27 +74,6 @@ def test_sequences_are_laid_out_as_a_loop_would(L: int, B: int, M: int, P: int) 
             assert batch.targets[:, b, m].tolist() == [BLANK] * (L + P) + shown
 
 
-def test_a_batch_depends_on_seed_and_step_alone() -> None:
-    first, second = open_task(batch_size=7, M=2), open_task(batch_size=7, M=2)
-    for step in (3, 0, 1):
-        first.batch(0, step)
-    before = torch.get_rng_state()
-    whole = second.batch(0, 5)
-    assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(first.batch(0, 5).inputs, whole.inputs)
-    drawn = {
-        tuple(first.batch(seed, step).inputs.flatten().tolist())
-        for seed in range(3)
-        for step in range(5)
-    }
-    assert len(drawn) == 15
-    # Several devices share one batch.
-    for rank in range(3):
-        part = first.batch(0, 5, slice(rank, None, 3))
-        assert torch.equal(part.inputs, whole.inputs[:, rank::3])
-        assert torch.equal(part.targets, whole.targets[:, rank::3])
-
-
 def test_training_draws_dormant_phases_between_p_from_and_p() -> None:
     task = open_task(P=6, P_from=3, batch_size=2)
     lengths = [len(task.batch(0, step).inputs) - 20 for step in range(60)]
@@ -150,7 +129,7 @@ def test_no_update_draws_from_the_seed_of_held_out_data(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("P", [50, 400])
-def test_blank_then_guess_has_the_known_loss(P: int) -> None:
+def test_blank_then_guess_has_the_known_loss_of_all_steps_and_of_the_answer(P: int) -> None:
     task = open_task(P=P, M=2, test_size=40)
     net = Answers(blank_then_guess(10))
     loss, accuracy = task.loss(net, task.batch(0, 0))
@@ -162,13 +141,7 @@ def test_blank_then_guess_has_the_known_loss(P: int) -> None:
     assert scored["loss"] == pytest.approx(floor, rel=1e-5)
     assert scored["answer_loss"] == pytest.approx(math.log(10), rel=1e-5)
     assert 0.05 < scored["accuracy"] < 0.15
-    if P == 50:
-        assert floor == pytest.approx(0.329, abs=5e-4)
-
-
-def test_the_loss_of_the_answer_is_that_of_the_last_steps() -> None:
-    task = open_task(loss_on="answer", test_size=40)
-    net = Answers(blank_then_guess(10))
+    task = open_task(P=P, loss_on="answer", test_size=40)
     assert task.loss(net, task.batch(0, 0))[0].item() == pytest.approx(math.log(10), rel=1e-5)
     scored = means(task.score(net, "P=100", "test"))
     assert scored["loss"] == scored["answer_loss"] == pytest.approx(math.log(10), rel=1e-5)
@@ -179,8 +152,6 @@ def test_a_network_that_copies_is_right_under_every_condition() -> None:
     for condition, L in (("P=50", 10), ("P=400", 10), ("L=20,P=100", 20), ("L=1,P=1", 1)):
         totals = task.score(Answers(copies(L)), condition, "validation")
         assert means(totals)["accuracy"] == 1.0
-        assert totals["count"] == 20
-        assert all(t.dtype == torch.float64 and t.dim() == 0 for t in totals.values())
 
 
 def test_accuracy_is_counted_digit_by_digit() -> None:
@@ -195,27 +166,9 @@ def test_accuracy_is_counted_digit_by_digit() -> None:
     assert task.loss(net, task.batch(0, 0))[1] == 0.25
 
 
-def test_a_score_depends_on_neither_shares_nor_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = open_task(M=2, input_size=8, test_size=37, digits=4)
+def test_training_drops_something() -> None:
+    task = open_task(input_size=8, dropout=0.5)
     net = task.network(build("lstm", 8, 6))
-    whole = task.score(net, "P=100", "test")
-    assert whole["count"] == task.size("test") == 37
-    monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 5 * 120)
-    for parts in (1, 3, 50):
-        shares = [task.score(net, "P=100", "test", (i, parts)) for i in range(parts)]
-        for name, total in whole.items():
-            assert total.item() == pytest.approx(sum(s[name].item() for s in shares), rel=1e-5)
-
-
-def test_scoring_drops_nothing_and_leaves_every_mode_as_it_was() -> None:
-    task = open_task(input_size=8, test_size=10, dropout=0.5)
-    net = task.network(build("lstm", 8, 6))
-    net.get_submodule("core").eval()
-    first, second = (task.score(net, "P=100", "test")["loss"] for _ in range(2))
-    assert first == second
-    assert not first.requires_grad
-    assert net.training
-    assert not net.get_submodule("core").training
     loss = [task.loss(net, task.batch(0, 0))[0].item() for _ in range(2)]
     assert loss[0] != loss[1]
 
@@ -226,15 +179,11 @@ def test_the_network_has_a_table_and_a_reading_for_each_channel(M: int) -> None:
     net = task.network(build("lstm", 600, 12))
     assert net.get_parameter("tables.weight").shape == (12 * M, 600 // M)
     tokens = task.batch(0, 0).inputs[:3]
-    assert net(tokens).shape == (3, 2, M, 11)
     table, seen = net.get_parameter("tables.weight"), []
-    hook = net.get_submodule("core").register_forward_pre_hook(lambda _, x: seen.append(x[0]))
-    net(tokens)
-    hook.remove()
-    for m in range(M):
-        rows = table[12 * m : 12 * (m + 1)][tokens[:, :, m].long()]
-        width = 600 // M
-        assert torch.equal(seen[0][:, :, m * width : (m + 1) * width], rows)
+    net.get_submodule("core").register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    assert net(tokens).shape == (3, 2, M, 11)
+    rows = [table[12 * m : 12 * (m + 1)][tokens[:, :, m].long()] for m in range(M)]
+    assert torch.equal(seen[0], torch.cat(rows, dim=-1))
 
 
 # torch warns that this mode may miss some waits.
@@ -265,12 +214,6 @@ def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> 
     assert open_task().conditions == ("P=50", "P=100", "P=200", "P=400")
 
 
-@pytest.mark.parametrize("condition", ["", "100", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2"])
-def test_a_condition_that_cannot_be_read_is_refused(condition: str) -> None:
-    with pytest.raises(ValueError, match=r"must be like P=100 or L=20,P=100, got"):
-        Copying(conditions=(condition,))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -283,30 +226,12 @@ def test_a_condition_that_cannot_be_read_is_refused(condition: str) -> None:
         ({"loss_on": "last"}, "loss_on must be all or answer, got 'last'"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"conditions": ("P=0",)}, "P in 'P=0' must be a whole number of at least 1, got 0"),
+        *(
+            ({"conditions": (condition,)}, "must be like P=100 or L=20,P=100, got")
+            for condition in ("", "100", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2")
+        ),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Copying(**options)
-
-
-def test_a_core_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="must have input_size=600 and batch_first=False, got 8"):
-        open_task().network(build("lstm", 8, 6))
-    with pytest.raises(ValueError, match="got 600 and True"):
-        open_task().network(build("lstm", 600, 6, batch_first=True))
-
-
-def test_a_split_or_share_that_is_not_scored_is_refused() -> None:
-    split: Any = "training"
-    with pytest.raises(ValueError, match="split must be validation or test, got 'training'"):
-        open_task().score(nn.Identity(), "P=100", split)
-    with pytest.raises(ValueError, match="split must be validation or test, got 'training'"):
-        open_task().examples("P=100", split)
-    with pytest.raises(ValueError, match=r"0 <= i < n, got \(2, 2\)"):
-        open_task(test_size=5).score(nn.Identity(), "P=100", "test", (2, 2))
-
-
-def test_the_task_is_found_by_its_name() -> None:
-    assert TASKS["copying"] is Copying
-    assert list(TASKS) == ["copying", "mnist", "fashion", "cifar", "balls"]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -161,8 +162,10 @@ def test_a_missing_folder_is_told_from_missing_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    name = NAMES[0]
+def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, size = NAMES[0], len(CONTENTS[NAMES[0]])
     put(tmp_path, PACKED)
     whole = PACKED[f"{name}.gz"]
     for cut in (0, 1, 15, len(whole) // 2, len(whole) - 1):
@@ -173,38 +176,20 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         assert "if it belongs to another set, leave it, and put the files of tiny" in str(e.value)
         assert str(e.value).endswith(f"into {tmp_path / 'tiny'}")
     (tmp_path / name).write_bytes(CONTENTS[name][:-1])
-    size = len(CONTENTS[name])
     expected = f"expected {size:,} bytes of {name}, got {size - 1:,} bytes, cut short"
     with pytest.raises(DataError, match=expected):
         load("tiny", tmp_path)
     assert f"in {tmp_path}, but {tmp_path / name} is damaged" in describe("tiny", tmp_path)
-
-
-@pytest.mark.usefixtures("known")
-def test_a_file_with_another_sum_is_refused(tmp_path: Path) -> None:
-    changed = bytearray(CONTENTS[NAMES[2]])
-    changed[-1] ^= 1
-    put(tmp_path, {**PACKED, f"{NAMES[2]}.gz": gzip.compress(bytes(changed))})
-    expected = hashlib.sha256(CONTENTS[NAMES[2]]).hexdigest()
-    got = hashlib.sha256(changed).hexdigest()
-    with pytest.raises(DataError, match=f"expected {NAMES[2]} with sha256 {expected}, got {got}"):
+    changed = CONTENTS[name][:-1] + bytes([CONTENTS[name][-1] ^ 1])
+    (tmp_path / name).unlink()
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(changed))
+    want, got = (hashlib.sha256(data).hexdigest() for data in (CONTENTS[name], changed))
+    with pytest.raises(DataError, match=f"expected {name} with sha256 {want}, got {got}"):
         load("tiny", tmp_path)
 
-
-@real_data
-def test_mnist_is_not_taken_for_fashion_mnist() -> None:
-    with pytest.raises(DataError, match="damaged, or another file"):
-        load("fashion", DATA / "mnist")
-
-
-@pytest.mark.usefixtures("known")
-def test_a_file_that_cannot_be_read_is_said_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def fails(path: Path) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    put(tmp_path, PACKED)
     monkeypatch.setattr(Path, "read_bytes", fails)
     with pytest.raises(DataError, match=r"gz cannot be read \(Input/output error\); check the"):
         load("tiny", tmp_path)
@@ -344,30 +329,32 @@ class Mirror(BaseHTTPRequestHandler):
         pass
 
 
-class Server:
+class Server(NamedTuple):
     """A mirror on this machine."""
 
-    def __init__(self) -> None:
-        self.files: dict[str, bytes | int] = dict(PACKED)
-        self.asked: list[str] = []
-        handler = partial(Mirror, self.files, self.asked)
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
-        self.thread.start()
+    url: str
+    files: dict[str, bytes | int]
+    asked: list[str]
 
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
+
+def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
+    monkeypatch.setitem(DATASETS, "tiny", tiny(*mirrors))
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """The mirror of the set "tiny"."""
     pytest.importorskip("pooch", reason="downloads need pooch")
-    mirror = Server()
-    yield mirror
-    mirror.close()
+    files: dict[str, bytes | int] = dict(PACKED)
+    asked: list[str] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Mirror, files, asked)) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{http.server_port}"
+        use(monkeypatch, f"{url}/good/")
+        yield Server(url, files, asked)
+        http.shutdown()
+        thread.join()
 
 
 @pytest.fixture
@@ -378,31 +365,26 @@ def refused() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
 
-def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
-    monkeypatch.setitem(DATASETS, "tiny", tiny(*mirrors))
-
-
-def test_a_set_is_downloaded_once(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(monkeypatch, f"{server.url}/good/")
-    lines: list[str] = []
-    folder = fetch("tiny", tmp_path / "new" / "data", lines.append)
-    assert folder == tmp_path / "new" / "data" / "tiny"
-    assert everything_below(folder) == sorted(PACKED)
-    assert is_tiny(tmp_path / "new" / "data")
-    assert len(lines) == len(server.asked) == 4
+def test_a_set_is_downloaded_once(server: Server, tmp_path: Path) -> None:
+    data, lines = tmp_path / "new" / "data", list[str]()
+    for _ in range(2):
+        assert fetch("tiny", data, lines.append) == data / "tiny"
+        assert everything_below(data) == sorted(f"tiny/{name}" for name in PACKED)
+        assert len(lines) == len(server.asked) == 4
     assert lines[0] == f"downloading {server.url}/good/{NAMES[0]}.gz (0.0 MB)"
-    assert fetch("tiny", tmp_path / "new" / "data", lines.append) == folder
-    assert len(server.asked) == 4
+    assert is_tiny(data)
 
 
-def test_a_download_goes_on_where_it_was_left_and_replaces_damaged_files(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_download_goes_on_where_it_was_left_and_replaces_or_names_damaged_files(
+    server: Server, tmp_path: Path
 ) -> None:
-    use(monkeypatch, f"{server.url}/good/")
     names = list(PACKED)
     put(tmp_path / "tiny", {names[0]: PACKED[names[0]], names[1]: b"half"})
+    # A file that would be read before what is downloaded.
+    plain = put(tmp_path / "tiny", {NAMES[2]: b"half"}) / NAMES[2]
+    with pytest.raises(DataError, match=rf"{NAMES[2]} is damaged.*delete it and download"):
+        fetch("tiny", tmp_path)
+    plain.unlink()
     fetch("tiny", tmp_path)
     assert server.asked == [f"/good/{name}" for name in names[1:]]
     assert everything_below(tmp_path / "tiny") == sorted(PACKED)
@@ -441,23 +423,9 @@ def test_where_all_mirrors_fail_each_is_named_with_its_reason(
     assert everything_below(tmp_path) == [f"tiny/{NAMES[0]}.gz"]
 
 
-def test_a_damaged_file_that_would_be_read_first_is_named(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(monkeypatch, f"{server.url}/good/")
-    plain = put(tmp_path / "tiny", {NAMES[1]: CONTENTS[NAMES[1]], NAMES[2]: b"half"}) / NAMES[2]
-    with pytest.raises(DataError, match=rf"{NAMES[2]} is damaged.*delete it and download"):
-        fetch("tiny", tmp_path)
-    plain.unlink()
-    fetch("tiny", tmp_path)
-    assert is_tiny(tmp_path)
-    assert len(server.asked) == 4
-
-
 def test_one_process_downloads_while_others_wait_and_take_what_it_brought(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path
 ) -> None:
-    use(monkeypatch, f"{server.url}/good/")
     lines: list[str] = []
     waiting = threading.Thread(target=fetch, args=("tiny", tmp_path, lines.append))
     with alone_in(tmp_path / "tiny", lines.append):
@@ -472,43 +440,30 @@ def test_one_process_downloads_while_others_wait_and_take_what_it_brought(
     assert len(lines) == 1
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pooch = pytest.importorskip("pooch", reason="downloads need pooch")
-
+def test_what_keeps_a_set_from_being_downloaded_is_said_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     use(monkeypatch, "http://mirror/", "http://other/")
-    monkeypatch.setattr(pooch, "retrieve", full)
-    with pytest.raises(DataError, match=r"cannot be written to \(No space left on device\)"):
-        fetch("tiny", tmp_path / "a")
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(monkeypatch, "http://mirror/")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError, match=r"file/tiny cannot be written to"):
         fetch("tiny", tmp_path / "file")
-
-
-def test_without_pooch_the_error_says_how_to_get_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(monkeypatch, "http://mirror/")
+    pooch = pytest.importorskip("pooch", reason="downloads need pooch")
+    with monkeypatch.context() as patch:
+        patch.setattr(pooch, "retrieve", full)
+        with pytest.raises(DataError, match=r"cannot be written to \(No space left on device\)"):
+            fetch("tiny", tmp_path / "a")
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(DataError) as error:
+    way_out = rf"pip install pooch`, or put {NAMES[0]}.gz into {tmp_path / 'tiny'} yourself, "
+    with pytest.raises(DataError, match=f"{way_out}from http://mirror/{NAMES[0]}.gz"):
         fetch("tiny", tmp_path)
-    assert "pip install pooch" in str(error.value)
-    assert f"put {NAMES[0]}.gz into {tmp_path / 'tiny'} yourself" in str(error.value)
-    assert f"from http://mirror/{NAMES[0]}.gz" in str(error.value)
 
 
 def test_a_set_is_downloaded_by_itself_only_into_the_cache(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, f"{server.url}/good/")
     named = put(tmp_path / "named", {})
     with pytest.raises(DataError, match="got no such files"):
         obtain("tiny", named)
@@ -539,7 +494,9 @@ def test_the_sets_pin_a_sum_for_every_file_and_have_several_mirrors() -> None:
 
 
 @real_data
-def test_the_files_of_mnist_are_those_that_would_be_downloaded() -> None:
+def test_the_files_of_mnist_are_those_that_would_be_downloaded_and_not_taken_for_fashion() -> None:
     for file in MNIST.downloads:
         data = (DATA / "mnist" / file.name).read_bytes()
         assert (len(data), sha256(data)) == (file.size, file.checksum)
+    with pytest.raises(DataError, match="damaged, or another file"):
+        load("fashion", DATA / "mnist")

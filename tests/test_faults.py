@@ -30,7 +30,7 @@ from riglstm.lab.train.checkpoints import Checkpoints, read
 from riglstm.lab.train.folder import PART, RunFolder
 from riglstm.lab.train.weights import read_weights
 from train_helpers import assert_same
-from train_task import train
+from train_task import SMALL, train
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +38,6 @@ Capture = pytest.CaptureFixture[str]
 SEED = int(os.environ.get("RIGLSTM_FAULT_SEED") or time.time())
 KILLS, FLIPS, COMMANDS = 50, 200, 100
 
-SMALL = [
-    *("train", "copying", "--hidden-size", "8", "--set", "num_cells=2", "--L", "2", "--P", "3"),
-    *("--digits", "2", "--input-size", "4", "--batch-size", "4", "--conditions", "P=4"),
-    *("--validation-size", "8", "--test-size", "8", "--device", "cpu", "--no-tensorboard"),
-]
 RUN = [
     *(*SMALL, "--updates", "20", "--evaluate-every", "4", "--checkpoint-every", "3"),
     *("--log-every", "5", "--lr", "0.01", "--resume"),

@@ -143,7 +143,9 @@ def test_help_has_docstrings_types_and_defaults(
         assert line in lines
 
 
-def test_several_dataclasses_are_groups_of_one_command_line(capsys: Capture) -> None:
+def test_several_dataclasses_are_groups_of_one_command_line_without_a_flag_in_common(
+    capsys: Capture,
+) -> None:
     groups: dict[str, type] = {"sizes": Sizes, "other": Other}
     given = flags.read("riglstm both", "About.", groups, ["x", "--speed", "2", "--steps", "5"])
     assert given == {"sizes": Sizes(Path("x"), steps=5), "other": Other(2.0)}
@@ -152,8 +154,6 @@ def test_several_dataclasses_are_groups_of_one_command_line(capsys: Capture) -> 
     out = capsys.readouterr().out
     assert out.index("sizes:") < out.index("--steps") < out.index("other:") < out.index("--speed")
 
-
-def test_a_flag_of_two_dataclasses_is_refused() -> None:
     with pytest.raises(TypeError, match="speed is a flag of a and of b"):
         flags.read("riglstm both", "", {"a": Other, "b": Child}, [])
 
@@ -176,7 +176,6 @@ def test_docstrings_are_inherited_and_not_needed() -> None:
         (Sequence[int], "6,3", (6, 3)),
         (Sequence[int] | None, "4", (4,)),
         (Sequence[int] | None, "none", None),
-        (float | None, "none", None),
         (Literal[1, 2], "2", 2),
         (bool | Literal["printed"], "printed", "printed"),
         (bool | Literal["printed"], "false", False),
@@ -217,7 +216,7 @@ def test_a_table_aligns_its_columns() -> None:
     ]
 
 
-def test_a_plot_puts_every_value_at_its_height() -> None:
+def test_a_plot_puts_every_value_at_its_height_and_begins_at_its_floor() -> None:
     lines = text.plot({"one": [1.0, 0.5], "two": [1.0, 0.0]}, ["P=1", "P=2"]).splitlines()
     assert lines[0] == "100% │    *"
     assert lines[5] == " 50% │            A"
@@ -225,8 +224,6 @@ def test_a_plot_puts_every_value_at_its_height() -> None:
     assert lines[12].split() == ["P=1", "P=2"]
     assert lines[13].strip() == "A one, B two, * several"
 
-
-def test_a_plot_begins_at_its_floor() -> None:
     lines = text.plot({"one": [0.25, 0.1]}, ["a", "b"], floor=0.25).splitlines()
     assert [line[:4] for line in lines[:11:5]] == ["100%", " 62%", " 25%"]
     assert lines[10].count("A") == 2

@@ -18,15 +18,11 @@ from riglstm import RigLSTM, RigLSTMCell, no_decay_parameters
 GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 
 
-def section(title: str) -> str:
-    """A section of docs/frameworks.md."""
-    return GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
 def run_blocks(title: str, **names: Any) -> dict[str, Any]:
     """What the code in a section of docs/frameworks.md defines."""
     names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
-    for block in re.findall(r"^```python\n(.*?)^```", section(title), re.M | re.S):
+    section = GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
         exec(block, names)
     return names
 
@@ -63,9 +59,6 @@ def test_numbers_of_numpy_and_switches_by_1_and_0_become_pythons_own(
     assert {k: type(v) for k, v in held.items() if isinstance(v, np.generic)} == {}
     for name in ("bias", "batch_first", "bidirectional", "steady_start"):
         assert isinstance(getattr(layer, name), bool), name
-
-
-def test_a_cell_holds_pythons_own_numbers_too() -> None:
     cell = RigLSTMCell(np.int64(4), np.int64(12), 1)  # type: ignore[arg-type]
     held = (cell.input_size, cell.hidden_size, cell.bias)
     assert (held, *map(type, held)) == ((4, 12, True), int, int, bool)

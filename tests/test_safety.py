@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+import train_task
 from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import reproduce as minigrid
 from riglstm.lab.minigrid.ppo import PPO
@@ -24,12 +25,7 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 SOURCE = Path(__file__).parents[1] / "src"
-SMALL = [
-    *("train", "copying", "--hidden-size", "8", "--set", "num_cells=2", "--L", "2", "--P", "3"),
-    *("--digits", "2", "--input-size", "4", "--batch-size", "4", "--conditions", "P=4"),
-    *("--validation-size", "8", "--test-size", "8", "--device", "cpu", "--no-tensorboard"),
-    *("--updates", "6", "--checkpoint-every", "2"),
-]
+SMALL = [*train_task.SMALL, "--updates", "6", "--checkpoint-every", "2"]
 
 
 def tree(path: Path) -> dict[str, bytes | None]:
@@ -81,26 +77,6 @@ def test_the_folder_of_a_start_that_was_killed_is_a_new_one(tmp_path: Path) -> N
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        SMALL,
-        ["train", "minigrid"],
-        ["demo"],
-        ["reproduce", "copying"],
-        ["reproduce", "minigrid"],
-        ["report", "."],
-    ],
-)
-def test_an_empty_out_is_refused(
-    words: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*words, "--out", ""]) == 2
-    assert "--out: expected a path" in capsys.readouterr().err
-    assert tree(tmp_path) == {}
-
-
 def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
     out = tmp_path / "run"
     RunFolder(out).begin({"task": "", "fit": {}, "seed": 0}, command="", device="", resume=False)
@@ -108,48 +84,47 @@ def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
     for name in mine:
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_bytes(b"mine")
-    for name in ("checkpoints/step-3.ckpt", "weights/step-3.safetensors", "run.json.3.part"):
+    made = ["checkpoints/step-3.ckpt", *(f"weights/step-{n}.safetensors" for n in (3, 6, 9))]
+    halves = [f"{name}.3.part" for name in (*made, "run.json")]
+    for name in (*made, *halves):
         (out / name).write_bytes(b"the run's")
-    folder = RunFolder(out)
+    folder, kept = RunFolder(out), {*mine, "config.json", "run.json"}
+    result = {"chosen": {"P=5": {"step": 6, "value": 0.5}, "P=10": {"step": 9, "value": 0.25}}}
     with folder.held():
-        folder.finish({"chosen": {}})
+        left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+        assert left == {*kept, *made, "riglstm.lock"}, "what a kill left half-written goes first"
+        folder.finish(result)
+    assert folder.read_json(folder.result) == result
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    assert left == {*mine, "config.json", "run.json", "result.json"}
+    assert left == {*kept, *made[2:], "result.json"}
     folder.empty()
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
     assert left == {*mine, "config.json"}, "it is still a run's folder"
 
 
-def test_a_start_that_fails_leaves_nothing_behind(
+def test_a_run_that_fails_stays_if_it_has_a_checkpoint_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    def no_memory(*arguments: Any) -> NoReturn:
+    def fails(*arguments: Any, **options: Any) -> NoReturn:
         raise MemoryError
 
     out = tmp_path / "some" / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("riglstm.lab.train.loop.Training.run", no_memory)
+        patch.setattr("riglstm.lab.train.loop.Training.run", fails)
         assert main([*SMALL, "--out", str(out)]) == 2
     assert "out of memory" in capsys.readouterr().err
     assert tree(tmp_path) == {}
     # The folder takes the corrected command.
-    assert main([*SMALL, "--hidden-size", "4", "--out", str(out)]) == 0
+    monkeypatch.setattr(run, "tested", fails)
+    assert main([*SMALL, "--hidden-size", "4", "--out", str(out)]) == 2
+    assert RunFolder(out).state == "partial"
+    assert list((out / "checkpoints").iterdir())
 
 
-def test_a_run_that_fails_after_a_checkpoint_stays(tmp_path: Path, monkeypatch: Patch) -> None:
-    def full(*arguments: Any, **options: Any) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(run, "tested", full)
-    assert main([*SMALL, "--out", str(tmp_path / "run")]) == 2
-    assert RunFolder(tmp_path / "run").state == "partial"
-    assert list((tmp_path / "run" / "checkpoints").iterdir())
-
-
-def test_to_go_on_with_a_run_that_is_done_is_to_tidy_up_and_say_so(
+def test_a_run_that_is_done_is_tidied_up_shown_and_exported_over_a_file_only_if_told_to(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    out = tmp_path / "run"
+    out, file = tmp_path / "run", tmp_path / "w.safetensors"
     assert main([*SMALL, "--out", str(out)]) == 0
     before = tree(out)
     # As a kill in the last clean-up leaves it.
@@ -165,11 +140,6 @@ def test_to_go_on_with_a_run_that_is_done_is_to_tidy_up_and_say_so(
     assert tree(out) == before
     assert main([*SMALL, "--out", str(out), "--lr", "0.5", "--resume"]) == 2
     assert "holds another run, which is done: fit.lr is" in capsys.readouterr().err
-
-
-def test_export_writes_over_a_file_only_if_told_to(tmp_path: Path, capsys: Capture) -> None:
-    out, file = tmp_path / "run", tmp_path / "w.safetensors"
-    assert main([*SMALL, "--out", str(out)]) == 0
     file.write_bytes(b"mine")
     assert main(["export", str(out), str(file)]) == 2
     assert f"FILE must be a new one, got {file}, which is there; --force" in capsys.readouterr().err
@@ -206,12 +176,9 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
     runs = minigrid.plan(["lavagap"], ["lstm"], 1, "runs", PPO())
     with pytest.raises(ValueError, match=r"minigrid\.md must be a new file, or this table's"):
         minigrid.reproduce(runs, "runs/tables")
-
-
-def test_a_table_takes_the_place_of_its_older_self(tmp_path: Path) -> None:
-    table = render.Rendered("**a**\n1\n", [])
+    # A table takes the place of its older self.
     for _ in range(2):
-        paths = table.write(tmp_path, "a")
+        paths = render.Rendered("**a**\n1\n", []).write(tmp_path, "a")
     assert [path.read_text()[0] for path in paths] == ["*", "t"]
 
 
@@ -240,24 +207,18 @@ class Gone:
         raise OSError
 
 
-@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO, None])
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_training_goes_on_without_its_output(
-    name: str, number: int, tmp_path: Path, monkeypatch: Patch
+    name: str, number: int | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    gone: Any = Gone(number, after=2 if name == "stdout" else 0)
-    monkeypatch.setattr(sys, name, gone)
-    assert main([*SMALL, "--out", str(tmp_path / "run")]) == 0
-    assert gone.left == 0
-    assert getattr(sys, name) is gone
-    assert RunFolder(tmp_path / "run").state == "done"
-
-
-def test_a_stream_that_was_closed_is_done_without(tmp_path: Path, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", None)
-        patch.setattr(sys, "stderr", None)
+        # None: the stream was closed.
+        gone: Any = number and Gone(number, after=2 if name == "stdout" else 0)
+        patch.setattr(sys, name, gone)
         assert main([*SMALL, "--out", str(tmp_path / "run")]) == 0
+        assert gone is None or gone.left == 0
+        assert getattr(sys, name) is gone
         assert main(["evaluate", "no/such/run"]) == 2
     assert RunFolder(tmp_path / "run").state == "done"
 
@@ -366,15 +327,3 @@ def test_shared_memory_of_environments_never_has_a_name(monkeypatch: Patch) -> N
     with minigrid_envs.Environments(["MiniGrid-LavaGapS5-v0"] * 2, 0, workers=1) as envs:
         assert envs.images.any()
     assert links == [0]
-
-
-def test_a_name_that_is_nearly_right_is_offered(tmp_path: Path, capsys: Capture) -> None:
-    for words, near in (
-        (["--set", "variant=al_cells"], "all_cells"),
-        (["--set", "backend=refrence"], "reference"),
-        (["--set", "cels=top"], "cells"),
-        (["--precision", "bf61"], "bf16"),
-        (["--decay", "cosin"], "cosine"),
-    ):
-        assert main([*SMALL, *words, "--out", str(tmp_path / "x")]) == 2
-        assert f"; did you mean {near}?" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
@@ -25,10 +26,9 @@ from riglstm.lab.train.config import Fit, rate
 from riglstm.lab.train.devices import pick
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphs import captured
-from riglstm.lab.train.loop import Average, fit
+from riglstm.lab.train.loop import fit
 from riglstm.lab.train.progress import Progress
-from riglstm.lab.train.stopping import Diverged
-from riglstm.lab.train.weights import load_weights
+from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, OutOfTime
 from riglstm.models import build
 from train_helpers import assert_same, logged, outcome
 from train_task import CPU, QUICK, Halves, network, train
@@ -80,19 +80,16 @@ def test_an_update_is_clipped_adam_at_the_scheduled_step_size(
 
 
 def test_the_step_size_rises_then_falls() -> None:
-    linear = Fit(updates=110, warmup=10, lr=2.0, decay="linear")
-    assert [rate(linear, step) for step in (0, 4, 9, 10, 60, 109)] == pytest.approx(
-        [0.2, 1.0, 2.0, 2.0, 1.0, 0.02]
-    )
-    cosine = replace(linear, decay="cosine")
-    assert [rate(cosine, step) for step in (9, 10, 35, 60, 85)] == pytest.approx(
-        [2.0, 2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)]
-    )
-    late = replace(linear, decay="late")
-    assert [rate(late, step) for step in (4, 10, 90, 100, 109)] == pytest.approx(
-        [1.0, 2.0, 2.0, 1.0, 0.1]
-    )
-    assert {rate(replace(linear, decay="none"), step) for step in range(10, 110)} == {2.0}
+    root = math.sqrt(0.5)
+    rates: dict[str, dict[int, float]] = {
+        "none": dict.fromkeys(range(9, 110), 2.0),
+        "linear": {0: 0.2, 4: 1.0, 9: 2.0, 10: 2.0, 60: 1.0, 109: 0.02},
+        "cosine": {9: 2.0, 10: 2.0, 35: 1 + root, 60: 1.0, 85: 1 - root},
+        "late": {4: 1.0, 10: 2.0, 90: 2.0, 100: 1.0, 109: 0.1},
+    }
+    for decay, expected in rates.items():
+        config = Fit(updates=110, warmup=10, lr=2.0, decay=decay)  # type: ignore[arg-type]
+        assert {step: rate(config, step) for step in expected} == pytest.approx(expected)
 
 
 ONE = Fit(updates=1, lr=1e-3, evaluate_every=1, checkpoint_every=1, device="cpu", tensorboard=False)
@@ -255,10 +252,10 @@ def test_weights_are_chosen_by_the_training_condition_and_by_each_condition(
 def test_what_the_checkpoint_before_the_last_refers_to_is_kept(tmp_path: Path) -> None:
     task = Scripted(T_6=[0.1, 0.2, 0.3, 0.4, 0.5], T_10=[0.1] * 5)
     train(tmp_path, replace(QUICK, checkpoint_every=12), task=task)
-    kept = {file.stem for file in (tmp_path / "checkpoints").iterdir()}
-    assert kept == {"step-48", "step-60"}
-    kept = {file.stem for file in (tmp_path / "weights").iterdir()}
-    assert kept == {"step-12", "step-48", "step-60"}
+    steps = {"checkpoints": {"48", "60"}, "weights": {"12", "48", "60"}}
+    for folder, kept in steps.items():
+        found = {file.stem.removeprefix("step-") for file in (tmp_path / folder).iterdir()}
+        assert found == kept
 
 
 def test_a_choice_prefers_the_lower_loss_then_the_earlier_of_equals_and_numbers_to_nan() -> None:
@@ -327,8 +324,11 @@ class Watched(Halves):
 def test_the_mean_of_the_weights_is_scored_and_saved_and_training_keeps_its_own(
     average: float, tmp_path: Path
 ) -> None:
-    task = Watched()
-    train(tmp_path, replace(QUICK, average=average, decay="none"), task=task, net=task.net)
+    task, config = Watched(), replace(QUICK, decay="none")
+    train(tmp_path / "a", replace(config, average=average), task=task, net=task.net)
+    plain = train(tmp_path / "b", config)
+    assert_same(task.net.state_dict(), plain.state_dict())
+    assert logged(tmp_path / "a")["train/loss"] == logged(tmp_path / "b")["train/loss"]
     weights = [*task.trained, task.net.state_dict()]
     mean = {name: w.double() for name, w in weights[0].items()}
     expected = [mean]
@@ -342,22 +342,8 @@ def test_the_mean_of_the_weights_is_scored_and_saved_and_training_keeps_its_own(
             torch.testing.assert_close(weight.double(), expected[step][name], rtol=0, atol=1e-6)
         apart = max((w - weights[step][name]).abs().max() for name, w in scored.items())
         assert apart > 1e-3, "too near to the training's own weights to tell"
-    assert_same(load_file(RunFolder(tmp_path).weights_of(60)), dict(task.scored[-1]))
+    assert_same(load_file(RunFolder(tmp_path / "a").weights_of(60)), dict(task.scored[-1]))
     assert len(task.places) == 1, "weights have moved, and captured graphs would not know"
-
-
-def test_a_mean_changes_nothing_in_the_training_itself(tmp_path: Path) -> None:
-    plain, averaged = tmp_path / "plain", tmp_path / "averaged"
-    nets = train(plain), train(averaged, replace(QUICK, average=0.9))
-    assert_same(nets[0].state_dict(), nets[1].state_dict())
-    assert logged(plain)["train/loss"] == logged(averaged)["train/loss"]
-    assert logged(plain)["validation/loss@T=6"] != logged(averaged)["validation/loss@T=6"]
-    # The saved mean scores as it did when it was chosen.
-    (_, path), *_ = sorted((p.stat().st_mtime_ns, p) for p in (averaged / "weights").iterdir())
-    load_weights(nets[0], path)
-    found = means(score(nets[0], Halves(), "T=6", "validation"))
-    step = int(path.stem.removeprefix("step-"))
-    assert found["loss"] == logged(averaged)["validation/loss@T=6"][step]
 
 
 def test_an_evaluation_that_fails_leaves_the_weights_of_the_training(tmp_path: Path) -> None:
@@ -368,44 +354,15 @@ def test_an_evaluation_that_fails_leaves_the_weights_of_the_training(tmp_path: P
     assert_same(task.net.state_dict(), plain.trained[12])
 
 
-def test_a_mean_leaves_buffers_alone() -> None:
-    net = nn.BatchNorm1d(2)
-    average = Average(list(net.parameters()), 0.5)
-    with torch.no_grad():
-        net.weight += 1
-    net(torch.randn(4, 2))
-    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    average.update(1)
-    with average.applied():
-        assert net.weight[0].item() == pytest.approx(1 + 9 / 11)
-        assert_same(dict(net.named_buffers()), buffers)
-    assert net.weight[0] == 2
-
-
-def test_a_run_with_groups_and_a_mean_is_resumed_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_groups_and_a_mean_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     more = {"input_rate": 0.125, "weight_decay": 0.1, "average": 0.9}
     config = replace(ONE, updates=6, evaluate_every=3, checkpoint_every=3, **more)
-    nets = []
-    for name in ("whole", "parts", "parts"):
+    stop = Deadline.after(1e-6)
+    for name, deadline in (("whole", NEVER), *[("parts", stop)] * 2, ("parts", NEVER)):
         task, net = problem()
-        draw = task.batch
-
-        def stops(seed: int, step: int, rows: slice = slice(None), draw: Any = draw) -> Batch:
-            if step == 4:
-                raise ZeroDivisionError
-            batch: Batch = draw(seed, step, rows)
-            return batch
-
-        if len(nets) == 1:
-            monkeypatch.setattr(task, "batch", stops)
-            with pytest.raises(ZeroDivisionError):
-                fit(net, task, config, 0, RunFolder(tmp_path / name), progress=False)
-        else:
-            fit(net, task, config, 0, RunFolder(tmp_path / name), resume=True, progress=False)
-        nets.append(net.state_dict())
-    assert_same(nets[2], nets[0])
+        with pytest.raises(OutOfTime) if deadline is stop else contextlib.nullcontext():
+            folder = RunFolder(tmp_path / name)
+            fit(net, task, config, 0, folder, resume=True, progress=False, deadline=deadline)
     assert_same(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 

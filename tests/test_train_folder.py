@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, and that nothing in it is ever half there."""
+"""A run's folder: what is in it, that nothing in it is ever half there, and who works in it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,15 @@ import pytest
 import torch
 
 import riglstm
+from riglstm.lab.tables import run as runs
+from riglstm.lab.tables.finished import evaluate
+from riglstm.lab.tables.plan import Planned, state
+from riglstm.lab.tables.run import attempt, run
+from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.train import devices
+from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import launched, rank
-from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write, differences
+from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write
 from riglstm.lab.train.progress import Log
 from riglstm.lab.train.weights import load_weights, save_weights
 from train_helpers import finish, start
@@ -33,6 +40,12 @@ CONFIG: dict[str, Any] = {
     "fit": {"lr": 0.1, "device": "cpu"},
     "seed": 1,
 }
+TASK: dict[str, Any] = {
+    **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4",)},
+    **{"batch_size": 16, "validation_size": 20, "test_size": 30},
+}
+FIT = Fit(updates=4, evaluate_every=2, checkpoint_every=2, device="cpu", tensorboard=False)
+SPEC = RunSpec("copying", TASK, "lstm", 8, {}, FIT, seed=1)
 
 
 def begun(path: Path) -> RunFolder:
@@ -42,7 +55,9 @@ def begun(path: Path) -> RunFolder:
     return folder
 
 
-def test_a_run_begins_with_what_it_is_and_what_it_runs_on(tmp_path: Path) -> None:
+def test_a_run_begins_with_what_it_is_and_what_it_runs_on_and_goes_on_as_itself(
+    tmp_path: Path,
+) -> None:
     folder = begun(tmp_path)
     assert folder.state == "partial"
     assert folder.read_json(folder.config) == CONFIG
@@ -54,18 +69,13 @@ def test_a_run_begins_with_what_it_is_and_what_it_runs_on(tmp_path: Path) -> Non
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", run["started"])
     assert "resumed" not in run
     assert socket.gethostname() not in json.dumps(run)
-
-
-def test_a_run_that_goes_on_is_recorded(tmp_path: Path) -> None:
-    folder = begun(tmp_path)
-    first = folder.read_json(folder.run)
     # Where a run is computed may change; it is no other run for that.
-    elsewhere = {**CONFIG, "fit": {"lr": 0.1, "device": "cuda"}}
+    elsewhere = {**CONFIG, "fit": {"lr": 0.1, "device": "cuda", "devices": 8}}
     for _ in range(2):
         folder.begin(elsewhere, command="again", device="GPU", resume=True)
-    run = folder.read_json(folder.run)
-    assert [session["device"] for session in run.pop("resumed")] == ["GPU", "GPU"]
-    assert run == first
+    resumed = folder.read_json(folder.run)
+    assert [session["device"] for session in resumed.pop("resumed")] == ["GPU", "GPU"]
+    assert resumed == run
     assert folder.read_json(folder.config) == CONFIG
 
 
@@ -73,31 +83,16 @@ def test_a_folder_is_not_taken_from_another_run(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     with pytest.raises(ValueError, match="holds a run that was stopped; go on with it by --resume"):
         folder.begin(CONFIG, command="", device="", resume=False)
-    other = {**CONFIG, "task_options": {"P": 50, "conditions": ("P=10",)}}
-    with pytest.raises(
-        ValueError, match=r"holds another run: task_options.P is 5 there, 50 here; go on with its"
-    ):
+    other = {**CONFIG, "task_options": {"P": 50, "conditions": ("P=10",)}, "extra": True}
+    del other["seed"]
+    words = "holds another run: task_options.P is 5 there, 50 here; seed is 1 there, None here; "
+    with pytest.raises(ValueError, match=f"{words}extra is None there, True here; go on with its"):
         folder.begin(other, command="", device="", resume=True)
     folder.finish({"rows": []})
     assert folder.state == "done"
     for resume in (False, True):
         with pytest.raises(ValueError, match="holds a run that is done"):
             folder.begin(CONFIG, command="", device="", resume=resume)
-
-
-def test_at_the_end_checkpoints_and_weights_without_use_go(tmp_path: Path) -> None:
-    folder = begun(tmp_path)
-    for path in (folder.checkpoints / "step-9.ckpt", *map(folder.weights_of, (3, 6, 9))):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    result = {"chosen": {"P=5": {"step": 6, "value": 0.5}, "P=10": {"step": 9, "value": 0.25}}}
-    folder.finish(result)
-    assert folder.read_json(folder.result) == result
-    assert not folder.checkpoints.exists()
-    assert sorted(p.name for p in folder.weights.iterdir()) == [
-        "step-6.safetensors",
-        "step-9.safetensors",
-    ]
 
 
 def test_the_second_process_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,15 +139,12 @@ def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     with second.held():
         assert not half.exists()
     assert list(first.path.iterdir()) == [first.config]
-
-
-def test_a_folder_that_was_held_for_nothing_is_not_left_behind(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run").held():
-        assert (tmp_path / "run").exists()
-    assert not (tmp_path / "run").exists()
-    with RunFolder(tmp_path).held():
-        pass
-    assert tmp_path.exists()
+    # A folder that was held for nothing is not left behind, if it was not there before.
+    (tmp_path / "old").mkdir()
+    for path, stays in ((tmp_path / "new", False), (tmp_path / "old", True)):
+        with RunFolder(path).held():
+            assert path.exists()
+        assert path.exists() == stays
 
 
 def hold(path: Path) -> None:
@@ -214,19 +206,6 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path) -> None:
-    folder = begun(tmp_path)
-    kept = folder.checkpoints / "step-9.ckpt"
-    for path in (folder.config, kept, folder.weights_of(3)):
-        path.parent.mkdir(exist_ok=True)
-        path.with_name(f"{path.name}.123.part").write_bytes(b"half")
-    kept.touch()
-    folder.sweep()
-    assert not list(folder.path.rglob("*.part"))
-    assert kept.exists()
-    assert folder.config.exists()
-
-
 def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with pytest.raises(ValueError, match=r"is not a run: expected the file config.json in it"):
@@ -234,18 +213,6 @@ def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     folder.config.write_text("{")
     with pytest.raises(ValueError, match=r"config.json must be a JSON file, and cannot be read"):
         folder.read_json(folder.config)
-
-
-def test_differences_are_said_in_words() -> None:
-    was = {"fit": {"lr": 1.0, "devices": 1}, "seed": 1, "sizes": [1, 2]}
-    assert differences(was, {**was, "sizes": (1, 2)}) == []
-    assert differences(was, {**was, "fit": {"lr": 1.0, "devices": 8}}) == []
-    now = {"fit": {"lr": 2.0, "devices": 8}, "seed": 1, "extra": True}
-    assert differences(was, now) == [
-        "fit.lr is 1.0 there, 2.0 here",
-        "sizes is [1, 2] there, None here",
-        "extra is None there, True here",
-    ]
 
 
 def test_a_log_that_is_resumed_drops_what_is_damaged_or_came_after_the_checkpoint(
@@ -302,3 +269,89 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert devices.commit() is None
     monkeypatch.setenv("RIGLSTM_COMMIT", "0123abc")
     assert devices.commit() == "0123abc"
+
+
+# --- runs with their tests -----------------------------------------------------------------------
+
+
+def test_a_result_names_all_devices_and_commits_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for commit, resume in (("first", False), (None, True)):
+        monkeypatch.setattr("riglstm.lab.train.devices.commit", lambda commit=commit: commit)
+        folder.begin(SPEC.resolved(), command="", device="NVIDIA H200", resume=resume)
+    monkeypatch.setattr("riglstm.lab.train.devices.commit", lambda: "second")
+    monkeypatch.setattr(runs, "device_name", lambda device: "CPU")
+    result = run(SPEC, folder.path, resume=True, progress=False)
+    assert result["device"] == "NVIDIA H200, then CPU"
+    assert result["commit"] == "first, then unknown, then second"
+    assert folder.read_json(folder.result) == result
+
+
+def test_a_run_holds_its_folder_until_it_is_tested_and_is_tested_again_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = runs._test, []
+
+    def test(*arguments: Any) -> float:
+        with pytest.raises(BusyError):
+            run(SPEC, tmp_path / "run", resume=True, progress=False)
+        refused.append(True)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_test", test)
+        result = run(SPEC, tmp_path / "run", progress=False)
+    assert len(refused) == 3
+    assert not (tmp_path / "run" / "riglstm.lock").exists()
+    # A run of tf32 is tested on a CPU, and not trained there.
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    config["fit"]["precision"] = "tf32"
+    file.write_text(json.dumps(config))
+    assert evaluate(tmp_path / "run", "cpu")["rows"] == result["rows"]
+    tf32 = replace(SPEC, fit=replace(SPEC.fit, precision="tf32"))
+    with pytest.raises(ValueError, match="tf32 is a mode of NVIDIA GPUs"):
+        run(tf32, tmp_path / "other", progress=False)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("now", "words", "resumed"),
+    [
+        ("held", "another process is training it; passed over\n", []),
+        ("done", "it is done by now, by another process; passed over\n", []),
+        ("failed", "it is failed by now, by another process; passed over\n", []),
+        ("partial", None, [True]),
+    ],
+)
+def test_a_table_looks_at_what_became_of_a_run_since_it_was_planned(
+    now: str, words: str | None, resumed: list[bool], tmp_path: Path, capsys: Any
+) -> None:
+    started: list[bool] = []
+
+    def make(spec: RunSpec, folder: RunFolder, *, resume: bool) -> None:
+        assert folder.holding
+        started.append(resume)
+
+    def planned() -> Planned:
+        return Planned(SPEC, folder.path, state(SPEC, folder.path), "M=1", "lstm")
+
+    folder = RunFolder(tmp_path / "run")
+    before = planned()
+    with folder.held() if now == "held" else contextlib.nullcontext():
+        if now != "held":
+            folder.begin(SPEC.resolved(), command="", device="", resume=False)
+        if now == "done":
+            folder.finish({"rows": []})
+        if now == "failed":
+            folder.write_json(folder.failed, {"reason": ""})
+        attempt(before, make)
+    assert capsys.readouterr().err == (f"{folder.path}: {words}" if words else "")
+    assert started == resumed
+    if now == "failed":
+        # Asked for anew, it is tried anew.
+        attempt(planned(), make)
+        assert started == [True]
+        assert not folder.failed.exists()

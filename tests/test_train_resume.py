@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from riglstm.lab.tasks.base import Batch, Split, Totals
 from riglstm.lab.train.checkpoints import CheckpointError, read, write
@@ -123,13 +122,6 @@ def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
     assert_same(found, expected)
 
 
-def test_without_any_time_one_update_is_made(tmp_path: Path) -> None:
-    for updates in (1, 2):
-        with pytest.raises(OutOfTime):
-            train(tmp_path, resume=True, deadline=Deadline.after(1e-6))
-        assert (tmp_path / "checkpoints" / f"step-{updates}.ckpt").exists()
-
-
 class MuchTested(Halves):
     """With ten times as much test as validation data."""
 
@@ -151,13 +143,18 @@ def test_time_for_the_tests_is_kept_free_and_a_checkpoint_knows_it(
     assert deadline.pauses[-1] == pytest.approx(rules * 10 * pause)
 
 
-def test_another_evaluation_has_to_fit_in_the_time_that_is_left() -> None:
+def test_another_evaluation_has_to_fit_in_the_time_that_is_left(tmp_path: Path) -> None:
     minute = Deadline.after(1)
     assert not minute.near(20)
     assert minute.near(30)
     assert not Deadline().near(1e9)
     with pytest.raises(ValueError, match=r"minutes must be a number above 0, got -1"):
         Deadline.after(-1)
+    # Without any time one update is made.
+    for updates in (1, 2):
+        with pytest.raises(OutOfTime):
+            train(tmp_path, resume=True, deadline=Deadline.after(1e-6))
+        assert (tmp_path / "checkpoints" / f"step-{updates}.ckpt").exists()
 
 
 # --- signals -------------------------------------------------------------------------------------
@@ -199,17 +196,25 @@ def test_a_run_that_is_stopped_saves_and_says_how_to_resume(
 
 
 class Signalled(Halves):
-    """A signal comes twice in the middle of an update."""
+    """A signal comes twice in the middle of an update, or once in the last evaluation."""
 
-    def __init__(self, number: signal.Signals) -> None:
+    evaluations = 0
+
+    def __init__(self, number: signal.Signals, late: bool = False) -> None:
         super().__init__()
-        self.number = number
+        self.number, self.late = number, late
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        if step == 20:
+        if step == 20 and not self.late:
             signal.raise_signal(self.number)
             signal.raise_signal(self.number)
         return super().batch(seed, step, rows)
+
+    def score(self, *arguments: Any) -> Totals:
+        self.evaluations += 1
+        if self.evaluations == 10 and self.late:
+            signal.raise_signal(self.number)
+        return super().score(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -230,24 +235,10 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_changes_nothing(
     assert capfd.readouterr().err.count("stopping after this update") == 1
 
 
-class Late(Halves):
-    """Ctrl-C during the last evaluation."""
-
-    evaluations = 0
-
-    def score(
-        self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
-    ) -> Totals:
-        self.evaluations += 1
-        if self.evaluations == 10:
-            signal.raise_signal(signal.SIGINT)
-        return super().score(net, condition, split, share)
-
-
 def test_ctrl_c_in_the_last_evaluation_is_heard(tmp_path: Path, left_alone: Path) -> None:
     words = r"^trained to the end, and saved; not tested yet; go on with: riglstm --resume$"
     with pytest.raises(Interrupted, match=words):
-        train(tmp_path, task=Late(), again="riglstm --resume")
+        train(tmp_path, task=Signalled(signal.SIGINT, late=True), again="riglstm --resume")
     assert_same(outcome(tmp_path), outcome(left_alone))
 
 
@@ -349,7 +340,11 @@ def test_without_a_usable_checkpoint_a_run_is_not_resumed(left_alone: Path, tmp_
         train(copy, resume=True)
 
 
-def test_another_run_s_options_are_named(left_alone: Path, tmp_path: Path) -> None:
+def test_a_run_is_never_overwritten_and_another_run_s_options_are_named(
+    left_alone: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="go on with it by --resume, or give another folder"):
+        train(left_alone)
     copy = copy_of(left_alone, tmp_path)
     with pytest.raises(CheckpointError, match=r"fit.lr is 0.01 there, 0.5 here"):
         train(copy, replace(QUICK, lr=0.5), resume=True)
@@ -359,11 +354,6 @@ def test_another_run_s_options_are_named(left_alone: Path, tmp_path: Path) -> No
     folder.write_json(folder.config, {**folder.read_json(folder.config), "task": "Thirds"})
     with pytest.raises(CheckpointError, match=r"config.task is 'its own' there, 'Thirds' here"):
         train(copy, resume=True)
-
-
-def test_a_run_is_never_overwritten(left_alone: Path) -> None:
-    with pytest.raises(ValueError, match="go on with it by --resume, or give another folder"):
-        train(left_alone)
 
 
 def test_a_stray_checkpoint_does_not_push_good_ones_out(left_alone: Path, tmp_path: Path) -> None:
@@ -419,11 +409,7 @@ def fill_up(path: Path, size: int, config: Fit) -> None:
 @pytest.mark.parametrize(
     ("size", "config", "words"),
     [
-        (
-            60_000,
-            QUICK,
-            r"step-9\.ckpt could not be written \(.*\), and nothing is left of it; make",
-        ),
+        (60_000, QUICK, r"step-9\.ckpt could not be written \(.*\), and nothing is left of it; m"),
         (200, replace(QUICK, log_every=1), r"metrics\.csv could not be written \(.*\); make room"),
     ],
 )

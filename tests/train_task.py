@@ -119,6 +119,13 @@ QUICK = Fit(
 )
 """With numbers that share no factor, so that everything falls between everything else."""
 
+SMALL = [
+    *("train", "copying", "--hidden-size", "8", "--set", "num_cells=2", "--L", "2", "--P", "3"),
+    *("--digits", "2", "--input-size", "4", "--batch-size", "4", "--conditions", "P=4"),
+    *("--validation-size", "8", "--test-size", "8", "--device", "cpu", "--no-tensorboard"),
+]
+"""A command line whose run takes no time."""
+
 
 def train(
     path: Path,

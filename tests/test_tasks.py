@@ -1,0 +1,126 @@
+"""What every task keeps to: what a batch depends on, what a score is, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from riglstm.lab.tasks import TASKS
+from riglstm.lab.tasks.balls import Balls
+from riglstm.lab.tasks.copying import Copying
+from riglstm.lab.tasks.datasets import Images
+from riglstm.lab.tasks.images import CIFAR10, MNIST, ImageTask, SequentialImages
+from riglstm.models import build
+from train_helpers import assert_same
+from train_task import CPU
+
+
+def pictures(config: SequentialImages) -> ImageTask:
+    """Random pixels, of which 40 pictures are for training."""
+    gen = torch.Generator().manual_seed(0)
+    parts = []
+    for n in (50, 37):
+        shape = (n, config.channels, 28, 28)
+        parts.append(torch.randint(256, shape, generator=gen, dtype=torch.uint8))
+        parts.append(torch.randint(10, (n,), generator=gen))
+    return ImageTask(config, Images(*parts), CPU)
+
+
+SMALL: dict[str, Any] = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 7}
+FILMS = {"sequences": 7, "validation_size": 5, "test_size": 5, "batch_size": 3, "frames": 8}
+MADE: dict[str, Callable[[], Any]] = {
+    "copying": lambda: Copying(
+        **{"L": 2, "P_from": 20, "M": 2, "input_size": 8, "digits": 4, "test_size": 37},
+        **{"batch_size": 7, "dropout": 0.5},
+    ).open(CPU),
+    "mnist": lambda: pictures(MNIST(**SMALL, dropout=0.5)),
+    "cifar": lambda: pictures(CIFAR10(**SMALL, flip=True)),
+    "balls": lambda: Balls(
+        conditions=("balls=2,curtain",), context=3, rollout_frames=4, **FILMS
+    ).open(CPU),
+}
+
+
+@pytest.fixture(params=MADE)
+def make(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Any]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("RIGLSTM_DATA", raising=False)
+    return MADE[request.param]
+
+
+def test_tasks_are_found_by_their_names() -> None:
+    assert list(TASKS) == ["copying", "mnist", "fashion", "cifar", "balls"]
+    assert TASKS["copying"] is Copying
+
+
+def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[], Any]) -> None:
+    first, second = make(), make()
+    # Some of them within two epochs.
+    steps = [3, 0, 11, 5, 4, 12]
+    before = torch.get_rng_state()
+    for step in steps:
+        first.batch(0, step)
+    for step in sorted(steps):
+        assert_same(first.batch(0, step), second.batch(0, step))
+    drawn = {
+        tuple(first.batch(seed, step).inputs.flatten().tolist())
+        for seed in range(3)
+        for step in range(5)
+    }
+    assert len(drawn) == 15
+    assert torch.equal(before, torch.get_rng_state())
+    # Several devices share one batch.
+    whole = first.batch(0, 5)
+    for rank in range(3):
+        part, rows = first.batch(0, 5, slice(rank, None, 3)), slice(rank, None, 3)
+        assert torch.equal(part.inputs, whole.inputs[:, rows])
+        targets = whole.targets[rows] if whole.targets.dim() == 1 else whole.targets[:, rows]
+        assert torch.equal(part.targets, targets)
+
+
+def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_it_was(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make()
+    net, condition = task.network(build("lstm", task.input_size, 6)), task.conditions[-1]
+    net.core.eval()
+    whole = task.score(net, condition, "test")
+    assert_same(task.score(net, condition, "test"), whole)
+    assert net.training
+    assert not net.core.training
+    assert whole["count"] == task.size("test")
+    for total in whole.values():
+        assert (total.dtype, total.dim(), total.requires_grad) == (torch.float64, 0, False)
+    # Few sequences at a time.
+    monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 16 * 8 * 2)
+    for parts in (1, 3, 50):
+        shares = [task.score(net, condition, "test", (i, parts)) for i in range(parts)]
+        for name, total in whole.items():
+            added = sum(share[name].item() for share in shares)
+            assert added == pytest.approx(total.item(), rel=0, abs=1e-5), name
+    with pytest.raises(ValueError, match=r"0 <= i < n, got \(2, 2\)"):
+        task.score(net, condition, "test", (2, 2))
+
+
+def test_a_split_or_a_core_that_does_not_fit_is_refused(make: Callable[[], Any]) -> None:
+    task, split = make(), "training"
+    net = task.network(build("lstm", task.input_size, 6))
+    for use in ("score", "rollout"):
+        if hasattr(task, use):
+            with pytest.raises(ValueError, match="split must be validation or test, got 'traini"):
+                getattr(task, use)(net, task.trained_on, split)
+    for use in ("examples", "yardsticks"):
+        if hasattr(task, use):
+            with pytest.raises(ValueError, match="split must be validation or test, got 'traini"):
+                getattr(task, use)(task.trained_on, split)
+    wanted = f"must have input_size={task.input_size} and batch_first=False, got"
+    with pytest.raises(ValueError, match=f"{wanted} 5 and False"):
+        task.network(build("lstm", 5, 6))
+    with pytest.raises(ValueError, match=f"{wanted} {task.input_size} and True"):
+        task.network(build("lstm", task.input_size, 6, batch_first=True))
