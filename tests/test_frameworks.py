@@ -188,7 +188,6 @@ def two_processes(worker: Callable[[int, int, str], None], folder: Path) -> list
     processes = mp.start_processes(
         worker, (port, str(folder)), nprocs=2, join=False, start_method="spawn"
     )
-    assert processes is not None
     try:
         # A join returns as soon as one process has ended.
         assert any(processes.join(timeout=120) for _ in range(2))
