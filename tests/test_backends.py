@@ -17,7 +17,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import oracle
 from helpers import (
     ALL_VARIANTS,
     TOL,
@@ -191,25 +190,6 @@ def test_the_oracle_equals_every_variant_of_the_layer_and_of_its_trace(name: str
             assert chosen.any()
             assert not chosen.all()
         assert len({tuple(row) for row in trace.active.flatten(0, 1).tolist()}) > 2
-
-
-@pytest.mark.parametrize("backend", EAGER)
-def test_the_printed_soft_update_is_that_of_the_printed_equations(backend: str) -> None:
-    """The oracle without a word on scale or bias is the paper."""
-    layer, p = variant_layer("default", backend, soft_update="printed")
-    paper = layer.paper_parameters()
-    assert sorted(paper) == ["W_gates", "W_in", "W_q", "b_gates", "b_in"]
-    answer = oracle.run(
-        *(v.numpy() for v in (p.x, p.h, p.c)),
-        {name: value.numpy() for name, value in paper.items()},
-        **{"K_a": 2, "K_x": 2, "K_h": 1, "live": p.live.numpy(), "reset": p.reset.numpy()},
-    )
-    usual = variant_layer("default", backend)[0]
-    usual.load_state_dict(layer.state_dict(), strict=False)
-    for name, got, other in zip(("output", "h", "c"), call(layer, p), call(usual, p), strict=True):
-        expected = torch.from_numpy(answer[name]).flatten(-2)
-        assert_close(got.detach(), expected, EXACT.value, name)
-        assert not torch.allclose(other, expected), name
 
 
 @pytest.mark.slow

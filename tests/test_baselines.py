@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 import models_oracle as oracle
 from riglstm.models.base import summary
+from riglstm.models.brim import BRIM, PRESETS
 from riglstm.models.entnet import EntNet
 from riglstm.models.lstm import LSTM, GridLSTM
+from riglstm.models.rim import RIM
 from riglstm.models.rmc import RMC
 from riglstm.models.transformer import Transformer, positions
 
@@ -294,6 +296,12 @@ def test_with_copied_weights_both_equal_nn_lstm(model: type[GridLSTM] | type[LST
         (lambda: Transformer(600, 256), 3_313_408),
         (lambda: GridLSTM(600, 600), 2_884_800),
         (lambda: LSTM(600, 600), 2_884_800),
+        # P23 and P24 say what others count.
+        (lambda: RIM(600, 600, comm_size=16), 1_649_800),
+        (lambda: RIM(600, 600), 1_777_800),
+        (lambda: BRIM(300, 300), 1_797_900),
+        (lambda: BRIM(300, 300, **PRESETS["mnist"]), 1_797_900),
+        (lambda: BRIM(300, 300, **PRESETS["cifar"]), 1_089_000),
     ],
 )
 def test_parameters_at_the_papers_sizes(model: Any, count: int) -> None:

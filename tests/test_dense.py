@@ -82,20 +82,17 @@ def test_nothing_selected_equals_the_reference(
         (EVERYTHING, True),
     ],
 )
-def test_any_selection_is_left_to_the_general_path(options: Any, expected: bool) -> None:
+def test_any_selection_and_large_cells_are_left_to_the_general_path(
+    options: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = RigLSTM(20, 15, **SIZES, **options)
     assert fits(layer) is expected
     assert not fits(layer, idle=True)
     assert not fits(layer, product=torch.bfloat16)
-
-
-def test_large_cells_are_left_to_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = RigLSTM(20, 15, **SIZES, **EVERYTHING)
-    size = layer.weights().W.numel()
-    monkeypatch.setattr(forward, "LARGEST_DENSE", size)
-    assert fits(layer)
-    monkeypatch.setattr(forward, "LARGEST_DENSE", size - 1)
-    assert not fits(layer)
+    monkeypatch.setattr(forward, "LARGEST_DENSE", layer.weights().W.numel())
+    assert fits(layer) is expected
+    monkeypatch.setattr(forward, "LARGEST_DENSE", layer.weights().W.numel() - 1)
+    assert not fits(layer), "large cells"
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight_in_l0", "weight_gates_l0", "weight_query_l0"])

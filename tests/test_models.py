@@ -414,33 +414,6 @@ def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.Monk
     torch.compiler.reset()
 
 
-# A step of RIM is given products of weights, which learn whether x does or not.
-@pytest.mark.parametrize(("name", "of_x"), [("entnet", 1), ("rim", 0)])
-def test_each_kind_of_call_has_a_code_object_of_its_own(
-    name: str, of_x: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, fullgraph: function)
-    model, x = Case(name).build(compile_step=True), torch.randn(1, 2, D)
-    other = Case(name).build(compile_step=True)
-    model(x)
-    model(x.clone().requires_grad_())
-    kinds = 1 + of_x
-    assert len(model._compiled.steps) == kinds
-    for call in (
-        lambda: model(x[:, :1]),
-        lambda: torch.no_grad()(model)(x),
-        lambda: model.train()(x),
-        lambda: torch.autocast("cpu", torch.bfloat16)(model)(x),
-        lambda: model.double()(x.double()),
-    ):
-        call()
-        kinds += 1
-        assert len(model._compiled.steps) == kinds
-    other(x)
-    codes = [s.__code__ for m in (model, other) for s in m._compiled.steps.values()]
-    assert len({id(code) for code in codes}) == kinds + 1
-
-
 def replica(model: nn.Module) -> nn.Module:
     """As nn.DataParallel makes one for another device: parameters are given to it one by one."""
     other = model._replicate_for_data_parallel()
