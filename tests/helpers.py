@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 import oracle
+from riglstm import RigLSTM
 from riglstm.cell import Seen, Weights
 from riglstm.layer import VARIANTS
 from riglstm.parameters import shapes, to_paper
@@ -28,6 +32,23 @@ ON_A_GPU = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
 ]
 """Marks of files whose tests run the kernels for real, in memory that is poisoned."""
+
+GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
+
+
+def guide_blocks(title: str) -> list[str]:
+    """The code in one section of docs/frameworks.md."""
+    section = GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+
+
+def run_guide(title: str, **names: Any) -> dict[str, Any]:
+    """What the code of a section defines, given what stands before it on the page."""
+    names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
+    for block in guide_blocks(title):
+        exec(block, names)
+    return names
+
 
 ALL_VARIANTS: dict[str, dict[str, Any]] = {"default": {}, **VARIANTS}
 
@@ -265,26 +286,28 @@ def outputs_and_gradients(
     }
 
 
+def rivals(seen: Seen, sel: Selection) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """By rule that ranks: sizes of scores (T, B, …, n), the last chosen, the next (T, B, …)."""
+    own = torch.eye(sel.N, dtype=torch.bool)
+    for rule, score, k, n in (
+        (sel.cells, seen.view_scores.sum(-1).unsqueeze(2), sel.K_a, sel.N),
+        (sel.views, seen.view_scores, sel.K_x, sel.K),
+        (sel.peers, seen.peer_scores.masked_fill(own, float("-inf")), sel.K_h, sel.N - 1),
+    ):
+        if rule == "top" and 0 < k < n:
+            ranked = score.sort(dim=-1, descending=True).values
+            yield score.nan_to_num(neginf=0).abs(), ranked[..., k - 1], ranked[..., k]
+
+
 def margins(p: Problem) -> Tensor:
     """(T, B): how far the closest rival was from being selected in each step.
 
     In units of the largest score. Infinite where nothing competes: rules other than `top`, or a
     state that was just reset, whose scores are zero and stay so.
     """
-    seen = p.trace()
-    own = torch.eye(p.sel.N, dtype=torch.bool)
-    peer_scores = seen.peer_scores.masked_fill(own, float("-inf"))
     best = torch.full(p.x.shape[:2], float("inf"), dtype=p.h.dtype)
-    for rule, score, k, n in (
-        (p.sel.cells, seen.view_scores.sum(-1).unsqueeze(2), p.sel.K_a, p.sel.N),
-        (p.sel.views, seen.view_scores, p.sel.K_x, p.sel.K),
-        (p.sel.peers, peer_scores, p.sel.K_h, p.sel.N - 1),
-    ):
-        if rule == "top" and 0 < k < n:
-            largest = score.nan_to_num(neginf=0).abs().amax((-2, -1))
-            ranked = score.sort(dim=-1, descending=True).values
-            ahead = (ranked[..., k - 1] - ranked[..., k]).amin(-1)
-            best = torch.minimum(best, ahead / largest)
+    for size, last, next_one in rivals(p.trace(), p.sel):
+        best = torch.minimum(best, (last - next_one).amin(-1) / size.amax((-2, -1)))
     return best if p.reset is None else best.masked_fill(p.reset, float("inf"))
 
 

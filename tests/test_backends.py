@@ -17,7 +17,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import oracle
 from helpers import (
     ALL_VARIANTS,
     TOL,
@@ -29,15 +28,16 @@ from helpers import (
     clear_problem,
     gradients,
     margins,
+    outputs_and_gradients,
     random_problem,
     seeded,
     selections,
     slow_bf16,
 )
-from riglstm import BackendError, RigLSTM
+from riglstm import RigLSTM
 from riglstm.cell import input_views, scores
 from riglstm.inputs import flat
-from riglstm.scan import compiled, resolve
+from riglstm.scan import compiled
 from riglstm.scan.batched import backward, forward
 from riglstm.selection import CELL_RULES, SLOT_RULES, draw_noise, top_mask
 
@@ -68,13 +68,6 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         yield
-
-
-def test_unwritten_buffers_hold_nan_in_these_tests() -> None:
-    like = torch.zeros(3)
-    with torch.inference_mode():
-        for buffer in (torch.empty(3), like.new_empty(3), torch.empty_like(like)):
-            assert buffer.isnan().all()
 
 
 @st.composite
@@ -147,8 +140,6 @@ def variant_layer(name: str, backend: str, **more: Any) -> tuple[RigLSTM, Proble
     torch.manual_seed(13)
     noise = draw_noise(layer.selection, T, B, CPU)
     # Steps that are left out hold nothing here; what a layer makes of them (P19) it tests itself.
-    assert plain.live is not None
-    assert plain.reset is not None
     return layer, replace(
         plain,
         x=plain.x.masked_fill(~plain.live.unsqueeze(-1), 0),
@@ -159,11 +150,15 @@ def variant_layer(name: str, backend: str, **more: Any) -> tuple[RigLSTM, Proble
     )
 
 
+def state(p: Problem) -> tuple[Tensor, Tensor]:
+    """As a layer takes it, (1, B, N·d)."""
+    return p.h.flatten(1).unsqueeze(0), p.c.flatten(1).unsqueeze(0)
+
+
 def call(layer: RigLSTM, p: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output and final state of a layer, (T, B, N·d) and (B, N·d), with the problem's draws."""
     torch.manual_seed(13)
-    hx = (p.h.flatten(1).unsqueeze(0), p.c.flatten(1).unsqueeze(0))
-    y, (h, c) = layer(p.x, hx, reset=p.reset, mask=p.live)
+    y, (h, c) = layer(p.x, state(p), reset=p.reset, mask=p.live)
     return y, h[0], c[0]
 
 
@@ -176,31 +171,25 @@ def assert_layer_equals_oracle(
 
 
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-@pytest.mark.parametrize("backend", EAGER)
-def test_the_oracle_equals_every_variant_of_the_layer(backend: str, name: str) -> None:
-    layer, p = variant_layer(name, backend)
-    assert_layer_equals_oracle(call(layer, p), layer, p)
-
-
-@pytest.mark.parametrize("backend", EAGER)
-def test_the_printed_soft_update_is_that_of_the_printed_equations(backend: str) -> None:
-    """The oracle without a word on scale or bias is the paper."""
-    layer, p = variant_layer("default", backend, soft_update="printed")
-    paper = layer.paper_parameters()
-    assert sorted(paper) == ["W_gates", "W_in", "W_q", "b_gates", "b_in"]
-    assert p.live is not None
-    assert p.reset is not None
-    answer = oracle.run(
-        *(v.numpy() for v in (p.x, p.h, p.c)),
-        {name: value.numpy() for name, value in paper.items()},
-        **{"K_a": 2, "K_x": 2, "K_h": 1, "live": p.live.numpy(), "reset": p.reset.numpy()},
-    )
-    usual = variant_layer("default", backend)[0]
-    usual.load_state_dict(layer.state_dict(), strict=False)
-    for name, got, other in zip(("output", "h", "c"), call(layer, p), call(usual, p), strict=True):
-        expected = torch.from_numpy(answer[name]).flatten(-2)
-        assert_close(got.detach(), expected, EXACT.value, name)
-        assert not torch.allclose(other, expected), name
+def test_the_oracle_equals_every_variant_of_the_layer_and_of_its_trace(name: str) -> None:
+    for backend in EAGER:
+        layer, p = variant_layer(name, backend)
+        assert_layer_equals_oracle(call(layer, p), layer, p)
+    torch.manual_seed(13)
+    (trace,) = layer.trace(p.x, state(p), reset=p.reset, mask=p.live)
+    answer = ask_oracle(p, layer.paper_parameters())
+    assert torch.equal(trace.active, answer["active"])
+    for what in ("views", "peers", "view_scores", "peer_scores", "keep"):
+        assert_close(getattr(trace, what).detach(), answer[what], EXACT.value, what)
+    assert_close(trace.output.detach(), answer["output"].flatten(2), EXACT.value, "output")
+    for rule, chosen in ((p.sel.views, trace.views), (p.sel.peers, trace.peers)):
+        assert chosen.dtype == (torch.float64 if rule == "soft" else torch.bool)
+    if name == "default":
+        # A test of variants says nothing where every rule would choose everything.
+        for chosen in (trace.active, trace.views, trace.peers):
+            assert chosen.any()
+            assert not chosen.all()
+        assert len({tuple(row) for row in trace.active.flatten(0, 1).tolist()}) > 2
 
 
 @pytest.mark.slow
@@ -232,49 +221,43 @@ def layer_gradients(
     out = call(layer, replace(p, **leaves))
     gen = seeded(3)
     loss = sum((v * torch.randn(v.shape, generator=gen, dtype=v.dtype)).sum() for v in out)
-    assert isinstance(loss, Tensor)
     leaves |= dict(layer.named_parameters())
     return dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True)), out
 
 
-@pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_the_oracle_equals_the_trace_of_every_variant(name: str) -> None:
-    layer, p = variant_layer(name, "batched")
-    torch.manual_seed(13)
-    hx = (p.h.flatten(1).unsqueeze(0), p.c.flatten(1).unsqueeze(0))
-    (trace,) = layer.trace(p.x, hx, reset=p.reset, mask=p.live)
-    answer = ask_oracle(p, layer.paper_parameters())
-    assert torch.equal(trace.active, answer["active"])
-    for what in ("views", "peers", "view_scores", "peer_scores", "keep"):
-        assert_close(getattr(trace, what).detach(), answer[what], EXACT.value, what)
-    assert_close(trace.output.detach(), answer["output"].flatten(2), EXACT.value, "output")
-    for rule, chosen in ((p.sel.views, trace.views), (p.sel.peers, trace.peers)):
-        assert chosen.dtype == (torch.float64 if rule == "soft" else torch.bool)
-
-
-def test_selections_leave_something_out_in_these_tests() -> None:
-    """A test of variants says nothing where every rule would choose everything."""
-    _, p = variant_layer("default", "reference")
-    active, views, peers = selections(p, "reference")
-    for chosen in (active, views, peers):
-        assert not chosen.all()
-        assert chosen.any()
-    assert len({tuple(row) for row in active.flatten(0, 1).tolist()}) > 2
+@pytest.fixture(params=[False, True], ids=["awake", "dense"])
+def dense(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Also the way of devices other than a CPU: a row for every cell, awake or not."""
+    if request.param:
+        monkeypatch.setattr(forward, "awake_only", lambda device, sel: False)
+    return bool(request.param)
 
 
 @pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
 @pytest.mark.parametrize("query", ["shared", "per_cell"])
 @pytest.mark.parametrize("learned", [False, True], ids=["literal", "learned"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_backends_agree_in_every_gradient(
-    name: str, learned: bool, query: str, flags: dict[str, bool]
+def test_backends_agree_in_every_gradient_with_or_without_rows_of_sleeping_cells(
+    name: str, learned: bool, query: str, flags: dict[str, bool], dense: bool
 ) -> None:
     """`learned`: with a bias and a scale in Eq. (21), both ours."""
     extra = {"update_bias": True, "update_scale": 2.0} if learned else {"bias": False}
     p = random_problem(seeded(21), T=7, **ALL_VARIANTS[name], query=query, **extra, **flags)
-    want = gradients(p, "reference")
-    assert all(grad.abs().max() > 0 for grad in want.values())
-    assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
+    (*want, woke), want_grads = outputs_and_gradients(p, "reference")
+    (*got, active), grads = outputs_and_gradients(p, "batched")
+    assert all(grad.abs().max() > 0 for grad in want_grads.values())
+    assert torch.equal(active, woke)
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, EXACT.value)
+    assert_same_gradients(grads, want_grads, EXACT.grad)
+    if dense:
+        assert saved_by_batched(p).pair.shape[1] == p.h.shape[0] * p.sel.N
+
+
+def saved_by_batched(p: Problem, product: torch.dtype | None = None) -> Any:
+    flags = (p.noise, p.live, p.reset)
+    given = (p.x, p.h, p.c, p.weights, p.sel, *flags, product or p.h.dtype)
+    return forward.forward(*given, save=True)[4]
 
 
 @pytest.mark.parametrize("upstream", ["y", "h", "c", "yh", "hc"])
@@ -410,10 +393,7 @@ def test_scores_stay_float32_where_products_are_bf16(backend: str, dtype: torch.
         if backend == "reference":
             x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, 6)
         else:
-            saved = forward.forward(
-                *(p.x, p.h, p.c, p.weights, p.sel, None, None, None), torch.bfloat16, save=True
-            )[4]
-            x = saved.V[0, :, :6]
+            x = saved_by_batched(p, torch.bfloat16).V[0, :, :6]
         active, views, _ = selections(p, backend, torch.bfloat16)
         y, h, c, woke = p.run(backend)
     assert {y.dtype, h.dtype, c.dtype} == {dtype}
@@ -533,43 +513,12 @@ def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
     assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
 
 
-@pytest.fixture
-def _dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of devices other than a CPU: a row for every cell, awake or not."""
-    monkeypatch.setattr(forward, "awake_only", lambda device, sel: False)
-
-
-@pytest.mark.usefixtures("_dense")
-@pytest.mark.parametrize("query", ["shared", "per_cell"])
-@pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
-@pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_batched_with_the_rows_of_sleeping_cells_equals_the_reference(
-    name: str, flags: dict[str, bool], query: str
-) -> None:
-    p = random_problem(seeded(51), **ALL_VARIANTS[name], **flags, query=query, update_scale=2.0)
-    saved = forward.forward(
-        *(p.x, p.h, p.c, p.weights, p.sel, p.noise, p.live, p.reset), p.h.dtype, save=True
-    )[4]
-    assert saved.pair.shape[1] == p.h.shape[0] * p.sel.N
-    got, want = p.run("batched"), p.run("reference")
-    assert torch.equal(got[3], want[3])
-    for a, b in zip(got[:3], want[:3], strict=True):
-        assert_close(a, b, EXACT.value)
-    assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), EXACT.grad)
-
-
-@pytest.mark.parametrize("dense", [False, True], ids=["awake", "dense"])
+@pytest.mark.usefixtures("dense")
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])
 @pytest.mark.parametrize("rows_at_once", [1, 13, 20])
 def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    rows_at_once: int,
-    name: str,
-    dense: bool,
+    rows_at_once: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dense:
-        request.getfixturevalue("_dense")
     p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
     pieces = []
     outer = forward.Rows.outer
@@ -579,16 +528,6 @@ def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
     monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows_at_once)
     assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
     assert len(pieces) > 2
-
-
-def test_inactive_cells_keep_h_and_c_bit_for_bit_on_every_backend() -> None:
-    p = random_problem(seeded(53), T=1, B=5, live=True)
-    for backend in EAGER:
-        y, h, c, active = p.run(backend)
-        assert torch.equal(h[~active[0]], p.h[~active[0]])
-        assert torch.equal(c[~active[0]], p.c[~active[0]])
-        assert not (c[active[0]] == p.c[active[0]]).any()
-        assert torch.equal(y[-1], h)
 
 
 @pytest.mark.parametrize(
@@ -622,15 +561,6 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
         leaves = [v.clone().requires_grad_() for v in (p.x, p.h, p.c)]
         args = (*leaves, *weights, None, None, None, p.live, p.reset, *flat(p.sel))
         torch.library.opcheck(forward.forward_op, (*args, torch.float64, True))
-
-
-def test_auto_is_batched_and_other_names_raise() -> None:
-    assert resolve("auto", CPU) == "batched"
-    assert [resolve(name, CPU) for name in EAGER] == list(EAGER)
-    with pytest.raises(
-        BackendError, match="one of auto, reference, batched, compiled, triton, got 'fast'"
-    ):
-        resolve("fast", CPU)
 
 
 @pytest.mark.slow

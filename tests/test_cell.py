@@ -52,13 +52,6 @@ def test_eq13_scores_are_inner_products_with_the_previous_state() -> None:
         assert_close(seen.peer_scores, torch.einsum("bjd,bid->bji", h, h), EXACT)
 
 
-def test_eq13_scores_of_equal_vectors_are_equal_to_the_last_bit() -> None:
-    h = numbers(B, 1, 33).float().expand(B, 8, 33)
-    v = numbers(B, 1, 33, seed=1).float().repeat(1, 8, 1)
-    s = scores(h, v)
-    assert torch.equal(s, s[:, :1, :1].expand(B, 8, 8))
-
-
 @pytest.mark.parametrize(
     ("dtype", "exact"),
     [
@@ -182,6 +175,9 @@ def test_inactive_cells_keep_h_and_c(dtype: torch.dtype, soft_update: bool) -> N
         assert (before != after)[seen.active].any(-1).all()
     assert (seen.keep[asleep] == 1).all()
     assert (seen.keep[seen.active] < 1).all()
+    _, h, c, _ = p.run("batched")
+    assert torch.equal(h[asleep], p.h[asleep])
+    assert torch.equal(c[asleep], p.c[asleep])
 
 
 def test_c_of_an_active_cell_is_not_softened() -> None:

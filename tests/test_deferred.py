@@ -6,20 +6,18 @@ Its step, held to NumPy in test_rim.py, is the witness.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import slow_bf16
 from riglstm.models.base import unroll
 from riglstm.models.deferred import Deferred, deferred_product
 from riglstm.models.rim import RIM, RIMCell
-from test_rim import TOL, a_rim, a_state, compiles, random, seeded
+from test_rim import TOL, CountOps, a_rim, a_state, compiles, random, seeded
 
 pytestmark = pytest.mark.slow
 
@@ -82,26 +80,12 @@ def test_frozen_weights_leave_the_others_gradients_as_they_are(uncompiled: None)
     assert_same(results(model, model), results(model, functools.partial(unroll, model.step)))
 
 
-class CountCalls(TorchDispatchMode):
-    """How often each operation runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def products(model: RIM, T: int) -> Sequence[int]:
     """How many matrix products a sequence makes, forward and backward."""
     counts = []
-    with CountCalls() as forward:
+    with CountOps() as forward:
         output, _ = model(torch.randn(T, 2, 5, dtype=torch.float64))
-    with CountCalls() as backward:
+    with CountOps() as backward:
         output.sum().backward()
     for seen in (forward.calls, backward.calls):
         counts.append(seen["bmm"] + seen["mm"] + seen["addmm"] + seen["baddbmm"])
@@ -176,7 +160,6 @@ def test_a_biass_deferred_gradient_is_summed_in_its_own_precision() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         deferred, x = Deferred(weight, 1, 257, True, bias), torch.ones(1, 257, 3)
         y = deferred_product(x, deferred.weight, deferred.slots[0])
-    assert deferred.rows is not None
     deferred.rows.append(x)
     assert y.dtype == torch.bfloat16
     y.sum().backward()
@@ -250,8 +233,6 @@ def test_deferred_gradients_under_autocast_are_those_of_its_rounded_products(
         found.append((output, *(p.grad for p in model.parameters())))
     assert torch.equal(found[0][0], found[1][0])
     for want, got in zip(*found, strict=True):
-        assert want is not None
-        assert got is not None
         assert got.dtype == torch.float32
         # Three steps' gradients, each rounded to 8 bits before or after they are added up.
         assert (got - want).abs().max() <= 2**-6 * want.abs().max()

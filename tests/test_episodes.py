@@ -146,15 +146,18 @@ def test_a_step_with_weights_ready_equals_the_step(name: str) -> None:
             torch.testing.assert_close((y, *after), (expected, *state), rtol=0, atol=1e-12)
 
 
-def test_a_model_that_does_not_stream_is_refused() -> None:
-    core = build("transformer", D, H, num_heads=2)
-    with pytest.raises(ValueError, match="a memory must stream, and Transformer does not"):
-        run_with_resets(core, torch.zeros(T, B, D), (), torch.zeros(T, B, dtype=torch.bool))
-
-
-def test_batch_first_is_refused() -> None:
-    core = build("lstm", D, H, batch_first=True)
-    with pytest.raises(ValueError, match="expected a model with batch_first=False, got True"):
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("transformer", {"num_heads": 2}, "a memory must stream, and Transformer does not"),
+        ("lstm", {"batch_first": True}, "expected a model with batch_first=False, got True"),
+    ],
+)
+def test_models_that_cannot_be_reset_are_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
+    core = build(name, D, H, **options)
+    with pytest.raises(ValueError, match=message):
         run_with_resets(
-            core, torch.zeros(B, T, D), core.initial_state(B), torch.zeros(T, B, dtype=torch.bool)
+            core, torch.zeros(B, B, D), core.initial_state(B), torch.zeros(B, B, dtype=torch.bool)
         )

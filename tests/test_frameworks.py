@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers import GUIDE, run_guide
 from riglstm import RigLSTM
 
-ROOT = Path(__file__).parents[1]
 slow = pytest.mark.slow
 
 
@@ -166,16 +166,12 @@ def test_lightning_trains_as_the_plain_loop_does_and_goes_on(tmp_path: Path) -> 
     assert_as_plain(own(lit.net))
 
 
-def run_guide(title: str, rank: int, port: int) -> None:
-    """Run a section's block as torchrun does, in one of two processes."""
+def run_in(title: str, rank: int, port: int) -> None:
+    """Run a section of the guide as torchrun does, in one of two processes."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    section = (ROOT / "docs" / "frameworks.md").read_text().split(f"\n## {title}\n")[1]
-    block = section.split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {"torch": torch, "RigLSTM": RigLSTM}
-    exec(block, names)
-    assert all(p.grad is not None for p in names["rnn"].parameters())
+    assert all(p.grad is not None for p in run_guide(title)["rnn"].parameters())
 
 
 def two_processes(worker: Callable[[int, int, str], None], folder: Path) -> list[dict[str, Tensor]]:
@@ -188,7 +184,6 @@ def two_processes(worker: Callable[[int, int, str], None], folder: Path) -> list
     processes = mp.start_processes(
         worker, (port, str(folder)), nprocs=2, join=False, start_method="spawn"
     )
-    assert processes is not None
     try:
         # A join returns as soon as one process has ended.
         assert any(processes.join(timeout=120) for _ in range(2))
@@ -200,7 +195,7 @@ def two_processes(worker: Callable[[int, int, str], None], folder: Path) -> list
 
 
 def ddp_worker(rank: int, port: int, folder: str) -> None:
-    run_guide("DistributedDataParallel", rank, port)
+    run_in("DistributedDataParallel", rank, port)
     net = DistributedDataParallel(model().double())
     train(net, torch.float64, slice(rank, None, 2))
     torch.save(own(net.module), f"{folder}/{rank}.pt")
@@ -211,7 +206,7 @@ def fsdp_worker(rank: int, port: int, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    run_guide("FSDP2", rank, port)
+    run_in("FSDP2", rank, port)
     net, mesh = model().double(), init_device_mesh("cpu", (2,))
     fully_shard(net.rnn, mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -236,9 +231,9 @@ def test_fsdp2_trains_as_one_process_does(tmp_path: Path) -> None:
 
 
 def test_each_row_of_the_guides_table_has_a_test() -> None:
-    table = (ROOT / "docs" / "frameworks.md").read_text().split("| Framework |")[1].split("\n\n")[0]
+    table = GUIDE.read_text().split("| Framework |")[1].split("\n\n")[0]
     rows = [line for line in table.splitlines()[2:] if line.startswith("|")]
     assert len(rows) >= 18
     for row in rows:
         ((file, test),) = re.findall(r"`(test_\w+\.py)::(\w+)`", row)
-        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), row
+        assert f"\ndef {test}(" in Path(__file__).with_name(file).read_text(), row

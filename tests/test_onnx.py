@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import riglstm.onnx
+from helpers import guide_blocks, run_guide
 from riglstm import RigLSTM, RigLSTMCell
 from riglstm.onnx import export
 
@@ -24,8 +25,6 @@ pytestmark = pytest.mark.slow
 onnx = pytest.importorskip("onnx", reason="needs the extra riglstm[onnx]")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra riglstm[onnx]")
 pytest.importorskip("onnxscript", reason="needs the extra riglstm[onnx]")
-
-GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 
 LAYERS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -135,16 +134,6 @@ def test_no_state_is_a_zero_state(exported: tuple[RigLSTM, Path], session: Any) 
     assert_equal(session, layer, x, (zero, zero))
 
 
-def test_ties_between_equal_cells_go_to_the_lower_index(
-    exported: tuple[RigLSTM, Path], session: Any
-) -> None:
-    layer, _ = exported
-    h, c = state(layer, 2)
-    d = layer.cell_size
-    alike = h[..., :d].repeat(1, 1, layer.num_cells)
-    assert_equal(session, layer, sequence(layer, 1, 2), (alike, c))
-
-
 def test_carried_state_continues_a_sequence(exported: tuple[RigLSTM, Path], session: Any) -> None:
     layer, _ = exported
     if layer.bidirectional:
@@ -198,24 +187,24 @@ def test_file_holds_each_weight_once_and_no_path(exported: tuple[RigLSTM, Path])
         assert str(folder).encode() not in path.read_bytes()
 
 
-def test_random_rules_cannot_be_exported(tmp_path: Path) -> None:
-    layer = build(cells="random", peers="random")
-    message = "expects rules that choose by score.*got cells='random', peers='random'; use 'top'"
-    with pytest.raises(ValueError, match=message):
-        export(layer, tmp_path / "layer.onnx")
+LOW = r"expects a layer in float32 or float64, got {}; export copy\.deepcopy"
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "random rules": (lambda: build(cells="random", peers="random"), ValueError,
+     "expects rules that choose by score.*got cells='random', peers='random'; use 'top'"),
+    "float16": (lambda: build(dtype=torch.float16), ValueError, LOW.format("torch.float16")),
+    "bfloat16": (lambda: build(dtype=torch.bfloat16), ValueError, LOW.format("torch.bfloat16")),
+    "a cell": (lambda: RigLSTMCell(5, 12), TypeError,
+     r"a RigLSTM, got RigLSTMCell; of a RigLSTMCell .* \.layer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layer", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_exported_is_refused_by_name(
+    layer: Any, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        export(layer(), tmp_path / "layer.onnx")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_low_precision_cannot_be_exported(tmp_path: Path, dtype: torch.dtype) -> None:
-    message = rf"expects a layer in float32 or float64, got {dtype}; export copy\.deepcopy"
-    with pytest.raises(ValueError, match=message):
-        export(build(dtype=dtype), tmp_path / "layer.onnx")
-
-
-def test_other_modules_cannot_be_exported(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"a RigLSTM, got RigLSTMCell; of a RigLSTMCell .* \.layer"):
-        export(RigLSTMCell(5, 12), tmp_path / "layer.onnx")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
@@ -231,19 +220,6 @@ def test_importing_the_module_does_not_need_onnx(monkeypatch: pytest.MonkeyPatch
     for name in ("onnx", "onnxscript", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     importlib.reload(riglstm.onnx)
-
-
-def guide_blocks(title: str) -> list[str]:
-    """The code in one section of docs/frameworks.md."""
-    section = GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
-
-
-def run_guide(title: str, **names: Any) -> dict[str, Any]:
-    names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
-    for block in guide_blocks(title):
-        exec(block, names)
-    return names
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -129,80 +129,66 @@ def test_shared_query_can_be_loaded_into_a_layer_with_one_per_cell() -> None:
     torch.testing.assert_close(output(other), output(layer), rtol=0, atol=1e-12)
 
 
-def broken(**changes: Tensor) -> dict[str, Tensor]:
-    return build(1).paper_parameters() | changes
+def own_state_block() -> Tensor:
+    W_q = build(1).paper_parameters()["W_q"]
+    W_q[2, 1, (K + 2) * d] = 1e-9
+    return W_q
 
 
-def refuses(parameters: dict[str, Tensor], message: str) -> None:
-    """The message, and a layer whose weights are as they were."""
+SHAPES = {
+    **{"W_in": (K, d, D), "b_in": (K, d), "W_gates": (N, 4, d, (K + N) * d)},
+    **{"b_gates": (N, 4, d), "W_q": (N, d, (K + N) * d)},
+}
+REFUSED: dict[str, tuple[dict[str, Tensor], str]] = {
+    "unknown keys": (
+        {"W_out": torch.zeros(1)},
+        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, update_bias, "
+        "got W_gates, W_in, W_out, W_q, b_gates, b_in, update_bias; paper_parameters() shows the "
+        "form",
+    ),
+    "numbers in the own state's block": (
+        {"W_q": own_state_block()},
+        "W_q must be zero in the block of each cell's own state, which Q leaves out (Eq. 19), "
+        "got other values there; set them to zero",
+    ),
+    "a query per cell": (
+        {"W_q": build(1, query="per_cell").paper_parameters()["W_q"]},
+        "W_q must be the same for every cell with query='shared', got different ones; "
+        "use query='per_cell'",
+    ),
+}
+for name, shape in SHAPES.items():
+    wrong = (*shape[:-1], shape[-1] + 1)
+    message = f"{name} must have shape {shape}, got {wrong}"
+    REFUSED[f"another shape of {name}"] = ({name: torch.zeros(wrong).double()}, message)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_and_the_weights_are_as_they_were(what: str) -> None:
+    changes, message = REFUSED[what]
     layer = build(0)
     before = {name: v.clone() for name, v in layer.state_dict().items()}
     with pytest.raises(ValueError, match=re.escape(message)):
-        layer.load_paper_parameters(parameters)
+        layer.load_paper_parameters(build(1).paper_parameters() | changes)
     for name, value in layer.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
-def test_unknown_keys_are_refused() -> None:
-    refuses(
-        broken(W_out=torch.zeros(1)),
-        "the paper's parameters of this layer are W_gates, W_in, W_q, b_gates, b_in, update_bias, "
-        "got W_gates, W_in, W_out, W_q, b_gates, b_in, update_bias; paper_parameters() shows the "
-        "form",
-    )
-
-
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("given", "message"),
     [
-        ("W_in", (K, d, D)),
-        ("b_in", (K, d)),
-        ("W_gates", (N, 4, d, (K + N) * d)),
-        ("b_gates", (N, 4, d)),
-        ("W_q", (N, d, (K + N) * d)),
+        *(
+            ({"layer": k}, f"layer must be a whole number in [0, num_layers - 1] = [0, 1], got {k}")
+            for k in (-1, 2, 1.0, True)
+        ),
+        ({"reverse": True}, "reverse must be False, got True; the layer is not bidirectional"),
     ],
 )
-def test_wrong_shapes_are_refused(name: str, expected: tuple[int, ...]) -> None:
-    got = (*expected[:-1], expected[-1] + 1)
-    refuses(
-        broken(**{name: torch.zeros(got, dtype=torch.float64)}),
-        f"{name} must have shape {expected}, got {got}",
-    )
-
-
-def test_numbers_in_the_own_state_block_are_refused() -> None:
-    W_q = broken()["W_q"]
-    W_q[2, 1, (K + 2) * d] = 1e-9
-    refuses(
-        broken(W_q=W_q),
-        "W_q must be zero in the block of each cell's own state, which Q leaves out (Eq. 19), "
-        "got other values there; set them to zero",
-    )
-
-
-def test_a_query_per_cell_is_refused_by_a_shared_one() -> None:
-    refuses(
-        broken(W_q=build(1, query="per_cell").paper_parameters()["W_q"]),
-        "W_q must be the same for every cell with query='shared', got different ones; "
-        "use query='per_cell'",
-    )
-
-
-@pytest.mark.parametrize("layer", [-1, 2, 1.0, True])
-def test_layers_that_do_not_exist_are_refused(layer: Any) -> None:
+def test_layers_and_directions_that_do_not_exist_are_refused(
+    given: dict[str, Any], message: str
+) -> None:
     rig = build(num_layers=2)
-    message = re.escape(
-        f"layer must be a whole number in [0, num_layers - 1] = [0, 1], got {layer}"
-    )
-    with pytest.raises(ValueError, match=message):
-        rig.paper_parameters(layer)
-    with pytest.raises(ValueError, match=message):
-        rig.load_paper_parameters({}, layer)
-
-
-def test_reverse_of_a_layer_with_one_direction_is_refused() -> None:
-    message = "reverse must be False, got True; the layer is not bidirectional"
-    with pytest.raises(ValueError, match=message):
-        build().paper_parameters(reverse=True)
-    with pytest.raises(ValueError, match=message):
-        build().load_paper_parameters({}, reverse=True)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        rig.paper_parameters(**given)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        rig.load_paper_parameters({}, **given)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import riglstm.layer
-from helpers import TOL, assert_close, slow_bf16
+from helpers import TOL, assert_close, rivals, slow_bf16
 from riglstm import RigLSTM
 
 SEED = int(os.environ.get("RIGLSTM_SEED", "31"))
@@ -176,34 +176,20 @@ def outcome(
 
 def closest(model: Whole, args: list[Tensor]) -> float:
     """How far the closest rival of all selections was, in units of the largest score."""
-    traces: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        plain = riglstm.layer.scan
+    best, plain = float("inf"), riglstm.layer.scan
 
-        def scan(*given: Any, backend: str, **flags: Any) -> Any:
-            traces.append(riglstm.layer.reference.trace(*given, **flags)[2])
-            return plain(*given, backend=backend, **flags)
+    def scan(*given: Any, backend: str, **flags: Any) -> Any:
+        nonlocal best
+        seen = riglstm.layer.reference.trace(*given, **flags)[2]
+        for size, last, next_one in rivals(seen, model.layer.selection):
+            # Of states that are zero all scores are, in every precision.
+            ahead = (last - next_one)[(last != 0) | (next_one != 0)]
+            best = min([best, *(ahead / size.max()).tolist()])
+        return plain(*given, backend=backend, **flags)
 
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(riglstm.layer, "scan", scan)
-        with torch.no_grad():
-            model(*args)
-    sel, best = model.layer.selection, float("inf")
-    own = torch.eye(sel.N, dtype=torch.bool)
-    for seen in traces:
-        peers = seen.peer_scores.masked_fill(own, float("-inf"))
-        for rule, score, k, n in (
-            (sel.cells, seen.view_scores.sum(-1), sel.K_a, sel.N),
-            (sel.views, seen.view_scores, sel.K_x, sel.K),
-            (sel.peers, peers, sel.K_h, sel.N - 1),
-        ):
-            if rule == "top" and 0 < k < n:
-                ranked = score.sort(dim=-1, descending=True).values
-                last, next_one = ranked[..., k - 1], ranked[..., k]
-                # Of states that are zero all scores are, in every precision.
-                ahead = (last - next_one)[(last != 0) | (next_one != 0)]
-                if ahead.numel():
-                    largest = score.nan_to_num(neginf=0).abs().max()
-                    best = min(best, float(ahead.min() / largest))
+        model(*args)
     return best
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from helpers import run_guide
 from riglstm import RigLSTM
 
 pytest.importorskip("sb3_contrib", reason="needs the extra riglstm[sb3]")
 gymnasium = pytest.importorskip("gymnasium", reason="needs the extra riglstm[sb3]")
 
 pytestmark = pytest.mark.slow
-GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 
 
 class FiveSteps(gymnasium.Env):  # type: ignore[name-defined, misc]
@@ -41,11 +39,7 @@ class FiveSteps(gymnasium.Env):  # type: ignore[name-defined, misc]
 @pytest.fixture(scope="module")
 def guide() -> dict[str, Any]:
     """What the page's section defines."""
-    section = GUIDE.read_text().split("\n## sb3-contrib\n")[1].split("\n## ")[0]
-    names: dict[str, Any] = {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
-        exec(block, names)
-    return names
+    return run_guide("sb3-contrib")
 
 
 def build(guide: dict[str, Any], policy: str, **options: Any) -> Any:

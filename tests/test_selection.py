@@ -86,24 +86,19 @@ def test_nan_is_chosen_before_infinity() -> None:
         assert torch.equal(top_mask(s, 1), s.isnan())
 
 
-def test_noise_is_drawn_for_random_rules_alone() -> None:
+def test_noise_is_of_torch_s_generator_for_random_rules_alone_and_differs_between_steps() -> None:
     cpu = torch.device("cpu")
     assert draw_noise(rules(views="soft", peers="all"), 3, 2, cpu) is None
-    drawn = draw_noise(rules(cells="random", peers="random"), 3, 2, cpu)
-    assert drawn is not None
-    assert drawn.views is None
-    assert drawn.cells.shape == (3, 2, 5)
-    assert drawn.peers.shape == (3, 2, 5, 5)
-    (views,) = (n for n in draw_noise(rules(views="random"), 3, 2, cpu) if n is not None)
-    assert views.shape == (3, 2, 5, 4)
-
-
-def test_noise_comes_from_torch_s_generator_and_differs_between_steps() -> None:
+    one, two = (
+        draw_noise(rules(**dict.fromkeys(names, "random")), 3, 2, cpu)
+        for names in (("cells", "peers"), ("views",))
+    )
+    assert (one.cells.shape, one.views, one.peers.shape) == ((3, 2, 5), None, (3, 2, 5, 5))
+    assert (two.cells, two.views.shape, two.peers) == (None, (3, 2, 5, 4), None)
     sel = rules(cells="random")
 
     def draw() -> Tensor:
-        noise = draw_noise(sel, 20, 1, torch.device("cpu"))
-        assert noise is not None
+        noise = draw_noise(sel, 20, 1, cpu)
         return choose_cells(torch.zeros(20, 1, 5), sel, noise.cells)
 
     torch.manual_seed(5)
@@ -153,14 +148,8 @@ def test_eq16_the_others_are_ranked_without_the_own_score() -> None:
         for j in range(5):
             others = sorted((i for i in range(5) if i != j), key=lambda i: -s[b, j, i])
             assert peers[b, j].nonzero().flatten().tolist() == sorted([j, *others[:2]])
-
-
-def test_eq16_nan_and_infinity_leave_the_count_as_it_is() -> None:
-    s = numbers(4, 5, 5)
-    s[0] = NAN
-    s[1, :, 2:] = INF
-    s[2] = -INF
-    s[3, :, 1:] = -INF
+    # NaN and infinity leave the count as it is.
+    s[0], s[1, :, 2:], s[2], s[3, :, 1:] = NAN, INF, -INF, -INF
     assert (weigh_peers(s, rules(), None).sum(-1) == 3).all()
 
 

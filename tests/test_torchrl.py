@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from helpers import run_guide
 from riglstm import RigLSTM
 
 pytest.importorskip("torchrl", reason="needs the extra riglstm[torchrl]")
@@ -19,7 +18,6 @@ from tensordict import TensorDict
 from torchrl.modules import LSTMModule, set_recurrent_mode
 
 pytestmark = pytest.mark.slow
-GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 
 
 def build() -> Any:
@@ -90,10 +88,7 @@ def test_backends_that_bypass_the_layer_raise() -> None:
 
 
 def test_guides_rollout_equals_its_recurrent_pass() -> None:
-    section = GUIDE.read_text().split("\n## torchrl\n")[1].split("\n## ")[0]
-    names: dict[str, Any] = {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
-        exec(block, names)
+    names = run_guide("torchrl")
     data, features = names["data"], names["features"]
     assert isinstance(names["rnn"].lstm, RigLSTM)
     assert data["is_init"][1:].any(), "the rollout has no episode that starts inside it"

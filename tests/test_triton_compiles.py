@@ -11,7 +11,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 pytestmark = pytest.mark.slow
 
@@ -202,55 +201,6 @@ for name, chip, apart, rows, z, more in (
     done[name] = built(resident_kernel, z, tile, PRECISION="ieee", **more, **place)
 print(json.dumps(done))
 """
-
-
-# Rows, columns, sequences at a time and warps.
-WIDE, FLAT = (128, 128, 4, 8), (64, 128, 2, 8)
-
-
-@pytest.mark.parametrize(
-    ("multiprocessors", "B", "forward", "back"),
-    [
-        # Up to 64 sequences, as narrow as the multiprocessors are many.
-        (132, 64, (64, 32, 1, 8), (64, 32, 1, 8)),
-        (108, 64, (64, 32, 1, 8), (64, 64, 1, 8)),
-        (64, 64, (64, 64, 1, 8), (64, 64, 1, 8)),
-        (32, 64, FLAT, FLAT),
-        # Of more, half the rows where all tiles are done at once.
-        (132, 65, (64, 64, 2, 4), (64, 64, 1, 4)),
-        (132, 128, (64, 64, 2, 4), (64, 64, 1, 4)),
-        (132, 129, (64, 128, 2, 4), FLAT),
-        (132, 256, (64, 128, 2, 4), FLAT),
-        (132, 257, WIDE, WIDE),
-        # As many as an A100 has: two sequences each are 216, and 120 tiles are too many.
-        (108, 128, (64, 64, 2, 4), FLAT),
-        (108, 129, WIDE, WIDE),
-        (32, 65, WIDE, WIDE),
-    ],
-)
-def test_tiles_follow_the_sequences_and_the_multiprocessors(
-    multiprocessors: int,
-    B: int,
-    forward: tuple[int, ...],
-    back: tuple[int, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from riglstm.scan.triton import plan
-
-    monkeypatch.setattr(plan, "interpreted", lambda: False)
-    monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, 232_448))
-    half, single, cuda = torch.bfloat16, torch.float32, torch.device("cuda")
-    z = plan.Sizes(6, 6, 100, 104, 512, 5, half, half, half)
-    for tiles, expected in (
-        (plan.forward_tiles(z, B, cuda), forward),
-        (plan.backward_tiles(z, B, cuda), back),
-    ):
-        assert tuple(tiles[n] for n in ("BM", "BN", "RB", "num_warps")) == expected
-    if B > 64:
-        # float32 without TF32 has the widest ones always.
-        wide = z._replace(held=single, back=single)
-        assert plan.forward_tiles(wide, B, cuda)["BM"] == 128
-        assert plan.backward_tiles(wide, B, cuda)["BM"] == 128
 
 
 # A few multiprocessors of an A100, which get the widest tiles; a whole H100.

@@ -178,26 +178,6 @@ def test_weights_may_be_of_another_dtype(product: torch.dtype) -> None:
     assert torch.equal(mapped(wide, x, product)[0], mapped(p, x, product)[0])
 
 
-@pytest.mark.usefixtures("precision_as_before")
-def test_products_in_halves_take_a_map_of_ours_as_far_as_its_numbers_go() -> None:
-    sel = problem().sel
-    for product, precision, features, own in (
-        (torch.bfloat16, "highest", 5, True),
-        (torch.float32, "highest", 5, False),
-        (torch.float32, "high", 5, True),
-        (torch.float32, "high", 8192, True),
-        (torch.float32, "high", 8193, False),
-        (torch.float32, "high", None, False),
-        (torch.bfloat16, "highest", None, False),
-        (torch.bfloat16, "highest", 2**31 // (K * P), True),
-        (torch.bfloat16, "highest", 2**31 // (K * P) + 1, False),
-    ):
-        torch.set_float32_matmul_precision(precision)
-        given = (sel, B, d, CPU, product, False, 2, features, False)
-        made = plan.plan_forward.__wrapped__(*given)
-        assert (made.map is not None) == own, (product, precision, features)
-
-
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
@@ -318,41 +298,6 @@ def test_the_first_two_steps_are_mapped_before(
     p = random_problem(seeded(0), T=T, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
     forward.run(p.x, p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
     assert firsts == [rows]
-
-
-@pytest.mark.usefixtures("precision_as_before")
-def test_the_forward_kernel_maps_many_sequences_of_not_too_many_features() -> None:
-
-    torch.set_float32_matmul_precision("high")
-    most = 2 * (K + N) * P // 3
-    for product, sequences, features, save, mapped, kept in (
-        (torch.bfloat16, 65, 5, True, True, True),
-        (torch.bfloat16, 65, 5, False, True, False),
-        (torch.bfloat16, 64, 5, True, False, False),
-        (torch.bfloat16, 65, most, True, True, True),
-        (torch.bfloat16, 65, most + 1, True, False, False),
-        (torch.float32, 65, most, True, True, False),
-        (torch.float32, 64, 5, True, False, False),
-    ):
-        z = plan.sizes(d, problem().sel, True, product)
-        assert (plan.rounded(z, sequences, features, torch.float32, save) > 0) == kept
-        assert plan.rounded(z, sequences, features, torch.bfloat16, save) == 0
-        given = (problem().sel, sequences, d, CPU, product, True, 2, features, save)
-        assert plan.plan_forward.__wrapped__(*given).inside == mapped
-
-
-def test_all_multiprocessors_run_where_the_kernel_maps_its_input(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(plan, "interpreted", lambda: False)
-    monkeypatch.setattr(plan, "chip", lambda device: (132, 232_448))
-    sel = random_problem(seeded(0), T=1, B=1, N=6, K=6, d=100, D=600, K_a=4, K_x=4).sel
-    for features, sequences, programs in (
-        *((600, B, 132) for B in (65, 109, 512)),
-        *((None, 65, 108), (None, 109, 109)),  # views as they come: tiles, or sequences
-    ):
-        given = (sel, sequences, 100, CPU, torch.bfloat16, True, 2, features, False)
-        assert plan.plan_forward.__wrapped__(*given).programs == programs
 
 
 @pytest.mark.usefixtures("many")
