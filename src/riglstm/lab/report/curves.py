@@ -29,7 +29,7 @@ from riglstm.lab.report.style import (
 )
 from riglstm.lab.tables.paper import value
 from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.render import ENOUGH, Table, number
+from riglstm.lab.tables.render import ENOUGH, Table
 from riglstm.lab.tables.result import CHOSEN
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Shift(NamedTuple):
     def alt(self) -> str:
         """The means in words."""
         said = (
-            f"{label}: " + ", ".join(f"{c} {number(fmean(v))}" for c, v in values.items())
+            f"{label}: " + ", ".join(f"{c} {fmean(v):.1f}" for c, v in values.items())
             for label, values in self.models.items()
         )
         return f"Means. {'; '.join(said)}"
