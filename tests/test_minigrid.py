@@ -1,9 +1,10 @@
-"""MiniGrid: levels, worker processes, runs in folders, and how agents are tested."""
+"""MiniGrid: levels, worker processes, runs in folders, tests of agents, the guide's blocks."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,18 +17,18 @@ import numpy as np
 import pytest
 import torch
 
+from riglstm import RigLSTM
 from riglstm.lab.minigrid.ppo import PPO
 
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 import gymnasium
 
-from riglstm.lab.minigrid import testing, training
-from riglstm.lab.minigrid.envs import Environments, WorkerDied
+from riglstm.lab.minigrid import training
+from riglstm.lab.minigrid.envs import SKIP, Environments, WorkerDied, solved
 from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels, family
-from riglstm.lab.minigrid.reproduce import build, evaluate, is_grid, load, plan, reproduce, run
-from riglstm.lab.minigrid.spec import MEMORIES, SEEDS, GridSpec
-from riglstm.lab.minigrid.testing import SEED, trials
-from riglstm.lab.minigrid.worker import SKIP, solved
+from riglstm.lab.minigrid.reproduce import build, evaluate, load, plan, reproduce, run
+from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
+from riglstm.lab.minigrid.table import is_grid
 from riglstm.lab.tables.reproduce import Reproduced
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
@@ -42,10 +43,18 @@ TINY = PPO(
 )  # fmt: skip
 
 
-def spec(model: str = "riglstm", **changes: Any) -> GridSpec:
+Patch = pytest.MonkeyPatch
+
+
+def spec(model: str = "riglstm", ppo: PPO = TINY, **changes: Any) -> GridSpec:
     memory = MEMORIES[model]
     options = dict(memory.options)
-    return GridSpec("lavagap", memory.model, memory.hidden_size, options, TINY, 0, **changes)
+    return GridSpec("lavagap", memory.model, memory.hidden_size, options, ppo, 0, **changes)
+
+
+def short(frames: int) -> GridSpec:
+    """An LSTM that is trained for so many frames."""
+    return spec("lstm", replace(TINY, frames=frames), episodes=1)
 
 
 def alive(pid: int) -> bool:
@@ -54,6 +63,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def played(envs: Environments, actions: Any) -> list[Any]:
+    """The images after each of these steps."""
+    return [(envs.step(own), envs.images.copy())[1] for own in actions]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -66,19 +80,15 @@ def test_levels_are_registered_with_their_limits_and_actions(name: str) -> None:
         assert env.observation_space["image"].shape == (7, 7, 3)
 
 
-def test_families_that_need_the_text_are_not_shown() -> None:
+def test_levels_and_families_by_name() -> None:
     assert len(FAMILIES) == 16
     assert set(FAMILIES) - set(SHOWN) == {"fetch", "gotodoor", "gotoobject", "putnear"}
-
-
-def test_levels_and_families_by_name() -> None:
     of = family("doorkey")
     assert [level.name for level in chosen_levels(of, ("8x8", "5x5"))] == ["5x5", "8x8"]
     assert chosen_levels(of, None) == of.levels
-    with pytest.raises(ValueError, match=r"levels of DoorKey must be some of 5x5, .*got '7x7'"):
-        chosen_levels(of, ("7x7",))
-    with pytest.raises(ValueError, match=r"levels of DoorKey must be some of 5x5, .*got none"):
-        chosen_levels(of, ())
+    for names, got in ((("7x7",), "'7x7'"), ((), "none")):
+        with pytest.raises(ValueError, match=rf"levels of DoorKey must be .* 5x5, .*got {got}"):
+            chosen_levels(of, names)
     with pytest.raises(ValueError, match=r"the family must be one of empty, .*got 'maze'"):
         family("maze")
 
@@ -105,31 +115,26 @@ def test_reward_is_one_where_a_recorded_episode_is_solved() -> None:
 
 def test_workers_give_what_the_environments_give() -> None:
     levels = [DOORKEY, EMPTY, DOORKEY]
-    rng = np.random.default_rng(0)
-    plan = rng.integers(0, 7, (120, 3))
+    actions = np.random.default_rng(0).integers(0, 7, (120, 3))
     seen: list[Any] = []
     for workers in (1, 2):
         with Environments(levels, 5, workers=workers) as envs:
-            frames = [envs.images.copy()]
-            for actions in plan:
-                envs.step(actions)
-                frames.append(envs.images.copy())
-        seen.append(np.array(frames))
+            first = envs.images.copy()
+            seen.append(np.array([first, *played(envs, actions)]))
     np.testing.assert_array_equal(*seen)
+
+    def begin(env: Any, i: int, episode: int) -> Any:
+        state = np.random.SeedSequence((5, i, episode)).generate_state(1)
+        return env.reset(seed=int(state[0]))[0]["image"]
+
     for i, level in enumerate(levels):
         env, episode = gymnasium.make(level), 0
-
-        def begin(env: Any, i: int, episode: int) -> Any:
-            state = np.random.SeedSequence((5, i, episode)).generate_state(1)
-            return env.reset(seed=int(state[0]))[0]["image"]
-
         expected = [begin(env, i, 0)]
-        for action in plan[:, i]:
+        for action in actions[:, i]:
             found, _, terminated, truncated, _ = env.step(int(action))
-            image = found["image"]
             if terminated or truncated:
                 episode += 1
-                image = begin(env, i, episode)
+            image = begin(env, i, episode) if terminated or truncated else found["image"]
             expected.append(image)
         np.testing.assert_array_equal(seen[0][:, i], np.array(expected))
 
@@ -137,14 +142,13 @@ def test_workers_give_what_the_environments_give() -> None:
 def test_environments_go_back_to_where_they_stood() -> None:
     rng = np.random.default_rng(1)
     with Environments([DOORKEY, EMPTY], 0, workers=1) as envs:
-        for _ in range(130):
-            envs.step(rng.integers(0, 7, 2))
+        played(envs, rng.integers(0, 7, (130, 2)))
         there, images = envs.history(), envs.images.copy()
-        plan = rng.integers(0, 7, (30, 2))
-        first = [(envs.step(a), envs.images.copy())[1] for a in plan]
+        actions = rng.integers(0, 7, (30, 2))
+        first = played(envs, actions)
         envs.restore(json.loads(json.dumps(there)))
         np.testing.assert_array_equal(envs.images, images)
-        again = [(envs.step(a), envs.images.copy())[1] for a in plan]
+        again = played(envs, actions)
     assert there[1][0] > 0, "no episode has ended before"
     np.testing.assert_array_equal(first, again)
 
@@ -163,23 +167,16 @@ def test_an_environment_can_be_left_out_and_plays_once() -> None:
         assert ends == 1
 
 
-def test_no_environments_and_no_workers_are_refused() -> None:
-    with pytest.raises(ValueError, match="levels must be those of one environment at least"):
-        Environments([], 0)
-    for workers in (0, -1):
-        with pytest.raises(
-            ValueError, match=f"from 1 on, or None for one to a core, got {workers}"
-        ):
-            Environments([EMPTY], 0, workers=workers)
-
-
-def test_there_are_as_many_workers_as_cores_that_may_be_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_there_are_as_many_workers_as_cores_that_may_be_used(monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     with Environments([EMPTY] * 4, 0) as envs:
         assert len(envs.workers) == 1
+    with pytest.raises(ValueError, match="levels must be those of one environment at least"):
+        Environments([], 0)
+    for none in (0, -1):
+        with pytest.raises(ValueError, match=f"from 1 on, or None for one to a core, got {none}"):
+            Environments([EMPTY], 0, workers=none)
 
 
 def test_a_killed_worker_is_reported_and_none_is_left() -> None:
@@ -212,6 +209,8 @@ def test_workers_do_not_outlive_a_killed_run() -> None:
         pids = [int(pid) for pid in run.stdout.readline().split()]
         assert len(pids) == 2
         assert all(map(alive, pids))
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+        assert not any("libtorch" in text for text in maps), "a worker waits for torch to load"
         run.kill()
         run.wait()
     until = time.monotonic() + 10
@@ -242,11 +241,9 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
         evaluate(tmp_path / "a", "cpu")
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Patch) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(spec("lstm", episodes=1), whole, progress=False)
+    run(short(256), whole, progress=False)
     move = training.FrameProgress.move
 
     def stop(self: Any, frames: int, figures: Any) -> None:
@@ -257,33 +254,29 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(training.FrameProgress, "move", stop)
         with pytest.raises(Interrupted, match="update 2; go on with: the same"):
-            run(spec("lstm", episodes=1), parts, progress=False, again="the same")
+            run(short(256), parts, progress=False, again="the same")
     assert RunFolder(parts).state == "partial"
     with pytest.raises(ValueError, match="go on with it by --resume"):
-        run(spec("lstm", episodes=1), parts, progress=False)
-    run(spec("lstm", episodes=1), parts, resume=True, progress=False)
+        run(short(256), parts, progress=False)
+    run(short(256), parts, resume=True, progress=False)
     assert (whole / "metrics.csv").read_bytes() == (parts / "metrics.csv").read_bytes()
     weights = "weights/step-256.safetensors"
     assert (whole / weights).read_bytes() == (parts / weights).read_bytes()
 
 
 def test_no_more_frames_are_used_than_were_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(testing, "SECONDS", 0.0)
-    given = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=127))
-    assert run(given, tmp_path / "a")["frames"] == 64
+    monkeypatch.setattr(training, "SECONDS", 0.0)
+    assert run(short(127), tmp_path / "a")["frames"] == 64
     said = capsys.readouterr().err
     assert "testing 1 episodes of 3 levels" in said
     assert "tested 6 of 6 episodes" in said
     with pytest.raises(ValueError, match=r"of one update at least, 64 = envs · steps, got 63"):
-        replace(given, ppo=replace(TINY, frames=63))
+        short(63)
 
 
-def test_a_second_signal_in_the_last_save_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=64))
+def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path: Path, monkeypatch: Patch) -> None:
     save = training.Checkpoints.save
 
     def stopped(self: Any, *args: Any) -> None:
@@ -293,33 +286,26 @@ def test_a_second_signal_in_the_last_save_ends_the_run(
 
     monkeypatch.setattr(training.Checkpoints, "save", stopped)
     with pytest.raises(Interrupted, match=r"stopped at once, without saving; .*go on with: again"):
-        run(short, tmp_path / "a", progress=False, again="again")
+        run(short(64), tmp_path / "a", progress=False, again="again")
 
 
-def test_a_run_whose_worker_dies_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = replace(spec("lstm", episodes=1), ppo=replace(TINY, frames=128))
-    move, killed = training.FrameProgress.move, []
-    begin = training.Environments.__init__
+def test_a_run_whose_worker_dies_says_how_to_go_on(tmp_path: Path, monkeypatch: Patch) -> None:
+    update = training.Agent.update
 
-    def watched(self: Any, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options)
-        killed.append(self.workers[0].process)
+    def kill(self: Any) -> Any:
+        found = update(self)
+        (worker,) = self.envs.workers
+        worker.process.kill()
+        worker.process.wait()
+        return found
 
-    def kill(self: Any, frames: int, figures: Any) -> None:
-        killed[0].kill()
-        killed[0].wait()
-        move(self, frames, figures)
-
-    monkeypatch.setattr(training.Environments, "__init__", watched)
-    monkeypatch.setattr(training.FrameProgress, "move", kill)
+    monkeypatch.setattr(training.Agent, "update", kill)
     with pytest.raises(WorkerDied, match=r"code -9; .*no checkpoint yet; go on with: again"):
-        run(short, tmp_path / "a", progress=False, again="again")
+        run(short(128), tmp_path / "a", progress=False, again="again")
 
 
 def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def make(**how: bool) -> Reproduced:
         runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
@@ -344,22 +330,27 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
     assert RunFolder(folder).state == "done"
 
 
-def test_quick_is_a_twentieth_of_each_familys_frames() -> None:
-    runs = plan(["empty", "keycorridor"], ["lstm"], 1, "runs", PPO(), quick=True)
-    assert [p.spec.frames for p in runs] == [5_000, 250_000]
-    few = plan(["empty"], ["lstm"], 1, "runs", PPO(envs=64), quick=True)
-    assert few[0].spec.frames == 8192, "less than one update"
-    asked = plan(["empty"], ["lstm"], 1, "runs", PPO(frames=4096), quick=True)
-    assert asked[0].spec.frames == 4096
+@pytest.mark.parametrize(
+    ("families", "ppo", "frames"),
+    [
+        (["empty", "keycorridor"], PPO(), [5_000, 250_000]),
+        (["empty"], PPO(envs=64), [8192]),  # one update at least
+        (["empty"], PPO(frames=4096), [4096]),
+    ],
+)
+def test_quick_is_a_twentieth_of_each_familys_frames(
+    families: list[str], ppo: PPO, frames: list[int]
+) -> None:
+    runs = plan(families, ["lstm"], 1, "runs", ppo, quick=True)
+    assert [p.spec.frames for p in runs] == frames
 
 
 def test_trials_depend_on_the_agent_alone() -> None:
     net = build(spec(), torch.device("cpu"))
     levels = family("lavagap").levels[:2]
-    scores = trials(net, levels, 3, workers=1)
-    assert SEED == SEEDS, "a run may be trained on test episodes"
-    assert trials(net, levels, 3, workers=2) == scores
-    assert trials(net, levels[1:], 3, workers=1) == {"S6": scores["S6"]}
+    scores = training.trials(net, levels, 3, workers=1)
+    assert training.trials(net, levels, 3, workers=2) == scores
+    assert training.trials(net, levels[1:], 3, workers=1) == {"S6": scores["S6"]}
     for name, score in scores.items():
         assert 0 < score.steps <= next(x.limit for x in levels if x.name == name)
 
@@ -371,9 +362,6 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
     assert replace(spec(), model_options={"num_cells": 4}).name == "riglstm-other"
     options = {**MEMORIES["riglstm"].options, "backend": "batched"}
     assert replace(spec(), model_options=options).name == "riglstm"
-
-
-def test_another_soft_update_is_another_memory() -> None:
     sizes = {k: v for k, v in MEMORIES["riglstm"].options.items() if k != "soft_update"}
     learns = replace(spec(), model_options=sizes)
     assert learns.name == "riglstm-other"
@@ -397,9 +385,38 @@ def test_another_soft_update_is_another_memory() -> None:
     ],
 )
 def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {
-        **{"family": "empty", "model": "riglstm", "hidden_size": 64, "model_options": {}},
-        **{"ppo": TINY, "seed": 0},
-    }
     with pytest.raises(ValueError, match=message):
-        GridSpec(**{**given, **changes})
+        replace(spec(), **changes)
+
+
+def block(word: str) -> dict[str, Any]:
+    """What the guide's block with that word in it defines, run."""
+    guide = Path(__file__).parents[1] / "docs" / "minigrid.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", guide.read_text(), re.M | re.S)
+    (text,) = [b for b in blocks if word in b]
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(text, names)
+    return names
+
+
+def test_sb3_contrib_learns_on_a_level() -> None:
+    pytest.importorskip("sb3_contrib", reason="needs the extra riglstm[sb3]")
+    torch.manual_seed(0)
+    model = block("RecurrentPPO")["model"]
+    assert model.num_timesteps == 64
+    layers = [m for m in model.policy.modules() if isinstance(m, RigLSTM)]
+    assert [layer.input_size for layer in layers] == [147, 147]
+    before = [p.detach().clone() for layer in layers for p in layer.parameters()]
+    model.learn(64)
+    after = [p for layer in layers for p in layer.parameters()]
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_torchrl_steps_and_sequences_agree_on_a_level() -> None:
+    pytest.importorskip("torchrl", reason="needs the extra riglstm[torchrl]")
+    torch.manual_seed(0)
+    names = block("LSTMModule")
+    data = names["data"]
+    assert data["is_init"][1:].any(), "no episode starts inside the rollout"
+    assert isinstance(names["rnn"].lstm, RigLSTM)
+    torch.testing.assert_close(names["features"], data["embed"], rtol=0, atol=1e-5)

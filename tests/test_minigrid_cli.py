@@ -21,11 +21,10 @@ from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.reproduce import build, plan
-from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import GridSpec
-from riglstm.lab.minigrid.table import tables
+from riglstm.lab.minigrid.table import read, tables
 from riglstm.lab.report.minigrid import relative, unequal_training
-from riglstm.lab.report.records import without_copies
+from riglstm.lab.report.runs import without_copies
 from riglstm.lab.tables.result import RunError
 from riglstm.lab.train.folder import RunFolder
 
@@ -34,6 +33,11 @@ TINY = [
     *("--epochs", "1", "--workers", "1", "--device", "cpu", "--no-tensorboard"),
     *("--episodes", "2"),
 ]
+LSTM = [
+    *("reproduce", "minigrid", "--families", "lavagap", "--models", "lstm", "--seeds", "1"),
+    *("--frames", "2048", "--episodes", "2", "--device", "cpu", "--workers", "1"),
+]
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +50,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_finished_run_is_not_trained_again(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_tested_again_and_not_trained(runs: Path, capsys: Capture) -> None:
     out = str(runs / "riglstm")
     assert main(["train", "minigrid", "--family", "lavagap", "--out", out, *TINY]) == 2
     assert "holds a finished run; `riglstm evaluate" in capsys.readouterr().err
-
-
-def test_evaluate_gives_the_recorded_result(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(runs / "riglstm"), "--conditions", "S6", "--device", "cpu"]) == 0
+    assert main(["evaluate", out, "--conditions", "S6", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "S6" in said
     assert "S5" not in said
@@ -63,7 +62,7 @@ def test_evaluate_gives_the_recorded_result(runs: Path, capsys: pytest.CaptureFi
 
 
 def test_report_draws_the_papers_figure_and_episodes(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     page, figures = tmp_path / "report.html", tmp_path / "figures"
     assert main(["report", str(runs), "--out", str(page), "--figures", str(figures)]) == 0
@@ -138,21 +137,26 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
     assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.frames is" in words
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--set bidirectional=true", "expected a memory that streams"),
+        ("--set cells=random", "got cells='random'"),
+        ("--set update_scale=0.5", "update_scale must be 'auto' with soft_update='printed'"),
+        ("--frames 63", "frames must be those of one update at least, 64"),
+        ("--seed 2147483648", "seed must be a whole number from 0 to 2147483647"),
+        ("--family door-key", "--family must be one of"),
+        ("--model transformer", "--model must be one of"),
+        ("--steps 100", "steps and minibatch must be multiples of window = 8"),
+    ],
+)
 def test_a_run_that_cannot_be_begins_no_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "run"
-    for flags, message in (
-        (["--set", "bidirectional=true"], "expected a memory that streams"),
-        (["--set", "cells=random"], "got cells='random'"),
-        (["--set", "update_scale=0.5"], "update_scale must be 'auto' with soft_update='printed'"),
-        (["--frames", "63"], "frames must be those of one update at least, 64"),
-        (["--seed", "2147483648"], "seed must be a whole number from 0 to 2147483647"),
-    ):
-        command = ["train", "minigrid", "--family", "lavagap", "--out", str(out), *TINY, *flags]
-        assert main(command) == 2
-        assert message in capsys.readouterr().err
-        assert not out.exists()
+    assert main(["train", "minigrid", "--out", str(out), *TINY, *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -183,11 +187,9 @@ def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
 
 
 def test_reproduce_trains_what_is_missing_and_prints_a_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
-    command = ["reproduce", "minigrid", "--families", "lavagap", "--models", "lstm"]
-    command += ["--seeds", "1", "--frames", "2048", "--episodes", "2", "--out", str(tmp_path)]
-    command += ["--device", "cpu", "--workers", "1"]
+    command = [*LSTM, "--out", str(tmp_path)]
     assert main(command) == 0
     first = capsys.readouterr()
     assert "**MiniGrid, LavaGap: episodes solved in %**" in first.out
@@ -199,44 +201,27 @@ def test_reproduce_trains_what_is_missing_and_prints_a_table(
     assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("table,model,seed,metric,")
 
 
-def test_reproduce_counts_and_names_what_diverged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reproduce_counts_and_names_what_diverged(tmp_path: Path, capsys: Capture) -> None:
     (failed,) = plan(["lavagap"], ["lstm"], 1, tmp_path, PPO(frames=2048), 2)
     folder = RunFolder(failed.folder)
     folder.write_json(folder.config, failed.spec.resolved())
     folder.write_json(folder.failed, {"reason": "a loss is not a number"})
-    command = ["reproduce", "minigrid", "--families", "lavagap", "--models", "lstm"]
-    command += ["--seeds", "1", "--frames", "2048", "--episodes", "2", "--out", str(tmp_path)]
-    assert main(command) == 0, "as for other tables"
+    assert main([*LSTM, "--out", str(tmp_path)]) == 0, "as for other tables"
     said = capsys.readouterr().out
     assert f"Failed: {failed.folder.name}: a loss is not a number." in said
     assert "1 failed; --retry-failed trains them anew" in said
     assert "not done" not in said
 
 
-def test_names_that_are_not_there_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags, message in (
-        (["--family", "door-key"], "--family must be one of"),
-        (["--model", "transformer"], "--model must be one of"),
-        (["--steps", "100"], "steps and minibatch must be multiples of window = 32"),
-    ):
-        assert main(["train", "minigrid", *flags]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_minigrid_comes_before_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_minigrid_is_listed_and_comes_before_its_flags(capsys: Capture) -> None:
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in FAMILIES)
     assert main(["reproduce", "--seeds", "1", "minigrid"]) == 2
     assert "minigrid must come before its flags" in capsys.readouterr().err
 
 
-def test_list_has_the_families(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in FAMILIES)
-
-
-def test_bench_prints_training_beside_stepping(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_prints_training_beside_stepping(capsys: Capture) -> None:
     assert main(["bench", "--tables", "minigrid", "--quick"]) == 0
     said = capsys.readouterr().out
     for words in ("random steps", "training lstm", "training riglstm", "frames/s"):

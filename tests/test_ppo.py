@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,22 @@ CPU = torch.device("cpu")
 NAMES = ["lstm", "riglstm", "rim"]
 
 
+def close(a: Any, b: Any, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
 class Pictures:
-    """Environments made up: few different frames, episodes of random length, no processes."""
+    """Environments made up: few different frames, episodes of random length, no processes.
+
+    `log` keeps what was shown, what was told, and what came of it.
+    """
 
     def __init__(self, B: int, seed: int = 0) -> None:
         self.rng, self.B = np.random.default_rng(seed), B
         self.all = self.rng.integers(0, 10, (9, 7, 7, 3)).astype(np.uint8)
         self.dones, self.rewards = np.zeros(B, np.uint8), np.zeros(B, np.uint8)
         self.steps = np.ones(B, np.int32)
+        self.log: list[tuple[Any, Any, Any, Any]] = []
         self.look()
 
     def __len__(self) -> int:
@@ -41,9 +50,11 @@ class Pictures:
 
     def step(self, actions: Any) -> None:
         assert actions.shape == (self.B,)
+        shown = self.images
         self.dones = (self.rng.random(self.B) < 0.25).astype(np.uint8)
         self.rewards = self.dones * (self.rng.random(self.B) < 0.5).astype(np.uint8)
         self.look()
+        self.log.append((shown, actions.copy(), self.rewards, self.dones))
 
 
 def agent_with(name: str, config: PPO = SMALL) -> Agent:
@@ -92,7 +103,7 @@ def test_encoding_by_products_equals_the_convolutions() -> None:
         for y in (net.encode(images), net.encoder(seen))
     )
     for a, b in zip((got, *grads), (expected, *others), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+        close(a, b)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -127,8 +138,8 @@ def test_replayed_log_probabilities_are_the_stored_ones(name: str) -> None:
             log_probs, values, _, _ = agent.replay(
                 *(images, rollout.codes[part], rollout.reset[part], rollout.actions[part], state)
             )
-        torch.testing.assert_close(log_probs, rollout.log_probs[part], rtol=0, atol=1e-5)
-        torch.testing.assert_close(values, rollout.values[part], rtol=0, atol=1e-5)
+        close(log_probs, rollout.log_probs[part], 1e-5)
+        close(values, rollout.values[part], 1e-5)
 
 
 def test_every_model_that_streams_has_a_memory() -> None:
@@ -152,7 +163,7 @@ def test_actions_are_drawn_from_the_policy() -> None:
     noise = agent._gumbel(60, 400)
     p = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.015, 0.005])
     drawn = (p.log() + noise).argmax(-1).flatten().bincount(minlength=7) / (60 * 400)
-    torch.testing.assert_close(drawn, p, rtol=0, atol=0.01)
+    close(drawn, p, 0.01)
 
 
 def test_frames_are_encoded_once_and_codes_lead_back() -> None:
@@ -238,25 +249,11 @@ def one_frame(net: ActorCritic, image: Tensor, state: Any) -> tuple[Tensor, Tens
     return net.logits(y[0, 0]).log_softmax(-1), net.values(y[0, 0]), state
 
 
-class Watched(Pictures):
-    """Keeps what it showed, what it was told, and what came of it."""
-
-    def __init__(self, B: int) -> None:
-        super().__init__(B)
-        self.log: list[tuple[Any, Any, Any, Any]] = []
-
-    def step(self, actions: Any) -> None:
-        shown = self.images.copy()
-        super().step(actions)
-        self.log.append((shown, actions.copy(), self.rewards.copy(), self.dones.copy()))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_three_rollouts_equal_loops(name: str) -> None:
     """Resets, carried states, actions, log-probabilities, values, the value after, advantages."""
     agent = double_agent(name)
-    envs: Any = Watched(SMALL.envs)
-    agent.envs = envs
+    envs: Any = agent.envs
     net, T, B = agent.net, SMALL.steps, SMALL.envs
     states = [net.core.initial_state(1) for _ in range(B)]
     fresh = np.ones(B, bool)
@@ -291,7 +288,7 @@ def test_three_rollouts_equal_loops(name: str) -> None:
             for b in range(B):
                 start = net.core.initial_state(1) if fresh[b] else states[b]
                 values[T, b] = one_frame(net, torch.from_numpy(envs.images[b]), start)[1]
-            torch.testing.assert_close(rollout.values, values[:-1], rtol=0, atol=1e-10)
+            close(rollout.values, values[:-1])
             total = np.zeros(B)
             for t in reversed(range(T)):
                 _, _, rewards, dones = envs.log[t]
@@ -305,26 +302,34 @@ def test_three_rollouts_equal_loops(name: str) -> None:
     assert earned > 0
 
 
+def window(
+    net: ActorCritic, rollout: Rollout, config: PPO, i: int, state: Any
+) -> Iterator[tuple[int, int, Tensor, Tensor, Any]]:
+    """Window i frame by frame from a state: t, b, log-probabilities, the value, the state after."""
+    k, b = divmod(i, config.envs)
+    for t in range(k * config.window, (k + 1) * config.window):
+        if rollout.reset[t, b]:
+            state = net.core.initial_state(1)
+        image = rollout.frames.images[rollout.codes[t, b]]
+        log_probs, value, state = one_frame(net, image, state)
+        yield t, b, log_probs, value, state
+
+
 def loss_by_frames(net: ActorCritic, rollout: Rollout, config: PPO) -> tuple[Tensor, list[float]]:
     """The loss, frame by frame, and every ratio."""
     total, ratios = torch.zeros((), dtype=torch.float64), []
-    w = config.window
-    for k, stored in enumerate(rollout.states):
-        for b in range(config.envs):
-            state: Any = tuple(s[:, b : b + 1] for s in stored)
-            for t in range(k * w, (k + 1) * w):
-                if rollout.reset[t, b]:
-                    state = net.core.initial_state(1)
-                image = rollout.frames.images[rollout.codes[t, b]]
-                log_probs, value, state = one_frame(net, image, state)
-                gained, old = rollout.advantages[t, b], rollout.values[t, b]
-                ratio = (log_probs[rollout.actions[t, b]] - rollout.log_probs[t, b]).exp()
-                ratios.append(float(ratio.detach()))
-                policy = -torch.minimum(ratio * gained, ratio.clamp(0.8, 1.2) * gained)
-                near = old + (value - old).clamp(-0.2, 0.2)
-                missed = torch.maximum((value - old - gained) ** 2, (near - old - gained) ** 2)
-                entropy = -(log_probs.exp() * log_probs).sum()
-                total = total + policy + 0.5 * missed - 0.01 * entropy
+    for i in range(config.batch // config.window):
+        k, b = divmod(i, config.envs)
+        state = tuple(s[:, b : b + 1] for s in rollout.states[k])
+        for t, b, log_probs, value, _ in window(net, rollout, config, i, state):
+            gained, old = rollout.advantages[t, b], rollout.values[t, b]
+            ratio = (log_probs[rollout.actions[t, b]] - rollout.log_probs[t, b]).exp()
+            ratios.append(float(ratio.detach()))
+            policy = -torch.minimum(ratio * gained, ratio.clamp(0.8, 1.2) * gained)
+            near = old + (value - old).clamp(-0.2, 0.2)
+            missed = torch.maximum((value - old - gained) ** 2, (near - old - gained) ** 2)
+            entropy = -(log_probs.exp() * log_probs).sum()
+            total = total + policy + 0.5 * missed - 0.01 * entropy
     return total / config.batch, ratios
 
 
@@ -352,7 +357,7 @@ def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
     assert figures["grad_norm"] == pytest.approx(norm, rel=1e-5)
     for p, after in zip(weights, expected, strict=True):
         # The norm's limit is divided by norm + 1e-6.
-        torch.testing.assert_close(p.detach(), after, rtol=0, atol=1e-8)
+        close(p.detach(), after, 1e-8)
 
 
 def test_the_second_epoch_starts_from_states_under_the_new_weights() -> None:
@@ -381,17 +386,11 @@ def test_the_second_epoch_starts_from_states_under_the_new_weights() -> None:
         gen = generator(CPU, agent.seed, ORDER, agent.updates, epoch)
         for pick in torch.randperm(windows, generator=gen).split(config.minibatch // w):
             for got, expected in zip(next(calls), stored, strict=True):
-                torch.testing.assert_close(got, expected[:, pick], rtol=0, atol=1e-10)
+                close(got, expected[:, pick])
             starts = [tuple(s[:, i : i + 1].clone() for s in stored) for i in pick]
             for i, start in zip(pick.tolist(), starts, strict=True):
-                k, b = divmod(i, B)
-                state: Any = start
                 with torch.no_grad():
-                    for t in range(k * w, (k + 1) * w):
-                        if rollout.reset[t, b]:
-                            state = net.core.initial_state(1)
-                        image = rollout.frames.images[rollout.codes[t, b]]
-                        state = one_frame(net, image, state)[2]
+                    *_, (*_, state) = window(net, rollout, config, i, start)
                 if i + B < windows:
                     for s, new in zip(stored, state, strict=True):
                         s[:, i + B] = new[:, 0]

@@ -17,7 +17,6 @@ import torch
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid import table as agents
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.runs import read as read_agent
 from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.lab.report import outdated, publish, published
 from riglstm.lab.report.published import BEGIN, END, NOTHING, block
@@ -99,7 +98,7 @@ def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
 def test_the_guide_has_the_recorded_success_rates() -> None:
     runs = sorted((ROOT / "results" / "minigrid").iterdir())
     guide = (ROOT / "docs" / "minigrid.md").read_text()
-    shown, _ = agents.tables([read_agent(path) for path in runs])
+    shown, _ = agents.tables([agents.read(path) for path in runs])
     for table in shown:
         assert markdown(text_table(table)) in guide
     found: dict[tuple[str, ...], list[float]] = {}

@@ -19,22 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from riglstm.lab.cli.main import main
-from riglstm.lab.report import (
-    cells,
-    curves,
-    groups,
-    page,
-    records,
-    report,
-    rollouts,
-    scores,
-    style,
-)
+from riglstm.lab.report import cells, curves, page, report, rollouts, runs, style
 from riglstm.lab.report.cells import Images, Loaded
-from riglstm.lab.report.curves import Axis
 from riglstm.lab.tables.finished import evaluate
 from riglstm.lab.tables.plan import plan
-from riglstm.lab.tables.read_run import Record, Series, read_metrics, read_record
+from riglstm.lab.tables.read_run import Record, Series, read_record
 from riglstm.lab.tables.render import markdown, text_table
 from riglstm.lab.tables.result import FAILED, RunError
 from riglstm.lab.tables.run import build as build_run
@@ -45,6 +34,7 @@ from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.weights import read_weights, save_weights, write_weights
 
+VALUES = {"4x4": 0.5, "5x5": 0.25}
 STEP = 7
 """The update whose weights are in every run here."""
 DIGITS: dict[str, Any] = {"size": 4, "conditions": ("5x5",), "input_size": 12}
@@ -97,7 +87,9 @@ def begin(path: Path, spec: RunSpec, conditions: Sequence[str], updates: int = 1
     return folder
 
 
-def finish(path: Path, spec: RunSpec, values: Mapping[str, float], weights: bool = True) -> Path:
+def finish(
+    path: Path, spec: RunSpec, values: Mapping[str, float] = VALUES, weights: bool = True
+) -> Path:
     """A folder as training leaves it that was done, with these figures and untrained weights."""
     home, *others = values
     folder = begin(path, spec, list(values))
@@ -128,8 +120,13 @@ def finish(path: Path, spec: RunSpec, values: Mapping[str, float], weights: bool
 
 def opened(path: Path, model: str, **options: Any) -> Loaded:
     """A run of a model on digits, with its network."""
-    finish(path / model, on_digits(model, **options), {"4x4": 0.5, "5x5": 0.25})
+    finish(path / model, on_digits(model, **options))
     return cells.open_run(model, path / model, "cpu", None)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Loaded:
+    return opened(tmp_path, "riglstm")
 
 
 def shown(axes: Axes) -> Any:
@@ -151,9 +148,7 @@ def test_a_cell_that_wakes_on_the_stroke_correlates_with_it() -> None:
     np.testing.assert_allclose(r[:2], [1, -1])
     assert np.isnan(r[2])
     np.testing.assert_allclose(r[3], np.corrcoef(np.eye(3).ravel(), stroke.ravel())[0, 1])
-
-
-def test_a_summary_leaves_out_images_on_which_a_cell_never_changed() -> None:
+    # A summary leaves out images on which a cell never changed.
     pixels = np.stack([np.eye(2), np.eye(2)])
     active = np.stack([np.eye(2, dtype=bool), np.ones((2, 2), bool)])[:, None]
     (cell,) = cells.summarise(active, pixels)
@@ -161,15 +156,17 @@ def test_a_summary_leaves_out_images_on_which_a_cell_never_changed() -> None:
     np.testing.assert_allclose(cell.correlation, (1, 0))
     (never,) = cells.summarise(active[1:], pixels[1:])
     assert math.isnan(never.correlation[0])
+    said = [cells.percent(share) for share in (0, 0.001, 0.25, 0.999, 1)]
+    assert said == ["0%", "<1%", "25%", ">99%", "100%"]
+    assert [cells.number(r) for r in (-0.5, math.nan)] == ["−0.50", "–"]
 
 
-def test_activation_images_are_the_trace_in_the_order_of_lines(tmp_path: Path) -> None:
-    run = opened(tmp_path, "riglstm")
-    seen = cells.look(run, "5x5", (3, 1))
-    batch = cells.image_task(run).examples("5x5", "test", torch.tensor([3, 1]))
-    net: Any = run.net
+def test_activation_images_are_the_trace_in_the_order_of_lines(rig: Loaded) -> None:
+    seen = cells.look(rig, "5x5", (3, 1))
+    batch = cells.image_task(rig).examples("5x5", "test", torch.tensor([3, 1]))
+    net: Any = rig.net
     (trace,) = net.core.trace(net.tables(batch.inputs.long()).flatten(2))
-    figure = cells.draw_activations(seen.images, cells.layers(run, seen))
+    figure = cells.draw_activations(seen.images, cells.layers(rig, seen))
     axes = with_images(figure)
     assert len(axes) == 2 * (1 + 3)
     for b in range(2):
@@ -182,12 +179,6 @@ def test_activation_images_are_the_trace_in_the_order_of_lines(tmp_path: Path) -
     label = int(batch.targets[0])
     read_as = int(net(batch.inputs)[0].argmax())
     assert axes[0].get_xlabel() == f"“{label}”, read as “{read_as}”\ntest no. 3"
-
-
-def test_figures_under_images_say_neither_more_nor_less() -> None:
-    said = [cells.percent(share) for share in (0, 0.001, 0.25, 0.999, 1)]
-    assert said == ["0%", "<1%", "25%", ">99%", "100%"]
-    assert [cells.number(r) for r in (-0.5, math.nan)] == ["−0.50", "–"]
 
 
 def test_brim_is_drawn_layer_by_layer(tmp_path: Path) -> None:
@@ -214,14 +205,13 @@ def test_models_that_weigh_choose_nothing(tmp_path: Path) -> None:
         assert "chooses none" in cells.score_pictures(run, seen, 1)[0].caption
 
 
-def test_score_maps_are_of_the_step_counted_from_one(tmp_path: Path) -> None:
-    run = opened(tmp_path, "riglstm")
-    seen = cells.look(run, "5x5", (0, 2))
-    ((_, found),) = cells.scores(run, seen, 13)
+def test_score_maps_are_of_the_step_counted_from_one(rig: Loaded) -> None:
+    seen = cells.look(rig, "5x5", (0, 2))
+    ((_, found),) = cells.scores(rig, seen, 13)
     trace = seen.traces[0]
     assert trace.view_scores is not None
     np.testing.assert_array_equal(found.views, trace.view_scores[12])
-    axes = with_images(scores.draw(seen.images, found))
+    axes = with_images(cells.draw_scores(seen.images, found))
     # Beside each map stands its colour bar, which is an image of its own.
     maps = [a for a in axes if a.get_xlabel() in ("view of the input", "cell listened to")]
     assert [a.get_xlabel() for a in maps] == ["view of the input", "cell listened to"] * 2
@@ -240,8 +230,8 @@ def test_what_awake_cells_took_in_is_framed() -> None:
     peers = np.array([[[True, True], [True, True]]])
     awake = np.array([[True, False]])
     numbers = np.array([[[1.0, -2.0], [3.0, 4.0]]])
-    found = scores.Scores(1, awake, numbers, numbers, views, peers, ("0", "1"))
-    _, left, right = with_images(scores.draw(images, found))[:3]
+    found = cells.Scores(1, awake, numbers, numbers, views, peers, ("0", "1"))
+    _, left, right = with_images(cells.draw_scores(images, found))[:3]
 
     def frames(axes: Axes) -> list[tuple[int, int, object]]:
         patches = [p for p in axes.patches if isinstance(p, Rectangle)]
@@ -252,37 +242,32 @@ def test_what_awake_cells_took_in_is_framed() -> None:
     assert frames(maps["cell listened to"]) == [(0, 0, ":"), (1, 0, "-")]
     assert [t.get_text() for t in left.get_yticklabels()] == ["0", "1 asleep"]
     weighed = found._replace(views_chosen=None, peers_chosen=None)
-    for axes in with_images(scores.draw(images, weighed))[1:3]:
+    for axes in with_images(cells.draw_scores(images, weighed))[1:3]:
         assert not frames(axes)
 
 
-def test_digits_are_of_different_classes_and_in_the_test_set(tmp_path: Path) -> None:
-    run = opened(tmp_path, "riglstm")
-    task = cells.image_task(run)
+def test_digits_are_of_different_classes_and_a_look_may_be_cut(rig: Loaded) -> None:
+    task = cells.image_task(rig)
     chosen = cells.first_of_each_class(task)
     labels = task.examples("4x4", "test").targets
     assert len({int(labels[i]) for i in chosen}) == 3
     assert chosen[0] == 0
     with pytest.raises(ValueError, match="numbers from 0 to 11, the run's test set, got 12"):
-        cells.look(run, "5x5", (12,))
-
-
-def test_some_images_of_a_look_are_those_of_a_smaller_one(tmp_path: Path) -> None:
-    run = opened(tmp_path, "riglstm")
-    some = cells.look(run, "5x5", (4, 5, 6)).take(slice(1, None))
-    np.testing.assert_array_equal(
-        cells.layers(run, some)[0].active,
-        cells.layers(run, cells.look(run, "5x5", (5, 6)))[0].active,
+        cells.look(rig, "5x5", (12,))
+    some, same = (
+        cells.look(rig, "5x5", (4, 5, 6)).take(slice(1, None)),
+        cells.look(rig, "5x5", (5, 6)),
     )
+    for a, b in zip(cells.layers(rig, some), cells.layers(rig, same), strict=True):
+        np.testing.assert_array_equal(a.active, b.active)
     assert some.images.indices == [5, 6]
 
 
-def test_the_network_before_training_is_the_one_that_the_seed_drew(tmp_path: Path) -> None:
-    run = opened(tmp_path, "riglstm")
-    drawn = {name: value.clone() for name, value in run.net.state_dict().items()}
-    for parameter in run.net.parameters():
+def test_the_network_before_training_is_the_one_that_the_seed_drew(rig: Loaded) -> None:
+    drawn = {name: value.clone() for name, value in rig.net.state_dict().items()}
+    for parameter in rig.net.parameters():
         torch.nn.init.zeros_(parameter)
-    start = cells.before_training(run, None).net
+    start = cells.before_training(rig, None).net
     assert not start.training
     for name, value in start.state_dict().items():
         assert torch.equal(value, drawn[name]), name
@@ -329,9 +314,11 @@ def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
         "rim": {"P=50": [80.0, 70.0]},
     }
     figure = curves.draw_shift(
-        *(["P=50", "P=100"], "P=50", models, Axis("accuracy in %", True)),
-        paper={"lstm": {"P=100": 45.4}},
-        yardsticks={"chance": {"P=50": 10.0, "P=100": 10.0}},
+        curves.Shift(
+            *(["P=50", "P=100"], "P=50", models, "accuracy in %", True),
+            paper={"lstm": {"P=100": 45.4}},
+            yardsticks={"chance": {"P=50": 10.0, "P=100": 10.0}},
+        )
     )
     (axes,) = figure.get_axes()
     drawn: dict[str, Any] = {str(c.get_label()): c for c in axes.containers}
@@ -366,7 +353,8 @@ def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
 def test_only_steps_of_one_scale_are_joined(conditions: list[str], scale: bool) -> None:
     assert curves.is_scale(conditions) == scale
     models = {"lstm": {c: [1.0] for c in conditions}}
-    figure = curves.draw_shift(conditions, conditions[0], models, Axis("bce", False))
+    shift = curves.Shift(conditions, conditions[0], models, "bce", False, {}, {})
+    figure = curves.draw_shift(shift)
     (axes,) = figure.get_axes()
     container: Any = axes.containers[0]
     assert (container.lines[0].get_linestyle() == "-") == scale
@@ -378,7 +366,7 @@ def test_what_needs_no_model_is_a_line_of_the_table(tmp_path: Path) -> None:
     result = json.loads((path / "result.json").read_text())
     result["yardsticks"] = {"4": {"mean image": 0.31}, "curtain": {"mean image": 0.32}}
     (path / "result.json").write_text(json.dumps(result))
-    (group,) = groups.group([read_record(path)])
+    (group,) = runs.group([read_record(path)])
     assert [line.label for line in group.table.lines] == ["lstm", "no model: mean image"]
     assert group.table.lines[1].ours["curtain"].text() == "32.0"
     picture = curves.shift_picture(group, "4")
@@ -386,19 +374,29 @@ def test_what_needs_no_model_is_a_line_of_the_table(tmp_path: Path) -> None:
     assert "Grey lines need no model" in picture.caption
 
 
-def test_the_mean_of_runs_goes_as_far_as_all_of_them() -> None:
+def test_training_curves_have_means_dots_and_ticks_that_are_numbers() -> None:
     a = Series(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0]))
-    b = Series(np.array([2, 1]), np.array([4.0, 3.0]))
-    b = Series(b.steps[::-1], b.values[::-1])
-    figure = curves.draw_training({"training loss": {"lstm": [a, b], "rim": [a]}})
-    (axes,) = figure.get_axes()
-    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]  # type: ignore[arg-type]
-    assert lines == [
-        ([1, 2, 3], [1, 2, 3]),
-        ([1, 2], [3, 4]),
-        ([1, 2], [2, 3]),
-        ([1, 2, 3], [1, 2, 3]),
-    ]
+    b = Series(np.array([1, 2]), np.array([3.0, 4.0]))
+    one, steps = Series(np.array([5]), np.array([0.5])), np.arange(1, 50)
+    panels = {
+        "training loss": {"lstm": [a, b], "rim": [a]},
+        "accuracy": {"lstm": [one]},
+        "validation loss": {"lstm": [Series(steps, 10.0 / steps**2)]},
+    }
+    figure = curves.draw_training(panels)
+    means, dots, ticks = figure.get_axes()
+    lines: list[Any] = [
+        [list(line.get_xdata()), list(line.get_ydata())] for line in means.get_lines()
+    ]  # type: ignore[arg-type]
+    assert lines[:2] == [[[1, 2, 3], [1, 2, 3]], [[1, 2], [3, 4]]]
+    assert lines[2] == [[1, 2], [2, 3]], "the mean goes as far as all runs"
+    assert lines[3:] == [[[1, 2, 3], [1, 2, 3]]]
+    assert [line.get_marker() for line in dots.get_lines()] == ["."], "one point is no line"
+    assert ticks.get_yscale() == "log"
+    style.png(figure)
+    texts = [tick.get_text() for tick in ticks.get_yticklabels(which="both")]
+    assert {"0.01", "0.1", "1"} <= set(texts)
+    assert not any("$" in text for text in texts)
 
 
 def test_no_two_labels_look_alike() -> None:
@@ -409,17 +407,10 @@ def test_no_two_labels_look_alike() -> None:
     assert given["RIM"].colour == style.BLUE
 
 
-def test_half_a_line_of_metrics_is_no_figure(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,name,value\n5,train/loss,1.5\n10,train/loss,0.5\n15,train/lo")
-    (series,) = read_metrics(path).values()
-    assert (list(series.steps), list(series.values)) == ([5, 10], [1.5, 0.5])
-
-
 def test_runs_are_named_by_what_sets_them_apart() -> None:
     specs = [on_digits("lstm"), on_digits("riglstm"), on_digits("riglstm", soft_update=False)]
     specs.append(on_digits("lstm", seed=1))
-    labels = groups.label([spec.identity() for spec in specs])
+    labels = runs.label([spec.identity() for spec in specs])
     soft = "riglstm soft_update=True update_scale=0.25 update_bias=4.0"
     assert labels == ["lstm", soft, "riglstm soft_update=False", "lstm"]
 
@@ -541,15 +532,12 @@ def test_a_report_holds_figures_tables_records_and_what_is_missing(
     assert said == ["drawing riglstm, trained on 4x4"]
 
 
-def test_a_line_of_one_point_is_a_dot() -> None:
-    one = Series(np.array([5]), np.array([0.5]))
-    (axes,) = curves.draw_training({"accuracy": {"lstm": [one]}}).get_axes()
-    assert [line.get_marker() for line in axes.get_lines()] == ["."]
-
-
-def test_a_report_without_data_says_so_and_is_written(
+def test_what_weights_would_show_is_missing_and_the_page_is_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = report([folder], tmp_path, size=5, step=3, digits=(99,)).read_text()
+    assert "; --digits 99 --size 5): test images must be numbers from 0 to 11" in text
+
     def gone(*_: object) -> Files:
         raise DataError("no digits here")
 
@@ -566,15 +554,13 @@ def test_a_paper_table_is_known_by_its_runs(tmp_path: Path) -> None:
         (planned,) = plan("mnist", ["lstm"], 1, "paper")
         data = {**planned.spec.resolved(), "seed": seed}
         finish(tmp_path / f"renamed{seed}", RunSpec.from_json(data), values, weights=False)
-    (group,) = groups.group([read_record(p) for p in records.find([tmp_path])])
+    (group,) = runs.group([read_record(p) for p in runs.find([tmp_path])])
     assert group.table.name == "mnist"
     (line,) = group.table.lines
     assert line.ours["24x24"].values == pytest.approx((30, 30))
     assert line.paper["24x24"] == "21.9"
-    assert group.absent == [
-        "Sequential MNIST, trained on 14x14: not run yet: "
-        "RIM, EntNet, RMC, Transformer, GridLSTM, BRIM, RigLSTM"
-    ]
+    assert group.table.title == "Sequential MNIST, trained on 14x14"
+    assert group.table.missing == "RIM, EntNet, RMC, Transformer, GridLSTM, BRIM, RigLSTM"
     picture = curves.shift_picture(group, "14x14")
     assert picture is not None
     assert "Hollow marks are the paper's figures" in picture.caption
@@ -582,12 +568,16 @@ def test_a_paper_table_is_known_by_its_runs(tmp_path: Path) -> None:
     assert "24x24 30.0" in picture.alt
 
 
-def test_a_quick_table_has_no_figures_of_the_paper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_quick_table_has_no_figures_of_the_paper(complete: bool, tmp_path: Path) -> None:
+    """A run without a figure of its table does not lose the page."""
     (planned,) = plan("mnist", ["lstm"], 1, "quick")
-    values = dict.fromkeys((planned.setting, *planned.spec.task_options["conditions"]), 0.5)
+    conditions = (planned.setting, *planned.spec.task_options["conditions"])
+    values = dict.fromkeys(conditions if complete else ("7x7",), 0.5)
     finish(tmp_path / "lstm", planned.spec, values, weights=False)
-    text = report([tmp_path / "lstm"], tmp_path).read_text()
-    assert "quick" in text
+    text = report([tmp_path / "lstm"], tmp_path).read_text().replace(str(tmp_path), "")
+    assert "50.0 (1 run)" in text
+    assert ("quick" in text) == complete
     assert "hollow" not in text.lower()
     assert ", paper" not in text
 
@@ -635,20 +625,9 @@ def with_field(found: Any, at: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-BAD = (
-    None,
-    math.nan,
-    math.inf,
-    -1,
-    10**400,
-    True,
-    "",
-    "x" * 5000,
-    "\ud800",
-    [],
-    {},
-    [[]],
-    {"a": {}},
+BAD: tuple[Any, ...] = (
+    *(None, math.nan, math.inf, -1, 10**400, True, "", "x" * 5000, "\ud800"),
+    *([], {}, [[]], {"a": {}}),
 )
 
 
@@ -657,7 +636,7 @@ BAD = (
 def test_whatever_a_field_holds_a_run_is_read_and_shown_or_refused(
     file: str, tmp_path: Path
 ) -> None:
-    path = finish(tmp_path / "run", on_digits("lstm"), {"4x4": 0.5, "5x5": 0.25}, weights=False)
+    path = finish(tmp_path / "run", on_digits("lstm"), weights=False)
     good = read_record(
         finish(tmp_path / "good", on_digits("lstm", 1), {"4x4": 0.5, "5x5": 0.5}, weights=False)
     )
@@ -667,12 +646,12 @@ def test_whatever_a_field_holds_a_run_is_read_and_shown_or_refused(
         for value in BAD:
             (path / file).write_text(json.dumps(with_field(whole, at, value)))
             try:
-                run = records.read(path)
+                run = runs.read(path)
             except RunError as error:
                 refused.append(len(str(error)))
                 continue
             assert isinstance(run, Record)
-            for group in groups.group([good, run]):
+            for group in runs.group([good, run]):
                 assert markdown(text_table(group.table)).encode()
             page.render_page("x", "", [page.Section("y", [page.run_record(run)])]).encode()
             assert run.describe()
@@ -697,13 +676,12 @@ DAMAGED = {
 def test_damaged_runs_are_named_and_the_others_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = {"4x4": 0.5, "5x5": 0.25}
-    finish(tmp_path / "runs" / "good", on_digits("lstm"), values, weights=False)
+    finish(tmp_path / "runs" / "good", on_digits("lstm"), weights=False)
     bad = []
     for file, contents in DAMAGED.items():
         for i, content in enumerate(contents):
             bad.append(tmp_path / "runs" / f"bad-{file}-{i}")
-            finish(bad[-1], on_digits("lstm", 1 + len(bad)), values, weights=False)
+            finish(bad[-1], on_digits("lstm", 1 + len(bad)), weights=False)
             (bad[-1] / file).unlink()
             if content is None:
                 (bad[-1] / file).mkdir()
@@ -730,24 +708,27 @@ def test_damaged_runs_are_named_and_the_others_are_shown(
     assert "What is missing" not in out.read_text()
 
 
-def test_a_link_back_to_a_folder_above_is_not_followed_for_ever(tmp_path: Path) -> None:
-    finish(tmp_path / "runs" / "a", on_digits("lstm"), {"4x4": 0.5, "5x5": 0.2}, weights=False)
+def test_folders_are_read_as_a_stop_or_a_link_leaves_them(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "a"
+    begin(path, on_digits("lstm"), ("4x4",))
+    (path / FAILED).write_text("{}")
+    (path / "metrics.csv").write_text(
+        "step,name,value\n5,train/loss,1.5\n10,train/loss,0.5\n15,train/lo"
+    )
+    record = runs.read(path)
+    assert (record.state, record.reason) == ("failed", "for a reason not recorded")
+    (series,) = record.metrics.values()
+    assert (list(series.steps), list(series.values)) == ([5, 10], [1.5, 0.5])
     (tmp_path / "runs" / "b").mkdir()
     (tmp_path / "runs" / "b" / "up").symlink_to(tmp_path / "runs")
-    assert records.find([tmp_path / "runs"])[0] == tmp_path / "runs" / "a"
-    assert len(records.find([tmp_path / "runs"])) <= 2
-
-
-def test_a_run_without_a_figure_of_its_table_does_not_lose_the_page(tmp_path: Path) -> None:
-    (planned,) = plan("mnist", ["lstm"], 1, "quick")
-    finish(tmp_path / "lstm", planned.spec, {"7x7": 0.5}, weights=False)
-    assert "50.0 (1 run)" in report([tmp_path / "lstm"], tmp_path).read_text()
+    assert runs.find([tmp_path / "runs"])[0] == path
+    assert len(runs.find([tmp_path / "runs"])) <= 2
 
 
 def test_weights_that_are_no_numbers_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = finish(tmp_path / "run", on_digits("riglstm"), {"4x4": 0.5, "5x5": 0.25})
+    run = finish(tmp_path / "run", on_digits("riglstm"))
     file = RunFolder(run).weights_of(STEP)
     weights = read_weights(file)
     name = next(name for name, tensor in weights.items() if tensor.is_floating_point())
@@ -769,7 +750,7 @@ def test_weights_that_are_no_numbers_are_refused(
 def test_a_loss_beside_the_metric_is_not_drawn_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = finish(tmp_path, on_digits("lstm"), {"4x4": 0.5, "5x5": 0.25}, weights=False)
+    run = finish(tmp_path, on_digits("lstm"), weights=False)
     lines = "".join(
         f"{step},validation/{name}@{c},{value}\n"
         for step in (5, 10)
@@ -786,56 +767,32 @@ def test_a_loss_beside_the_metric_is_not_drawn_as_one(
     drawn: list[Any] = []
     draw = curves.draw_training
     monkeypatch.setattr(curves, "draw_training", lambda *a: drawn.append(draw(*a)) or drawn[-1])
-    (group,) = groups.group([record])
+    (group,) = runs.group([record])
     assert curves.training_picture(group, "4x4") is not None
     for axes in drawn[0].get_axes():
         if axes.get_ylabel() == "accuracy in %":
             assert max(max(line.get_ydata()) for line in axes.get_lines()) <= 100
 
 
-def test_the_ticks_of_a_loss_are_numbers() -> None:
-    steps = np.arange(1, 50)
-    figure = curves.draw_training({"training loss": {"lstm": [Series(steps, 10.0 / steps**2)]}})
-    (axes,) = figure.get_axes()
-    assert axes.get_yscale() == "log"
-    style.png(figure)
-    texts = [tick.get_text() for tick in axes.get_yticklabels(which="both")]
-    assert {"0.01", "0.1", "1"} <= set(texts)
-    assert not any("$" in text for text in texts)
-
-
 def test_a_heading_says_in_words_how_the_data_differ(tmp_path: Path) -> None:
     for name, size in (("a", 3), ("b", 1000)):
         spec = on_digits("lstm")
         spec = replace(spec, task_options={**spec.task_options, "validation_size": size})
-        finish(tmp_path / name, spec, {"4x4": 0.5, "5x5": 0.25}, weights=False)
-    found = groups.group([read_record(path) for path in records.find([tmp_path])])
+        finish(tmp_path / name, spec, weights=False)
+    found = runs.group([read_record(path) for path in runs.find([tmp_path])])
     assert [group.table.title for group in found] == [
         f"Sequential MNIST (validation size {size}), trained on 4x4" for size in ("3", "1,000")
     ]
 
 
-def test_a_failed_run_without_a_reason_is_failed(tmp_path: Path) -> None:
-    begin(tmp_path / "run", on_digits("lstm"), ("4x4",))
-    (tmp_path / "run" / FAILED).write_text("{}")
-    record = records.read(tmp_path / "run")
-    assert (record.state, record.reason) == ("failed", "for a reason not recorded")
-
-
 def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
     begin(tmp_path / "a", on_digits("lstm"), ("4x4", "5x5"))
     for name, seed in (("b", 0), ("c", 0), ("d", 1)):
-        values = {"4x4": 0.5, "5x5": 0.25}
-        finish(tmp_path / name, on_digits("lstm", seed), values, weights=False)
-    found = [read_record(path) for path in records.find([tmp_path])]
-    kept, said = records.without_copies(found)
+        finish(tmp_path / name, on_digits("lstm", seed), weights=False)
+    found = [read_record(path) for path in runs.find([tmp_path])]
+    kept, said = runs.without_copies(found)
     assert [record.path.name for record in kept] == ["b", "d"]
     assert [line.partition(":")[0] for line in said] == [str(tmp_path / n) for n in ("a", "c")]
     text = report([tmp_path], tmp_path / "page").read_text()
     assert f"the same run as {tmp_path / 'b'}" in text
     assert "50.0, 50.0 (2 runs)" in text
-
-
-def test_a_number_that_is_not_there_does_not_lose_the_page(folder: Path, tmp_path: Path) -> None:
-    text = report([folder], tmp_path, size=5, step=3, digits=(99,)).read_text()
-    assert "; --digits 99 --size 5): test images must be numbers from 0 to 11" in text

@@ -171,7 +171,7 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
         assert main(words) == 2
         assert said in capsys.readouterr().err
         assert tree(tmp_path) == before
-    monkeypatch.setattr(minigrid, "run_in", lambda *args, **_: pytest.fail("trained"))
+    monkeypatch.setattr(minigrid, "run", lambda *args, **_: pytest.fail("trained"))
     (tmp_path / "runs" / "tables" / "minigrid.md").write_text("mine")
     runs = minigrid.plan(["lavagap"], ["lstm"], 1, "runs", PPO())
     with pytest.raises(ValueError, match=r"minigrid\.md must be a new file, or this table's"):

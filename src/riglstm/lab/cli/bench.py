@@ -32,8 +32,7 @@ from riglstm.lab.bench.contestants import (
 from riglstm.lab.bench.harness import Overhead, overhead
 from riglstm.lab.bench.timing import METERS, Row, Section, Spread, rows
 from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.minigrid.envs import available
-from riglstm.lab.minigrid.levels import family
+from riglstm.lab.minigrid.levels import available, family
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tasks.copying import Copying
 from riglstm.lab.train.config import Fit

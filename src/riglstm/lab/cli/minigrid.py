@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from riglstm.lab.cli import flags, launch, results, text
 from riglstm.lab.cli.train import check_folder, read_options
-from riglstm.lab.minigrid.envs import available
-from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.minigrid.levels import FAMILIES, available
 from riglstm.lab.minigrid.ppo import PPO
+from riglstm.lab.minigrid.reproduce import evaluate as evaluate_run
 from riglstm.lab.minigrid.reproduce import plan, run
 from riglstm.lab.minigrid.reproduce import reproduce as make_table
-from riglstm.lab.minigrid.runs import read
 from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
+from riglstm.lab.minigrid.table import read
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models.rig import changes_of
 
@@ -119,10 +119,8 @@ def table(result: Mapping[str, Any], title: str) -> str:
 
 def evaluate(path: Path, device: str, levels: Sequence[str] | None) -> None:
     """Test an agent again, from its folder; on some levels of its family if asked for."""
-    from riglstm.lab.minigrid import reproduce as minigrid
-
     available()
-    result = minigrid.evaluate(path, device, levels, progress=True)
+    result = evaluate_run(path, device, levels, progress=True)
     folder = RunFolder(path)
     recorded = folder.read_json(folder.result)["rows"]
     differs = [row["condition"] for row in result["rows"] if row not in recorded]

@@ -1,26 +1,43 @@
-"""MiniGrid environments by the dozen, stepped in worker processes over shared memory."""
+"""MiniGrid environments by the dozen, stepped in worker processes over shared memory.
+
+A worker is this file started as a script. It imports nothing of the package, so it is up in a
+second, needs no torch, and any script may start it. It reads commands of one byte from its standard
+input and answers with one byte on its standard output; what is large lies in a file that both have
+mapped. Where the input ends the process ends, so it cannot outlive the one that started it.
+
+    S  step every environment by its `action`; SKIP leaves one as it is
+    H  give each environment's episode and the actions in it, as one line of JSON
+    L  go to the episodes and actions of the line of JSON that follows
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 SECONDS = 120
 """How long a worker may take over one answer."""
+SKIP = 255
+"""The action that leaves an environment as it is."""
+
+_FIELDS = (("action", "u1"), ("reward", "u1"), ("done", "u1"), ("steps", "i4"))
+RECORD = np.dtype([("image", "u1", (7, 7, 3)), *_FIELDS], align=True)
+"""What is shared about an environment: what it sees, is told, earned, and how long it took.
+
+Where an episode is done, `steps` is its length, and `image` the first of the next one, if any.
+"""
 
 History = list[tuple[int, list[int]]]
 """For each environment the number of its episode, and the actions in it so far."""
@@ -28,20 +45,6 @@ History = list[tuple[int, list[int]]]
 
 class WorkerDied(RuntimeError):  # noqa: N818
     """A worker process ended, or does not answer."""
-
-
-def available() -> None:
-    """Raise where environments cannot be stepped: gymnasium or minigrid is missing."""
-    if os.name == "nt":
-        raise ValueError(
-            "MiniGrid's workers share memory as Linux and macOS do, got Windows; use WSL there"
-        )
-    missing = [name for name in ("gymnasium", "minigrid") if not importlib.util.find_spec(name)]
-    if missing:
-        raise ValueError(
-            f"MiniGrid needs gymnasium and minigrid, and finds no {' and no '.join(missing)}; "
-            "install them with pip install 'riglstm[rl]'"
-        )
 
 
 class Environments:
@@ -77,11 +80,10 @@ class Environments:
         once: bool = False,
         numbers: Sequence[int] | None = None,
     ) -> None:
+        # Here, as a worker imports nothing of the package.
+        from riglstm.lab.minigrid.levels import available
+
         available()
-        import numpy as np
-
-        from riglstm.lab.minigrid.worker import RECORD
-
         if not levels:
             raise ValueError("levels must be those of one environment at least, got none")
         if workers is not None and workers < 1:
@@ -160,10 +162,9 @@ class _Worker:
 
     def __init__(self, ask: dict[str, Any], first: int, levels: tuple[str, ...]) -> None:
         self.first, self.levels = first, levels
-        script = Path(__file__).with_name("worker.py")
         # -P: the script's folder is no place to import from. One thread: it has none to spare.
         self.process = subprocess.Popen(
-            (sys.executable, "-P", str(script)),
+            (sys.executable, "-P", __file__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(ask["file"],),
@@ -226,3 +227,91 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def solved(reward: float) -> int:
+    """1 where a level was solved, else 0: no bonus for speed, and none below zero (P33)."""
+    return int(reward > 0)
+
+
+class Player:
+    """One environment, its episodes one after another, each from a seed of its own."""
+
+    def __init__(self, level: str, seed: int, number: int, once: bool, record: Any) -> None:
+        import gymnasium
+        import minigrid  # noqa: F401  registers the levels
+
+        self.env: Any = gymnasium.make(level, disable_env_checker=True)
+        self.seed, self.number, self.once, self.record = seed, number, once, record
+        self.start(0)
+
+    def start(self, episode: int) -> None:
+        """Begin an episode; it depends on the seed, the environment and its number alone."""
+        entropy = np.random.SeedSequence((self.seed, self.number, episode))
+        seen, _ = self.env.reset(seed=int(entropy.generate_state(1)[0]))
+        self.episode, self.actions, self.over = episode, bytearray(), False
+        self.record["image"] = seen["image"]
+
+    def step(self) -> None:
+        """One step, by the shared action; after an episode's last the next one begins."""
+        action, record = int(self.record["action"]), self.record
+        if action == SKIP or self.over:
+            record["done"] = record["reward"] = 0
+            return
+        seen, reward, terminated, truncated, _ = self.env.step(action)
+        self.actions.append(action)
+        done = terminated or truncated
+        record["reward"], record["done"] = solved(reward), done
+        if done:
+            record["steps"] = len(self.actions)
+            self.over = self.once
+        if done and not self.once:
+            self.start(self.episode + 1)
+        else:
+            record["image"] = seen["image"]
+
+    def replay(self, episode: int, actions: list[int]) -> None:
+        """Go to an episode and play these actions in it."""
+        self.start(episode)
+        for action in actions:
+            self.record["action"] = action
+            self.step()
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    # Ctrl-C reaches every process of a terminal; whether to stop is for the one that started us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a library prints must not get among the answers.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    commands = sys.stdin.buffer
+    ask = json.loads(commands.readline())
+    # By its number, which was handed down: it has no name.
+    with open(ask["file"], "r+b") as file:
+        shared: Any = np.asarray(np.memmap(file, RECORD, mode="r+", shape=(ask["of"],)))
+    players = [
+        Player(level, ask["seed"], number, ask["once"], shared[ask["first"] + i])
+        for i, (level, number) in enumerate(zip(ask["levels"], ask["numbers"], strict=True))
+    ]
+    os.write(answers, b".")
+    while command := commands.read(1):
+        if command == b"S":
+            for player in players:
+                player.step()
+        elif command == b"H":
+            text = json.dumps([(player.episode, list(player.actions)) for player in players])
+            os.write(answers, text.encode() + b"\n")
+            continue
+        elif command == b"L":
+            for player, (episode, actions) in zip(
+                players, json.loads(commands.readline()), strict=True
+            ):
+                player.replay(episode, actions)
+        os.write(answers, b".")
+
+
+if __name__ == "__main__":
+    # Whoever started us may be gone before an answer.
+    with contextlib.suppress(BrokenPipeError):
+        main()

@@ -6,6 +6,8 @@ are not here: there is nothing to generalise to.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import NamedTuple
 
 
@@ -123,6 +125,20 @@ FAMILIES: dict[str, Family] = {
 
 SHOWN = tuple(name for name, family in FAMILIES.items() if not family.text)
 """The families of a comparison, if nothing else is said: those whose goal can be seen."""
+
+
+def available() -> None:
+    """Raise where environments cannot be stepped: gymnasium or minigrid is missing."""
+    if os.name == "nt":
+        raise ValueError(
+            "MiniGrid's workers share memory as Linux and macOS do, got Windows; use WSL there"
+        )
+    missing = [name for name in ("gymnasium", "minigrid") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ValueError(
+            f"MiniGrid needs gymnasium and minigrid, and finds no {' and no '.join(missing)}; "
+            "install them with pip install 'riglstm[rl]'"
+        )
 
 
 def family(name: str) -> Family:

@@ -9,18 +9,16 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from riglstm import models
-from riglstm.lab.minigrid.envs import WorkerDied
 from riglstm.lab.minigrid.levels import SHOWN, chosen_levels, family
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.minigrid.ppo import PPO, check_count
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import table
-from riglstm.lab.minigrid.testing import Score, Testing, trials
 from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.render import Rendered
 from riglstm.lab.tables.reproduce import Reproduced, complete, unfinished
@@ -31,19 +29,11 @@ from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.rng import fork_rng
 from riglstm.lab.train.stopping import Diverged
 
+if TYPE_CHECKING:
+    from riglstm.lab.minigrid.training import Score
+
 COMPARED = ("riglstm", "rim", "lstm")
 """Memories that are trained, if nothing else is said."""
-
-
-def is_grid(path: Path | str) -> bool:
-    """Whether a folder holds a run on MiniGrid."""
-    folder = RunFolder(path)
-    return folder.config.exists() and folder.read_json(folder.config).get("task") == TASK
-
-
-def device_of(config: PPO, device: str | None = None) -> torch.device:
-    """Where to compute."""
-    return pick(Fit(device=config.device if device is None else device))
 
 
 def build(spec: GridSpec, device: torch.device) -> ActorCritic:
@@ -58,7 +48,7 @@ def build(spec: GridSpec, device: torch.device) -> ActorCritic:
 
 def run(
     spec: GridSpec,
-    path: Path | str,
+    path: RunFolder | Path | str,
     *,
     resume: bool = False,
     progress: bool = True,
@@ -69,50 +59,43 @@ def run(
     A run that diverges leaves the reason in its folder. Raises what
     `riglstm.lab.minigrid.training.train` does.
     """
-    folder = RunFolder(path)
-    with folder.held():
-        return run_in(spec, folder, resume=resume, progress=progress, again=again)
-
-
-def run_in(
-    spec: GridSpec, folder: RunFolder, *, resume: bool, progress: bool = True, again: str = ""
-) -> dict[str, Any]:
-    """`run` in a folder that is held."""
     # It takes seconds to load, and what reads folders does without.
-    from riglstm.lab.minigrid.training import train
+    from riglstm.lab.minigrid.envs import WorkerDied
+    from riglstm.lab.minigrid.training import train, trials
 
-    of, device = family(spec.family), device_of(spec.ppo)
-    net = build(spec, device)
-    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-    folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
-    folder.failed.unlink(missing_ok=True)
-    try:
-        trained = train(
-            *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
-            resume=resume,
-            progress=progress,
-            again=again,
-        )
-    except Diverged as error:
-        folder.write_json(folder.failed, {"reason": str(error)})
-        raise
-    show = Testing(spec.episodes, len(of.levels)) if progress else None
-    try:
-        scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers, show)
-    except WorkerDied as error:
-        how = f"go on with: {again}" if again else "the same command goes on"
-        raise WorkerDied(f"{error}; the training is saved; {how}") from None
-    result = {
-        "rows": _rows(spec, scores, trained.frames),
-        "steps": {name: score.steps for name, score in scores.items()},
-        "updates": trained.updates,
-        "frames": trained.frames,
-        "seconds": trained.seconds,
-        "parameters": sum(p.numel() for p in net.parameters()),
-        "device": sessions(folder, "device"),
-        "commit": sessions(folder, "commit"),
-    }
-    folder.finish(result)
+    folder = path if isinstance(path, RunFolder) else RunFolder(path)
+    with folder.held():
+        of, device = family(spec.family), pick(Fit(device=spec.ppo.device))
+        net = build(spec, device)
+        command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
+        folder.failed.unlink(missing_ok=True)
+        try:
+            trained = train(
+                *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+            )
+        except Diverged as error:
+            folder.write_json(folder.failed, {"reason": str(error)})
+            raise
+        try:
+            scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers, progress)
+        except WorkerDied as error:
+            how = f"go on with: {again}" if again else "the same command goes on"
+            raise WorkerDied(f"{error}; the training is saved; {how}") from None
+        result = {
+            "rows": _rows(spec, scores, trained.frames),
+            "steps": {name: score.steps for name, score in scores.items()},
+            "updates": trained.updates,
+            "frames": trained.frames,
+            "seconds": trained.seconds,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
+        }
+        folder.finish(result)
     return result
 
 
@@ -168,7 +151,7 @@ def reproduce(
         return rendered, rendered.write(Path(out), TASK)
 
     table(asked).check(Path(out), TASK)
-    waiting, make = unfinished(asked, retry_failed), partial(run_in, progress=progress)
+    waiting, make = unfinished(asked, retry_failed), partial(run, progress=progress)
     return complete(asked, waiting, make, write, progress=progress, again=again)
 
 
@@ -180,6 +163,8 @@ def evaluate(
     progress: bool = False,
 ) -> dict[str, Any]:
     """The result again, from the folder alone; nothing is written."""
+    from riglstm.lab.minigrid.training import trials
+
     folder = RunFolder(path)
     spec, net = load(path, device)
     if episodes is not None:
@@ -187,9 +172,7 @@ def evaluate(
     result = folder.read_json(folder.result)
     of = family(spec.family)
     asked = chosen_levels(of, None if levels is None else tuple(levels))
-    episodes = episodes or spec.episodes
-    show = Testing(episodes, len(asked)) if progress else None
-    scores = trials(net, asked, episodes, show=show)
+    scores = trials(net, asked, episodes or spec.episodes, progress=progress)
     here = device_name(next(net.parameters()).device)
     rows = _rows(spec, scores, result["frames"])
     return {**result, "rows": rows, "device": here, "commit": commit()}
@@ -206,7 +189,7 @@ def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]
             f"{folder.path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"
         )
-    net = build(spec, device_of(spec.ppo, device))
+    net = build(spec, pick(Fit(device=device)))
     weights = folder.weights_of(folder.read_json(folder.result)["frames"])
     if not weights.exists():
         raise ValueError(

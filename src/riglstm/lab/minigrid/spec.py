@@ -16,8 +16,8 @@ TASK = "minigrid"
 LAST = "last"
 """What chose the weights that a run is tested with: nothing, they are the last (P35)."""
 
-SEEDS = 2**31
-"""Seeds of runs are below; test episodes have this one."""
+TEST_SEED = 2**31
+"""Of test episodes; seeds of runs are below it, so that no run is trained on them."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class GridSpec:
             raise ValueError(f"the memory must be one of {known}, got {self.model!r}")
         check_options(self.model, self.model_options)
         seed = self.seed
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < TEST_SEED:
             raise ValueError(
-                f"seed must be a whole number from 0 to {SEEDS - 1}, as {SEEDS} is that of the "
-                f"test episodes, got {seed!r}"
+                f"seed must be a whole number from 0 to {TEST_SEED - 1}, as {TEST_SEED} is that of "
+                f"the test episodes, got {seed!r}"
             )
         check_count("episodes", self.episodes)
         self.ppo.whole(self.frames)
@@ -88,7 +88,7 @@ class GridSpec:
         for name, memory in MEMORIES.items():
             theirs = (memory.model, memory.hidden_size)
             same = (self.model, self.hidden_size) == theirs
-            if same and self._sizes() == _sizes(plain_options(*theirs, memory.options)):
+            if same and _sizes(*theirs, self.model_options) == _sizes(*theirs, memory.options):
                 return name
         return f"{self.model}-other"
 
@@ -104,7 +104,9 @@ class GridSpec:
             "task_options": {"family": self.family, "episodes": self.episodes},
             "model": self.model,
             "hidden_size": self.hidden_size,
-            "model_options": _plain(self._options()),
+            "model_options": _plain(
+                plain_options(self.model, self.hidden_size, self.model_options)
+            ),
             "fit": {**asdict(self.ppo), "frames": self.frames},
             "seed": self.seed,
         }
@@ -139,23 +141,21 @@ class GridSpec:
         del data["seed"], data["fit"]["checkpoint_every"]
         # A run is trained for whole updates.
         data["fit"]["frames"] = self.ppo.whole(self.frames)
-        return identity({**data, "model_options": self._sizes()})
+        return identity(
+            {**data, "model_options": _sizes(self.model, self.hidden_size, self.model_options)}
+        )
 
     def digest(self) -> str:
         """Eight hexadecimal digits of what makes it this run, for the name of a folder."""
         return digest(identity(self.resolved()))
 
-    def _options(self) -> dict[str, Any]:
-        return plain_options(self.model, self.hidden_size, self.model_options)
 
-    def _sizes(self) -> Any:
-        return _sizes(self._options())
-
-
-def _sizes(options: Mapping[str, Any]) -> Any:
+def _sizes(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
     """Options of a model, less the backend, which computes the same in another way."""
-    return _plain({name: value for name, value in options.items() if name != "backend"})
+    found = plain_options(model, hidden_size, options)
+    return _plain({name: value for name, value in found.items() if name != "backend"})
 
 
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(dict(value) if isinstance(value, Mapping) else value))
+def _plain(options: Mapping[str, Any]) -> Any:
+    """Options as JSON has them."""
+    return json.loads(json.dumps(options))

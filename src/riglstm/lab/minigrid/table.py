@@ -1,21 +1,86 @@
-"""The tables of success rates on MiniGrid."""
+"""Runs on MiniGrid read from their folders, which of them may share a mean, and their tables."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.runs import GridRun, comparable, read
-from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK
+from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.tables.build import SPREAD, line, rows_of
 from riglstm.lab.tables.plan import Planned
+from riglstm.lab.tables.read_run import RunFiles, read_files, refused
 from riglstm.lab.tables.render import Rendered, Table, bullets, markdown, text_table
+from riglstm.lab.tables.result import check_result
 from riglstm.lab.tables.rows import FAILED, ResultRow
+from riglstm.lab.tables.spec import digest
+from riglstm.lab.train.folder import RunFolder, differences
 
 METRICS = {"success": "drawn", "success_greedy": "most probable"}
 """What a run is tested by, and which actions it takes then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRun(RunFiles):
+    """A run on MiniGrid."""
+
+    spec: GridSpec
+
+    def rates(self, metric: str = "success") -> dict[str, float]:
+        """Success rates by level."""
+        return {r["condition"]: r["value"] for r in self.rows if r["metric"] == metric}
+
+
+def is_grid(path: Path | str) -> bool:
+    """Whether a folder holds a run on MiniGrid."""
+    folder = RunFolder(path)
+    return folder.config.exists() and folder.read_json(folder.config).get("task") == TASK
+
+
+def read(path: Path, curves: bool = True) -> GridRun:
+    """A run; raises RunError where the folder's files are not those of one."""
+    files = read_files(path, curves)
+    with refused(path / "config.json"):
+        spec = GridSpec.from_json(files.config)
+        spec.digest()
+    if files.result is not None:
+        check_result(files.result, path / "result.json", chosen=False)
+    return GridRun(**vars(files), spec=spec)
+
+
+def comparable(runs: Sequence[GridRun]) -> tuple[list[GridRun], list[str]]:
+    """Of each memory on each family the runs of one training, and what is left out, in words.
+
+    That with the most seeds that are done, then the one begun last. Runs may have been made by
+    hand, with other frames or another step size; their mean would be that of no experiment.
+    """
+    groups: dict[tuple[str, str], dict[str, list[GridRun]]] = {}
+    for run in runs:
+        key = json.dumps(run.spec.training(), sort_keys=True)
+        named = groups.setdefault((run.spec.family, run.spec.name), {})
+        named.setdefault(key, []).append(run)
+    kept: list[GridRun] = []
+    left: list[str] = []
+    for found in groups.values():
+        best = max(found.values(), key=_rank)
+        kept += best
+        for other in found.values():
+            if other is not best:
+                left += [_words(run, best[0]) for run in other]
+    order = {id(run): i for i, run in enumerate(runs)}
+    return sorted(kept, key=lambda run: order[id(run)]), left
+
+
+def _rank(runs: Sequence[GridRun]) -> tuple[int, str]:
+    seeds = {run.spec.seed for run in runs if run.state == "done"}
+    return len(seeds), max(str(run.run.get("started", "")) for run in runs)
+
+
+def _words(run: GridRun, kept: GridRun) -> str:
+    found = differences(kept.spec.training(), run.spec.training())
+    return f"{run.path}: left out, trained otherwise than {kept.path}: {'; '.join(found)}"
 
 
 def table(planned: Sequence[Planned]) -> Rendered:
@@ -79,7 +144,6 @@ def tables(runs: Sequence[GridRun], planned: int | None = None) -> tuple[list[Ta
 
 
 def _rows(run: GridRun, name: str) -> list[ResultRow]:
-    training = json.dumps(run.spec.training(), sort_keys=True)
     return rows_of(
         run,
         table=TASK,
@@ -88,7 +152,7 @@ def _rows(run: GridRun, name: str) -> list[ResultRow]:
         budget="",
         setting=run.spec.family,
         precision="fp32",
-        recipe=hashlib.sha256(training.encode()).hexdigest()[:8],
+        recipe=digest(run.spec.training()),
         run=name,
     )
 

@@ -1,29 +1,38 @@
-"""Training an agent in a run's folder: log, checkpoints, stopping and going on, as other tasks."""
+"""Training an agent in a run's folder, and testing it on the levels of its family.
+
+A test plays a number of episodes of each level, by drawn and by most probable actions. The episodes
+are the same for every agent: their seeds depend on an episode's number alone. So does the noise of
+the drawn actions, among tests of the same number of episodes: it is drawn for all of them together,
+step by step, and with other numbers of episodes it is other noise.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from riglstm.lab.minigrid.envs import Environments, WorkerDied
-from riglstm.lab.minigrid.network import ActorCritic
-from riglstm.lab.minigrid.ppo import PPO, Agent
+from riglstm.lab.minigrid.envs import SKIP, Environments, WorkerDied
+from riglstm.lab.minigrid.levels import Level
+from riglstm.lab.minigrid.network import ActorCritic, Frames
+from riglstm.lab.minigrid.ppo import PPO, Agent, check_count, small_products
+from riglstm.lab.minigrid.spec import TEST_SEED
+from riglstm.lab.tasks.base import generator
 from riglstm.lab.train.checkpoints import Checkpoints
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import Bar, Log
 from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest
 from riglstm.lab.train.weights import save_weights
-
-__all__ = ["Diverged", "Interrupted", "Trained", "train"]
+from riglstm.models.episodes import stepper
 
 SECONDS = 30.0
-"""Between two lines, where there is no terminal."""
+"""Between two lines of progress, where there is no terminal."""
 
 
 class Trained(NamedTuple):
@@ -152,3 +161,80 @@ def _check(figures: dict[str, float], agent: Agent, saved: int) -> None:
 def _words(how: str, agent: Agent, saved: int, again: str) -> str:
     there = f"the last checkpoint is of update {saved}" if saved else "there is no checkpoint yet"
     return f"{how}; {there}" + (f"; go on with: {again}" if again else "")
+
+
+class Score(NamedTuple):
+    """How an agent did on a level: shares of episodes solved, and their mean length."""
+
+    success: float
+    """With actions drawn from the policy, as in training."""
+    success_greedy: float
+    """With the most probable action each time."""
+    steps: float
+    """Of an episode with drawn actions."""
+
+
+@torch.inference_mode()
+def trials(
+    net: ActorCritic,
+    levels: Sequence[Level],
+    episodes: int = 100,
+    workers: int | None = None,
+    progress: bool = False,
+) -> dict[str, Score]:
+    """The scores by level. All episodes of all levels are played at once.
+
+    `progress`: stderr says what is tested, and now and then how many episodes have ended.
+    """
+    check_count("episodes", episodes)
+    if progress:
+        print(f"testing {episodes} episodes of {len(levels)} levels", file=sys.stderr, flush=True)
+    count = len(levels)
+    # By episodes first: long levels are shared out among the workers.
+    ids = [level.id for level in levels] * 2 * episodes
+    numbers = [episode for episode in range(episodes) for _ in range(2 * count)]
+    with (
+        Environments(ids, TEST_SEED, workers=workers, once=True, numbers=numbers) as envs,
+        small_products(1),
+    ):
+        solved, lengths = _play(net, envs, count, episodes, progress)
+    drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
+    steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
+    scores = map(Score, drawn, greedy, steps)
+    return {level.name: score for level, score in zip(levels, scores, strict=True)}
+
+
+def _play(
+    net: ActorCritic, envs: Environments, count: int, episodes: int, progress: bool
+) -> tuple[Tensor, Tensor]:
+    """Whether each episode was solved, and its length: (episodes · 2 · count) each."""
+    device = next(net.parameters()).device
+    book, step, act = Frames(net.encode, device), stepper(net.core), net.prepared_logits()
+    gen = generator(torch.device("cpu"), TEST_SEED)
+    B = len(envs)
+    solved, lengths = torch.zeros(B, dtype=torch.float64), torch.zeros(B, dtype=torch.float64)
+    live, state = torch.arange(B), net.core.initial_state(B)
+    actions, said = torch.full((B,), SKIP), time.monotonic()
+    while len(live):
+        x = book.look(envs.images[live.numpy()])
+        assert book.features is not None
+        y, state = step(book.features.index_select(0, x), state)
+        logits = act(y)
+        noise = -torch.empty(episodes, logits.shape[1]).exponential_(generator=gen).log()
+        # The same noise for an episode on every level, none for its greedy twin.
+        both = torch.stack((noise, torch.zeros_like(noise)), dim=1).flatten(0, 1)
+        both = both.repeat_interleave(count, dim=0)
+        actions.fill_(SKIP)
+        actions[live] = (logits + both[live].to(device)).argmax(-1).cpu()
+        envs.step(actions.numpy())
+        ended = torch.from_numpy(envs.dones).bool()[live]
+        if ended.any():
+            over = live[ended]
+            solved[over] = torch.from_numpy(envs.rewards).double()[over]
+            lengths[over] = torch.from_numpy(envs.steps).double()[over]
+            live = live[~ended]
+            state = tuple(s[:, ~ended.to(device)] for s in state)
+        if progress and time.monotonic() - said > SECONDS:
+            said = time.monotonic()
+            print(f"tested {B - len(live):,} of {B:,} episodes", file=sys.stderr, flush=True)
+    return solved, lengths

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,11 +29,11 @@ from riglstm.lab.report.style import (
 )
 from riglstm.lab.tables.paper import value
 from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.render import ENOUGH, Line
+from riglstm.lab.tables.render import ENOUGH, Table
 from riglstm.lab.tables.result import CHOSEN
 
 if TYPE_CHECKING:
-    from riglstm.lab.report.groups import Group
+    from riglstm.lab.report.runs import Group
 
 HOLLOW: dict[str, Any] = {
     "linestyle": "none",
@@ -43,12 +44,62 @@ HOLLOW: dict[str, Any] = {
 """How the paper's figures are drawn."""
 
 
-class Axis(NamedTuple):
-    """The name and the direction of a metric."""
+class Shift(NamedTuple):
+    """The metric against the shift, of all models of one setting of a table."""
 
-    name: str
+    conditions: list[str]
+    """The trained one first."""
+    trained_on: str
+    models: dict[str, dict[str, list[float]]]
+    """By label and condition a value for each seed."""
+    measure: str
     """With its unit: `test accuracy in %`."""
     higher_is_better: bool
+    paper: dict[str, dict[str, float]]
+    """By label and condition the paper's figure, drawn hollow."""
+    yardsticks: dict[str, dict[str, float]]
+    """The same for what needs no model, drawn as bars."""
+
+    @property
+    def alt(self) -> str:
+        """The means in words."""
+        said = (
+            f"{label}: " + ", ".join(f"{c} {fmean(v):.1f}" for c, v in values.items())
+            for label, values in self.models.items()
+        )
+        return f"Means. {'; '.join(said)}"
+
+
+def shift(table: Table, setting: str) -> Shift | None:
+    """What a setting's figure shows; None where none of its runs has a figure."""
+    lines = [line for line in table.lines if line.setting == setting]
+    values = {
+        line.label: {c: list(cell.values) for c, cell in line.ours.items() if cell.values}
+        for line in lines
+    }
+    exact = {line.label for line in lines if any(cell.exact for cell in line.ours.values())}
+    models = {label: found for label, found in values.items() if found and label not in exact}
+    if not models:
+        return None
+    home = table.trained_on[setting]
+    return Shift(
+        [
+            c
+            for c in (home, *(c for c in table.conditions if c != home))
+            if any(c in found for found in models.values())
+        ],
+        *(home, models, table.measure, table.higher_is_better),
+        paper={
+            line.label: {c: value(text) for c, text in line.paper.items()}
+            for line in lines
+            if line.paper and line.label in models
+        },
+        yardsticks={
+            line.label: {c: found[0] for c, found in values[line.label].items()}
+            for line in lines
+            if line.label in exact
+        },
+    )
 
 
 def is_scale(conditions: Sequence[str]) -> bool:
@@ -66,29 +117,19 @@ def is_scale(conditions: Sequence[str]) -> bool:
 
 
 @styled()
-def draw_shift(
-    conditions: Sequence[str],
-    trained_on: str,
-    models: Mapping[str, Mapping[str, Sequence[float]]],
-    axis: Axis,
-    paper: Mapping[str, Mapping[str, float]] | None = None,
-    yardsticks: Mapping[str, Mapping[str, float]] | None = None,
-) -> Figure:
-    """Each model's mean and standard deviation over seeds, by condition.
-
-    `models`: label to condition to a value for each seed; `paper`: label to condition to the
-    paper's figure, drawn hollow; `yardsticks`: the same for what needs no model, drawn as bars.
-    """
-    look, paper, joined = looks(list(models)), paper or {}, is_scale(conditions)
+def draw_shift(what: Shift) -> Figure:
+    """Each model's mean and standard deviation over seeds, by condition."""
+    conditions, trained_on, models = what.conditions, what.trained_on, what.models
+    look, joined = looks(list(models)), is_scale(conditions)
     figure = new_figure(max(6.4, 1.7 * len(conditions) + 2.6), 4.4)
     axes = plot_axes(figure.add_subplot())
     dodge = min(0.05 if joined else 0.08, 0.5 / len(models))
     for i, (label, values) in enumerate(models.items()):
-        shift = dodge * (i - (len(models) - 1) / 2)
-        _draw_model(axes, conditions, values, look[label], shift, joined, label)
-        _draw_hollow(axes, conditions, paper.get(label, {}), look[label], shift, label)
+        offset = dodge * (i - (len(models) - 1) / 2)
+        _draw_model(axes, conditions, values, look[label], offset, joined, label)
+        _draw_hollow(axes, conditions, what.paper.get(label, {}), look[label], offset, label)
     handles: list[Any] = list(axes.containers)
-    for (label, at), line in zip((yardsticks or {}).items(), cycle(LINES)):
+    for (label, at), line in zip(what.yardsticks.items(), cycle(LINES)):
         bars = [(x, at[c]) for x, c in enumerate(conditions) if c in at]
         handles.append(
             axes.hlines(
@@ -101,7 +142,7 @@ def draw_shift(
                 label=fold(label),
             )
         )
-    if paper:
+    if what.paper:
         handles.append(Line2D([], [], **HOLLOW, markeredgecolor=FAINT, label="hollow: the paper"))
     axes.set_xlim(-0.5, len(conditions) - 0.5)
     axes.set_xticks(range(len(conditions)), conditions)
@@ -117,7 +158,7 @@ def draw_shift(
             fontsize=9.5,
         )
     axes.set_xlabel("test condition")
-    axes.set_ylabel(axis.name + ("" if axis.higher_is_better else "\n(lower is better)"))
+    axes.set_ylabel(what.measure + ("" if what.higher_is_better else "\n(lower is better)"))
     figure.legend(handles=handles, loc="outside right center")
     return figure
 
@@ -127,11 +168,11 @@ def _draw_hollow(
     conditions: Sequence[str],
     printed: Mapping[str, float],
     look: Look,
-    shift: float,
+    offset: float,
     label: str,
 ) -> None:
     """The paper's figures of one model."""
-    points = [(x + shift, printed[c]) for x, c in enumerate(conditions) if c in printed]
+    points = [(x + offset, printed[c]) for x, c in enumerate(conditions) if c in printed]
     if points:
         axes.plot(
             *zip(*points, strict=True),
@@ -147,7 +188,7 @@ def _draw_model(
     conditions: Sequence[str],
     values: Mapping[str, Sequence[float]],
     look: Look,
-    shift: float,
+    offset: float,
     joined: bool,
     label: str,
 ) -> None:
@@ -155,7 +196,9 @@ def _draw_model(
 
     Two runs have no bars: their dots say as much.
     """
-    measured = [(x + shift, np.asarray(values[c])) for x, c in enumerate(conditions) if c in values]
+    measured = [
+        (x + offset, np.asarray(values[c])) for x, c in enumerate(conditions) if c in values
+    ]
     x = [at for at, _ in measured]
     means = [v.mean() for _, v in measured]
     spreads = [v.std(ddof=1) if len(v) >= ENOUGH else 0.0 for _, v in measured]
@@ -231,35 +274,23 @@ def mean(series: Sequence[Series]) -> Series:
 
 def shift_picture(group: Group, setting: str) -> Picture | None:
     """The metric against the shift, of all models; None where no run of the setting is done."""
-    table, trained_on = group.table, group.table.trained_on[setting]
-    lines = [line for line in table.lines if line.setting == setting]
-    models = {line.label: _values(line) for line in lines if not _is_yardstick(line)}
-    models = {label: values for label, values in models.items() if values}
-    if not models:
+    what = shift(group.table, setting)
+    if what is None:
         return None
-    conditions = [trained_on, *(c for c in table.conditions if c != trained_on)]
-    conditions = [c for c in conditions if any(c in values for values in models.values())]
-    paper = {line.label: {c: value(text) for c, text in line.paper.items()} for line in lines}
-    paper = {label: printed for label, printed in paper.items() if printed and label in models}
-    yardsticks = {
-        line.label: {c: cells[0] for c, cells in _values(line).items()}
-        for line in lines
-        if _is_yardstick(line)
-    }
-    figure = draw_shift(conditions, trained_on, models, group.axis, paper, yardsticks)
+    figure = draw_shift(what)
     low, high = figure.get_axes()[0].get_ylim()
     return Picture(
-        title=f"{_titled(group, setting)}: {group.axis.name} against the shift",
+        title=f"{_titled(group, setting)}: {what.measure} against the shift",
         caption=(
             "Marks are means over runs, bars one standard deviation (with n − 1) of three runs or "
             f"more, dots single runs; {_seeds(group, setting)}; weights chosen on "
-            f"{CHOSEN}{trained_on}. "
+            f"{CHOSEN}{what.trained_on}. "
             + (f"The y axis is cut: it goes from {low:.3g} to {high:.3g}. " if low > 0 else "")
-            + ("Hollow marks are the paper's figures. " if paper else "")
-            + ("Grey lines need no model. " if yardsticks else "")
-            + ("" if is_scale(conditions) else "The conditions are kinds, not a scale.")
+            + ("Hollow marks are the paper's figures. " if what.paper else "")
+            + ("Grey lines need no model. " if what.yardsticks else "")
+            + ("" if is_scale(what.conditions) else "The conditions are kinds, not a scale.")
         ).strip(),
-        alt="Means. " + "; ".join(_spoken(label, values) for label, values in models.items()),
+        alt=what.alt,
         png=png(figure),
     )
 
@@ -277,7 +308,7 @@ def training_picture(group: Group, setting: str) -> Picture | None:
             for condition, series in record.validated.items():
                 here = " (trained)" if condition == group.table.trained_on[setting] else ""
                 name = f"validation, {condition}{here}"
-                units[name] = group.axis.name.removeprefix("test ")
+                units[name] = group.table.measure.removeprefix("test ")
                 scaled = Series(series.steps, group.scale * series.values)
                 panels.setdefault(name, {}).setdefault(label, []).append(scaled)
     if not panels:
@@ -305,18 +336,6 @@ def _seeds(group: Group, setting: str) -> str:
     return f"seed{'' if len(found) == 1 else 's'} {', '.join(map(str, sorted(found)))}"
 
 
-def _is_yardstick(line: Line) -> bool:
-    return any(cell.exact for cell in line.ours.values())
-
-
-def _values(line: Line) -> dict[str, Sequence[float]]:
-    return {c: cell.values for c, cell in line.ours.items() if cell.values}
-
-
 def _titled(group: Group, setting: str) -> str:
     several = group.table.settings
     return group.table.title if several is None else f"{group.table.title}, {several} {setting}"
-
-
-def _spoken(label: str, values: Mapping[str, Sequence[float]]) -> str:
-    return f"{label}: " + ", ".join(f"{c} {np.mean(v):.1f}" for c, v in values.items())

@@ -14,13 +14,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from riglstm.lab.minigrid.envs import solved
 from riglstm.lab.minigrid.levels import FAMILIES, Level
 from riglstm.lab.minigrid.network import ActorCritic
 from riglstm.lab.minigrid.reproduce import load
-from riglstm.lab.minigrid.runs import GridRun, comparable
-from riglstm.lab.minigrid.table import label, tables
-from riglstm.lab.minigrid.testing import SEED
-from riglstm.lab.minigrid.worker import solved
+from riglstm.lab.minigrid.spec import TEST_SEED
+from riglstm.lab.minigrid.table import GridRun, comparable, label, tables
 from riglstm.lab.report import curves
 from riglstm.lab.report.cells import UNABLE
 from riglstm.lab.report.style import (
@@ -250,7 +249,7 @@ def play(net: ActorCritic, level: Level) -> Episode:
 
     device = next(net.parameters()).device
     env: Any = gymnasium.make(level.id, render_mode="rgb_array", tile_size=TILE)
-    start = np.random.SeedSequence((SEED, 0, 0)).generate_state(1)
+    start = np.random.SeedSequence((TEST_SEED, 0, 0)).generate_state(1)
     seen, _ = env.reset(seed=int(start[0]))
     state = net.core.initial_state(1)
     frames, inputs, reward, done = [], [], 0.0, False

@@ -7,6 +7,7 @@ makes HTML takes plain text and escapes it; `Html` is text that is markup alread
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +16,16 @@ from pathlib import Path
 from typing import NamedTuple, NewType, TypeAlias
 
 from riglstm import __version__
-from riglstm.lab.minigrid.runs import GridRun
-from riglstm.lab.report import cells, minigrid, records
+from riglstm.lab.minigrid.table import GridRun
+from riglstm.lab.report import cells, minigrid
 from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, number, open_run
 from riglstm.lab.report.curves import shift_picture, training_picture
-from riglstm.lab.report.groups import Group, group
 from riglstm.lab.report.rollouts import rollout_picture
+from riglstm.lab.report.runs import Group, find, group, read, without_copies
 from riglstm.lab.report.style import Picture
 from riglstm.lab.tables.read_run import Record
 from riglstm.lab.tables.render import TextTable, text_table
+from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
@@ -114,7 +116,7 @@ def report(
             f"the step must be from 1 to size² = {size**2}, the pixels of an image, got {step}; "
             "give another --step, or a larger --size"
         )
-    out, found = _file_of(Path(out)), records.find(paths)
+    out, found = _file_of(Path(out)), find(paths)
     # A folder that is named is only read: a page of what is there downloads nothing.
     here, silent = data_folder(data_dir), lambda line: None
     draft = Draft(digits, size, step, sample, sequence, models, device, here, show or silent)
@@ -122,8 +124,8 @@ def report(
     if warn is not None:
         for line in draft.missing:
             warn(line)
-    known, copies = records.without_copies(known)
-    grids, grid_copies = records.without_copies(grids)
+    known, copies = without_copies(known)
+    grids, grid_copies = without_copies(grids)
     draft.missing += [*grid_copies, *copies]
     draft.missing += [record.describe() for record in known if record.state != "done"]
     there = dict.fromkeys([*(run.spec.name for run in known), *(run.spec.name for run in grids)])
@@ -168,7 +170,7 @@ def _read_all(found: Sequence[Path], missing: list[str]) -> tuple[list[Record], 
     grids: list[GridRun] = []
     for path in found:
         try:
-            run = records.read(path)
+            run = read(path)
         except ValueError as error:
             missing.append(f"{path} cannot be read: {error}")
             continue
@@ -197,7 +199,8 @@ def _file_of(out: Path) -> Path:
 
 def _add_group(draft: Draft, one: Group) -> None:
     """Add a table, its figures, and what its weights show."""
-    draft.missing += one.absent
+    if one.table.missing:
+        draft.missing.append(f"{one.table.title}: not run yet: {one.table.missing}")
     shown = text_table(one.table)
     body = _table_and_notes(shown)
     for setting in one.table.trained_on:
@@ -426,7 +429,8 @@ def missing_list(items: Sequence[str]) -> Html:
 
 def run_record(record: Record) -> Html:
     """The facts of a run as a table, and its whole configuration, folded away."""
-    facts = {"folder": str(record.path), **records.facts(record)}
+    config = json.dumps(record.spec.resolved(), indent=1)
+    facts = {"folder": str(record.path), **_facts(record)}
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(value)}</td></tr>\n'
         for name, value in facts.items()
@@ -434,8 +438,41 @@ def run_record(record: Record) -> Html:
     return Html(
         f"<details>\n<summary>{escape(f'{record.path.name} ({record.state})')}</summary>\n"
         f"<table>\n<tbody>\n{rows}</tbody>\n</table>\n"
-        f"<h3>config.json</h3>\n<pre>{escape(records.config_text(record))}</pre>\n</details>\n"
+        f"<h3>config.json</h3>\n<pre>{escape(config)}</pre>\n</details>\n"
     )
+
+
+def _facts(record: Record) -> dict[str, str]:
+    """What a reader needs to walk back from a figure to its run."""
+    run, result = record.run, record.result or {}
+    versions = run.get("versions", {})
+    said = {
+        "state": record.state,
+        "task": record.spec.task,
+        "model": f"{record.spec.name}, width {record.spec.hidden_size}",
+        "seed": str(record.spec.seed),
+        "parameters": f"{result['parameters']:,}" if "parameters" in result else "",
+        "updates": _updates(record),
+        "seconds": f"{result['seconds']:,.0f}" if "seconds" in result else "",
+        "device": str(result.get("device") or run.get("device") or ""),
+        "chosen on": "; ".join(
+            f"{CHOSEN}{condition}: update {chosen['step']:,}, {chosen['value']:.4g}"
+            for condition, chosen in result.get("chosen", {}).items()
+        ),
+        "versions": ", ".join(f"{name} {v}" for name, v in versions.items() if v),
+        "commit": str(result.get("commit") or run.get("commit") or "unknown"),
+        "started": str(run.get("started", "")),
+        "gone on with": ", ".join(str(again.get("started")) for again in run.get("resumed", [])),
+        "command": str(run.get("command", "")),
+    }
+    return {name: value for name, value in said.items() if value}
+
+
+def _updates(record: Record) -> str:
+    if record.result is None:
+        return f"{record.last:,} of {record.spec.fit.updates:,}"
+    stopped = {"patience": "stopped without improvement", "updates": "all"}
+    return f"{record.result['updates']:,} ({stopped.get(record.result.get('stopped', ''), 'done')})"
 
 
 def _kind(cell: str) -> str:

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from riglstm.lab.report import cells, curves
-from riglstm.lab.report.curves import Axis
+from riglstm.lab.report import cells
+from riglstm.lab.report.curves import Shift, draw_shift, shift
 from riglstm.lab.report.style import Picture, png
 from riglstm.lab.tables.build import RULES, tables
 from riglstm.lab.tables.finished import finished
-from riglstm.lab.tables.paper import value
-from riglstm.lab.tables.render import Line, Table, markdown, number, plain, text_table
+from riglstm.lab.tables.render import Table, markdown, plain, text_table
 from riglstm.lab.tables.rows import read_folder
 from riglstm.lab.tables.tables import TABLES
 from riglstm.lab.tasks.datasets import DataError, data_folder
@@ -188,52 +187,35 @@ def _wanted(
 ) -> Iterator[Wanted]:
     for table in found:
         for setting in table.trained_on:
-            lines = [line for line in table.lines if line.setting == setting]
             # Not of runs that have all failed.
-            if drawn := [line for line in lines if any(c.values for c in line.ours.values())]:
-                yield _shift(table, setting, drawn)
+            if (what := shift(table, setting)) is not None:
+                yield _shift(table, setting, what)
     for file in sorted(weights.glob("*.safetensors")):
         if isinstance(finished(file).spec.task_config(), SequentialImages):
             yield from _looks(file, device, data_dir)
 
 
-def _shift(table: Table, setting: str, lines: Sequence[Line]) -> Wanted:
+def _shift(table: Table, setting: str, what: Shift) -> Wanted:
     """The metric against the shift, for all models trained in a setting."""
-    home, axis = table.trained_on[setting], Axis(table.measure, table.higher_is_better)
-    models = {
-        line.label: {c: list(cell.values) for c, cell in line.ours.items() if cell.values}
-        for line in lines
-    }
-    paper = {
-        line.label: {c: value(text) for c, text in line.paper.items()}
-        for line in lines
-        if line.paper
-    }
-    conditions = [home, *(c for c in table.conditions if c != home)]
     counts = ", ".join(
-        f"{label} {max(map(len, values.values()))}" for label, values in models.items()
+        f"{label} {max(map(len, values.values()))}" for label, values in what.models.items()
     )
-    title = TABLES[table.name].title
-    title = title if table.settings is None else f"{title}, {setting}"
+    title, name = TABLES[table.name].title, table.name
+    if table.settings is not None:
+        title, name = f"{title}, {setting}", f"{name}-{setting.replace('=', '')}"
     words = {
-        "title": f"{title}: {axis.name} against the shift",
+        "title": f"{title}: {what.measure} against the shift",
         "caption": f"Means over runs ({counts}), bars of one standard deviation of three runs or "
         "more, dots for runs; "
-        f"trained on {home}, which chose the checkpoints. Hollow: the paper's figures.",
-        "alt": "Means. "
-        + "; ".join(
-            f"{line.label}: "
-            + ", ".join(f"{c} {number(cell.mean)}" for c, cell in line.ours.items() if cell.values)
-            for line in lines
-        ),
+        f"trained on {what.trained_on}, which chose the checkpoints. Hollow: the paper's figures.",
+        "alt": what.alt,
     }
+    axis = (what.measure, what.higher_is_better)
+    source = _digest([what.conditions, what.trained_on, what.models, what.paper, axis, words])
 
     def draw() -> Picture:
-        figure = curves.draw_shift(conditions, home, models, axis, paper)
-        return Picture(words["title"], words["caption"], words["alt"], png(figure))
+        return Picture(words["title"], words["caption"], words["alt"], png(draw_shift(what)))
 
-    name = table.name if table.settings is None else f"{table.name}-{setting.replace('=', '')}"
-    source = _digest([conditions, home, models, paper, axis, words])
     return Wanted(f"{name}{SHIFT}", source, draw)
 
 
@@ -248,13 +230,10 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
     averaged = "" if average is None else f" Weights averaged over updates, by {average:g}."
     content = hashlib.sha256(file.read_bytes()).hexdigest()
 
-    def seen() -> tuple[cells.Loaded, cells.Look]:
+    def drawn(draw: Callable[[cells.Loaded, cells.Look], Picture]) -> Picture:
         run = cells.open_run(known.name, file, device, data_folder(data_dir))
         digits = cells.first_of_each_class(cells.image_task(run))
-        return run, cells.look(run, f"{SIZE}x{SIZE}", digits)
-
-    def drawn(draw: Callable[[cells.Loaded, cells.Look], Picture]) -> Picture:
-        picture = draw(*seen())
+        picture = draw(run, cells.look(run, f"{SIZE}x{SIZE}", digits))
         return picture._replace(caption=f"{picture.caption}{averaged}")
 
     kinds: dict[str, Callable[[cells.Loaded, cells.Look], Picture]] = {}

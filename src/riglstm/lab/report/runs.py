@@ -1,19 +1,20 @@
-"""Runs that belong in one table and one figure: those of the paper's tables, and others by task.
+"""Run folders for a page: found, read, and put into groups of one table and one figure each.
 
-A table is recognised by its runs' configurations, wherever their folders lie.
+A paper's table is recognised by its runs' configurations, wherever their folders lie; other runs
+are grouped by task.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from riglstm.lab.report.curves import Axis
+from riglstm.lab.minigrid import table as grid
+from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.tables.build import (
     RULES,
     check_figures,
@@ -24,12 +25,16 @@ from riglstm.lab.tables.build import (
 )
 from riglstm.lab.tables.entries import Budget, Recipe
 from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.read_run import Record
+from riglstm.lab.tables.read_run import Record, read_record, refused
 from riglstm.lab.tables.render import Table
 from riglstm.lab.tables.result import CHOSEN, RunError
 from riglstm.lab.tables.rows import ResultRow
+from riglstm.lab.tables.spec import digest
 from riglstm.lab.tables.tables import TABLES, recipe
+from riglstm.lab.train.folder import RunFolder
 from riglstm.models import MODELS
+
+R = TypeVar("R", Record, GridRun)
 
 LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")
 """Options of tasks that change how a model learns, or where it is tested, and not the data."""
@@ -37,6 +42,64 @@ UNSAID = ("seed", "conditions", "evaluate_every", "checkpoint_every", "log_every
 """Options by which runs of one line of a table may differ."""
 SAID = 3
 """Options that a label names at most."""
+
+
+def find(paths: Sequence[Path | str]) -> list[Path]:
+    """All run folders in the folders given, or these themselves; each once."""
+    found: dict[Path, None] = {}
+    for given in map(Path, paths):
+        if not given.is_dir():
+            raise ValueError(
+                f"{given} must be the folder of a run, or a folder of such folders, got "
+                f"{'a file' if given.exists() else 'nothing of that name'}"
+            )
+        found |= dict.fromkeys(_runs(given))
+    if not found:
+        raise ValueError(
+            "expected runs, which are folders with a config.json, got none in "
+            f"{', '.join(map(str, paths)) or 'no folder at all'}; train one with "
+            "`riglstm train` or `riglstm reproduce` first"
+        )
+    return list(found)
+
+
+def _runs(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    if RunFolder(folder).config.exists():
+        yield folder
+        return
+    here = folder.resolve()
+    # A link may lead back to a folder above it.
+    for below in sorted(folder.iterdir()) if here not in above else ():
+        if below.is_dir():
+            yield from _runs(below, above | {here})
+
+
+def read(path: Path) -> Record | GridRun:
+    """One run; raises RunError where the folder's files are not a run's."""
+    with refused(path / "config.json"):
+        on_grid = grid.is_grid(path)
+    return grid.read(path) if on_grid else read_record(path)
+
+
+def without_copies(records: Sequence[R]) -> tuple[list[R], list[str]]:
+    """Every run once, and a line on each copy: one run counted twice would narrow the spread.
+
+    Of copies the first that is done stays, or the first of all where none is.
+    """
+    by_run: dict[str, list[R]] = {}
+    for record in records:
+        by_run.setdefault(record.spec.digest(), []).append(record)
+    kept: list[R] = []
+    said: list[str] = []
+    for same in by_run.values():
+        first = next((record for record in same if record.state == "done"), same[0])
+        kept.append(first)
+        said += [
+            f"{record.path}: left out, the same run as {first.path} (configuration and seed)"
+            for record in same
+            if record is not first
+        ]
+    return kept, said
 
 
 @dataclass(frozen=True)
@@ -48,17 +111,6 @@ class Group:
     """Factor from the recorded figure to the printed one."""
     runs: Mapping[tuple[str, str], Sequence[Record]]
     """By setting and label, as in the table's lines."""
-
-    @property
-    def axis(self) -> Axis:
-        """What is measured."""
-        return Axis(self.table.measure, self.table.higher_is_better)
-
-    @property
-    def absent(self) -> list[str]:
-        """What the table should have, and has not."""
-        missing = self.table.missing
-        return [f"{self.table.title}: not run yet: {missing}"] if missing else []
 
 
 def group(records: Sequence[Record]) -> list[Group]:
@@ -215,8 +267,7 @@ def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[st
             if value is not None and any(other.get(name) != value for other in alike)
         ]
         if len(said) > SAID:
-            digest = hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()[:4]
-            said = [*said[:SAID], f"… #{digest}"]
+            said = [*said[:SAID], f"… #{digest(one)[:4]}"]
         labels.append(" ".join((str(one[by]), *said)))
     return labels
 
