@@ -14,15 +14,11 @@ import torch
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import complexity, rows
-from riglstm.lab.tables.entries import SMALL, Recipe, Row, Setting
 from riglstm.lab.tables.executor import InProcess, Processes
-from riglstm.lab.tables.finished import evaluate, load
-from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.recipes import RECIPES
+from riglstm.lab.tables.plan import Planned, RunSpec, plan
+from riglstm.lab.tables.recipes import RECIPES, SMALL, TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
-from riglstm.lab.tables.run import build, run
-from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.tables.run import build, evaluate, load, run
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted

@@ -32,13 +32,11 @@ from riglstm.lab.report import (
 )
 from riglstm.lab.report.cells import Images, Loaded
 from riglstm.lab.report.curves import Axis
-from riglstm.lab.tables.finished import evaluate
-from riglstm.lab.tables.plan import plan
-from riglstm.lab.tables.read_run import Record, Series, read_metrics, read_record
-from riglstm.lab.tables.render import markdown, text_table
-from riglstm.lab.tables.result import FAILED, RunError
+from riglstm.lab.tables.plan import RunSpec, plan
+from riglstm.lab.tables.result import Record, RunError, Series, read_metrics, read_record
 from riglstm.lab.tables.run import build as build_run
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.run import evaluate
+from riglstm.lab.tables.table import markdown, text_table
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.tasks.datasets import Images as Files
 from riglstm.lab.train.config import Fit
@@ -502,7 +500,7 @@ def folder(tmp_path: Path) -> Path:
         finish(runs / f"{model}-{seed}", on_digits(model, seed), values)
     begin(runs / "riglstm-1", on_digits("riglstm", 1), ("4x4", "5x5"), updates=5)
     begin(runs / "rim-0", on_digits("rim"), ("4x4", "5x5"), updates=5)
-    (runs / "rim-0" / FAILED).write_text(json.dumps({"reason": "the loss <is> gone"}))
+    (runs / "rim-0" / "failed.json").write_text(json.dumps({"reason": "the loss <is> gone"}))
     (runs / "broken").mkdir()
     (runs / "broken" / "config.json").write_text("{}")
     return runs
@@ -817,7 +815,7 @@ def test_a_heading_says_in_words_how_the_data_differ(tmp_path: Path) -> None:
 
 def test_a_failed_run_without_a_reason_is_failed(tmp_path: Path) -> None:
     begin(tmp_path / "run", on_digits("lstm"), ("4x4",))
-    (tmp_path / "run" / FAILED).write_text("{}")
+    (tmp_path / "run" / "failed.json").write_text("{}")
     record = records.read(tmp_path / "run")
     assert (record.state, record.reason) == ("failed", "for a reason not recorded")
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from riglstm.lab.tables import run as runs
-from riglstm.lab.tables.finished import evaluate
-from riglstm.lab.tables.plan import Planned, state
-from riglstm.lab.tables.run import Make, attempt, run
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.plan import Planned, RunSpec, state
+from riglstm.lab.tables.run import Make, attempt, evaluate, run
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import BusyError, RunFolder
 

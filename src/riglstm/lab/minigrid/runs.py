@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from riglstm.lab.minigrid.spec import GridSpec
-from riglstm.lab.tables.read_run import RunFiles, read_files, refused
-from riglstm.lab.tables.result import check_result
+from riglstm.lab.tables.result import RunFiles, check_result, read_files, refused
 from riglstm.lab.train.folder import differences
 
 

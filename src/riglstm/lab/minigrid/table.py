@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.runs import GridRun, comparable, read
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK
-from riglstm.lab.tables.build import SPREAD, line, rows_of
 from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.render import Rendered, Table, bullets, markdown, text_table
-from riglstm.lab.tables.rows import FAILED, ResultRow
+from riglstm.lab.tables.reproduce import Rendered
+from riglstm.lab.tables.rows import FAILED, ResultRow, rows_of
+from riglstm.lab.tables.table import SPREAD, Table, bullets, line, markdown, text_table
 
 METRICS = {"success": "drawn", "success_greedy": "most probable"}
 """What a run is tested by, and which actions it takes then."""

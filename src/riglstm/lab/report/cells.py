@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from riglstm.lab.report.scores import Scores
 from riglstm.lab.report.scores import draw as draw_scores
 from riglstm.lab.report.style import Array, Picture, new_figure, picture_axes, png, styled
-from riglstm.lab.tables.finished import finished, load
+from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.run import build
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.run import build, finished, load
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.models.base import Trace

@@ -27,9 +27,8 @@ from riglstm.lab.report.style import (
     styled,
 )
 from riglstm.lab.tables.paper import value
-from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.render import ENOUGH, Line
-from riglstm.lab.tables.result import CHOSEN
+from riglstm.lab.tables.result import CHOSEN, Series
+from riglstm.lab.tables.table import ENOUGH, Line
 
 if TYPE_CHECKING:
     from riglstm.lab.report.groups import Group

@@ -14,21 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.report.curves import Axis
-from riglstm.lab.tables.build import (
-    RULES,
-    check_figures,
-    line,
-    rows_of,
-    table_of_runs,
-    yardsticks,
-)
-from riglstm.lab.tables.entries import Budget, Recipe
 from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.read_run import Record
-from riglstm.lab.tables.render import Table
-from riglstm.lab.tables.result import CHOSEN, RunError
-from riglstm.lab.tables.rows import ResultRow
-from riglstm.lab.tables.tables import TABLES, recipe
+from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
+from riglstm.lab.tables.result import CHOSEN, Record, RunError
+from riglstm.lab.tables.rows import ResultRow, rows_of
+from riglstm.lab.tables.table import RULES, Table, check_figures, line, table_of_runs, yardsticks
 from riglstm.models import MODELS
 
 LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")

@@ -10,8 +10,7 @@ from typing import TypeVar
 from riglstm.lab.minigrid.reproduce import is_grid
 from riglstm.lab.minigrid.runs import GridRun
 from riglstm.lab.minigrid.runs import read as read_grid
-from riglstm.lab.tables.read_run import Record, read_record, refused
-from riglstm.lab.tables.result import CHOSEN
+from riglstm.lab.tables.result import CHOSEN, Record, read_record, refused
 from riglstm.lab.train.folder import RunFolder
 
 R = TypeVar("R", Record, GridRun)
