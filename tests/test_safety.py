@@ -15,7 +15,7 @@ import pytest
 from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import reproduce as minigrid
 from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.tables import render, run
+from riglstm.lab.tables import run
 from riglstm.lab.tables import reproduce as reproducing
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import StopRequest
@@ -187,7 +187,7 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
         (tmp_path / name).write_text("mine")
     (tmp_path / "other.json.part").write_text("{}")
     before = tree(tmp_path)
-    monkeypatch.setattr(reproducing, "run_in", lambda *args, **_: pytest.fail("trained"))
+    monkeypatch.setattr(reproducing, "run", lambda *args, **_: pytest.fail("trained"))
     for words, said in (
         (["reproduce", "copying"], "copying-quick.csv must be a new file, or this table's, which"),
         (
@@ -209,7 +209,7 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
 
 
 def test_a_table_takes_the_place_of_its_older_self(tmp_path: Path) -> None:
-    table = render.Rendered("**a**\n1\n", [])
+    table = reproducing.Rendered("**a**\n1\n", [])
     for _ in range(2):
         paths = table.write(tmp_path, "a")
     assert [path.read_text()[0] for path in paths] == ["*", "t"]

@@ -12,7 +12,7 @@ from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables import search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.recipes import TABLES
-from riglstm.lab.tables.run import open_data, run_in, say
+from riglstm.lab.tables.run import open_data, run, say
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def main(args: Sequence[str]) -> None:
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    make = partial(run_in, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
+    make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
     errors = make_runs(waiting, make, Processes(jobs, deadline), ended, again)
     lines = search.read_lines(path)
     if lines:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from riglstm import RigLSTM
-from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, chosen_settings, recipe
+from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.base import TaskConfig, options
 from riglstm.lab.train.config import FREE, Fit, Precision
@@ -85,7 +85,8 @@ class RunSpec:
 
     def task_config(self) -> TaskConfig:
         """The task's configuration."""
-        return TASKS[self.task](**{k: _tuple(v) for k, v in self.task_options.items()})
+        said = self.task_options.items()
+        return TASKS[self.task](**{k: tuple(v) if isinstance(v, list) else v for k, v in said})
 
     def resolved(self) -> dict[str, Any]:
         """As JSON has it, with the defaults of task and model written out."""
@@ -96,7 +97,7 @@ class RunSpec:
             "task_options": options(self.task_config()),
             "model": self.model,
             "hidden_size": self.hidden_size,
-            "model_options": {k: _list(v) for k, v in said.items()},
+            "model_options": {k: list(v) if isinstance(v, tuple) else v for k, v in said.items()},
             "fit": asdict(self.fit),
             "seed": self.seed,
         }
@@ -184,14 +185,6 @@ def _check_known(kind: str, of: str, given: Mapping[str, Any], known: Sequence[s
             )
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 State: TypeAlias = Literal["new", "partial", "done", "failed"]
 
 
@@ -225,10 +218,11 @@ def plan(
     A run that several tables share has one folder.
     """
     how = recipe(name, budget)
-    rows = chosen(how, models)
+    rows = how.models if models is None else chosen("models", how.rows, models)
+    trained_in = how.settings if settings is None else chosen("settings", how.settings, settings)
     found = []
     for seed in seeds_of(how, seeds):
-        for setting in chosen_settings(how, settings):
+        for setting in trained_in:
             for key in rows:
                 made = spec_of(name, how, setting, key, precision)
                 spec = replace(made, fit=replace(made.fit, device=device), seed=seed)

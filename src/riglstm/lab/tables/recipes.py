@@ -8,7 +8,7 @@ decided in `docs/paper_notes.md` (P8, P9, P23 to P25) and in `docs/experiments.m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -45,10 +45,6 @@ class Row:
     def training(self, setting: str) -> dict[str, Any]:
         """All that it changes in the recipe's training in a setting."""
         return {**self.fit, **self.fit_in.get(setting, {})}
-
-    def own_in(self, setting: str) -> dict[str, Any]:
-        """What it changes in a setting alone, of task and of training."""
-        return {**self.task_in.get(setting, {}), **self.fit_in.get(setting, {})}
 
     @property
     def cells(self) -> str:
@@ -514,19 +510,10 @@ def stem(name: str, budget: Budget | None, precision: Precision | None = None) -
     return f"{said}-{precision}"
 
 
-def chosen(recipe: Recipe, models: Sequence[str] | None) -> tuple[str, ...]:
-    """The rows that are asked for, in the table's order."""
-    if models is None:
-        return recipe.models
-    for name in models:
-        if name not in recipe.rows:
-            raise ValueError(f"models must be some of {', '.join(recipe.rows)}, got {name!r}")
-    return tuple(name for name in recipe.rows if name in models)
-
-
-def chosen_settings(recipe: Recipe, settings: Sequence[str] | None) -> tuple[str, ...]:
-    """The settings that are asked for, in the table's order; None: all."""
-    for name in settings or ():
-        if name not in recipe.settings:
-            raise ValueError(f"settings must be some of {', '.join(recipe.settings)}, got {name!r}")
-    return tuple(name for name in recipe.settings if settings is None or name in settings)
+def chosen(what: str, known: Iterable[str], asked: Sequence[str]) -> tuple[str, ...]:
+    """The names that are asked for, in the table's order; `what`: models or settings."""
+    known = tuple(known)
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"{what} must be some of {', '.join(known)}, got {name!r}")
+    return tuple(name for name in known if name in asked)

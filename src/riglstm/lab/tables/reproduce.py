@@ -13,7 +13,7 @@ from riglstm.lab.tables import rows
 from riglstm.lab.tables.executor import InProcess, Processes, make_runs
 from riglstm.lab.tables.plan import Planned, plan, state
 from riglstm.lab.tables.recipes import TABLES, Budget, recipe, stem
-from riglstm.lab.tables.run import Make, open_data, run_in
+from riglstm.lab.tables.run import Make, open_data, run
 from riglstm.lab.tables.table import markdown, table_of_runs, text_table
 from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.stopping import NEVER, Deadline
@@ -115,7 +115,7 @@ def reproduce(
     jobs = max(1, min(jobs, len(waiting)))
     if jobs > 1:
         open_data(waiting, data_dir, progress)
-    make = partial(run_in, data_dir=data_dir, progress=progress, deadline=deadline, jobs=jobs)
+    make = partial(run, data_dir=data_dir, progress=progress, deadline=deadline, jobs=jobs)
     return complete(asked, waiting, make, write, jobs, deadline, progress, again)
 
 

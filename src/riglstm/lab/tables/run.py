@@ -58,95 +58,76 @@ def core_options(model: str, options: Mapping[str, Any], device: torch.device) -
 
 def run(
     spec: RunSpec,
-    path: Path | str,
+    folder: RunFolder | Path | str,
     data_dir: Path | None = None,
     *,
     resume: bool = False,
     progress: bool = True,
     again: str = "",
     deadline: Deadline = NEVER,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
     A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
-    to have stopped. Raises what `riglstm.lab.train.loop.fit` does.
+    to have stopped. `jobs`: how many runs share the device, for the record. Raises what
+    `riglstm.lab.train.loop.fit` does.
     """
-    folder = RunFolder(path)
-    with folder.held():
-        return run_in(
-            *(spec, folder, data_dir),
-            resume=resume,
-            progress=progress,
-            again=again,
-            deadline=deadline,
-        )
-
-
-def run_in(
-    spec: RunSpec,
-    folder: RunFolder,
-    data_dir: Path | None = None,
-    *,
-    resume: bool,
-    progress: bool = True,
-    again: str = "",
-    deadline: Deadline = NEVER,
-    jobs: int = 1,
-) -> dict[str, Any]:
-    """`run` in a folder that is held. `jobs`: how many runs share the device, for the record."""
     # Lightning takes seconds to load, and what reads folders does without.
     from riglstm.lab.train.loop import fit
 
-    device = pick(spec.fit)
-    check(spec.fit, device)
-    task, net = build(spec, device, data_dir, say if progress else None)
-    # Data that cannot be read or made is told of before there is a run.
-    task.ready()
-    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-    folder.begin(
-        spec.resolved(), command=command, device=device_name(device), jobs=jobs, resume=resume
-    )
-    if folder.writes:
-        folder.failed.unlink(missing_ok=True)
-    try:
-        fitted = fit(
-            *(net, task, spec.fit, spec.seed, folder),
-            resume=resume,
-            progress=progress,
-            again=again,
-            deadline=deadline,
+    folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+    with folder.held():
+        device = pick(spec.fit)
+        check(spec.fit, device)
+        task, net = build(spec, device, data_dir, say if progress else None)
+        # Data that cannot be read or made is told of before there is a run.
+        task.ready()
+        command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+        folder.begin(
+            spec.resolved(), command=command, device=device_name(device), jobs=jobs, resume=resume
         )
-    except Diverged as error:
-        cost = {"updates": error.updates, "seconds": error.seconds}
-        folder.write_json(folder.failed, {"reason": str(error), **cost})
-        raise
-    if not folder.writes:
-        return {}
-    chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
-    conditions = task.conditions if spec.fit.test else ()
-    if progress and conditions:
-        say(f"testing on {', '.join(conditions)}")
-    try:
-        figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
-    except KeyboardInterrupt:
-        raise Interrupted(untested(again)) from None
-    result = {
-        "rows": figures,
-        "chosen": chosen,
-        "metric": task.metric.name,
-        "trained_on": task.trained_on,
-        "updates": fitted.updates,
-        "stopped": fitted.stopped,
-        "seconds": fitted.seconds,
-        "parameters": sum(p.numel() for p in net.parameters()),
-        "device": sessions(folder, "device"),
-        "commit": sessions(folder, "commit"),
-        "jobs": most_jobs(folder),
-        **_yardsticks(task, conditions),
-    }
-    folder.finish(result)
-    return result
+        if folder.writes:
+            folder.failed.unlink(missing_ok=True)
+        try:
+            fitted = fit(
+                *(net, task, spec.fit, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+                deadline=deadline,
+            )
+        except Diverged as error:
+            cost = {"updates": error.updates, "seconds": error.seconds}
+            folder.write_json(folder.failed, {"reason": str(error), **cost})
+            raise
+        if not folder.writes:
+            return {}
+        chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+        conditions = task.conditions if spec.fit.test else ()
+        if progress and conditions:
+            say(f"testing on {', '.join(conditions)}")
+        try:
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
+        except KeyboardInterrupt:
+            raise Interrupted(untested(again)) from None
+        result = {
+            "rows": figures,
+            "chosen": chosen,
+            "metric": task.metric.name,
+            "trained_on": task.trained_on,
+            "updates": fitted.updates,
+            "stopped": fitted.stopped,
+            "seconds": fitted.seconds,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
+            "jobs": most_jobs(folder),
+            **_yardsticks(task, conditions),
+        }
+        folder.finish(result)
+        return result
 
 
 class Make(Protocol):

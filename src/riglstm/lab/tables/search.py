@@ -79,7 +79,7 @@ def read_space(path: Path) -> Space:
         data |= {name: tuple(data[name]) for name in ("seeds", "models") if name in data}
         space = Space(path.stem, **data)
         how = recipe(space.table, space.budget)
-        space = replace(space, models=chosen(how, space.models or None))
+        space = replace(space, models=chosen("models", how.rows, space.models) or how.models)
         if space.setting not in how.settings:
             raise ValueError(
                 f"setting must be one of {', '.join(how.settings)}, got {space.setting!r}"
