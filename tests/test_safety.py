@@ -15,8 +15,8 @@ import pytest
 from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import reproduce as minigrid
 from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.tables import run
 from riglstm.lab.tables import reproduce as reproducing
+from riglstm.lab.tables import run
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import StopRequest
 
