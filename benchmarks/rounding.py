@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.lab.tables.finished import load
+from riglstm.lab.tables.run import load
 from riglstm.lab.tasks.common import lookup
 
 ROOT = Path(__file__).parents[1]

@@ -19,17 +19,16 @@ from riglstm.lab.cli import (
     demo,
     evaluate,
     export,
-    launch,
+    flags,
     main,
     reproduce,
-    results,
+    text,
     train,
 )
 from riglstm.lab.tables import reproduce as reproducing
-from riglstm.lab.tables.errors import LESS_MEMORY
-from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.tables.tables import NAMES
+from riglstm.lab.tables.executor import LESS_MEMORY
+from riglstm.lab.tables.plan import Planned, RunSpec, plan
+from riglstm.lab.tables.recipes import NAMES
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train import Fit
@@ -256,18 +255,18 @@ def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch: Patch) 
     args = ["copying", "--out", "my runs"]
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/riglstm"])
-    assert launch.again("train", args, "--resume") == (
+    assert flags.again("train", args, "--resume") == (
         "riglstm train copying --out 'my runs' --resume"
     )
-    assert launch.again("train", [*args, "--resume"], "--resume").count("--resume") == 1
+    assert flags.again("train", [*args, "--resume"], "--resume").count("--resume") == 1
     monkeypatch.setattr(sys, "argv", ["/somewhere/riglstm/__main__.py"])
-    assert launch.again("demo", []) == f"{sys.executable} -m riglstm demo"
+    assert flags.again("demo", []) == f"{sys.executable} -m riglstm demo"
     monkeypatch.setenv("PYTHONPATH", "my src")
-    assert launch.again("demo", []) == f"PYTHONPATH='my src' {sys.executable} -m riglstm demo"
+    assert flags.again("demo", []) == f"PYTHONPATH='my src' {sys.executable} -m riglstm demo"
     monkeypatch.delenv("PYTHONPATH")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert launch.again("demo", []) == "torchrun --nproc-per-node 2 -m riglstm demo"
+    assert flags.again("demo", []) == "torchrun --nproc-per-node 2 -m riglstm demo"
 
 
 def catch_runs(monkeypatch: Patch, result: dict[str, Any] = RESULT) -> list[dict[str, Any]]:
@@ -352,13 +351,13 @@ def test_train_never_touches_a_run_that_is_there(
 
 
 def test_the_result_is_shown_by_both_rules() -> None:
-    title, head, _, *lines = results.table(RESULT, "title").splitlines()[:5]
+    title, head, _, *lines = text.result_table(RESULT, "title").splitlines()[:5]
     assert (title, head.split("  ")[0]) == ("title", "test accuracy")
     assert lines[0].split() == ["P=4", "100.0%", "(40)", "100.0%", "(40)"]
     assert lines[1].split() == ["P=8", "50.0%", "(40)", "62.5%", "(40)"]
     # A condition without a choice of its own has a dash.
     result = {"rows": [row("P=9", "P=4", 0.25, metric="bce")]}
-    assert results.table(result, "").splitlines()[-1].split() == ["P=9", "0.2500", "(40)", "–"]
+    assert text.result_table(result, "").splitlines()[-1].split() == ["P=9", "0.2500", "(40)", "–"]
 
 
 def test_evaluate_says_whether_the_recorded_result_came_out(
@@ -517,7 +516,7 @@ def test_the_demo_trains_both_models_alike_and_shows_what_is_trained(
         return RESULT
 
     monkeypatch.setattr(demo, "run", run)
-    monkeypatch.setattr(results, "page", lambda folders, out: f"the page: {out}")
+    monkeypatch.setattr(demo, "draw", lambda folders, out: f"the page: {out}")
     for again in (False, True):
         assert exit_code("demo", "--seed", "7", "--out", str(tmp_path), "--updates", "9") == 0
         out = capsys.readouterr().out

@@ -20,15 +20,20 @@ from typing import Any
 
 import pytest
 
-from riglstm.lab.tables import executor, worker
-from riglstm.lab.tables.entries import Recipe, Row, Setting
-from riglstm.lab.tables.errors import FEWER_RUNS, in_words
-from riglstm.lab.tables.executor import Ended, InProcess, Job, Processes, make_runs
-from riglstm.lab.tables.plan import Planned, plan
+from riglstm.lab.tables import executor
+from riglstm.lab.tables.executor import (
+    FEWER_RUNS,
+    Ended,
+    InProcess,
+    Job,
+    Processes,
+    in_words,
+    make_runs,
+)
+from riglstm.lab.tables.plan import Planned, RunSpec, plan
+from riglstm.lab.tables.recipes import TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import reproduce
-from riglstm.lab.tables.run import attempt, run_in
-from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.tables.run import attempt, run
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Deadline, Interrupted, OutOfTime
@@ -287,22 +292,22 @@ def test_a_run_that_is_out_of_time_is_the_last(
 
 @slow
 def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path: Path) -> None:
-    run = planned(tmp_path / "run", updates=10**6, log_every=5, evaluate_every=10**6)
+    wanted = planned(tmp_path / "run", updates=10**6, log_every=5, evaluate_every=10**6)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen(executor.WORKER, **pipes, stderr=subprocess.STDOUT)
     assert process.stdin is not None
     assert process.stdout is not None
-    make = partial(attempt, run, partial(run_in, jobs=2))
+    make = partial(attempt, wanted, partial(run, jobs=2))
     process.stdin.write(pickle.dumps((make, ["riglstm", "reproduce"])))
     process.stdin.flush()
-    while last_step(run.folder) < 5:
+    while last_step(wanted.folder) < 5:
         assert process.poll() is None
         time.sleep(0.01)
     # As a killed process leaves its pipes.
     process.stdout.close()
     process.stdin.close()
     assert process.wait(60) == 130
-    folder = RunFolder(run.folder)
+    folder = RunFolder(wanted.folder)
     assert folder.state == "partial"
     assert list(folder.checkpoints.iterdir())
     record = folder.read_json(folder.run)
@@ -355,13 +360,13 @@ def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     make = partial(print, end="") if end is None else raises(end)
-    monkeypatch.setattr(worker.pickle, "load", lambda _: (make, ["riglstm"]))
-    monkeypatch.setattr(worker, "_stop_at_the_end_of_stdin", lambda: None)
-    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(executor.pickle, "load", lambda _: (make, ["riglstm"]))
+    monkeypatch.setattr(executor, "_stop_at_the_end_of_stdin", lambda: None)
+    monkeypatch.setattr(executor.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     for name in ("stdout", "stderr", "argv"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
-    assert worker.main() == code
+    assert executor.main() == code
     assert capfd.readouterr().out == said
 
 

@@ -21,13 +21,11 @@ from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.lab.report import outdated, publish, published
 from riglstm.lab.report.published import BEGIN, END, NOTHING, block
 from riglstm.lab.tables import rows
-from riglstm.lab.tables.build import newest, tables
-from riglstm.lab.tables.entries import Recipe
-from riglstm.lab.tables.finished import export, finished
 from riglstm.lab.tables.plan import plan
-from riglstm.lab.tables.render import Line, markdown, text_table
+from riglstm.lab.tables.recipes import TABLES, Recipe
 from riglstm.lab.tables.rows import ResultRow
-from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.tables.run import export, finished
+from riglstm.lab.tables.table import Line, markdown, newest, tables, text_table
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train.weights import write_weights
 from test_report import finish, noise, on_digits

@@ -21,13 +21,11 @@ from matplotlib.patches import Rectangle
 from riglstm.lab.cli.main import main
 from riglstm.lab.report import cells, curves, page, report, rollouts, runs, style
 from riglstm.lab.report.cells import Images, Loaded
-from riglstm.lab.tables.finished import evaluate
-from riglstm.lab.tables.plan import plan
-from riglstm.lab.tables.read_run import Record, Series, read_record
-from riglstm.lab.tables.render import markdown, text_table
-from riglstm.lab.tables.result import FAILED, RunError
+from riglstm.lab.tables.plan import RunSpec, plan
+from riglstm.lab.tables.result import Record, RunError, Series, read_record
 from riglstm.lab.tables.run import build as build_run
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.run import evaluate
+from riglstm.lab.tables.table import markdown, text_table
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.tasks.datasets import Images as Files
 from riglstm.lab.train.config import Fit
@@ -493,7 +491,7 @@ def folder(tmp_path: Path) -> Path:
         finish(runs / f"{model}-{seed}", on_digits(model, seed), values)
     begin(runs / "riglstm-1", on_digits("riglstm", 1), ("4x4", "5x5"), updates=5)
     begin(runs / "rim-0", on_digits("rim"), ("4x4", "5x5"), updates=5)
-    (runs / "rim-0" / FAILED).write_text(json.dumps({"reason": "the loss <is> gone"}))
+    (runs / "rim-0" / "failed.json").write_text(json.dumps({"reason": "the loss <is> gone"}))
     (runs / "broken").mkdir()
     (runs / "broken" / "config.json").write_text("{}")
     return runs
@@ -711,7 +709,7 @@ def test_damaged_runs_are_named_and_the_others_are_shown(
 def test_folders_are_read_as_a_stop_or_a_link_leaves_them(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "a"
     begin(path, on_digits("lstm"), ("4x4",))
-    (path / FAILED).write_text("{}")
+    (path / "failed.json").write_text("{}")
     (path / "metrics.csv").write_text(
         "step,name,value\n5,train/loss,1.5\n10,train/loss,0.5\n15,train/lo"
     )

@@ -16,8 +16,8 @@ import train_task
 from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import reproduce as minigrid
 from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.tables import render, run
 from riglstm.lab.tables import reproduce as reproducing
+from riglstm.lab.tables import run
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import StopRequest
 
@@ -157,7 +157,7 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
         (tmp_path / name).write_text("mine")
     (tmp_path / "other.json.part").write_text("{}")
     before = tree(tmp_path)
-    monkeypatch.setattr(reproducing, "run_in", lambda *args, **_: pytest.fail("trained"))
+    monkeypatch.setattr(reproducing, "run", lambda *args, **_: pytest.fail("trained"))
     for words, said in (
         (["reproduce", "copying"], "copying-quick.csv must be a new file, or this table's, which"),
         (
@@ -178,7 +178,7 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
         minigrid.reproduce(runs, "runs/tables")
     # A table takes the place of its older self.
     for _ in range(2):
-        paths = render.Rendered("**a**\n1\n", []).write(tmp_path, "a")
+        paths = reproducing.Rendered("**a**\n1\n", []).write(tmp_path, "a")
     assert [path.read_text()[0] for path in paths] == ["*", "t"]
 
 

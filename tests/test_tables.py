@@ -13,23 +13,19 @@ import pytest
 
 from riglstm import VARIANTS, models
 from riglstm.lab.tables import rows
-from riglstm.lab.tables.build import table_of_runs
-from riglstm.lab.tables.entries import Budget, Row
-from riglstm.lab.tables.paper import PAPER, figure, value
-from riglstm.lab.tables.plan import Planned, plan, state
-from riglstm.lab.tables.recipes import MEASURED_ROWS, RECIPES
-from riglstm.lab.tables.render import (
+from riglstm.lab.tables.paper import PAPER, value
+from riglstm.lab.tables.plan import Planned, RunSpec, plan, state
+from riglstm.lab.tables.recipes import MEASURED_ROWS, NAMES, RECIPES, TABLES, Budget, Row, stem
+from riglstm.lab.tables.reproduce import Rendered
+from riglstm.lab.tables.table import (
     Cell,
     Line,
-    Rendered,
     Table,
     TextTable,
     markdown,
+    table_of_runs,
     text_table,
 )
-from riglstm.lab.tables.result import FAILED
-from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.tables.tables import NAMES, TABLES, stem
 from riglstm.lab.tasks.balls import BallsTask
 from riglstm.lab.tasks.copying import CopyingTask
 from riglstm.lab.tasks.images import ImageTask
@@ -73,7 +69,7 @@ def our_rows(table: str) -> list[tuple[str, list[str]]]:
         orders = {"4": ("4", "678", "curtain"), "678": ("678", "4", "curtain")}
         names = dict.fromkeys(row for _, row in PAPER["balls"])
         return [
-            (row, [str(figure("balls", s, row, c)) for s, order in orders.items() for c in order])
+            (row, [PAPER["balls"][s, row][c] for s, order in orders.items() for c in order])
             for row in names
         ]
     setting = {"copying": lambda s: [s.removeprefix("M=")]}.get(table, lambda s: [])
@@ -92,10 +88,6 @@ def test_every_table_of_the_paper_is_whole() -> None:
         for cells in found.values():
             assert len(cells) == (5 if table == "complexity" else 3)
             assert all(value(printed) > 0 for printed in cells.values())
-    assert figure("mnist", "14x14", "riglstm", "19x19") == "80.71"
-    assert figure("copying", "M=8", "rim", "P=400") == "42.27"
-    assert figure("balls", "678", "lstm", "678") == "28.79"
-    assert figure("mnist", "14x14", "lstm", "14x14") is None
     assert value("3.6M") == 3.6e6
 
 
@@ -346,7 +338,7 @@ def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     assert state(SPEC, folder.path) == "new"
     folder.begin(SPEC.resolved(), command="", device="", resume=False)
     assert state(SPEC, folder.path) == "partial"
-    folder.write_json(folder.path / FAILED, {"reason": "it grew"})
+    folder.write_json(folder.failed, {"reason": "it grew"})
     assert state(SPEC, folder.path) == "failed"
     folder.finish({"rows": []})
     assert state(SPEC, folder.path) == "done"
@@ -388,9 +380,7 @@ def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path: Path) -> None:
     failed = RunFolder(rig1.folder)
     failed.begin(rig1.spec.resolved(), command="", device="", resume=False)
     cost = {"updates": 7, "seconds": 2.5}
-    failed.write_json(
-        failed.path / FAILED, {"reason": "the loss is not a number; try less", **cost}
-    )
+    failed.write_json(failed.failed, {"reason": "the loss is not a number; try less", **cost})
     table, found = table_of_runs("mnist", plan(*asked), "quick")  # type: ignore[arg-type]
     lstm, rig = table.lines
     assert lstm.ours["8x8"].text() == "50.0, 52.0 (2 runs)"

@@ -21,10 +21,8 @@ import torch
 
 import riglstm
 from riglstm.lab.tables import run as runs
-from riglstm.lab.tables.finished import evaluate
-from riglstm.lab.tables.plan import Planned, state
-from riglstm.lab.tables.run import attempt, run
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.plan import Planned, RunSpec, state
+from riglstm.lab.tables.run import attempt, evaluate, run
 from riglstm.lab.train import devices
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import launched, rank

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from riglstm.lab.tables.finished import finished, load
+from riglstm.lab.tables.run import finished, load
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from riglstm.lab.cli import UsageError, flags, launch, results
-from riglstm.lab.tables.plan import folder_name
+from riglstm.lab.cli import UsageError, flags, text
+from riglstm.lab.tables.plan import RunSpec, folder_name
 from riglstm.lab.tables.run import run
-from riglstm.lab.tables.spec import RunSpec
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 
@@ -80,13 +79,40 @@ def main(args: Sequence[str]) -> None:
     folders = {name: config.out / folder_name(spec) for name, spec in runs.items()}
     with _threads(config.threads):
         found = {
-            name: _result(name, spec, folders[name], launch.again("demo", args))
+            name: _result(name, spec, folders[name], flags.again("demo", args))
             for name, spec in runs.items()
         }
     title = f"digits right, seed {config.seed}"
-    curve = results.plot(found, floor=1 / TASK["digits"])
-    print(f"\n{results.side_by_side(found, title)}\n\n{curve}\n\n{NOTES}\n")
-    print(results.page(list(folders.values()), config.out))
+    shares = {name: [row["value"] for row in text.honest(r)] for name, r in found.items()}
+    curve = text.plot(shares, _places(found), floor=1 / TASK["digits"])
+    print(f"\n{side_by_side(found, title)}\n\n{curve}\n\n{NOTES}\n")
+    print(draw(list(folders.values()), config.out))
+
+
+def side_by_side(found: Mapping[str, Mapping[str, Any]], title: str) -> str:
+    """Results by the model's name, as a table by the honest rule."""
+    lines = [
+        [name, f"{result['parameters']}", f"{result['seconds']:.0f}"]
+        + [text.show(row) for row in text.honest(result)]
+        for name, result in found.items()
+    ]
+    return text.table(title, ["", "parameters", "seconds", *_places(found)], lines)
+
+
+def _places(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The conditions, which all have."""
+    return [row["condition"] for row in text.honest(next(iter(found.values())))]
+
+
+def draw(folders: Sequence[Path], out: Path) -> str:
+    """Draw runs into a folder; says where, or what is needed to draw them."""
+    try:
+        from riglstm.lab.report import report
+    except ModuleNotFoundError as error:
+        return f"The page needs {error.name}: pip install 'riglstm[train]', and the command again."
+    drawn = report(folders, out / "report.html", figures=out / "figures")
+    curve = next((out / "figures").glob("*shift*.png"))
+    return f"the curve: {curve}\nthe page: {drawn}"
 
 
 def specs(config: Demo) -> dict[str, RunSpec]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.cli import UsageError, flags, results
-from riglstm.lab.tables.finished import evaluate, finished
-from riglstm.lab.tables.run import say
+from riglstm.lab.cli import UsageError, flags, text
+from riglstm.lab.tables.run import evaluate, finished, say
 from riglstm.lab.train.folder import RunFolder
 
 
@@ -48,8 +47,10 @@ def main(args: Sequence[str]) -> None:
         return minigrid.evaluate(config.run, config.device, config.conditions)
     recorded = finished(config.run).result
     result = evaluate(config.run, config.device, config.data_dir, config.conditions, say)
-    print(results.table(result, f"{config.run}, {result['updates']} updates, {result['device']}"))
-    print(f"\n{results.RULES}\n\n{verdict(result, recorded)}")
+    print(
+        text.result_table(result, f"{config.run}, {result['updates']} updates, {result['device']}")
+    )
+    print(f"\n{text.RULES}\n\n{verdict(result, recorded)}")
 
 
 def verdict(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:

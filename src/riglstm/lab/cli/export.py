@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from riglstm.lab.cli import UsageError, flags
-from riglstm.lab.tables.finished import export
+from riglstm.lab.tables.run import export
 
 
 @dataclass(frozen=True)

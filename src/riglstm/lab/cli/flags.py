@@ -1,7 +1,8 @@
 """Flags from flat frozen dataclasses: a field is a flag, its docstring the help.
 
 A field without a default, or made by `positional`, is given by its place. The parser is argparse,
-so that the command line needs nothing that torch does not need.
+so that the command line needs nothing that torch does not need. At the end: how this process was
+started and when it has to end, so that a message can say how to go on.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import contextlib
 import difflib
 import inspect
 import itertools
+import os
 import re
+import shlex
 import shutil
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +27,12 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from riglstm.lab.cli import UsageError
 from riglstm.lab.train.config import check_device
+from riglstm.lab.train.stopping import Deadline
 
 C = TypeVar("C")
+
+SEEDS = 10_000
+"""At most, of one command: each is planned before the first is run."""
 
 
 def positional(default: Any) -> Any:
@@ -314,3 +322,32 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = [k for k in lower if k.startswith(name.lower())]
     near = near or difflib.get_close_matches(name.lower(), lower, n=1)
     return f"; did you mean {lower[near[0]]}?" if near else ""
+
+
+# How this process was started, and when it has to end.
+
+
+def again(verb: str, args: Sequence[str], *extra: str) -> str:
+    """The command that runs a verb with the same arguments, and with `extra` once."""
+    more = [word for word in extra if word not in args]
+    return f"{_program()} {shlex.join([verb, *args, *more])}"
+
+
+def deadline(minutes: float | None) -> Deadline:
+    """The flag --minutes, from now on."""
+    try:
+        return Deadline.after(minutes)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from None
+
+
+def _program() -> str:
+    """`riglstm`, or what stood in its place: a module run by torchrun or by Python."""
+    where = os.environ.get("PYTHONPATH")
+    path = f"PYTHONPATH={shlex.quote(where)} " if where else ""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        workers = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return f"{path}torchrun --nproc-per-node {workers} -m riglstm"
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{path}{shlex.quote(sys.executable)} -m riglstm"
+    return "riglstm"

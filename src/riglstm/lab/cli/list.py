@@ -11,7 +11,7 @@ from riglstm import VARIANTS
 from riglstm.lab.cli import flags
 from riglstm.lab.cli.train import option_types
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.tables.tables import NAMES, TABLES
+from riglstm.lab.tables.recipes import NAMES, TABLES
 from riglstm.lab.tasks import TASKS
 from riglstm.models import MODELS
 from riglstm.scan import BACKENDS

@@ -24,7 +24,7 @@ from riglstm.lab.cli import (
     sweep,
     train,
 )
-from riglstm.lab.tables.errors import in_words
+from riglstm.lab.tables.executor import in_words
 from riglstm.lab.train.devices import rank
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {

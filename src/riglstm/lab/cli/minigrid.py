@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from riglstm.lab.cli import flags, launch, results, text
+from riglstm.lab.cli import flags, text
+from riglstm.lab.cli.reproduce import reproduced
 from riglstm.lab.cli.train import check_folder, read_options
 from riglstm.lab.minigrid.levels import FAMILIES, available
 from riglstm.lab.minigrid.ppo import PPO
@@ -99,7 +100,7 @@ def train(args: Sequence[str]) -> None:
         print(f"{name}, in {out}: done already\n\n{table(done, name)}")
         return
     print(f"minigrid {where.family}: {asked.model}, seed {place.seed}, into {out}", flush=True)
-    again = launch.again("train", ["minigrid", *args], "--resume")
+    again = flags.again("train", ["minigrid", *args], "--resume")
     result = run(spec, out, resume=place.resume, again=again)
     print(f"\n{table(result, name)}\n\nwritten to {out}")
 
@@ -168,20 +169,20 @@ def reproduce_table(args: Sequence[str]) -> None:
     """`riglstm reproduce minigrid`: train agents and print their table."""
     config = flags.read_one("riglstm reproduce minigrid", Reproduce, args)
     flags.check_at_most("episodes", config.episodes, EPISODES)
-    flags.check_at_most("seeds", config.seeds, launch.SEEDS)
+    flags.check_at_most("seeds", config.seeds, flags.SEEDS)
     for name in config.families or ():
         flags.check_name("--families", name, FAMILIES)
     for name in config.models or ():
         flags.check_name("--models", name, MEMORIES)
     available()
-    again = launch.again("reproduce", ["minigrid", *args])
+    again = flags.again("reproduce", ["minigrid", *args])
     ppo = PPO(device=config.device, workers=config.workers, frames=config.frames)
     runs = plan(
         *(config.families, config.models, config.seeds, config.out, ppo, config.episodes),
         quick=config.budget == "quick",
     )
     done = make_table(runs, config.out / "tables", retry_failed=config.retry_failed, again=again)
-    print(results.reproduced(done.rendered.markdown, done.paths, done.failed))
+    print(reproduced(done.rendered.markdown, done.paths, done.failed))
     if config.budget == "quick":
         print("These are few frames, to show how it works; --budget paper has each family's.")
     if done.left:

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from riglstm.lab.cli import UsageError, flags, launch, results
+from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.tables import complexity
-from riglstm.lab.tables.build import extent
-from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.plan import Planned, State, plan
-from riglstm.lab.tables.recipes import MEASURED_ROWS
+from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe, stem
 from riglstm.lab.tables.reproduce import reproduce, unfinished
 from riglstm.lab.tables.run import say
-from riglstm.lab.tables.tables import MEASURED, NAMES, recipe, stem
+from riglstm.lab.tables.table import extent
 from riglstm.lab.train.config import Precision
 from riglstm.lab.train.devices import launched
 from riglstm.lab.train.folder import RunFolder
@@ -79,7 +77,7 @@ def main(args: Sequence[str]) -> None:
 
         return minigrid.reproduce_table(args[1:])
     config = flags.read_one("riglstm reproduce", Reproduce, args)
-    deadline = launch.deadline(config.minutes)
+    deadline = flags.deadline(config.minutes)
     flags.check_name("TABLE", config.table, (*NAMES, MINIGRID))
     if config.table == MINIGRID:
         raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
@@ -96,7 +94,7 @@ def main(args: Sequence[str]) -> None:
     if config.table == MEASURED:
         measured = complexity.table(config.models, config.budget, config.device, say)
         paths = measured.write(tables, stem(MEASURED, config.budget))
-        print(results.reproduced(measured.markdown, paths, failed=0))
+        print(reproduced(measured.markdown, paths, failed=0))
         return
     runs = plan(
         *(config.table, config.models, config.seed_list or config.seeds, config.budget),
@@ -105,7 +103,7 @@ def main(args: Sequence[str]) -> None:
         precision=config.precision,
     )
     print(outlook(runs, config), flush=True)
-    again = launch.again("reproduce", args)
+    again = flags.again("reproduce", args)
     done = reproduce(
         *(config.table, runs, config.budget, config.out, tables, config.data_dir),
         jobs=config.jobs,
@@ -114,7 +112,7 @@ def main(args: Sequence[str]) -> None:
         retry_failed=config.retry_failed,
         again=again,
     )
-    print(results.reproduced(done.rendered.markdown, done.paths, done.failed))
+    print(reproduced(done.rendered.markdown, done.paths, done.failed))
     if config.budget == "quick":
         print("These are quick sizes; --budget paper has the paper's.")
     if done.errors:
@@ -127,11 +125,22 @@ def main(args: Sequence[str]) -> None:
         print(f"{done.left} runs are not done; go on with: {again}")
 
 
+def reproduced(table: str, paths: Sequence[Path], failed: int) -> str:
+    """A table of runs as it is now, and where; `failed`: runs that diverged."""
+    words = f"\n{table}\nwritten: {', '.join(map(str, paths))}"
+    if failed:
+        words += (
+            f"\n{failed} failed; --retry-failed trains them anew, which helps after a change of "
+            "code or device"
+        )
+    return words
+
+
 def _check(config: Reproduce) -> None:
     """What can be asked for, and together."""
     if config.seeds is not None:
         flags.check_at_least("seeds", config.seeds, 1)
-        flags.check_at_most("seeds", config.seeds, launch.SEEDS)
+        flags.check_at_most("seeds", config.seeds, flags.SEEDS)
     flags.check_at_least("jobs", config.jobs, 1)
     for seed in config.seed_list or ():
         flags.check_at_least("seed_list", seed, 0)

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.cli import UsageError, flags, launch, text
+from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables import search
 from riglstm.lab.tables.executor import Processes, make_runs
-from riglstm.lab.tables.run import open_data, run_in, say
-from riglstm.lab.tables.tables import table
+from riglstm.lab.tables.recipes import TABLES
+from riglstm.lab.tables.run import open_data, run, say
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Sweep:
 def main(args: Sequence[str]) -> None:
     """Search for recipes: the trials of a space, for several models alike."""
     config = flags.read_one("riglstm sweep", Sweep, args)
-    deadline = launch.deadline(config.minutes)
+    deadline = flags.deadline(config.minutes)
     flags.check_at_least("jobs", config.jobs, 1)
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
@@ -64,7 +64,7 @@ def main(args: Sequence[str]) -> None:
     done = search.read_lines(path)
     waiting = search.plan(space, models, labels, config.out, config.device, done)
     print(f"{space.name}: {len(waiting)} trials to make, {len(done)} lines in {path}", flush=True)
-    again = launch.again("sweep", args)
+    again = flags.again("sweep", args)
     jobs = max(1, min(config.jobs, len(waiting)))
     open_data(waiting, config.data_dir)
     by_folder = {planned.folder: planned for planned in waiting}
@@ -75,7 +75,7 @@ def main(args: Sequence[str]) -> None:
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    make = partial(run_in, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
+    make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
     errors = make_runs(waiting, make, Processes(jobs, deadline), ended, again)
     lines = search.read_lines(path)
     if lines:
@@ -99,7 +99,7 @@ def _words(said: Mapping[str, Any]) -> str:
 def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     """The best trial of each model by each rule."""
     runs = search.runs(space)
-    found = search.winners(lines, runs, table(space.table).higher_is_better)
+    found = search.winners(lines, runs, TABLES[space.table].higher_is_better)
     shown = []
     for model, best in found.items():
         for (rule, score), said in zip(search.RULES.items(), best, strict=True):

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from riglstm import VARIANTS, RigLSTM
-from riglstm.lab.cli import UsageError, flags, launch, results
-from riglstm.lab.tables.read_run import read_record
-from riglstm.lab.tables.result import FAILED, read_reason
+from riglstm.lab.cli import UsageError, flags, text
+from riglstm.lab.tables.plan import PLACE, RunSpec
+from riglstm.lab.tables.result import read_reason, read_record
 from riglstm.lab.tables.run import run
-from riglstm.lab.tables.spec import PLACE, RunSpec
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit
@@ -88,7 +87,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
     given = flags.read(f"riglstm train {task}", about, groups, rest)
     model, where = given["model"], given["run"]
-    deadline = launch.deadline(where.minutes)
+    deadline = flags.deadline(where.minutes)
     flags.check_name("--model", model.model, MODELS)
     spec = RunSpec(
         task=task,
@@ -109,7 +108,7 @@ def main(args: Sequence[str]) -> None:
         print(f"{title}, in {out}: done already\n\n{_shown(result, title)}")
         return
     print(f"{title}, into {out}", flush=True)
-    again = launch.again("train", args, "--resume")
+    again = flags.again("train", args, "--resume")
     how: dict[str, Any] = {"resume": where.resume, "again": again, "deadline": deadline}
     try:
         result = run(spec, out, where.data_dir, **how)
@@ -123,8 +122,8 @@ def main(args: Sequence[str]) -> None:
 
 def _shown(result: Mapping[str, Any], title: str) -> str:
     """The result as a table, with the legend of the two rules; without tests there is neither."""
-    table = results.table(result, title)
-    return f"{table}\n\n{results.RULES}" if result["rows"] else table
+    table = text.result_table(result, title)
+    return f"{table}\n\n{text.RULES}" if result["rows"] else table
 
 
 def option_types(model: str) -> dict[str, Any]:
@@ -193,7 +192,7 @@ def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
             f"{out} holds a finished run; `riglstm evaluate {out}` shows its result, and --out "
             "names another folder"
         )
-    if state == "partial" and (out / FAILED).exists():
+    if state == "partial" and folder.failed.exists():
         raise UsageError(
             f"{out} holds a run that failed, and would again: {read_reason(folder)}; --out names "
             "another folder"

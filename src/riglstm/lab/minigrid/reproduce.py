@@ -20,9 +20,8 @@ from riglstm.lab.minigrid.ppo import PPO, check_count
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import table
 from riglstm.lab.tables.plan import Planned, state
-from riglstm.lab.tables.render import Rendered
-from riglstm.lab.tables.reproduce import Reproduced, complete, unfinished
-from riglstm.lab.tables.run import sessions
+from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete, unfinished
+from riglstm.lab.tables.result import sessions
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import commit, device_name, pick
 from riglstm.lab.train.folder import RunFolder

@@ -10,7 +10,7 @@ from typing import Any
 from riglstm import models
 from riglstm.lab.minigrid.levels import family
 from riglstm.lab.minigrid.ppo import PPO, check_count
-from riglstm.lab.tables.spec import check_options, digest, identity, plain_options
+from riglstm.lab.tables.plan import check_options, digest, identity, plain_options
 
 TASK = "minigrid"
 LAST = "last"

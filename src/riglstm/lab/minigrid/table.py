@@ -9,13 +9,11 @@ from pathlib import Path
 
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
-from riglstm.lab.tables.build import SPREAD, line, rows_of
-from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.read_run import RunFiles, read_files, refused
-from riglstm.lab.tables.render import Rendered, Table, bullets, markdown, text_table
-from riglstm.lab.tables.result import check_result
-from riglstm.lab.tables.rows import FAILED, ResultRow
-from riglstm.lab.tables.spec import digest
+from riglstm.lab.tables.plan import Planned, digest
+from riglstm.lab.tables.reproduce import Rendered
+from riglstm.lab.tables.result import RunFiles, check_result, read_files, refused
+from riglstm.lab.tables.rows import FAILED, ResultRow, rows_of
+from riglstm.lab.tables.table import SPREAD, Table, bullets, line, markdown, text_table
 from riglstm.lab.train.folder import RunFolder, differences
 
 METRICS = {"success": "drawn", "success_greedy": "most probable"}

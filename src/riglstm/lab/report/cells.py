@@ -29,10 +29,9 @@ from riglstm.lab.report.style import (
     png,
     styled,
 )
-from riglstm.lab.tables.finished import finished, load
+from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.run import build
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.run import build, finished, load
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.models.base import Trace

@@ -28,9 +28,8 @@ from riglstm.lab.report.style import (
     styled,
 )
 from riglstm.lab.tables.paper import value
-from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.render import ENOUGH, Table
-from riglstm.lab.tables.result import CHOSEN
+from riglstm.lab.tables.result import CHOSEN, Series
+from riglstm.lab.tables.table import ENOUGH, Table
 
 if TYPE_CHECKING:
     from riglstm.lab.report.runs import Group

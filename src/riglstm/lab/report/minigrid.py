@@ -34,8 +34,8 @@ from riglstm.lab.report.style import (
     png,
     styled,
 )
-from riglstm.lab.tables.read_run import Series
-from riglstm.lab.tables.render import Table
+from riglstm.lab.tables.result import Series
+from riglstm.lab.tables.table import Table
 from riglstm.lab.train.folder import differences
 
 OURS, THEIRS = "riglstm", "rim"

@@ -23,9 +23,8 @@ from riglstm.lab.report.curves import shift_picture, training_picture
 from riglstm.lab.report.rollouts import rollout_picture
 from riglstm.lab.report.runs import Group, find, group, read, without_copies
 from riglstm.lab.report.style import Picture
-from riglstm.lab.tables.read_run import Record
-from riglstm.lab.tables.render import TextTable, text_table
-from riglstm.lab.tables.result import CHOSEN
+from riglstm.lab.tables.result import CHOSEN, Record
+from riglstm.lab.tables.table import TextTable, text_table
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages

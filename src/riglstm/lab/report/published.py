@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 from riglstm.lab.report import cells
 from riglstm.lab.report.curves import Shift, draw_shift, shift
 from riglstm.lab.report.style import Picture, png
-from riglstm.lab.tables.build import RULES, tables
-from riglstm.lab.tables.finished import finished
-from riglstm.lab.tables.render import Table, markdown, plain, text_table
+from riglstm.lab.tables.recipes import TABLES
 from riglstm.lab.tables.rows import read_folder
-from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.tables.run import finished
+from riglstm.lab.tables.table import RULES, Table, markdown, plain, tables, text_table
 from riglstm.lab.tasks.datasets import DataError, data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.folder import atomic_write

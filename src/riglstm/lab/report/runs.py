@@ -15,22 +15,11 @@ from typing import Any, TypeVar
 
 from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
-from riglstm.lab.tables.build import (
-    RULES,
-    check_figures,
-    line,
-    rows_of,
-    table_of_runs,
-    yardsticks,
-)
-from riglstm.lab.tables.entries import Budget, Recipe
-from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.read_run import Record, read_record, refused
-from riglstm.lab.tables.render import Table
-from riglstm.lab.tables.result import CHOSEN, RunError
-from riglstm.lab.tables.rows import ResultRow
-from riglstm.lab.tables.spec import digest
-from riglstm.lab.tables.tables import TABLES, recipe
+from riglstm.lab.tables.plan import Planned, digest, plan
+from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
+from riglstm.lab.tables.result import CHOSEN, Record, RunError, read_record, refused
+from riglstm.lab.tables.rows import ResultRow, rows_of
+from riglstm.lab.tables.table import RULES, Table, check_figures, line, table_of_runs, yardsticks
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models import MODELS
 

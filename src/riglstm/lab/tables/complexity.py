@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from riglstm import models
 from riglstm.lab.bench.contestants import onednn
 from riglstm.lab.bench.timing import METERS, Job, measure, spread
-from riglstm.lab.tables.entries import FULL, Budget, Row
-from riglstm.lab.tables.paper import figure
-from riglstm.lab.tables.recipes import MEASURED_ROWS
-from riglstm.lab.tables.render import Rendered, TextTable, markdown, number
+from riglstm.lab.tables.paper import PAPER
+from riglstm.lab.tables.recipes import FULL, MEASURED_ROWS, Budget, Row
+from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.tables.run import core_options
+from riglstm.lab.tables.table import TextTable, markdown, number
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import commit, device_name, pick, products
 from riglstm.lab.train.rng import fork_rng
 
-TABLE, SETTING = "complexity", "B=64"
 B = 64
 SIZES = (19, 24, 32)
 ROUNDS: dict[Budget, int] = {"quick": 1, "paper": 10}
@@ -74,7 +73,7 @@ def table(
         quantities["memory"] = f"{found.memory / 1e6:,.0f}M"
         line = [subject.label, subject.row.cells]
         for quantity, said in quantities.items():
-            line += [said, figure(TABLE, SETTING, subject.key, quantity) or "–"]
+            line += [said, PAPER["complexity"]["B=64", subject.key].get(quantity, "–")]
         lines.append(line)
     heads = ["model", "(N, K_a)"]
     for name in [*(f"{size}x{size}, ms" for size in sizes), "parameters", "memory"]:

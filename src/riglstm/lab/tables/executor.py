@@ -4,11 +4,18 @@ An executor is given jobs and tells of the end of each. Two engines are here: `I
 run after another, `Processes` several at a time, each in a process of its own. A third one, for
 several machines, needs no more than they do: a job can be pickled, and all that it leaves is in its
 run's folder.
+
+This file is also what such a process runs: `python -m riglstm.lab.tables.executor FOLDER`. Its
+stdin begins with a pickle, of what makes the run and of the command that was given. When stdin
+ends, the program that asked for the run wants it to stop, or is gone: the run saves and ends, so
+that none is left behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
+import io
 import math
 import os
 import pickle
@@ -22,14 +29,26 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from types import FrameType
+from typing import NamedTuple, NoReturn, Protocol
+
+import torch
 
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make, attempt, say
-from riglstm.lab.tables.worker import STOPPED
-from riglstm.lab.train.stopping import NEVER, Deadline, Interrupted, OutOfTime, StopNow, StopRequest
+from riglstm.lab.train.stopping import (
+    NEVER,
+    SIGNALS,
+    Deadline,
+    Interrupted,
+    OutOfTime,
+    StopNow,
+    StopRequest,
+)
 
-WORKER = (sys.executable, "-m", "riglstm.lab.tables.worker")
+FAILED, STOPPED = 2, 130
+"""Exit codes, as of the command: it cannot be done; it was asked to stop, as shells count it."""
+WORKER = (sys.executable, "-m", "riglstm.lab.tables.executor")
 """A run's process; the folder follows, for whoever lists processes."""
 
 TO_BEGIN = 60.0
@@ -142,7 +161,7 @@ class Processes:
     """Several runs at a time on this machine, each in a process of its own.
 
     A process that dies costs its own run alone. The hold on it is its stdin, see
-    `riglstm.lab.tables.worker`.
+    `riglstm.lab.tables.executor`.
     """
 
     at_a_time: int
@@ -273,3 +292,94 @@ def environment(jobs: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = str(max(1, (cores or 1) // jobs))
     return {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
+
+
+# What went wrong, in one line for users; what is a bug of ours has none.
+
+NO_MEMORY = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
+"""What torch says where a tensor is too large for a CPU's memory."""
+LESS_MEMORY = "a smaller model or batch needs less (--hidden-size, --batch-size)"
+FEWER_RUNS = "fewer runs at a time need less (--jobs)"
+
+
+def in_words(error: Exception, less_memory: str = LESS_MEMORY) -> str | None:
+    """The line; None: a bug, whose traceback is to be shown. `less_memory`: a way to need less."""
+    if isinstance(error, OSError):
+        return str(error)
+    if not isinstance(error, ValueError | RuntimeError | MemoryError):
+        return None
+    if _is_out_of_memory(error):
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        return f"out of memory ({said}); {less_memory}"
+    return str(error) if _is_ours(error) else None
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether a `raise` of ours made it, with a message for users; all else is a bug, and shown.
+
+    What C code raises has the frame of ours that called it, but no `raise` there.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    raiser = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return raiser == "riglstm" and operation == dis.opmap["RAISE_VARARGS"]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had; on a CPU torch has no class of its own for that."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in NO_MEMORY)
+
+
+# The process of one run.
+
+
+def main() -> int:
+    """Make the run that stdin names; returns the exit code."""
+    for number in SIGNALS:
+        signal.signal(number, _leave)
+    make, sys.argv = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_stop_at_the_end_of_stdin, daemon=True).start()
+    sys.stdout = sys.stderr = _Lines()
+    try:
+        make()
+    except Interrupted as stop:
+        print(stop)
+        return 0 if isinstance(stop, OutOfTime) else STOPPED
+    except Exception as error:
+        said = in_words(error, FEWER_RUNS)
+        if said is None:
+            raise
+        print(said)
+        return FAILED
+    return 0
+
+
+def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+    """While the run does not train: there is nothing to save, or all is saved."""
+    sys.exit(STOPPED)
+
+
+class _Lines(io.TextIOBase):
+    """What the run says, to whoever hears it: if nobody is left, it has to save all the same."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, text.encode())
+        return len(text)
+
+
+def _stop_at_the_end_of_stdin() -> None:
+    # Not by sys.stdin, whose lock this thread would still hold when the process ends.
+    while os.read(0, 1):
+        pass
+    signal.raise_signal(signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

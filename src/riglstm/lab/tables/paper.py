@@ -151,11 +151,6 @@ PAPER: dict[str, Figures] = {
 }
 
 
-def figure(table: str, setting: str, row: str, condition: str) -> str | None:
-    """What the paper prints there; None: it has no such cell."""
-    return PAPER[table].get((setting, row), {}).get(condition)
-
-
 def value(printed: str) -> float:
     """The number that was printed; "M" stands for a million, or a megabyte."""
     return float(printed[:-1]) * 1e6 if printed.endswith("M") else float(printed)

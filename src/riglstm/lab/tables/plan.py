@@ -1,17 +1,189 @@
-"""The runs of a table: which there are, in which folders, and how far each is."""
+"""What one run is, as data that a file can hold, and the runs of a table, in their folders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from riglstm.lab.tables.entries import Budget, Recipe
-from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.tables.tables import chosen, chosen_settings, recipe, table
-from riglstm.lab.train.config import Precision
+from riglstm import RigLSTM
+from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
+from riglstm.lab.tasks import TASKS
+from riglstm.lab.tasks.base import TaskConfig, options
+from riglstm.lab.train.config import FREE, Fit, Precision
 from riglstm.lab.train.folder import RunFolder, differences
+from riglstm.models import MODELS, options_of
+from riglstm.models.rig import changes_of, settled
+
+PLACE = ("batch_first", "compile_step", "device", "dtype")
+"""Options of models that a run does not set: they belong to the task, or to the machine."""
+
+SEEDS = 2**32
+"""How many seeds there are: as many as every generator of random numbers takes."""
+
+UNNAMED: dict[str, float | None] = {
+    "average": None,
+    "input_rate": 1.0,
+    "forget_bias": 0.0,
+    "steady_start": False,
+    "weight_decay": 0.0,
+    "flood": 0.0,
+    "test": True,
+    "gate_scale": 1.0,
+    "start_range": None,
+    "label_smoothing": 0.0,
+    "flip": False,
+    "levels": 256,
+    "train_rollout": 0,
+}
+"""Options that are younger than the first rows in `results/`: at these values they are no part of a
+run's name, so that those rows and trials keep theirs."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A model, a task, and how the one learns the other."""
+
+    task: str
+    """A key of `riglstm.lab.tasks.TASKS`."""
+    task_options: dict[str, Any]
+    """Fields of the task's configuration that differ from its defaults."""
+    model: str
+    """A key of `riglstm.models.MODELS`."""
+    hidden_size: int
+    """The model's whole width."""
+    model_options: dict[str, Any]
+    """Other arguments of the model."""
+    fit: Fit
+    """How it is trained."""
+    seed: int
+    """Of the weights, of the training data, and of what the model draws."""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"the task must be one of {', '.join(TASKS)}, got {self.task!r}")
+        if self.model not in MODELS:
+            raise ValueError(f"the model must be one of {', '.join(MODELS)}, got {self.model!r}")
+        known = tuple(f.name for f in fields(TASKS[self.task]))  # type: ignore[arg-type]
+        _check_known("task", self.task, self.task_options, known)
+        check_options(self.model, self.model_options)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"the seed must be a whole number from 0 on, got {self.seed!r}")
+        if self.seed >= SEEDS:
+            raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
+        if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
+            raise ValueError(f"hidden_size must be a whole number, got {self.hidden_size!r}")
+
+    @property
+    def name(self) -> str:
+        """The model, or the ablation that it is."""
+        return str(self.model_options.get("variant") or self.model)
+
+    def task_config(self) -> TaskConfig:
+        """The task's configuration."""
+        said = self.task_options.items()
+        return TASKS[self.task](**{k: tuple(v) if isinstance(v, list) else v for k, v in said})
+
+    def resolved(self) -> dict[str, Any]:
+        """As JSON has it, with the defaults of task and model written out."""
+        said = {**_model_defaults(self.model, self.model_options), **self.model_options}
+        said = plain_options(self.model, self.hidden_size, said)
+        return {
+            "task": self.task,
+            "task_options": options(self.task_config()),
+            "model": self.model,
+            "hidden_size": self.hidden_size,
+            "model_options": {k: list(v) if isinstance(v, tuple) else v for k, v in said.items()},
+            "fit": asdict(self.fit),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
+        """The inverse of `resolved`."""
+        names = [f.name for f in fields(cls)]
+        if set(data) != set(names):
+            raise ValueError(
+                f"a run's configuration must have the fields {', '.join(names)}, "
+                f"got {', '.join(sorted(data)) or 'none'}; is this the config.json of a run?"
+            )
+        for name in ("task_options", "model_options", "fit"):
+            if not isinstance(data[name], Mapping):
+                raise ValueError(f"{name} of a run must be an object, got {data[name]!r}")
+        _check_known("training", "Fit", data["fit"], [f.name for f in fields(Fit)])
+        try:
+            made = cls(**{**data, "fit": Fit(**data["fit"])})
+            made.task_config()
+        except TypeError as error:
+            raise ValueError(
+                f"a run's configuration must have values of the right types: {error}"
+            ) from error
+        return made
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it this run, see `identity`."""
+        return identity(self.resolved())
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits of `identity`, for the name of a folder."""
+        return digest(self.identity())
+
+    def recipe(self) -> str:
+        """The same without the seed: runs that have it are repetitions of each other."""
+        return digest({**self.identity(), "seed": None})
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's configuration, less what only says how it is computed and less `UNNAMED`."""
+    data = dict(config)
+    for part in ("task_options", "fit", "model_options"):
+        said = data[part].items()
+        data[part] = {k: v for k, v in said if k not in UNNAMED or v != UNNAMED[k]}
+    data["fit"] = {k: v for k, v in data["fit"].items() if k not in FREE}
+    if data["model"] == "rim":
+        # RIM had an option once that its rows in `results/` are named by.
+        data["model_options"]["cell"] = "original"
+    return data
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options with RigLSTM's soft update in numbers, so that defaults may change."""
+    return settled(hidden_size, given) if model == "riglstm" else dict(given)
+
+
+def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were not given, but for those that a variant sets and those of the machine."""
+    signatures = [MODELS[model], RigLSTM] if model == "riglstm" else [MODELS[model]]
+    parameters = {n: p for s in signatures for n, p in inspect.signature(s).parameters.items()}
+    changed = changes_of(given)
+    return {
+        name: parameters[name].default
+        for name in options_of(model)
+        if name not in (*PLACE, *changed, *given)
+    }
+
+
+def check_options(model: str, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that the model does not have, or that a run does not set."""
+    _check_known("model", model, given, [o for o in options_of(model) if o not in PLACE])
+
+
+def _check_known(kind: str, of: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{name!r} is no {kind} option of {of!r}; it takes {', '.join(sorted(known))}"
+            )
+
 
 State: TypeAlias = Literal["new", "partial", "done", "failed"]
 
@@ -46,10 +218,11 @@ def plan(
     A run that several tables share has one folder.
     """
     how = recipe(name, budget)
-    rows = chosen(how, models)
+    rows = how.models if models is None else chosen("models", how.rows, models)
+    trained_in = how.settings if settings is None else chosen("settings", how.settings, settings)
     found = []
     for seed in seeds_of(how, seeds):
-        for setting in chosen_settings(how, settings):
+        for setting in trained_in:
             for key in rows:
                 made = spec_of(name, how, setting, key, precision)
                 spec = replace(made, fit=replace(made.fit, device=device), seed=seed)
@@ -66,7 +239,7 @@ def spec_of(
     if precision is not None:
         fit = replace(fit, precision=precision)
     return RunSpec(
-        task=table(name).task,
+        task=TABLES[name].task,
         task_options={
             "conditions": how.conditions,
             **how.task,

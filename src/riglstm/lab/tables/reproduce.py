@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from riglstm.lab.tables import rows
-from riglstm.lab.tables.build import rendered
-from riglstm.lab.tables.entries import Budget
 from riglstm.lab.tables.executor import InProcess, Processes, make_runs
 from riglstm.lab.tables.plan import Planned, plan, state
-from riglstm.lab.tables.render import Rendered
-from riglstm.lab.tables.run import Make, open_data, run_in
-from riglstm.lab.tables.tables import recipe, stem, table
+from riglstm.lab.tables.recipes import TABLES, Budget, recipe, stem
+from riglstm.lab.tables.run import Make, open_data, run
+from riglstm.lab.tables.table import markdown, table_of_runs, text_table
+from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.stopping import NEVER, Deadline
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A table for readers, and its rows for programs."""
+
+    markdown: str
+    rows: Sequence[rows.ResultRow] | None = None
+    """None: it is not made from rows."""
+
+    def write(self, folder: Path, name: str) -> tuple[Path, ...]:
+        """Files `name`.md and .csv, each whole or not at all; as `check`."""
+        self.check(folder, name)
+        for path, content in self._files(folder, name).items():
+            with atomic_write(path) as file:
+                file.write(content.encode())
+        return tuple(self._files(folder, name))
+
+    def check(self, folder: Path, name: str) -> None:
+        """Raise ValueError where a file of these names is another's: it begins otherwise."""
+        for path, content in self._files(folder, name).items():
+            # The rest of a title has sizes, which may change.
+            start = content.partition("\n")[0][:12]
+            if path.exists() and not path.read_bytes().startswith(start.encode()):
+                raise ValueError(
+                    f"{path} must be a new file, or this table's, which begins with {start!r}, "
+                    "got another; move it away, or give another folder"
+                )
+
+    def _files(self, folder: Path, name: str) -> dict[Path, str]:
+        files = {folder / f"{name}.md": self.markdown}
+        if self.rows is not None:
+            files[folder / f"{name}.csv"] = rows.csv_text(self.rows)
+        return files
 
 
 class Reproduced(NamedTuple):
@@ -63,7 +97,8 @@ def reproduce(
     file = stem(name, budget, asked[0].spec.fit.precision)
 
     def show() -> Rendered:
-        return rendered(name, begun(name, asked, budget, root), budget)
+        table, found = table_of_runs(name, begun(name, asked, budget, root), budget)
+        return Rendered(markdown(text_table(table)), found)
 
     def write() -> tuple[Rendered, tuple[Path, ...]]:
         shown = show()
@@ -80,7 +115,7 @@ def reproduce(
     jobs = max(1, min(jobs, len(waiting)))
     if jobs > 1:
         open_data(waiting, data_dir, progress)
-    make = partial(run_in, data_dir=data_dir, progress=progress, deadline=deadline, jobs=jobs)
+    make = partial(run, data_dir=data_dir, progress=progress, deadline=deadline, jobs=jobs)
     return complete(asked, waiting, make, write, jobs, deadline, progress, again)
 
 
@@ -122,7 +157,7 @@ SEED = re.compile(r".*-seed(\d+)-[0-9a-f]{8}")
 def begun(name: str, asked: Sequence[Planned], budget: Budget, root: Path | str) -> list[Planned]:
     """The runs of all rows that have one, and those of other seeds than asked for."""
     seeds, fit = {p.spec.seed for p in asked}, asked[0].spec.fit
-    there = (SEED.fullmatch(path.name) for path in Path(root).glob(f"{table(name).task}-*"))
+    there = (SEED.fullmatch(path.name) for path in Path(root).glob(f"{TABLES[name].task}-*"))
     every = sorted({*seeds, *(int(match[1]) for match in there if match)})
     every_row = list(recipe(name, budget).rows)
     found = plan(name, every_row, every, budget, root, fit.device, precision=fit.precision)

@@ -6,14 +6,15 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.tables import TABLES
+from riglstm.lab.tables.recipes import TABLES
+from riglstm.lab.tables.result import CHOSEN, MOST, RunFiles, most_jobs, read_cost, sessions
 from riglstm.lab.train.config import Precision
+from riglstm.lab.train.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,44 @@ TYPES = {f.name: str(f.type) for f in fields(ResultRow)}
 HEAD = tuple(TYPES)
 LEAST = {"jobs": 1}
 """Of columns of numbers; of all others 0."""
-MOST, LONGEST = 10**12, 1000
-"""Of numbers, and of text in characters."""
+LONGEST = 1000
+"""Characters of a text."""
 SHOWN = 20
 """Faults that a message lists."""
+
+
+def rows_of(run: RunFiles, /, **identity: Any) -> list[ResultRow]:
+    """The figures of a run that is done, or one row of a run that failed.
+
+    `identity`: table, model, seed, budget, setting, precision, recipe and run of the rows.
+    """
+    folder, figures = RunFolder(run.path), [(FAILED, 1.0, "")]
+    if run.result is not None:
+        said: Mapping[str, Any] = run.result
+        figures = [
+            (f"{r['metric']}@{r['condition']}", r["value"], r["chosen_on"]) for r in run.rows
+        ]
+    elif run.state == "failed":
+        said = read_cost(folder)
+        if run.run:
+            places = {key: sessions(folder, key) for key in ("device", "commit")}
+            said = {**said, **places, "jobs": most_jobs(folder)}
+    else:
+        return []
+    return [
+        ResultRow(
+            **identity,
+            metric=metric,
+            value=value,
+            chosen_on=chosen_on,
+            updates=said["updates"],
+            seconds=said["seconds"],
+            device=said.get("device") or "",
+            commit=said.get("commit") or "",
+            jobs=said.get("jobs", 1),
+        )
+        for metric, value, chosen_on in figures
+    ]
 
 
 class RowError(ValueError):

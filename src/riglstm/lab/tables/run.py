@@ -1,24 +1,29 @@
-"""One run: build, train, test what was chosen by both rules; by itself, or as one of a table."""
+"""One run: built, trained and tested; once it is done, tested again, loaded, or put into one file.
+
+Such a file, safetensors, holds the weights that were chosen on validation data of the training
+condition, and in its metadata the run's configuration and result: it needs no folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from riglstm import models
-from riglstm.lab.tables.plan import Planned, state
-from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.spec import RunSpec
+from riglstm.lab.tables.plan import Planned, RunSpec, state
+from riglstm.lab.tables.result import CHOSEN, check_result, most_jobs, read_record, sessions
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.choice import score
-from riglstm.lab.train.devices import check, device_name, pick
+from riglstm.lab.train.devices import check, commit, device_name, pick
 from riglstm.lab.train.folder import BusyError, RunFolder
 from riglstm.lab.train.rng import fork_rng, seed_rng
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
@@ -53,95 +58,76 @@ def core_options(model: str, options: Mapping[str, Any], device: torch.device) -
 
 def run(
     spec: RunSpec,
-    path: Path | str,
+    folder: RunFolder | Path | str,
     data_dir: Path | None = None,
     *,
     resume: bool = False,
     progress: bool = True,
     again: str = "",
     deadline: Deadline = NEVER,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
     A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
-    to have stopped. Raises what `riglstm.lab.train.loop.fit` does.
+    to have stopped. `jobs`: how many runs share the device, for the record. Raises what
+    `riglstm.lab.train.loop.fit` does.
     """
-    folder = RunFolder(path)
-    with folder.held():
-        return run_in(
-            *(spec, folder, data_dir),
-            resume=resume,
-            progress=progress,
-            again=again,
-            deadline=deadline,
-        )
-
-
-def run_in(
-    spec: RunSpec,
-    folder: RunFolder,
-    data_dir: Path | None = None,
-    *,
-    resume: bool,
-    progress: bool = True,
-    again: str = "",
-    deadline: Deadline = NEVER,
-    jobs: int = 1,
-) -> dict[str, Any]:
-    """`run` in a folder that is held. `jobs`: how many runs share the device, for the record."""
     # Lightning takes seconds to load, and what reads folders does without.
     from riglstm.lab.train.loop import fit
 
-    device = pick(spec.fit)
-    check(spec.fit, device)
-    task, net = build(spec, device, data_dir, say if progress else None)
-    # Data that cannot be read or made is told of before there is a run.
-    task.ready()
-    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-    folder.begin(
-        spec.resolved(), command=command, device=device_name(device), jobs=jobs, resume=resume
-    )
-    if folder.writes:
-        folder.failed.unlink(missing_ok=True)
-    try:
-        fitted = fit(
-            *(net, task, spec.fit, spec.seed, folder),
-            resume=resume,
-            progress=progress,
-            again=again,
-            deadline=deadline,
+    folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+    with folder.held():
+        device = pick(spec.fit)
+        check(spec.fit, device)
+        task, net = build(spec, device, data_dir, say if progress else None)
+        # Data that cannot be read or made is told of before there is a run.
+        task.ready()
+        command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+        folder.begin(
+            spec.resolved(), command=command, device=device_name(device), jobs=jobs, resume=resume
         )
-    except Diverged as error:
-        cost = {"updates": error.updates, "seconds": error.seconds}
-        folder.write_json(folder.failed, {"reason": str(error), **cost})
-        raise
-    if not folder.writes:
-        return {}
-    chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
-    conditions = task.conditions if spec.fit.test else ()
-    if progress and conditions:
-        say(f"testing on {', '.join(conditions)}")
-    try:
-        figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
-    except KeyboardInterrupt:
-        raise Interrupted(untested(again)) from None
-    result = {
-        "rows": figures,
-        "chosen": chosen,
-        "metric": task.metric.name,
-        "trained_on": task.trained_on,
-        "updates": fitted.updates,
-        "stopped": fitted.stopped,
-        "seconds": fitted.seconds,
-        "parameters": sum(p.numel() for p in net.parameters()),
-        "device": sessions(folder, "device"),
-        "commit": sessions(folder, "commit"),
-        "jobs": most_jobs(folder),
-        **_yardsticks(task, conditions),
-    }
-    folder.finish(result)
-    return result
+        if folder.writes:
+            folder.failed.unlink(missing_ok=True)
+        try:
+            fitted = fit(
+                *(net, task, spec.fit, spec.seed, folder),
+                resume=resume,
+                progress=progress,
+                again=again,
+                deadline=deadline,
+            )
+        except Diverged as error:
+            cost = {"updates": error.updates, "seconds": error.seconds}
+            folder.write_json(folder.failed, {"reason": str(error), **cost})
+            raise
+        if not folder.writes:
+            return {}
+        chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
+        conditions = task.conditions if spec.fit.test else ()
+        if progress and conditions:
+            say(f"testing on {', '.join(conditions)}")
+        try:
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
+        except KeyboardInterrupt:
+            raise Interrupted(untested(again)) from None
+        result = {
+            "rows": figures,
+            "chosen": chosen,
+            "metric": task.metric.name,
+            "trained_on": task.trained_on,
+            "updates": fitted.updates,
+            "stopped": fitted.stopped,
+            "seconds": fitted.seconds,
+            "parameters": sum(p.numel() for p in net.parameters()),
+            "device": sessions(folder, "device"),
+            "commit": sessions(folder, "commit"),
+            "jobs": most_jobs(folder),
+            **_yardsticks(task, conditions),
+        }
+        folder.finish(result)
+        return result
 
 
 class Make(Protocol):
@@ -181,21 +167,6 @@ def open_data(planned: Sequence[Planned], data_dir: Path | None, progress: bool 
     """Download or make the data of several runs, once; what is wrong with it is said once."""
     for task in {str(p.spec.task_options): p.spec.task_config() for p in planned}.values():
         task.open(CPU, data_dir, say if progress else None).ready()
-
-
-def sessions(folder: RunFolder, name: str) -> str | None:
-    """What run.json says of all the sessions of a run: "NVIDIA H200, then CPU"; None: nothing."""
-    record = folder.read_json(folder.run)
-    found = [session.get(name) for session in (record, *record.get("resumed", []))]
-    if not any(found):
-        return None
-    return ", then ".join(dict.fromkeys(value or "unknown" for value in found))
-
-
-def most_jobs(folder: RunFolder) -> int:
-    """How many runs shared the device, in the session that shared it most."""
-    record = folder.read_json(folder.run)
-    return max(int(session.get("jobs", 1)) for session in (record, *record.get("resumed", [])))
 
 
 def tested(
@@ -255,3 +226,148 @@ def say(line: str) -> None:
         # In one piece, as several threads may have something to say.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
+
+
+KEY = "riglstm"
+"""In the metadata of a file: configuration and result, as JSON."""
+
+
+class Finished(NamedTuple):
+    """A run that is done, in a folder or in a file."""
+
+    spec: RunSpec
+    result: dict[str, Any]
+    weights_of: Callable[[int], Path]
+    """The file of the weights after so many updates."""
+
+    @property
+    def home(self) -> str:
+        """The condition of the training data."""
+        return str(self.result["rows"][0]["chosen_on"]).removeprefix(CHOSEN)
+
+
+def finished(path: Path | str) -> Finished:
+    """What a run's folder says, or an exported file."""
+    path = Path(path)
+    if path.is_file():
+        from riglstm.lab.train.weights import read_metadata
+
+        text = read_metadata(path).get(KEY)
+        if text is None:
+            raise ValueError(
+                f"{path} must say in its metadata which run it is of, got none; "
+                "`riglstm export RUN FILE` writes such files"
+            )
+        config, result = _read_metadata(text, path)
+        return Finished(RunSpec.from_json(config), result, lambda step: path)
+    folder = RunFolder(path)
+    if folder.state == "partial":
+        raise ValueError(
+            f"{path} holds a run that is not done: expected result.json, got none; "
+            "go on with it by --resume first"
+        )
+    run = read_record(path, curves=False)
+    return Finished(run.spec, dict(run.result or {}), folder.weights_of)
+
+
+def _read_metadata(text: str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Configuration and result; raises ValueError where another program wrote the text."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    parts = said if isinstance(said, dict) else {}
+    config, result = parts.get("config"), parts.get("result")
+    if not isinstance(config, dict) or not isinstance(result, dict):
+        raise ValueError(
+            f"{path} must say in its metadata, under {KEY}, the configuration and the result of a "
+            f"run, as JSON, got {text[:60]!r}; `riglstm export RUN FILE` writes such files"
+        )
+    check_result(result, path, "export it anew")
+    return config, result
+
+
+def export(path: Path | str, to: Path) -> Path:
+    """Write a run's chosen weights to a file that is enough to test it; returns the file."""
+    from riglstm.lab.train.weights import read_weights, write_weights
+
+    run = finished(path)
+    result = {
+        **run.result,
+        "rows": [row for row in run.result["rows"] if row["chosen_on"] == f"{CHOSEN}{run.home}"],
+        "chosen": {run.home: run.result["chosen"][run.home]},
+        # An exported file knows its run, whatever it is called itself.
+        "run": run.result.get("run") or Path(path).resolve().name,
+    }
+    content = json.dumps({"config": run.spec.resolved(), "result": result})
+    file = run.weights_of(run.result["chosen"][run.home]["step"])
+    check_finite(file)
+    write_weights(read_weights(file), to, {KEY: content})
+    return to
+
+
+def evaluate(
+    path: Path | str,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    conditions: Sequence[str] | None = None,
+    show: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """The result again, from the folder or the file alone; nothing is written.
+
+    `conditions`: others than the run's own. Those have no choice of their own, and are tested
+    with the weights that the training condition chose. `show` hears in a line what takes long.
+    """
+    run = finished(path)
+    for file in {run.weights_of(chosen["step"]) for chosen in run.result["chosen"].values()}:
+        check_finite(file)
+    spec, task, net = load(path, device, data_dir, show)
+    asked = task.conditions if conditions is None else tuple(conditions)
+    return {
+        **run.result,
+        "rows": tested(spec, task, net, run.weights_of, run.result["chosen"], asked),
+        "device": device_name(task.device),
+        "commit": commit(),
+    }
+
+
+def load(
+    path: Path | str,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    show: Callable[[str], None] | None = None,
+) -> tuple[RunSpec, Task, nn.Module]:
+    """A finished run: what it was, its task, and the network with the weights that were chosen.
+
+    They are those that were best on validation data of the training condition. The network is in
+    eval mode.
+    """
+    from riglstm.lab.train.weights import load_weights
+
+    spec, result, weights_of = finished(path)
+    chosen = result["chosen"]
+    here = pick(replace(spec.fit, device=device, devices=1))
+    task, net = build(spec, here, data_dir, show)
+    if task.trained_on not in chosen:
+        raise ValueError(
+            f"the result in {path} must say which weights {task.trained_on} chose, which the run "
+            f"was trained on, got {', '.join(chosen) or 'none'}; train anew"
+        )
+    file = weights_of(chosen[task.trained_on]["step"])
+    check_finite(file)
+    load_weights(net, file)
+    return spec, task, net.eval()
+
+
+def check_finite(file: Path) -> None:
+    """Raise ValueError for weights that are no numbers: what they compute is no result."""
+    from riglstm.lab.train.weights import read_weights
+
+    weights = read_weights(file)
+    bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"{file} must hold finite weights, got NaN or infinity in {len(bad)} of "
+            f"{len(weights)} tensors ({', '.join(bad[:3])}{', …' if len(bad) > 3 else ''}); "
+            "take another checkpoint, or train anew"
+        )

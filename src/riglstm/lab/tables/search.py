@@ -35,14 +35,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.tables.entries import Budget
-from riglstm.lab.tables.plan import Planned, folder_name, spec_of, state
-from riglstm.lab.tables.read_run import read_record
-from riglstm.lab.tables.result import read_cost
+from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, spec_of, state
+from riglstm.lab.tables.recipes import Budget, chosen, recipe
+from riglstm.lab.tables.result import most_jobs, read_cost, read_record, sessions
 from riglstm.lab.tables.rows import lock
-from riglstm.lab.tables.run import most_jobs, sessions
-from riglstm.lab.tables.spec import RunSpec
-from riglstm.lab.tables.tables import chosen, recipe
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models import build, options_of
 
@@ -83,7 +79,7 @@ def read_space(path: Path) -> Space:
         data |= {name: tuple(data[name]) for name in ("seeds", "models") if name in data}
         space = Space(path.stem, **data)
         how = recipe(space.table, space.budget)
-        space = replace(space, models=chosen(how, space.models or None))
+        space = replace(space, models=chosen("models", how.rows, space.models) or how.models)
         if space.setting not in how.settings:
             raise ValueError(
                 f"setting must be one of {', '.join(how.settings)}, got {space.setting!r}"

@@ -1,32 +1,259 @@
-"""From result rows to tables: the one way for run folders and for files of results."""
+"""From result rows to tables, the one way for run folders and for files of results, and to text.
+
+`Table` keeps the values of all runs, so that figures are drawn from it, too. `text_table` lays one
+out; `markdown` prints that for files and the screen, and `lab/report/page.py` as HTML.
+"""
 
 from __future__ import annotations
 
+import re
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.tables.entries import Budget, Recipe
-from riglstm.lab.tables.paper import figure
+from riglstm.lab.tables.paper import PAPER
 from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.read_run import RunFiles, read_record
-from riglstm.lab.tables.render import (
-    ENOUGH,
-    Cell,
-    Line,
-    Rendered,
-    Table,
-    markdown,
-    number,
-    text_table,
-)
-from riglstm.lab.tables.result import CHOSEN, RunError, read_cost
-from riglstm.lab.tables.rows import FAILED, ResultRow
-from riglstm.lab.tables.run import most_jobs, sessions
-from riglstm.lab.tables.tables import TABLES, recipe
-from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
+from riglstm.lab.tables.result import CHOSEN, RunError, RunFiles, read_record
+from riglstm.lab.tables.rows import FAILED, ResultRow, rows_of
+
+ENOUGH = 3
+"""Runs from which on a mean and a spread say more than the runs themselves."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Figures of one model in one condition, one for each run, in the table's units."""
+
+    values: tuple[float, ...] = ()
+    failed: int = 0
+    """Runs that have no figure and will get none."""
+    missing: int = 0
+    """Runs that are not done."""
+    exact: bool = False
+    """One figure that no run has made, and that has no spread."""
+
+    @property
+    def mean(self) -> float:
+        """The mean over runs."""
+        return statistics.fmean(self.values)
+
+    def figures(self) -> str:
+        """Mean ± sd (with n - 1), or the values of few runs; a dash where there is none."""
+        if len(self.values) < ENOUGH:
+            return ", ".join(map(number, self.values)) or "–"
+        return f"{number(self.mean)} ± {number(statistics.stdev(self.values))}"
+
+    def runs(self, unit: str = "") -> str:
+        """How many runs there are, and how many more have no figure."""
+        count = len(self.values)
+        said = [f"{count}{unit and f' {unit}' + 's' * (count != 1)}"]
+        said += [f"{self.failed} failed"] if self.failed else []
+        said += [f"{self.missing} to run"] if self.missing else []
+        return ", ".join(said)
+
+    def text(self) -> str:
+        """Figures and the number of runs: 96.0 ± 5.3 (3 runs)."""
+        if self.exact:
+            return number(self.mean)
+        if not self.values:
+            return self.runs().removeprefix("0, ") if self.failed or self.missing else "not run"
+        return f"{self.figures()} ({self.runs('run')})"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One model in one setting."""
+
+    setting: str
+    row: str
+    """The model's name in result rows."""
+    label: str
+    """Its name for readers."""
+    ours: Mapping[str, Cell]
+    """By condition: the checkpoint is chosen on validation data of the training condition."""
+    there: Mapping[str, Cell] = field(default_factory=dict)
+    """By condition: it is chosen for each anew, on validation data of that condition."""
+    paper: Mapping[str, str] = field(default_factory=dict)
+    """By condition, as printed."""
+    cells: str = "–"
+    """(N, K_a)."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """By the head of a column, how its runs were made: shown where lines of a table differ."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its figures."""
+
+    name: str
+    title: str
+    measure: str
+    """What a figure is, with its unit: `test accuracy in %`."""
+    conditions: tuple[str, ...]
+    trained_on: Mapping[str, str]
+    """By setting, the condition of the training data."""
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    missing: str = ""
+    """Models and settings that have no run."""
+    settings: str | None = None
+    """Head of the settings' column; None: there is one setting."""
+    best: bool = False
+    """Show the best run, too."""
+    higher_is_better: bool = True
+
+    def best_of(self, cell: Cell) -> float:
+        """The best run's figure."""
+        return max(cell.values) if self.higher_is_better else min(cell.values)
+
+    def differing(self) -> list[str]:
+        """Names in `Line.made` whose values are not the same in all lines."""
+        names = dict.fromkeys(name for line in self.lines for name in line.made)
+        made = [line.made for line in self.lines]
+        return [n for n in names if len({values[n] for values in made if n in values}) > 1]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table whose cells are ready to be printed, as plain text."""
+
+    title: str
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    lead: int
+    """Columns before the figures, set to the left."""
+    notes: Sequence[str] = ()
+    best: frozenset[tuple[int, int]] = frozenset()
+    """Line and column of the cells in bold."""
+
+
+def text_table(table: Table, brief: bool = False) -> TextTable:
+    """Models as lines, conditions as columns; the figures by the other rule stand to the right.
+
+    `brief`: means alone and the paper's figures, with runs in one column, and what is missing.
+    """
+    lines, heads = table.lines, list[str]()
+    columns: list[list[str]] = []
+    best: set[tuple[int, int]] = set()
+
+    def add(head: str, cells: list[str], compared: Sequence[Cell] = ()) -> None:
+        best.update((row, len(heads)) for row in _best(table, compared))
+        heads.append(head)
+        columns.append(cells)
+
+    if table.settings is not None:
+        add(table.settings, [line.setting for line in lines])
+    add("model", [line.label for line in lines])
+    if not brief and any(line.cells != "–" for line in lines):
+        add("(N, K_a)", [line.cells for line in lines])
+    for name in table.differing():
+        if not (brief and name == "updates"):
+            add(name, [line.made.get(name, "–") for line in lines])
+    if brief:
+        add("runs", [_runs(line) for line in lines])
+    lead = len(heads)
+    homes = set(table.trained_on.values())
+    for c in table.conditions:
+        ours = [line.ours.get(c, Cell()) for line in lines]
+        head = f"{c} (trained)" if homes == {c} else c
+        add(head, [_mean(cell) if brief else cell.text() for cell in ours], ours)
+        if table.best and not brief:
+            known = [cell.values and not cell.exact for cell in ours]
+            runs = zip(ours, known, strict=True)
+            add(f"{c}, best run", [number(table.best_of(r)) if k else "–" for r, k in runs])
+        if any(c in line.paper for line in lines):
+            add("paper" if brief else f"{c}, paper", [line.paper.get(c, "–") for line in lines])
+    for c in table.conditions if any(line.there for line in lines) and not brief else ():
+        # Where all are trained on it, both rules choose the same.
+        if homes != {c}:
+            there = [line.there.get(c, Cell()) for line in lines]
+            add(f"{c}, best checkpoint at {c}", [_there(line, c) for line in lines], there)
+    less = "" if table.higher_is_better else ", less is better"
+    notes = [f"Not run yet: {table.missing}."] if table.missing else []
+    return TextTable(
+        title=f"{table.title}: {table.measure}{less}",
+        heads=heads,
+        lines=[list(cells) for cells in zip(*columns, strict=True)],
+        lead=lead,
+        notes=notes if brief else [*table.notes, *notes],
+        best=frozenset(best),
+    )
+
+
+def _best(table: Table, cells: Sequence[Cell]) -> Iterator[int]:
+    """Lines whose mean, as it is printed, is the best of several in their setting."""
+    for setting in table.trained_on if cells else ():
+        means = {
+            i: round(cell.mean, 1)
+            for i, (line, cell) in enumerate(zip(table.lines, cells, strict=True))
+            if line.setting == setting and cell.values and not cell.exact
+        }
+        if len(means) > 1:
+            best = (max if table.higher_is_better else min)(means.values())
+            yield from (i for i, mean in means.items() if mean == best)
+
+
+def _runs(line: Line) -> str:
+    """Of the condition that has most."""
+    return max(line.ours.values(), key=lambda cell: len(cell.values), default=Cell()).runs()
+
+
+def _mean(cell: Cell) -> str:
+    return number(cell.mean) if cell.values else "–"
+
+
+def _there(line: Line, condition: str) -> str:
+    """The cell by the other rule; results may have been recorded by one rule alone."""
+    if not line.there:
+        return "–"
+    cell = line.there.get(condition, Cell())
+    known = cell.values or cell.failed or cell.missing
+    return "not kept" if line.ours[condition].values and not known else cell.text()
+
+
+def number(x: float) -> str:
+    """One digit after the point, thousands set apart."""
+    return f"{x:,.1f}"
+
+
+def markdown(table: TextTable) -> str:
+    """The title above the table, and its notes below."""
+    heads = [plain(cell) for cell in table.heads]
+    lines = [
+        [f"**{plain(c)}**" if (i, j) in table.best else plain(c) for j, c in enumerate(cells)]
+        for i, cells in enumerate(table.lines)
+    ]
+    # Columns of one width each, as the text is read in a terminal, too.
+    widths = [max(3, *map(len, column)) for column in zip(heads, *lines, strict=True)]
+    sides = "<" * table.lead + ">" * (len(heads) - table.lead)
+    rule = [
+        "-" * width if side == "<" else "-" * (width - 1) + ":"
+        for width, side in zip(widths, sides, strict=True)
+    ]
+    body = [
+        " | ".join(f"{c:{s}{w}}" for c, s, w in zip(cells, sides, widths, strict=True))
+        for cells in (heads, rule, *lines)
+    ]
+    parts = [f"**{plain(table.title)}**", "\n".join(f"| {line} |" for line in body)]
+    parts += [bullets(table.notes)] if table.notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def bullets(notes: Sequence[str]) -> str:
+    """Plain text as a list in Markdown."""
+    return "\n".join(f"- {plain(note)}" for note in notes)
+
+
+def plain(said: str) -> str:
+    """Text as Markdown prints it: no markup, no cell and no line ends in it."""
+    # An underscore inside a word is none of Markdown's.
+    marks = r"[\\|<>*\[\]$~]|(?<![^\W_])_|_(?![^\W_])|^[#+-](?=\s)"
+    return re.sub(marks, r"\\\g<0>", " ".join(said.split()))
+
 
 SPREAD = (
     f"Mean ± standard deviation (with n − 1); fewer than {ENOUGH} runs are shown one by one, and "
@@ -43,40 +270,6 @@ QUICK = (
     "Small models, little data, few updates: this shows that the path from data to table works. "
     "The paper's figures are not comparable and left out; the budget “paper” sets them beside ours."
 )
-
-
-def rows_of(run: RunFiles, /, **identity: Any) -> list[ResultRow]:
-    """The figures of a run that is done, or one row of a run that failed.
-
-    `identity`: table, model, seed, budget, setting, precision, recipe and run of the rows.
-    """
-    folder, figures = RunFolder(run.path), [(FAILED, 1.0, "")]
-    if run.result is not None:
-        said: Mapping[str, Any] = run.result
-        figures = [
-            (f"{r['metric']}@{r['condition']}", r["value"], r["chosen_on"]) for r in run.rows
-        ]
-    elif run.state == "failed":
-        said = read_cost(folder)
-        if run.run:
-            places = {key: sessions(folder, key) for key in ("device", "commit")}
-            said = {**said, **places, "jobs": most_jobs(folder)}
-    else:
-        return []
-    return [
-        ResultRow(
-            **identity,
-            metric=metric,
-            value=value,
-            chosen_on=chosen_on,
-            updates=said["updates"],
-            seconds=said["seconds"],
-            device=said.get("device") or "",
-            commit=said.get("commit") or "",
-            jobs=said.get("jobs", 1),
-        )
-        for metric, value, chosen_on in figures
-    ]
 
 
 def line(
@@ -181,7 +374,7 @@ def paper_table(
             own = [row for row in rows if (row.setting, row.model) == (setting, model)]
             made = _made(own)
             row = what.recipes[made.get("budget", budget)].rows.get(model)  # type: ignore[index]
-            printed = {c: figure(name, setting, model, c) for c in conditions}
+            printed = {} if quick else PAPER[name].get((setting, model), {})
             one = line(
                 *(own, conditions, f"{CHOSEN}{home}", what.scale),
                 waiting.get((setting, model), 0),
@@ -189,7 +382,7 @@ def paper_table(
                 row=model,
                 label=model if row is None else row.label,
                 cells="–" if row is None else row.cells,
-                paper={c: text for c, text in printed.items() if text and not quick},
+                paper={c: printed[c] for c in conditions if c in printed},
                 made=made,
             )
             lines.append(one)
@@ -309,12 +502,6 @@ def table_of_runs(
             run=p.folder.name if records is None else str(p.folder),
         )
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
-
-
-def rendered(name: str, planned: Sequence[Planned], budget: Budget) -> Rendered:
-    """A table from the folders of its runs, ready to be written."""
-    table, rows = table_of_runs(name, planned, budget)
-    return Rendered(markdown(text_table(table)), rows)
 
 
 def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
