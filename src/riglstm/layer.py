@@ -296,7 +296,8 @@ class RigLSTM(nn.Module):
         mask: Tensor | None = None,
     ) -> tuple[InputT, State]:
         """See the class."""
-        if type(self) is RigLSTM and reset is None and mask is None and repeatable(input):
+        plain = type(self) is RigLSTM and reset is None and mask is None
+        if plain and self.backend in ("auto", "triton") and repeatable(input):
             from riglstm.scan.triton import launch_cache
 
             return launch_cache.call(self, input, hx)  # type: ignore[no-any-return]

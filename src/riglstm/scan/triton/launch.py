@@ -122,7 +122,7 @@ class Launch:
             compiled = self.kernel[grid](*arguments, **self.constants)
             if compiled is not None:  # a hook of Triton's may keep it
                 self.ready[key] = compiled
-        elif here and KNOWN and not watched():  # of a tensor elsewhere, Triton says so
+        elif here and KNOWN and not hooked():  # of a tensor elsewhere, Triton says so
             stream = driver.active.get_current_stream(device)
             compiled.run(
                 *(*(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata),
@@ -161,8 +161,17 @@ def recorded() -> Iterator[list[Launched]]:
         _RECORDS.launches = before
 
 
+def hooked() -> bool:
+    """True if a profiler is to hear of launches through Triton."""
+    runtime = knobs.runtime
+    return bool(
+        getattr(runtime.launch_enter_hook, "calls", True)
+        or getattr(runtime.launch_exit_hook, "calls", True)
+    )
+
+
 def watched(*tensors: Tensor | None) -> bool:
-    """True if a compiler, mode, trace, transform or launch hook is to see what is done.
+    """True if a compiler, dispatch mode, trace, transform or launch hook is to see what is done.
 
     Then a call goes through torch's operators, and a launch through Triton. A tensor of a class of
     its own is to see it, too.
@@ -173,8 +182,7 @@ def watched(*tensors: Tensor | None) -> bool:
         or tracing()
         or _functorch.peek_interpreter_stack() is not None
         or getattr(forward_ad, "_current_level", -1) >= 0
-        or bool(getattr(knobs.runtime.launch_enter_hook, "calls", True))
-        or bool(getattr(knobs.runtime.launch_exit_hook, "calls", True))
+        or hooked()
         or not _PLAIN.issuperset(map(type, tensors))
     )
 
