@@ -160,9 +160,9 @@ def check(config: Bench) -> None:
             f"--tables must name some of {', '.join(there)} on {config.device}, "
             f"got {', '.join(wrong)}"
         )
-    if "harness" in config.tables and importlib.util.find_spec("pytorch_lightning") is None:
+    if "harness" in config.tables and importlib.util.find_spec("lightning_fabric") is None:
         raise UsageError(
-            "--tables harness needs pytorch_lightning, which is not installed: "
+            "--tables harness needs lightning_fabric, which is not installed: "
             "pip install 'riglstm[train]', or name the other tables only"
         )
     flags.check_at_least("seed", config.seed, 0)
