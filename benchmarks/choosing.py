@@ -2,7 +2,7 @@
 
     python benchmarks/choosing.py --jobs 2                    # all runs, under an hour on two cores
     python benchmarks/choosing.py --problems recall --seeds 0 # some of them
-    python benchmarks/choosing.py --table                     # the table of docs/choosing.md
+    python benchmarks/choosing.py --table                     # the table of what is done
 
 Each run trains a layer of 60 units on short sequences and tests it on short and on long ones. A run
 that has its rows in the results is skipped, so that the same command does the rest.

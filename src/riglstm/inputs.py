@@ -23,8 +23,9 @@ from riglstm.selection import Selection
 
 Input: TypeAlias = Tensor | PackedSequence
 State: TypeAlias = tuple[Tensor, Tensor]
-Rules: TypeAlias = tuple[int, int, int, int, int, str, str, str, float]
 """h and c."""
+Rules: TypeAlias = tuple[int, int, int, int, int, str, str, str, float]
+"""A selection as an operator takes it."""
 States: TypeAlias = Sequence[Tensor | None]
 """(B, N, d) for each layer and direction; None: zero."""
 

@@ -46,7 +46,7 @@ def _refused(
 ) -> str | None:
     if kind != "cuda" and not interpreted():
         return f"a CUDA device, got {kind!r}"
-    if sel.cells == "random" or {sel.views, sel.peers} & {"random", "soft"}:
+    if not {sel.cells, sel.views, sel.peers} <= {"top", "all"}:
         got = f"cells={sel.cells!r}, views={sel.views!r}, peers={sel.peers!r}"
         return f"cells, views and peers that are 'top' or 'all', got {got}"
     if max(sel.N, sel.K) > 8:
