@@ -43,6 +43,18 @@ def handed_out(
     return [None if t is None else next(given) for t in asked(x, weights, *wanted)]
 
 
+def refuse_second_backward(backend: str) -> Callable[..., Any]:
+    """The derivative of a backward operator: there is none, which it says."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            f"backend={backend!r} can be differentiated once; for double backward use "
+            "backend='reference'"
+        )
+
+    return refuse
+
+
 class Scan(Protocol):
     """A backend: see `riglstm.scan.scan` for the arguments."""
 

@@ -160,8 +160,8 @@ class InProcess:
 class Processes:
     """Several runs at a time on this machine, each in a process of its own.
 
-    A process that dies costs its own run alone. The hold on it is its stdin, see
-    `riglstm.lab.tables.executor`.
+    A process that dies costs its own run alone. It is asked to stop by closing its stdin, as the
+    top of this file says.
     """
 
     at_a_time: int
@@ -203,16 +203,16 @@ class Processes:
             return [end for future in over if (end := future.result()) is not None], left
 
         lost: list[Ended] = []
-        with ThreadPoolExecutor(self.at_a_time) as threads, StopRequest(speaks=True) as wish:
+        with ThreadPoolExecutor(self.at_a_time) as threads, StopRequest(speaks=True) as request:
             left = {threads.submit(make, number, job) for number, job in enumerate(jobs)}
             try:
                 try:
                     while left:
                         over, left = look(left)
-                        if wish.made or time.time() > late:
+                        if request.made or time.time() > late:
                             close()
                         for end in over:
-                            lost += [end] if end.error and wish.made else []
+                            lost += [end] if end.error and request.made else []
                             ended(end)
                 except Exception:
                     # What `ended` raises ends all runs, and costs none.
@@ -228,7 +228,7 @@ class Processes:
         if lost:
             said = "; ".join(f"{end.job.label}: {end.error}" for end in lost)
             raise KeyboardInterrupt(f"stopped; {len(lost)} runs ended with an error ({said})")
-        if wish.made:
+        if request.made:
             raise KeyboardInterrupt("stopped, and all runs are saved")
 
 

@@ -39,6 +39,7 @@ from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, spec_of, stat
 from riglstm.lab.tables.recipes import Budget, chosen, recipe
 from riglstm.lab.tables.result import most_jobs, read_cost, read_record, sessions
 from riglstm.lab.tables.rows import lock
+from riglstm.lab.train.config import check_whole
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models import build, options_of
 
@@ -102,8 +103,7 @@ def read_space(path: Path) -> Space:
 def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
     for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+        check_whole(name, value, least)
     known = {name for model in space.models for name in _options_of(space, model)}
     for part in (space.every, space.shared, *space.own.values(), *space.named.values()):
         for name, choices in part.items():

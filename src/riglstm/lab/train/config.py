@@ -66,15 +66,15 @@ class Fit:
     def __post_init__(self) -> None:
         counts = ("updates", "evaluate_every", "checkpoint_every", "devices", "log_every")
         for name in counts:
-            _whole(name, getattr(self, name), least=1)
-        _whole("warmup", self.warmup, least=0)
+            check_whole(name, getattr(self, name), least=1)
+        check_whole("warmup", self.warmup, least=0)
         if self.warmup >= self.updates:
             raise ValueError(
                 f"warmup must be below updates = {self.updates}, got {self.warmup}; "
                 "the step size would never be reached"
             )
         if self.patience is not None:
-            _whole("patience", self.patience, least=1)
+            check_whole("patience", self.patience, least=1)
         _positive("lr", self.lr)
         _positive("input_rate", self.input_rate)
         for name, hint in (("weight_decay", "0.1 is usual"), ("flood", "0: none")):
@@ -116,7 +116,8 @@ def rate(config: Fit, step: int) -> float:
     return config.lr
 
 
-def _whole(name: str, value: object, least: int) -> None:
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise ValueError where an option is no whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
 

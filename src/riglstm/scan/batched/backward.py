@@ -18,7 +18,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights, gather_query, spread_query
 from riglstm.checks import refuse_batched
-from riglstm.scan.base import asked, handed_out, input_map_gradients, needed
+from riglstm.scan.base import asked, handed_out, input_map_gradients, needed, refuse_second_backward
 from riglstm.scan.batched.forward import (
     Rows,
     Saved,
@@ -115,14 +115,8 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
     return dx, dh, dc, *dw, *nothing
 
 
-def _no_second_backward(ctx: Any, *grads: Any) -> Any:
-    raise NotImplementedError(
-        "backend='batched' can be differentiated once; for double backward use backend='reference'"
-    )
-
-
 forward_op.register_autograd(_apply_backward, setup_context=setup_context)
-backward_op.register_autograd(_no_second_backward)
+backward_op.register_autograd(refuse_second_backward("batched"))
 
 
 def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.checks import refuse_batched, refuse_transforms
 from riglstm.inputs import begin, flat
-from riglstm.scan.base import asked, handed_out, needed, vmap_by_loop
+from riglstm.scan.base import asked, handed_out, needed, refuse_second_backward, vmap_by_loop
 from riglstm.scan.triton.backward import Needs, backward
 from riglstm.scan.triton.forward import on_device, plain, whole
 from riglstm.scan.triton.launch import watched
@@ -226,12 +226,6 @@ class _Scan(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-def _no_second_backward(ctx: Any, *grads: Any) -> Any:
-    raise NotImplementedError(
-        "backend='triton' can be differentiated once; for double backward use backend='reference'"
-    )
-
-
 forward.register_autograd(_gradients, setup_context=_setup_context)
-_backward.register_autograd(_no_second_backward)
+_backward.register_autograd(refuse_second_backward("triton"))
 forward.register_vmap(vmap_by_loop(forward))
