@@ -26,7 +26,7 @@ import gymnasium
 from riglstm.lab.minigrid import training
 from riglstm.lab.minigrid.envs import SKIP, Environments, WorkerDied, solved
 from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels, family
-from riglstm.lab.minigrid.reproduce import build, evaluate, load, plan, reproduce, run
+from riglstm.lab.minigrid.runs import build, evaluate, load, plan, reproduce, run
 from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
 from riglstm.lab.minigrid.table import is_grid
 from riglstm.lab.tables.reproduce import Reproduced

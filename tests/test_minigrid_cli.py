@@ -20,7 +20,7 @@ from PIL import Image
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.reproduce import build, plan
+from riglstm.lab.minigrid.runs import build, plan
 from riglstm.lab.minigrid.spec import GridSpec
 from riglstm.lab.minigrid.table import read, tables
 from riglstm.lab.report.minigrid import relative, unequal_training

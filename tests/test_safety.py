@@ -14,7 +14,7 @@ import pytest
 
 import train_task
 from riglstm.lab.cli.main import main, unbreakable_output
-from riglstm.lab.minigrid import reproduce as minigrid
+from riglstm.lab.minigrid import runs as minigrid
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables import reproduce as reproducing
 from riglstm.lab.tables import run

@@ -170,7 +170,7 @@ def test_the_papers_recipes_name_the_printed_soft_update_and_quick_has_the_layer
 def test_the_tuned_recipe_changes_how_models_start_and_learn_and_the_soft_update(
     table: str,
 ) -> None:
-    """Its numbers are held by the digests in results/, see test_published.py."""
+    """Its numbers are held by the digests in results/, see test_readme_tables.py."""
     paper, tuned = (RECIPES[table][budget] for budget in ("paper", "tuned"))
     assert tuned.rows.keys() == paper.rows.keys()
     assert (tuned.settings, tuned.conditions) == (paper.settings, paper.conditions)

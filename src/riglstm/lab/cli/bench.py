@@ -374,7 +374,7 @@ def _frame_rates(rounds: int, config: PPO) -> dict[str, list[float]]:
 
     from riglstm.lab.minigrid.envs import Environments
     from riglstm.lab.minigrid.ppo import Agent
-    from riglstm.lab.minigrid.reproduce import build
+    from riglstm.lab.minigrid.runs import build
     from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
 
     rng = np.random.default_rng(0)

@@ -12,9 +12,9 @@ from riglstm.lab.cli.reproduce import reproduced
 from riglstm.lab.cli.train import check_folder, read_options
 from riglstm.lab.minigrid.levels import FAMILIES, available
 from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.minigrid.reproduce import evaluate as evaluate_run
-from riglstm.lab.minigrid.reproduce import plan, run
-from riglstm.lab.minigrid.reproduce import reproduce as make_table
+from riglstm.lab.minigrid.runs import evaluate as evaluate_run
+from riglstm.lab.minigrid.runs import plan, run
+from riglstm.lab.minigrid.runs import reproduce as make_table
 from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
 from riglstm.lab.minigrid.table import read
 from riglstm.lab.train.folder import RunFolder

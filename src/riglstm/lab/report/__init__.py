@@ -5,6 +5,6 @@
 """
 
 from riglstm.lab.report.page import report
-from riglstm.lab.report.published import outdated, publish
+from riglstm.lab.report.readme import outdated, publish
 
 __all__ = ["outdated", "publish", "report"]

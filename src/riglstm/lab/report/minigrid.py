@@ -17,7 +17,7 @@ from torch import Tensor
 from riglstm.lab.minigrid.envs import solved
 from riglstm.lab.minigrid.levels import FAMILIES, Level
 from riglstm.lab.minigrid.network import ActorCritic
-from riglstm.lab.minigrid.reproduce import load
+from riglstm.lab.minigrid.runs import load
 from riglstm.lab.minigrid.spec import TEST_SEED
 from riglstm.lab.minigrid.table import GridRun, comparable, label, tables
 from riglstm.lab.report import curves

@@ -18,8 +18,8 @@ from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid import table as agents
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import MEMORIES
-from riglstm.lab.report import outdated, publish, published
-from riglstm.lab.report.published import BEGIN, END, NOTHING, block
+from riglstm.lab.report import outdated, publish, readme
+from riglstm.lab.report.readme import BEGIN, END, NOTHING, block
 from riglstm.lab.tables import rows
 from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.recipes import TABLES, Recipe
@@ -167,8 +167,8 @@ FOUND = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small repository: rows, weights and a README."""
     monkeypatch.setattr("riglstm.lab.tasks.images.obtain", noise)
-    monkeypatch.setattr(published, "SIZE", 5)
-    monkeypatch.setattr(published, "STEP", 3)
+    monkeypatch.setattr(readme, "SIZE", 5)
+    monkeypatch.setattr(readme, "STEP", 3)
     rows.append(tmp_path / "results" / "runs.csv", FOUND)
     (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     run = finish(tmp_path / "run", on_digits("riglstm"), {"4x4": 0.5, "5x5": 0.25})
@@ -330,7 +330,7 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
         {"4x4": 0.5, "5x5": 0.25},
     )
     export(run, folder / "weights" / "digits.safetensors")
-    for wanted in published._wanted([], folder / "weights"):
+    for wanted in readme._wanted([], folder / "weights"):
         caption = wanted.draw().caption
         assert "riglstm, seed 3, " in caption
         assert caption.endswith(" Weights averaged over updates, by 0.9.") == (average is not None)
@@ -348,7 +348,7 @@ def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
     # A table whose runs have all failed is there, too, and has no figure to draw.
     only = block(tables([failed]))
     assert cells(only, "RigLSTM")[2:5] == ["0, 1 failed", "–", "–"]
-    assert not list(published._wanted(tables([failed]), Path("none")))
+    assert not list(readme._wanted(tables([failed]), Path("none")))
 
 
 def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not() -> None:
@@ -421,7 +421,7 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
         run = finish(folder / model, on_digits(model), {"4x4": 0.5, "5x5": 0.25})
         export(run, folder / "weights" / f"{model}.safetensors")
         figures = [f"{model}-{kind}.png" for kind in seen]
-        assert [w.name for w in published._wanted([], folder / "weights") if model in w.name] == (
+        assert [w.name for w in readme._wanted([], folder / "weights") if model in w.name] == (
             figures
         )
 
