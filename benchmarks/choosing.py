@@ -44,7 +44,6 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "steady_start": ("riglstm", {"steady_start": True}),
     "forget_bias=3, steady_start": ("riglstm", {"forget_bias": 3.0, "steady_start": True}),
     "active_cells=2": ("riglstm", {"active_cells": 2}),
-    "active_cells=6": ("riglstm", {"active_cells": 6}),
     "all views and peers": ("riglstm", {"views_per_cell": 6, "peers_per_cell": 5}),
     "all of all": ("riglstm", OPEN),
     "all of all, forget_bias=3": ("riglstm", {**OPEN, "forget_bias": 3.0}),
