@@ -18,6 +18,11 @@ from riglstm.models.brim import PRESETS
 from riglstm.models.rig import changes_of
 
 Budget: TypeAlias = Literal["quick", "paper", "tuned"]
+SEARCHED = "searched"
+"""In place of a budget, of the final runs of a search: each model has the recipe of its best trial,
+see `riglstm.lab.tables.search`."""
+AT_HOME, SHIFTED = "training condition", "shifted conditions"
+"""The two rules by which a search chooses recipes, and a run its checkpoint."""
 
 
 @dataclass(frozen=True)
