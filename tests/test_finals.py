@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from riglstm import VARIANTS
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.finals import choices, lacking, plan
 from riglstm.lab.tables.plan import folder_name
-from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED
+from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, SMALL, block_zoneout
 from riglstm.lab.tables.search import Space, read_space, spec
 from riglstm.lab.tables.table import tables
+from riglstm.models import build
 
 ROOT = Path(__file__).parents[1]
 WITH_FINALS = [
@@ -115,6 +118,57 @@ def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) ->
     assert len(space.final_seeds) >= 3
     seeds = {*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)}
     assert not seeds & {*(space.source or space).seeds}
+
+
+def test_the_trials_on_mnist_are_runs_of_its_space_and_four_models_have_all() -> None:
+    space = read_space(ROOT / "protocol" / "mnist.toml")
+    lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
+    assert len(lines) >= 40
+    assert {said["run"] for said in lines} <= search.runs(space)
+    for model in ("lstm", "gridlstm", "transformer", "riglstm"):
+        assert not lacking(space, model, lines)
+
+
+def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model() -> None:
+    space = read_space(ROOT / "protocol" / "ablation.toml")
+    lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
+    mnist = read_space(ROOT / "protocol" / "mnist.toml")
+    chosen = choices(space, "rand_h", lines)
+    assert {*chosen} < {*choices(mnist, "riglstm", lines)}
+    (label,) = chosen
+    made = {model: finals.spec(space, model, label, "14x14", 1) for model in space.models}
+    assert set(made) == {"riglstm", *VARIANTS, "block_zoneout"}
+    whole = finals.spec(mnist, "riglstm", label, "14x14", 1)
+    for one in made.values():
+        assert (one.fit, one.task_options) == (whole.fit, whole.task_options)
+        for name in ("num_cells", "active_cells", "forget_bias", "gate_scale"):
+            assert one.model_options[name] == whole.model_options[name]
+    # What a layer computes by, in which the words of its options are gone.
+    layers = {m: build(s.model, 600, 600, **s.model_options).layer for m, s in made.items()}
+    seen = {m: (layer.selection, layer.input_views) for m, layer in layers.items()}
+    assert len({*map(str, seen.values())}) == len(seen)
+    assert seen["riglstm"][0].K_x < seen["riglstm"][0].K
+    assert seen["riglstm"][0].K_h < seen["riglstm"][0].N - 1
+
+
+def test_block_zoneout_is_an_lstm_of_which_some_blocks_keep_their_state() -> None:
+    row = block_zoneout(SMALL)
+    torch.manual_seed(0)
+    layer = build(row.model, 72, row.hidden_size, **row.options).layer.double()
+    x = torch.randn(7, 3, 72, dtype=torch.float64)
+    h, c = (torch.randn(1, 3, 72, dtype=torch.float64) for _ in range(2))
+    (trace,) = layer.trace(x, (h, c))
+    weights, h, c = layer.weights(), h[0], c[0]
+    for t in range(len(x)):
+        both = torch.cat((x[t], h), dim=1)
+        gates = torch.stack([both @ weights.W[n] + weights.b[n] for n in range(6)], dim=1)
+        f, i, o, g = gates.chunk(4, dim=2)  # (B, N, d) each
+        new_c = f.sigmoid() * c.unflatten(1, (6, 12)) + i.sigmoid() * g.tanh()
+        awake = trace.active[t].unsqueeze(-1)
+        assert awake.sum() == 3 * 5
+        h = torch.where(awake, o.sigmoid() * new_c.tanh(), h.unflatten(1, (6, 12))).flatten(1)
+        c = torch.where(awake, new_c, c.unflatten(1, (6, 12))).flatten(1)
+        torch.testing.assert_close(trace.output[t], h, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
