@@ -194,10 +194,13 @@ def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
         return [line["trial"] for line in winners(lines, ("0", "1", "NaN"), **options)["lstm"]]
 
     lines = [said("NaN", math.nan, math.nan), said("0", 0.9, 0.1, 0.2), said("1", 0.8, 0.5, 0.4)]
-    lines += [{"model": "lstm", "failed": "NaN"}, said("of another space", 1.0, 1.0)]
+    lines += [{"model": "lstm", "trial": "2", "failed": "NaN"}, said("of another space", 1.0, 1.0)]
     assert best() == ["0", "1"]
     assert best(higher_is_better=False) == ["1", "0"]
     lines = [said("0", 0.9)]
+    assert best() == ["0", "0"]
+    # Of equals not the one that ended first.
+    lines = [said("1", 0.9, 0.5), said("0", 0.9, 0.5)]
     assert best() == ["0", "0"]
 
 

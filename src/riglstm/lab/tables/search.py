@@ -362,10 +362,11 @@ def winners(
     """For each model the best trial by each of `RULES`, of those in `runs`.
 
     A space that was changed has other runs. A trial that failed is none, and a figure that is no
-    number is worse than all others.
+    number is worse than all others. Of equals it is the first by number, then by name: which of
+    them ended first is chance.
     """
     by_model: dict[str, list[Mapping[str, Any]]] = {}
-    for said in lines:
+    for said in sorted(lines, key=lambda said: (len(str(said["trial"])), str(said["trial"]))):
         if "failed" not in said and said["run"] in runs:
             by_model.setdefault(str(said["model"]), []).append(said)
     sign = 1 if higher_is_better else -1
