@@ -238,7 +238,7 @@ COMMANDS_OF: list[tuple[int, list[str]]] = [
     (1, ["export", "done", "new.safetensors"]),
     (1, ["reproduce", "copying", "--minutes", "0.001", "--out", "new", "--models", "lstm"]),
     (2, ["reproduce", "minigrid", "--families", "lavagap", "--workers", "1", "--out", "new"]),
-    (1, ["sweep", "space.toml", "--minutes", "0.001", "--out", "new", "--results", "new.jsonl"]),
+    (1, ["sweep", "space.toml", "--minutes", "0.001", "--out", "new", "--results", "new"]),
     (1, ["report", "done", "--out", "new.html"]),
     (1, ["bench", "--quick", "--tables", "stream"]),
     (1, ["data"]),

@@ -20,11 +20,12 @@ from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.lab.report import outdated, publish, readme
 from riglstm.lab.report.readme import BEGIN, END, NOTHING, block
-from riglstm.lab.tables import rows
-from riglstm.lab.tables.plan import plan
-from riglstm.lab.tables.recipes import TABLES, Recipe
+from riglstm.lab.tables import finals, rows
+from riglstm.lab.tables.plan import folder_name, plan
+from riglstm.lab.tables.recipes import SEARCHED, TABLES, Recipe
 from riglstm.lab.tables.rows import ResultRow
 from riglstm.lab.tables.run import export, finished
+from riglstm.lab.tables.search import read_lines, read_space
 from riglstm.lab.tables.table import Line, markdown, newest, tables, text_table
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train.weights import write_weights
@@ -63,27 +64,39 @@ def spread(values: Sequence[float]) -> str:
 def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
     """Computed anew, from the files alone."""
     found: dict[tuple[str, ...], dict[int, float]] = {}
+    lines: list[dict[str, str]] = []
     for path in sorted((ROOT / "results").glob("*.csv")):
         with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                what = TABLES[row["table"]]
-                key = (what.title, row["setting"], row["model"], row["metric"].split("@")[1])
-                figures = found.setdefault((*key, row["chosen_on"].split("@")[1]), {})
-                figures[int(row["seed"])] = 100 * float(row["value"])
+            lines += csv.DictReader(file)
+    lines = [row for row in lines if row["metric"] != "failed"]
+    searched = {(r["table"], r["setting"], r["model"]) for r in lines if r["budget"] == "searched"}
+    for row in lines:
+        what = TABLES[row["table"]]
+        place = (row["table"], row["setting"], row["model"])
+        condition, chooser = (row[name].split("@")[1] for name in ("metric", "chosen_on"))
+        home = what.recipes["paper"].settings[row["setting"]].trained_on
+        rule = "training condition" if chooser == home else "shifted conditions"
+        # Where a search has figures, they take the place of older ones, each by its own rule.
+        older = place in searched and row["budget"] != "searched"
+        if not older and rule in (row["rule"] or rule):
+            figures = found.setdefault((what.title, *place[1:], condition, chooser), {})
+            figures[int(row["seed"])] = 100 * float(row["value"])
     seen: dict[str, set[tuple[str, ...]]] = {"README.md": set(), "results/README.md": set()}
     for name, keys in seen.items():
         for title, lead, cells in tables_in((ROOT / name).read_text()):
             what = next(table for table in TABLES.values() if table.title == title)
             recipe = what.recipes["paper"]
             setting, model = lead if len(lead) > 1 else (*recipe.settings, *lead)
-            (key,) = (key for key, row in recipe.rows.items() if row.label == model)
+            labels = {row.label: key for key, row in recipe.rows.items()}
+            # A control is none of the paper's rows, and has its own name.
+            key = labels.get(model, model)
             home = recipe.settings[setting].trained_on
             for head, cell in cells:
                 condition, _, chooser = head.removesuffix(" (trained)").partition(", best checkp")
                 chooser = chooser.split()[-1] if chooser else home
                 place = (title, setting, key, condition, chooser)
                 if place not in found:
-                    assert re.search(r"paper|updates|runs|K_a", head), head
+                    assert re.search(r"paper|updates|runs|K_a|budget|trial", head), head
                     continue
                 values = [found[place][seed] for seed in sorted(found[place])]
                 mean = f"{np.mean(values):.1f}"
@@ -299,7 +312,7 @@ def test_from_three_runs_on_there_is_a_spread_and_below_that_their_values() -> N
 def test_the_notes_name_seeds_and_what_has_no_run() -> None:
     failed = replace(ROW, metric=rows.FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
     (table,) = tables([*FOUND, failed])
-    assert "Seeds: 0, 1, 2; M=1 LSTM: 0; M=1 RigLSTM: 0, 1, 2 (failed)." in table.notes
+    assert "Seeds: 0; M=1 RigLSTM: 0, 1, 2 (failed)." in table.notes
     assert table.missing == "GridLSTM, RIM; M=2, M=4, M=8"
     eight = run_of("lstm", 0, (0.9, 0.9, 0.9, 0.9), setting="M=8", recipe="33333333")
     (table,) = tables([*FOUND, *(replace(row, run="8") for row in eight)])
@@ -451,19 +464,25 @@ def test_metadata_of_another_program_is_refused(
 def strangers(found: Sequence[ResultRow]) -> list[str]:
     """Runs that the recipes of today would not make again."""
     return sorted(
-        {
-            row.run
-            for row in newest(found)
-            if (row.setting, row.recipe)
-            not in {
-                (p.setting, p.spec.recipe())
-                for p in plan(
-                    *(row.table, [row.model], [row.seed], row.budget),  # type: ignore[arg-type]
-                    precision=row.precision,  # type: ignore[arg-type]
-                )
-            }
-        }
+        {row.run for row in newest(found) if (row.setting, row.recipe) not in recipes_of(row)}
     )
+
+
+def recipes_of(row: ResultRow) -> set[tuple[str, str]]:
+    """Settings and recipes of the runs that a row's table, model and seed have today."""
+    if row.budget == SEARCHED:
+        space = read_space(ROOT / "protocol" / f"{row.table}.toml")
+        searched = (space.source or space).name
+        lines = read_lines(ROOT / "results" / "trials" / f"{searched}.jsonl")
+        assert row.rule.split(", ") == finals.choices(space, row.model, lines)[row.trial]
+        made = finals.spec(space, row.model, row.trial, row.setting, row.seed)
+        assert folder_name(made) == row.run
+        return {(row.setting, made.recipe())}
+    runs = plan(
+        *(row.table, [row.model], [row.seed], row.budget),  # type: ignore[arg-type]
+        precision=row.precision,  # type: ignore[arg-type]
+    )
+    return {(p.setting, p.spec.recipe()) for p in runs}
 
 
 def test_the_recipes_make_the_runs_of_the_results_again() -> None:
@@ -521,7 +540,7 @@ def test_a_figure_has_a_name_that_is_taken_again(folder: Path) -> None:
         ("NVIDIA H200", '"NVIDIA\nH200"', "device: expected text in one line"),
         ("NVIDIA H200", "x" * 200_000, "expected a line of CSV, got field larger than field limit"),
         ("NVIDIA H200", '"NVIDIA H200', "expected a line of CSV, got "),
-        ("NVIDIA H200,", "", "expected 16 columns, got 15"),
+        ("NVIDIA H200,", "", "expected 18 columns, got 17"),
         ("table,", "", "line 1: expected the columns table,model,"),
         (",tf32,", ",fp8,", "precision: expected one of fp32, "),
         ("NVIDIA H200", "\udcff", "expected a CSV file of results, got 'utf-8'"),

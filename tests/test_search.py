@@ -51,12 +51,16 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", SPACES, ids=[path.stem for path in SPACES])
 def test_every_space_of_the_protocol_can_be_built(path: Path) -> None:
-    assert read_space(path).labels()
+    space = read_space(path)
+    assert (space.source or space).labels()
 
 
 @pytest.mark.parametrize("path", SEARCHES, ids=[path.stem for path in SEARCHES])
 def test_models_of_a_search_differ_in_their_own_options_alone(path: Path) -> None:
     space = read_space(path)
+    if space.source is not None:
+        assert (space.trials, space.named) == (0, {})
+        return
     assert space.trials == 8
     for label in [label for label in space.labels() if label != "0"]:
         common = []
@@ -190,10 +194,13 @@ def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
         return [line["trial"] for line in winners(lines, ("0", "1", "NaN"), **options)["lstm"]]
 
     lines = [said("NaN", math.nan, math.nan), said("0", 0.9, 0.1, 0.2), said("1", 0.8, 0.5, 0.4)]
-    lines += [{"model": "lstm", "failed": "NaN"}, said("of another space", 1.0, 1.0)]
+    lines += [{"model": "lstm", "trial": "2", "failed": "NaN"}, said("of another space", 1.0, 1.0)]
     assert best() == ["0", "1"]
     assert best(higher_is_better=False) == ["1", "0"]
     lines = [said("0", 0.9)]
+    assert best() == ["0", "0"]
+    # Of equals not the one that ended first.
+    lines = [said("1", 0.9, 0.5), said("0", 0.9, 0.5)]
     assert best() == ["0", "0"]
 
 
@@ -223,6 +230,8 @@ def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
     assert "SPACE must be a TOML file, got nowhere.toml" in capsys.readouterr().err
     assert main(["sweep", str(tiny), "--trials", "strat"]) == 2
     assert "did you mean start?" in capsys.readouterr().err
+    assert main(["sweep", str(tiny), "--results", str(tiny)]) == 2
+    assert "--results must be a folder, got" in capsys.readouterr().err
 
 
 def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
@@ -230,7 +239,7 @@ def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
 ) -> None:
     script = "import sys; sys.exit('the disk is full')"
     monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", (sys.executable, "-c", script))
-    results, runs = tmp_path / "r.jsonl", tmp_path / "runs"
+    results, runs = tmp_path / "results", tmp_path / "runs"
     words = ["sweep", str(tiny), "--results", str(results), "--out", str(runs), "--device", "cpu"]
     assert main([*words, "--models", "lstm", "--trials", "0"]) == 2
     said = capsys.readouterr()
@@ -254,10 +263,10 @@ def test_data_that_is_not_there_is_said_before_the_first_trial(
 def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
     content: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "mine.jsonl"
+    path, out = tmp_path / "trials" / "tiny.jsonl", tmp_path / "runs"
+    path.parent.mkdir()
     path.write_bytes(content.encode("latin-1"))
-    out = tmp_path / "runs"
-    assert main(["sweep", str(tiny), "--results", str(path), "--out", str(out)]) == 2
+    assert main(["sweep", str(tiny), "--results", str(tmp_path), "--out", str(out)]) == 2
     assert "must hold the trials of a search" in capsys.readouterr().err
     assert path.read_bytes() == content.encode("latin-1")
     assert not out.exists()

@@ -1,18 +1,21 @@
-"""`riglstm sweep`: the trials of a search space, and the best of each model by both rules."""
+"""`riglstm sweep`: the trials of a search space, and the final runs of what they found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.tables import search
+from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
+from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.recipes import TABLES
 from riglstm.lab.tables.run import open_data, run, say
+from riglstm.lab.tables.table import markdown, tables, text_table
+from riglstm.lab.train.stopping import Deadline
 
 
 @dataclass(frozen=True)
@@ -24,19 +27,25 @@ class Sweep:
     that has its line in the results is skipped, one that was stopped is gone on with: the same
     command does the rest. No trial sees test data.
 
+    With --finals the best recipe of each model, by each of two rules, is trained for longer with
+    new seeds, and tested. Its figures become rows of the table. A model needs all its trials first.
+
     Example: riglstm sweep protocol/mnist.toml --models riglstm lstm --jobs 6 --minutes 9
     """
 
     space: Path
     """The file of the space."""
+    finals: bool = False
+    """Make the final runs of the recipes that were found, in place of trials."""
     models: tuple[str, ...] | None = None
-    """Rows of the table that are searched; none: all of the space."""
+    """Rows of the table; none: all of the space, of final runs those that have all their trials."""
     trials: tuple[str, ...] | None = None
     """Trials by number or name; none: all of the space."""
     out: Path = Path("runs/sweep")
     """Folder of the runs."""
-    results: Path | None = None
-    """File that takes one line of JSON for each trial; none: results/trials/SPACE.jsonl."""
+    results: Path = Path("results")
+    """Folder of the results: trials/SPACE.jsonl takes one line of JSON for each trial, TABLE.csv
+    one line for each figure of each final run."""
     device: str = "auto"
     """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
     jobs: int = 1
@@ -48,25 +57,29 @@ class Sweep:
 
 
 def main(args: Sequence[str]) -> None:
-    """Search for recipes: the trials of a space, for several models alike."""
+    """Search for recipes: the trials of a space, for several models alike; then the final runs."""
     config = flags.read_one("riglstm sweep", Sweep, args)
     deadline = flags.deadline(config.minutes)
     flags.check_at_least("jobs", config.jobs, 1)
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
+    if config.results.exists() and not config.results.is_dir():
+        raise UsageError(f"--results must be a folder, got {config.results}, which is a file")
     space = search.read_space(config.space)
     for name in config.models or ():
         flags.check_name("--models", name, space.models)
     for name in config.trials or ():
         flags.check_name("--trials", name, space.labels())
+    path = config.results / "trials" / f"{(space.source or space).name}.jsonl"
+    again = flags.again("sweep", args)
+    (_finals if config.finals else _trials)(config, space, path, deadline, again)
+
+
+def _trials(config: Sweep, space: search.Space, path: Path, deadline: Deadline, again: str) -> None:
     models, labels = config.models or space.models, config.trials or space.labels()
-    path = config.results or Path("results/trials") / f"{space.name}.jsonl"
     done = search.read_lines(path)
     waiting = search.plan(space, models, labels, config.out, config.device, done)
     print(f"{space.name}: {len(waiting)} trials to make, {len(done)} lines in {path}", flush=True)
-    again = flags.again("sweep", args)
-    jobs = max(1, min(config.jobs, len(waiting)))
-    open_data(waiting, config.data_dir)
     by_folder = {planned.folder: planned for planned in waiting}
 
     def ended(folder: Path) -> None:
@@ -75,17 +88,70 @@ def main(args: Sequence[str]) -> None:
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
-    errors = make_runs(waiting, make, Processes(jobs, deadline), ended, again)
+    errors = _make(config, waiting, ended, deadline, again)
     lines = search.read_lines(path)
     if lines:
         print(f"\n{_best(space, lines)}\n\nwritten: {path}")
+    left = len(search.plan(space, models, labels, config.out, config.device, lines))
+    _tell("trials", errors, left, again)
+
+
+def _finals(config: Sweep, space: search.Space, path: Path, deadline: Deadline, again: str) -> None:
+    if config.trials is not None:
+        raise UsageError("--finals are of the trials that were chosen, got --trials as well")
+    if not space.final_updates:
+        raise UsageError(f"{config.space} must have final_updates, got none; see docs/protocol.md")
+    lines = search.read_lines(path)
+    models = config.models or space.models
+    refused = {m: why for m in models if (why := finals.lacking(space, m, lines))}
+    reasons = "\n".join(dict.fromkeys(refused.values()))
+    # What was asked for by name is made, or the reason is said; else those that can be made are.
+    if refused and (config.models or len(refused) == len(models)):
+        raise UsageError(reasons)
+    if refused:
+        print(reasons, flush=True)
+    ready = [model for model in models if model not in refused]
+    table = config.results / f"{space.table}.csv"
+
+    def left() -> list[finals.Final]:
+        done = {row.run for row in rows.read(table)} if table.exists() else set[str]()
+        return finals.plan(space, ready, lines, config.out, config.device, done)
+
+    waiting = left()
+    print(f"{space.name}: {len(waiting)} final runs to make, figures in {table}", flush=True)
+    by_folder = {final.planned.folder: final for final in waiting}
+
+    def ended(folder: Path) -> None:
+        rows.append(table, finals.rows(space, by_folder[folder]))
+
+    errors = _make(config, [final.planned for final in waiting], ended, deadline, again)
+    for shown in tables(rows.read(table)) if table.exists() else ():
+        if shown.name == space.table:
+            print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
+    _tell("final runs", errors, len(left()), again)
+
+
+def _make(
+    config: Sweep,
+    waiting: Sequence[Planned],
+    ended: Callable[[Path], None],
+    deadline: Deadline,
+    again: str,
+) -> list[str]:
+    """Make the runs that wait; `ended` hears of the folder of each. Returns their errors."""
+    jobs = max(1, min(config.jobs, len(waiting)))
+    open_data(waiting, config.data_dir)
+    make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
+    return make_runs(waiting, make, Processes(jobs, deadline), ended, again)
+
+
+def _tell(what: str, errors: Sequence[str], left: int, again: str) -> None:
+    """What is not done, and why."""
     if errors:
         listed = "\n  ".join(errors)
-        raise UsageError(f"{len(errors)} trials ended with an error:\n  {listed}")
-    left = len(search.plan(space, models, labels, config.out, config.device, lines))
+        raise UsageError(f"{len(errors)} {what} ended with an error:\n  {listed}")
     if left:
-        print(f"{left} trials are not done; go on with: {again}")
+        print(f"{left} {what} are not done; go on with: {again}")
 
 
 def _words(said: Mapping[str, Any]) -> str:

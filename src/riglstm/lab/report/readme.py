@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from riglstm.lab.report import cells
 from riglstm.lab.report.curves import Shift, draw_shift, shift
 from riglstm.lab.report.style import Picture, png
-from riglstm.lab.tables.recipes import TABLES
+from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.rows import read_folder
 from riglstm.lab.tables.run import finished
 from riglstm.lab.tables.table import RULES, Table, markdown, plain, tables, text_table
@@ -41,8 +41,13 @@ NOTHING = (
 )
 DOCS = "docs/experiments.md"
 """What describes the recipes."""
-FOUND = {"tuned": "docs/recipes.md"}
-"""Recipes that were looked for, and what tells how."""
+FOUND = {
+    "tuned": "It was chosen on validation data of all conditions, the shifted ones included "
+    "([how]({}docs/recipes.md)).",
+    SEARCHED: "Every model had as many trials; the recipe of a column was chosen by the same data "
+    "as its checkpoint ([how]({}docs/protocol.md)).",
+}
+"""Recipes that were looked for, and how; in the braces, the way to the root."""
 
 
 class Wanted(NamedTuple):
@@ -173,11 +178,7 @@ def recipes(found: Sequence[Table], folder: str = "") -> str:
     said = []
     for name in names:
         said.append(f"Recipe `{plain(name)}`: [{DOCS}]({folder}{DOCS}).")
-        if name in FOUND:
-            said.append(
-                "It was chosen on validation data of all conditions, the shifted ones included "
-                f"([how]({folder}{FOUND[name]}))."
-            )
+        said += [FOUND[name].format(folder)] if name in FOUND else []
     return " ".join(said)
 
 

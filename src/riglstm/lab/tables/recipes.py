@@ -18,6 +18,11 @@ from riglstm.models.brim import PRESETS
 from riglstm.models.rig import changes_of
 
 Budget: TypeAlias = Literal["quick", "paper", "tuned"]
+SEARCHED = "searched"
+"""In place of a budget, of the final runs of a search: each model has the recipe of its best trial,
+see `riglstm.lab.tables.search`."""
+AT_HOME, SHIFTED = "training condition", "shifted conditions"
+"""The two rules by which a search chooses recipes, and a run its checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,18 @@ def ablation_rows(w: Widths) -> dict[str, Row]:
     }
 
 
+def block_zoneout(w: Widths) -> Row:
+    """An LSTM whose units are in six blocks, of which some keep their state at each step.
+
+    A control: cells that sleep by chance, and nothing else of RigLSTM. It is one whose cells all
+    read the whole input and all states, which are an LSTM's stacked rows. As `rand_cells` does, it
+    draws in tests, too.
+    """
+    whole = {"input_views": "split", "views": "all", "peers": "all", "soft_update": False}
+    options = {"num_cells": 6, "active_cells": 5, "cells": "random", **whole}
+    return Row("LSTM, block zoneout", "riglstm", w.hidden, options)
+
+
 def ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
     return {
         "rim": Row("RIM", "rim", N * d, {"num_cells": N, "active_cells": 2, **w.rim}),
@@ -152,12 +169,14 @@ def printed(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def soft(row: Row) -> bool:
     """Whether it has a soft update; one that a variant takes away cannot be asked for."""
-    return row.model == "riglstm" and "soft_update" not in changes_of(row.options)
+    said = {**row.options, **changes_of(row.options)}
+    return row.model == "riglstm" and said.get("soft_update") is not False
 
 
 def steady(row: Row) -> bool:
     """Whether it is a RigLSTM that can start steadily, as `check_steady_start` has it."""
-    return row.model == "riglstm" and not changes_of(row.options).keys() & {"cells", "input_views"}
+    said = {**row.options, **changes_of(row.options)}
+    return row.model == "riglstm" and not said.keys() & {"cells", "input_views"}
 
 
 def only(rows: Mapping[str, Row], *names: str) -> dict[str, Row]:
@@ -357,7 +376,9 @@ RECIPES: dict[str, dict[Budget, Recipe]] = {
     },
     "ablation": {
         "paper": _mnist(printed(ablation_rows(FULL))),
-        "tuned": _tuned_mnist(_mnist(ablation_rows(FULL))),
+        "tuned": _tuned_mnist(
+            _mnist({**ablation_rows(FULL), "block_zoneout": block_zoneout(FULL)})
+        ),
         "quick": _quick_mnist(ablation_rows(SMALL), ("riglstm", *VARIANTS), 100),
     },
     "balls": {

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from riglstm.lab.tables.recipes import TABLES
+from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, TABLES
 from riglstm.lab.tables.result import CHOSEN, MOST, RunFiles, most_jobs, read_cost, sessions
 from riglstm.lab.train.config import Precision
 from riglstm.lab.train.folder import RunFolder
@@ -45,11 +45,19 @@ class ResultRow:
     """A digest of the run's configuration without its seed: runs that have it are alike."""
     run: str
     """The name of the run's folder, which ends in a digest of its configuration."""
+    trial: str = ""
+    """Of a search: the trial that the recipe is of; empty where the recipe was not searched."""
+    rule: str = ""
+    """The rule, or the two, that chose the trial; empty where there was none to choose."""
 
     @property
     def condition(self) -> str:
         """Where the figure was measured; empty for a run that failed."""
         return self.metric.partition("@")[2]
+
+    def counts_by(self, rule: str) -> bool:
+        """Whether the run's recipe is the one of that rule; one that nobody searched is of both."""
+        return not self.rule or rule in self.rule.split(", ")
 
 
 FAILED = "failed"
@@ -67,7 +75,8 @@ SHOWN = 20
 def rows_of(run: RunFiles, /, **identity: Any) -> list[ResultRow]:
     """The figures of a run that is done, or one row of a run that failed.
 
-    `identity`: table, model, seed, budget, setting, precision, recipe and run of the rows.
+    `identity`: table, model, seed, budget, setting, precision, recipe and run of the rows; trial
+    and rule of a recipe that was searched.
     """
     folder, figures = RunFolder(run.path), [(FAILED, 1.0, "")]
     if run.result is not None:
@@ -249,7 +258,7 @@ def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
     homes = [setting.trained_on for recipe in recipes for setting in recipe.settings.values()]
     conditions = dict.fromkeys((*homes, *(c for recipe in recipes for c in recipe.conditions)))
     for name, known in (
-        ("budget", table.recipes),
+        ("budget", [*table.recipes, SEARCHED]),
         ("model", [key for recipe in recipes for key in recipe.rows]),
         ("setting", [key for recipe in recipes for key in recipe.settings]),
         ("metric", [FAILED, *(f"{table.metric}@{c}" for c in conditions)]),
@@ -257,6 +266,12 @@ def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
     ):
         if getattr(row, name) not in known:
             yield name, _one_of(known)
+    searched = row.budget == SEARCHED
+    if searched != bool(row.trial):
+        yield "trial", "the trial of a search" if searched else "nothing, as nothing was searched"
+    rules = [AT_HOME, SHIFTED, f"{AT_HOME}, {SHIFTED}"] if searched else [""]
+    if row.rule not in rules:
+        yield "rule", "; ".join(rules) or "nothing, as nothing was searched"
     share = table.metric == "accuracy" and row.metric != FAILED
     if share and isinstance(row.value, float | int) and row.value > 1:
         yield "value", "a share from 0 to 1"

@@ -19,7 +19,18 @@ A space is a TOML file (`docs/protocol.md` has the rules, `protocol/` the spaces
     [named.start-0]           # a trial by name, for questions that a draw does not ask
     "task.start_range" = 0.1
 
-An option that a model does not have is left out of its trials. No trial sees test data.
+An option that a model does not have is left out of its trials. No trial sees test data. What is
+trained with the recipes that were found, and does see test data, is in the file, too
+(`riglstm.lab.tables.finals`):
+
+    final_seeds = [1, 2, 3]   # seeds that no trial had
+    [final_updates]           # times the trial's, in each setting that the recipe is trained in
+    "14x14" = 3
+    [final_seeds_of]          # of models that have others
+    riglstm = [1, 2, 3, 4, 5]
+
+A file of final runs alone has `recipe_of = ["mnist", "riglstm"]`, the space and the model whose
+recipe all its rows take, with `every` set besides; `rules` names those that are asked for.
 """
 
 from __future__ import annotations
@@ -36,12 +47,13 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, spec_of, state
-from riglstm.lab.tables.recipes import Budget, chosen, recipe
+from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
 from riglstm.lab.tables.result import most_jobs, read_cost, read_record, sessions
 from riglstm.lab.tables.rows import lock
 from riglstm.lab.train.config import check_whole
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models import build, options_of
+from riglstm.models.rig import changes_of
 
 PARTS = ("task", "fit", "model")
 UPDATES = "fit.updates"
@@ -67,6 +79,13 @@ class Space:
     shared: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     named: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    final_seeds: tuple[int, ...] = ()
+    final_seeds_of: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    final_updates: Mapping[str, int] = field(default_factory=dict)
+    recipe_of: tuple[str, ...] = ()
+    rules: tuple[str, ...] = (AT_HOME, SHIFTED)
+    source: Space | None = None
+    """The space that `recipe_of` names, which is read with this one; None: none."""
 
     def labels(self) -> list[str]:
         """All trials: by number, then by name."""
@@ -77,8 +96,10 @@ def read_space(path: Path) -> Space:
     """A space from its file; raises ValueError where it is none."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        data |= {name: tuple(data[name]) for name in ("seeds", "models") if name in data}
+        data |= {name: tuple(data[name]) for name in TUPLES if name in data}
         space = Space(path.stem, **data)
+        if space.recipe_of:
+            space = replace(space, source=_source(path, space.recipe_of))
         how = recipe(space.table, space.budget)
         space = replace(space, models=chosen("models", how.rows, space.models) or how.models)
         if space.setting not in how.settings:
@@ -93,18 +114,44 @@ def read_space(path: Path) -> Space:
                     f"{', '.join(space.models)}, got {', '.join(options)}"
                 )
         for model in space.models:
-            for label in space.labels():
+            for label in (space.source or space).labels():
                 _check(spec(space, model, label))
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ValueError(f"{path} must be a search space: {error}") from error
     return space
+
+
+TUPLES = ("seeds", "models", "final_seeds", "recipe_of", "rules")
+"""Fields that are lists in a file."""
+
+
+def _source(path: Path, recipe_of: Sequence[str]) -> Space:
+    """The space beside a file whose trials choose the recipe of all its rows."""
+    name, model = recipe_of
+    found = read_space(path.with_name(f"{name}.toml"))
+    if model not in found.models:
+        raise ValueError(f"recipe_of must name one of {', '.join(found.models)}, got {model!r}")
+    return found
 
 
 def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
     for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
         check_whole(name, value, least)
-    known = {name for model in space.models for name in _options_of(space, model)}
+    for rule in space.rules:
+        if rule not in RULES:
+            raise ValueError(f"rules must be some of {', '.join(RULES)}, got {rule!r}")
+    chosen("final_updates", recipe(space.table, space.budget).settings, [*space.final_updates])
+    chosen("final_seeds_of", space.models, [*space.final_seeds_of])
+    for times in space.final_updates.values():
+        check_whole("final_updates", times, 1)
+    for seed in (*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)):
+        check_whole("a final seed", seed, 0)
+        if seed in (space.source or space).seeds:
+            raise ValueError(f"a final seed must be one that no trial had, got {seed}")
+    if bool(space.final_updates) != bool(space.final_seeds):
+        raise ValueError("final_updates and final_seeds must both be there, or neither")
+    known = {name for model in space.models for name in options_of(_row(space, model).model)}
     for part in (space.every, space.shared, *space.own.values(), *space.named.values()):
         for name, choices in part.items():
             option = name.removeprefix("model.")
@@ -120,8 +167,14 @@ def _check_numbers(space: Space) -> None:
                 )
 
 
-def _options_of(space: Space, model: str) -> tuple[str, ...]:
-    return options_of(recipe(space.table, space.budget).rows[model].model)
+def _row(space: Space, model: str) -> Row:
+    return recipe(space.table, space.budget).rows[model]
+
+
+def _refused(row: Row) -> set[str]:
+    """Options that a variant of RigLSTM sets itself, or cannot have."""
+    rig = row.model == "riglstm"
+    return {*changes_of(row.options), *(("steady_start",) if rig and not steady(row) else ())}
 
 
 def _check(made: RunSpec) -> None:
@@ -135,14 +188,17 @@ def options(space: Space, model: str, label: str) -> dict[str, Any]:
 
     Trial 0 is that recipe, but for its updates, which are drawn as those of the others are.
     """
+    row = _row(space, model)
+    known = [name for name in options_of(row.model) if name not in _refused(row)]
     changed = dict(space.every)
-    if label in space.named:
+    if space.source is not None:
+        changed = {**options(space.source, space.recipe_of[1], label), **changed}
+    elif label in space.named:
         changed |= space.named[label]
     else:
         drawn = {**space.shared, **space.own.get(model, {})}
         names = drawn if label != "0" else drawn.keys() & {UPDATES}
         changed |= {name: _draw(drawn[name], name, int(label), space.trials) for name in names}
-    known = _options_of(space, model)
     return {
         name: value
         for name, value in changed.items()
@@ -296,10 +352,7 @@ def _shifted(said: Mapping[str, Any]) -> float:
     return sum(float(best[condition]["value"]) for condition in others) / len(others)
 
 
-RULES: dict[str, Callable[[Mapping[str, Any]], float]] = {
-    "training condition": _home,
-    "shifted conditions": _shifted,
-}
+RULES: dict[str, Callable[[Mapping[str, Any]], float]] = {AT_HOME: _home, SHIFTED: _shifted}
 """How a recipe is chosen among a model's trials: the score of each."""
 
 
@@ -309,10 +362,11 @@ def winners(
     """For each model the best trial by each of `RULES`, of those in `runs`.
 
     A space that was changed has other runs. A trial that failed is none, and a figure that is no
-    number is worse than all others.
+    number is worse than all others. Of equals it is the first by number, then by name: which of
+    them ended first is chance.
     """
     by_model: dict[str, list[Mapping[str, Any]]] = {}
-    for said in lines:
+    for said in sorted(lines, key=lambda said: (len(str(said["trial"])), str(said["trial"]))):
         if "failed" not in said and said["run"] in runs:
             by_model.setdefault(str(said["model"]), []).append(said)
     sign = 1 if higher_is_better else -1

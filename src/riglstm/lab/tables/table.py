@@ -16,7 +16,15 @@ from typing import Any
 
 from riglstm.lab.tables.paper import PAPER
 from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
+from riglstm.lab.tables.recipes import (
+    AT_HOME,
+    SEARCHED,
+    SHIFTED,
+    TABLES,
+    Budget,
+    Recipe,
+    recipe,
+)
 from riglstm.lab.tables.result import CHOSEN, RunError, RunFiles, read_record
 from riglstm.lab.tables.rows import FAILED, ResultRow, rows_of
 
@@ -151,7 +159,7 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
     if not brief and any(line.cells != "–" for line in lines):
         add("(N, K_a)", [line.cells for line in lines])
     for name in table.differing():
-        if not (brief and name == "updates"):
+        if not (brief and name in ("trial", "updates")):
             add(name, [line.made.get(name, "–") for line in lines])
     if brief:
         add("runs", [_runs(line) for line in lines])
@@ -285,24 +293,26 @@ def line(
     """One model in one setting from its rows; `named`: the other fields of `Line`.
 
     `chosen_on`: what rows say that were chosen in the training condition; `both`: rows may have
-    been chosen in each condition itself, too. `missing`: runs that are not done.
+    been chosen in each condition itself, too. `missing`: runs that are not done. A recipe that
+    was searched counts where the checkpoint is chosen by the same rule as the recipe.
     """
-    tested = sorted((row for row in rows if row.metric != FAILED), key=lambda row: row.seed)
-    # One that has figures has been trained anew since.
-    failed = len({row.run for row in rows} - {row.run for row in tested})
 
-    def cell(condition: str, chooser: str) -> Cell:
+    def cell(condition: str, chooser: str, rule: str) -> Cell:
+        own = [row for row in rows if row.counts_by(rule)]
+        tested = sorted((row for row in own if row.metric != FAILED), key=lambda row: row.seed)
         found = {
             row.run: scale * row.value
             for row in tested
             if (row.condition, row.chosen_on) == (condition, chooser)
         }
+        # One that has figures has been trained anew since.
+        failed = len({row.run for row in own} - {row.run for row in tested})
         return Cell(tuple(found.values()), failed, missing)
 
     return Line(
         **named,
-        ours={c: cell(c, chosen_on) for c in conditions},
-        there={c: cell(c, f"{CHOSEN}{c}") for c in conditions} if both else {},
+        ours={c: cell(c, chosen_on, AT_HOME) for c in conditions},
+        there={c: cell(c, f"{CHOSEN}{c}", SHIFTED) for c in conditions} if both else {},
     )
 
 
@@ -325,23 +335,29 @@ def yardsticks(
 def newest(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The rows that tables show: no quick sizes, and of each table its last budget and precision.
 
-    In these, of each model in each setting the recipe of its last row counts. A model without such
-    rows in a setting keeps its own last recipe, and the table says so.
+    In these, of each model in each setting the recipe of its last row counts; of a search, the last
+    by each rule. A model without such rows in a setting keeps its own last recipe, and the table
+    says so.
     """
     full = [row for row in rows if row.budget != "quick"]
     how = {row.table: (row.budget, row.precision) for row in full}
-    last: dict[tuple[str, str, str], str] = {}
     # Those of the table's budget and precision after all others, each in their order.
-    for row in sorted(full, key=lambda row: (row.budget, row.precision) == how[row.table]):
-        last[row.table, row.setting, row.model] = row.recipe
-    return [row for row in full if last[row.table, row.setting, row.model] == row.recipe]
+    ordered = sorted(full, key=lambda row: (row.budget, row.precision) == how[row.table])
+    searched = {(r.table, r.setting, r.model): r.budget == SEARCHED for r in ordered}
+    last = {(r.table, r.setting, r.model, r.rule): r.recipe for r in ordered}
+    return [
+        row
+        for row in full
+        if searched[row.table, row.setting, row.model] == (row.budget == SEARCHED)
+        and last[row.table, row.setting, row.model, row.rule] == row.recipe
+    ]
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table of the newest rows for each of the paper's tables that has some."""
     kept = newest(rows)
     return [
-        paper_table(name, own, own[-1].budget)  # type: ignore[arg-type]
+        paper_table(name, own, own[-1].budget)
         for name in TABLES
         if (own := [row for row in kept if row.table == name])
     ]
@@ -350,7 +366,7 @@ def tables(rows: Sequence[ResultRow]) -> list[Table]:
 def paper_table(
     name: str,
     rows: Sequence[ResultRow],
-    budget: Budget,
+    budget: str,
     waiting: Mapping[tuple[str, str], int] | None = None,
     runs: Mapping[str, Sequence[RunFiles]] | None = None,
     said: Sequence[str] = (),
@@ -360,8 +376,8 @@ def paper_table(
     `waiting`: by setting and model, how many runs are not done; `runs`: by setting, those that may
     have figures without a model; `said`: notes.
     """
-    what, how, waiting, quick = TABLES[name], recipe(name, budget), waiting or {}, budget == "quick"
-    recipes = list(what.recipes.values())
+    what, waiting, quick = TABLES[name], waiting or {}, budget == "quick"
+    how, recipes = _sizes(name, budget), list(what.recipes.values())
     known = {s: v.trained_on for r in (*recipes, how) for s, v in r.settings.items()}
     there = {(row.setting, row.model) for row in rows} | set(waiting)
     homes = {s: home for s, home in known.items() if s in {setting for setting, _ in there}}
@@ -373,7 +389,7 @@ def paper_table(
                 continue
             own = [row for row in rows if (row.setting, row.model) == (setting, model)]
             made = _made(own)
-            row = what.recipes[made.get("budget", budget)].rows.get(model)  # type: ignore[index]
+            row = _sizes(name, made.get("budget", budget)).rows.get(model)
             printed = {} if quick else PAPER[name].get((setting, model), {})
             one = line(
                 *(own, conditions, f"{CHOSEN}{home}", what.scale),
@@ -381,7 +397,8 @@ def paper_table(
                 setting=setting,
                 row=model,
                 label=model if row is None else row.label,
-                cells="–" if row is None else row.cells,
+                # How many cells are awake may be searched, too: the trial says it.
+                cells="–" if row is None or "trial" in made else row.cells,
                 paper={c: printed[c] for c in conditions if c in printed},
                 made=made,
             )
@@ -401,8 +418,13 @@ def paper_table(
         best=what.best,
         higher_is_better=what.higher_is_better,
     )
-    notes = (*said, *_run_notes(table, rows, how), *((QUICK,) if quick else what.notes))
+    notes = (*said, *_run_notes(table, rows), *((QUICK,) if quick else what.notes))
     return replace(table, notes=notes)
+
+
+def _sizes(name: str, budget: str) -> Recipe:
+    """What a table's models and data are in a budget; a search has the paper's."""
+    return recipe(name, "paper" if budget == SEARCHED else budget)  # type: ignore[arg-type]
 
 
 def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
@@ -411,10 +433,16 @@ def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
         return {}
     updates = sorted({row.updates for row in rows if row.metric != FAILED})
     made = {"budget": rows[-1].budget, "precision": rows[-1].precision}
+    if rows[-1].trial:
+        trials = {rule: r.trial for r in rows for rule in (AT_HOME, SHIFTED) if r.counts_by(rule)}
+        one = len({*trials.values()}) == 1
+        made["trial"] = (
+            rows[-1].trial if one else ", ".join(f"{t} ({r})" for r, t in trials.items())
+        )
     return {**made, "updates": extent(updates)} if updates else made
 
 
-def _run_notes(table: Table, rows: Sequence[ResultRow], how: Recipe) -> list[str]:
+def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
     """What the runs cost and where they ran, and their seeds."""
     runs = {row.run: row for row in rows}.values()
     if not runs:
@@ -430,22 +458,24 @@ def _run_notes(table: Table, rows: Sequence[ResultRow], how: Recipe) -> list[str
         f"{max(row.jobs for row in runs)} of them at a time, on "
         f"{words(row.device or 'unknown' for row in runs)}. "
         f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}",
-        _seeds(table, rows, ", ".join(map(str, range(how.seeds)))),
+        _seeds(table, rows),
     ]
 
 
-def _seeds(table: Table, rows: Sequence[ResultRow], usual: str) -> str:
-    """Those of the recipe, and of each line that has others."""
+def _seeds(table: Table, rows: Sequence[ResultRow]) -> str:
+    """Those that most lines have, and of each line that has others."""
     done = {row.run for row in rows if row.metric != FAILED}
-    said = [f"Seeds: {usual}"]
+    found = dict[str, str]()
     for one in table.lines:
         own = {
             r.seed: r.run in done for r in rows if (r.setting, r.model) == (one.setting, one.row)
         }
-        seeds = ", ".join(f"{seed}{'' if own[seed] else ' (failed)'}" for seed in sorted(own))
         name = one.label if table.settings is None else f"{one.setting} {one.label}"
-        said += [f"{name}: {seeds}"] if own and seeds != usual else []
-    return f"{'; '.join(said)}."
+        if own:
+            found[name] = ", ".join(f"{s}{'' if own[s] else ' (failed)'}" for s in sorted(own))
+    ((usual, _),) = Counter(found.values()).most_common(1)
+    others = (f"{name}: {seeds}" for name, seeds in found.items() if seeds != usual)
+    return f"{'; '.join((f'Seeds: {usual}', *others))}."
 
 
 def _not_run(how: Recipe, runs: set[tuple[str, str]]) -> str:

@@ -1,0 +1,126 @@
+"""The final runs of a search: each model's best recipe, with new seeds, on test data.
+
+A recipe is the best trial's by one of the two rules (`riglstm.lab.tables.search.winners`). It is
+trained for a multiple of the trial's updates, in every setting that the space names, and looked at
+as often on the way. Where both rules have chosen one trial, one run serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from riglstm.lab.tables import search
+from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, state
+from riglstm.lab.tables.recipes import SEARCHED, TABLES, recipe
+from riglstm.lab.tables.result import read_record
+from riglstm.lab.tables.rows import ResultRow, rows_of
+from riglstm.lab.tables.search import Space
+
+
+class Final(NamedTuple):
+    """One final run, and what chose its recipe."""
+
+    planned: Planned
+    trial: str
+    rule: str
+    """One of `search.RULES`, or both."""
+
+
+def plan(
+    space: Space,
+    models: Sequence[str],
+    lines: Sequence[Mapping[str, Any]],
+    root: Path,
+    device: str,
+    done: Iterable[str] = (),
+) -> list[Final]:
+    """The final runs of models whose trials are all done, but for those in `done`, by their names.
+
+    By rule, then seed by seed, so that a whole table is there early.
+    """
+    found: dict[str, Final] = {}
+    chosen = {model: choices(space, model, lines) for model in models}
+    seeds = {model: space.final_seeds_of.get(model, space.final_seeds) for model in models}
+    every = sorted({seed for own in seeds.values() for seed in own})
+    for rule, seed, setting, model in product(space.rules, every, space.final_updates, models):
+        if seed not in seeds[model]:
+            continue
+        for label, rules in chosen[model].items():
+            made = spec(space, model, label, setting, seed)
+            made = replace(made, fit=replace(made.fit, device=device))
+            name = folder_name(made)
+            if rule in rules and name not in (*found, *done):
+                planned = Planned(made, root / name, state(made, root / name), setting, model)
+                found[name] = Final(planned, label, ", ".join(rules))
+    return list(found.values())
+
+
+def choices(space: Space, model: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The trials that were chosen for a model, each with the rules that chose it."""
+    searched, of = _searched(space, model)
+    runs = search.runs(replace(searched, models=(of,)))
+    best = search.winners(lines, runs, TABLES[searched.table].higher_is_better)[of]
+    found: dict[str, list[str]] = {}
+    for rule, said in zip(search.RULES, best, strict=True):
+        if rule in space.rules:
+            found.setdefault(str(said["trial"]), []).append(rule)
+    return found
+
+
+def spec(space: Space, model: str, label: str, setting: str, seed: int) -> RunSpec:
+    """A trial's recipe in a setting, trained for longer, and tested."""
+    trial = search.spec(space, model, label, seed)
+    # All else that the table's own recipe changes in a setting was not searched.
+    data = recipe(space.table, space.budget).settings[setting].task
+    updates = space.final_updates[setting] * trial.fit.updates
+    return replace(
+        trial,
+        task_options={**trial.task_options, **data},
+        fit=replace(trial.fit, updates=updates, test=True),
+    )
+
+
+def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str:
+    """Why a model has no final runs yet, and what to do; empty where it has all its trials."""
+    searched, of = _searched(space, model)
+    asked = search.runs(replace(searched, models=(of,)))
+    own = [said for said in lines if said["run"] in asked]
+    left = len(asked - {said["run"] for said in own})
+    if left:
+        return (
+            f"{of} must have all its {len(asked)} trials before its final runs, got "
+            f"{len(asked) - left}; make the other {left} with: riglstm sweep "
+            f"protocol/{searched.name}.toml --models {of}"
+        )
+    if all("failed" in said for said in own):
+        return f"{of} must have a trial that did not fail, got {len(own)} that did; see their lines"
+    return ""
+
+
+def _searched(space: Space, model: str) -> tuple[Space, str]:
+    """The space and the model whose trials choose the recipe of a row."""
+    return (space, model) if space.source is None else (space.source, space.recipe_of[1])
+
+
+def rows(space: Space, final: Final) -> list[ResultRow]:
+    """The figures of a final run; none where it is not done."""
+    planned = final.planned
+    if state(planned.spec, planned.folder) not in ("done", "failed"):
+        return []
+    return rows_of(
+        read_record(planned.folder, curves=False),
+        table=space.table,
+        model=planned.row,
+        seed=planned.spec.seed,
+        budget=SEARCHED,
+        setting=planned.setting,
+        precision=planned.spec.fit.precision,
+        recipe=planned.spec.recipe(),
+        run=planned.folder.name,
+        trial=final.trial,
+        rule=final.rule,
+    )

@@ -1,0 +1,301 @@
+"""The final runs of a search: what chose them, what they leave, and where they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from riglstm import VARIANTS
+from riglstm.lab.cli.main import main
+from riglstm.lab.tables import finals, rows, search
+from riglstm.lab.tables.finals import choices, lacking, plan
+from riglstm.lab.tables.plan import folder_name
+from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, SMALL, block_zoneout
+from riglstm.lab.tables.search import Space, read_space, spec
+from riglstm.lab.tables.table import tables
+from riglstm.models import build
+
+ROOT = Path(__file__).parents[1]
+WITH_FINALS = [
+    path for path in sorted((ROOT / "protocol").glob("*.toml")) if "leads" not in path.stem
+]
+BOTH = f"{AT_HOME}, {SHIFTED}"
+
+TINY = """
+table = "copying"
+setting = "M=1"
+budget = "quick"
+models = ["lstm", "riglstm"]
+trials = 3
+evaluations = 2
+final_seeds = [1, 2]
+[final_updates]
+"M=1" = 2
+"M=2" = 4
+[final_seeds_of]
+riglstm = [1]
+[every]
+"task.validation_size" = 20
+"task.test_size" = 20
+[shared]
+"fit.updates" = [4, 6]
+"fit.lr" = {log = [1e-3, 1e-2]}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def lines_of(space: Space, model: str, **scores: tuple[float, float]) -> list[dict[str, Any]]:
+    """The lines of all trials of a model; `scores`: at home and at the shift, by `t` and label."""
+
+    def said(label: str, home: float, shifted: float) -> dict[str, Any]:
+        best = {"P=6": {"step": 1, "value": home}, "P=12": {"step": 2, "value": shifted}}
+        return {
+            **{"model": model, "trial": label, "run": folder_name(spec(space, model, label))},
+            **{"trained_on": "P=6", "validation": {"step": 1, "P=6": home}, "best": best},
+        }
+
+    return [said(label, *scores[f"t{label}"]) for label in space.labels()]
+
+
+def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny: Path) -> None:
+    space = read_space(tiny)
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
+    lines += lines_of(space, "riglstm", t0=(0.1, 0.1), t1=(0.2, 0.2), t2=(0.5, 0.6))
+    assert choices(space, "lstm", lines) == {"1": [AT_HOME], "2": [SHIFTED]}
+    assert choices(space, "riglstm", lines) == {"2": [AT_HOME, SHIFTED]}
+    made = plan(space, space.models, lines, tiny.parent, "cpu")
+    assert [
+        (f.planned.row, f.planned.setting, f.planned.spec.seed, f.trial, f.rule) for f in made
+    ] == [
+        ("lstm", "M=1", 1, "1", AT_HOME),
+        ("riglstm", "M=1", 1, "2", BOTH),
+        ("lstm", "M=2", 1, "1", AT_HOME),
+        ("riglstm", "M=2", 1, "2", BOTH),
+        ("lstm", "M=1", 2, "1", AT_HOME),
+        ("lstm", "M=2", 2, "1", AT_HOME),
+        ("lstm", "M=1", 1, "2", SHIFTED),
+        ("lstm", "M=2", 1, "2", SHIFTED),
+        ("lstm", "M=1", 2, "2", SHIFTED),
+        ("lstm", "M=2", 2, "2", SHIFTED),
+    ]
+    done = [final.planned.folder.name for final in made]
+    assert len({*done}) == len(done)
+    assert plan(space, space.models, lines, tiny.parent, "cpu", done[1:]) == made[:1]
+
+
+def test_a_final_run_is_its_trial_for_longer_with_another_seed_and_test_data(tiny: Path) -> None:
+    space = read_space(tiny)
+    trial, final = spec(space, "riglstm", "1"), finals.spec(space, "riglstm", "1", "M=2", 3)
+    fit = replace(trial.fit, updates=4 * trial.fit.updates, test=True)
+    data = {**trial.task_options, "M": 2}
+    assert final == replace(trial, task_options=data, fit=fit, seed=3)
+    assert trial.fit.test is False
+    # The table's own recipe has eight digits in other batches with another step size.
+    copying = read_space(ROOT / "protocol" / "copying.toml")
+    four, eight = (finals.spec(copying, "riglstm", "0", f"M={M}", 1) for M in (4, 8))
+    assert eight == replace(
+        four,
+        task_options={**four.task_options, "M": 8},
+        fit=replace(four.fit, updates=2 * four.fit.updates),
+    )
+
+
+@pytest.mark.parametrize("path", WITH_FINALS, ids=[path.stem for path in WITH_FINALS])
+def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) -> None:
+    space = read_space(path)
+    assert space.setting in space.final_updates
+    assert len(space.final_seeds) >= 3
+    seeds = {*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)}
+    assert not seeds & {*(space.source or space).seeds}
+
+
+def test_the_trials_on_mnist_are_runs_of_its_space_and_four_models_have_all() -> None:
+    space = read_space(ROOT / "protocol" / "mnist.toml")
+    lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
+    assert len(lines) >= 40
+    assert {said["run"] for said in lines} <= search.runs(space)
+    for model in ("lstm", "gridlstm", "transformer", "riglstm"):
+        assert not lacking(space, model, lines)
+
+
+def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model() -> None:
+    space = read_space(ROOT / "protocol" / "ablation.toml")
+    lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
+    mnist = read_space(ROOT / "protocol" / "mnist.toml")
+    chosen = choices(space, "rand_h", lines)
+    assert {*chosen} < {*choices(mnist, "riglstm", lines)}
+    (label,) = chosen
+    made = {model: finals.spec(space, model, label, "14x14", 1) for model in space.models}
+    assert set(made) == {"riglstm", *VARIANTS, "block_zoneout"}
+    whole = finals.spec(mnist, "riglstm", label, "14x14", 1)
+    for one in made.values():
+        assert (one.fit, one.task_options) == (whole.fit, whole.task_options)
+        for name in ("num_cells", "active_cells", "forget_bias", "gate_scale"):
+            assert one.model_options[name] == whole.model_options[name]
+    # What a layer computes by, in which the words of its options are gone.
+    layers = {m: build(s.model, 600, 600, **s.model_options).layer for m, s in made.items()}
+    seen = {m: (layer.selection, layer.input_views) for m, layer in layers.items()}
+    assert len({*map(str, seen.values())}) == len(seen)
+    assert seen["riglstm"][0].K_x < seen["riglstm"][0].K
+    assert seen["riglstm"][0].K_h < seen["riglstm"][0].N - 1
+
+
+def test_block_zoneout_is_an_lstm_of_which_some_blocks_keep_their_state() -> None:
+    row = block_zoneout(SMALL)
+    torch.manual_seed(0)
+    layer = build(row.model, 72, row.hidden_size, **row.options).layer.double()
+    x = torch.randn(7, 3, 72, dtype=torch.float64)
+    h, c = (torch.randn(1, 3, 72, dtype=torch.float64) for _ in range(2))
+    (trace,) = layer.trace(x, (h, c))
+    weights, h, c = layer.weights(), h[0], c[0]
+    for t in range(len(x)):
+        both = torch.cat((x[t], h), dim=1)
+        gates = torch.stack([both @ weights.W[n] + weights.b[n] for n in range(6)], dim=1)
+        f, i, o, g = gates.chunk(4, dim=2)  # (B, N, d) each
+        new_c = f.sigmoid() * c.unflatten(1, (6, 12)) + i.sigmoid() * g.tanh()
+        awake = trace.active[t].unsqueeze(-1)
+        assert awake.sum() == 3 * 5
+        h = torch.where(awake, o.sigmoid() * new_c.tanh(), h.unflatten(1, (6, 12))).flatten(1)
+        c = torch.where(awake, new_c, c.unflatten(1, (6, 12))).flatten(1)
+        torch.testing.assert_close(trace.output[t], h, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("final_seeds = [1, 2]", "final_seeds = [0, 2]", "one that no trial had, got 0"),
+        ("final_seeds = [1, 2]", "", "final_updates and final_seeds must both be there"),
+        ("riglstm = [1]", "riglstn = [1]", "final_seeds_of must be some of .*, got 'riglstn'"),
+        ('"M=2" = 4', '"M=3" = 4', "final_updates must be some of M=1, M=2, got 'M=3'"),
+        ('"M=2" = 4', '"M=2" = 0', "final_updates must be a whole number from 1 on, got 0"),
+        ("trials = 3", 'trials = 3\nrules = ["test"]', "rules must be some of .*, got 'test'"),
+        ("trials = 3", 'trials = 3\nrecipe_of = ["tiny2", "lstm"]', "No such file"),
+    ],
+)
+def test_wrong_final_runs_are_explained(before: str, after: str, message: str, tiny: Path) -> None:
+    assert before in TINY
+    tiny.write_text(TINY.replace(before, after))
+    with pytest.raises(ValueError, match=message):
+        read_space(tiny)
+
+
+def test_a_model_that_lacks_trials_is_refused_with_the_command_that_makes_them(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = read_space(tiny)
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
+    assert lacking(space, "lstm", lines) == ""
+    failed = [{**said, "failed": "NaN"} for said in lines]
+    assert "lstm must have a trial that did not fail, got 3" in lacking(space, "lstm", failed)
+    for said in lines[:2]:
+        search.append(tmp_path / "trials" / "tiny.jsonl", said)
+    words = ["sweep", str(tiny), "--finals", "--results", str(tmp_path), "--models", "lstm"]
+    assert main([*words, "--out", str(tmp_path / "runs")]) == 2
+    assert (
+        "lstm must have all its 3 trials before its final runs, got 2; make the other 1 with: "
+        "riglstm sweep protocol/tiny.toml --models lstm"
+    ) in capsys.readouterr().err
+    assert main([*words, "--trials", "0"]) == 2
+    assert "got --trials as well" in capsys.readouterr().err
+    leads = str(ROOT / "protocol" / "leads-mnist.toml")
+    assert main(["sweep", leads, "--finals"]) == 2
+    assert "must have final_updates, got none" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+ROW = rows.ResultRow(
+    **{"table": "mnist", "model": "lstm", "seed": 1, "metric": "accuracy@16x16", "value": 0.5},
+    **{"chosen_on": "validation@14x14", "updates": 9, "seconds": 1.0, "device": "CPU"},
+    **{"commit": "c", "budget": SEARCHED, "setting": "14x14", "precision": "tf32", "jobs": 1},
+    **{"recipe": "a", "run": "run", "trial": "5", "rule": AT_HOME},
+)
+
+
+def cells(found: Sequence[rows.ResultRow]) -> tuple[str, str]:
+    """At 16x16, by both rules."""
+    (table,) = tables(found)
+    (line,) = table.lines
+    return line.ours["16x16"].figures(), line.there["16x16"].figures()
+
+
+def test_a_column_of_a_rule_has_the_recipe_of_that_rule_alone() -> None:
+    there = replace(ROW, chosen_on="validation@16x16", value=0.6)
+    other = {"recipe": "b", "run": "other", "trial": "4", "rule": SHIFTED}
+    found = [ROW, there, replace(ROW, value=0.7, **other), replace(there, value=0.8, **other)]
+    older = [
+        replace(r, budget="tuned", trial="", rule="", recipe="c", run="older", value=0.1)
+        for r in (ROW, there)
+    ]
+    assert cells(found) == ("50.0", "80.0")
+    assert cells([*older, *found]) == ("50.0", "80.0")
+    # A recipe that nobody searched, or that both rules chose, counts in both.
+    assert cells(older) == ("10.0", "10.0")
+    assert cells([replace(row, rule=BOTH) for row in found[:2]]) == ("50.0", "60.0")
+    (table,) = tables(found)
+    assert table.lines[0].made["trial"] == f"5 ({AT_HOME}), 4 ({SHIFTED})"
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"trial": ""}, "trial"),
+        ({"rule": "test"}, "rule"),
+        ({"rule": ""}, "rule"),
+        ({"budget": "tuned"}, "trial"),
+        ({"budget": "tuned", "trial": ""}, "rule"),
+    ],
+)
+def test_rows_of_a_search_name_trial_and_rule_and_no_others_do(
+    change: dict[str, str], wrong: str
+) -> None:
+    assert not list(rows.faults(ROW))
+    assert wrong in dict(rows.faults(replace(ROW, **change)))
+
+
+@pytest.mark.slow
+def test_the_command_goes_from_trials_to_rows_and_on_where_it_stopped(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", str(tiny), "--device", "cpu", "--jobs", "2", "--out", "runs"]
+    assert main([*words, "--models", "lstm"]) == 0
+    said = search.read_lines(Path("results/trials/tiny.jsonl"))
+    space, table = read_space(tiny), Path("results/copying.csv")
+    chosen = choices(space, "lstm", said)
+    # The other model has no trial yet, and was not asked for by name.
+    assert main([*words, "--finals"]) == 0
+    shown = capsys.readouterr().out
+    assert "riglstm must have all its 3 trials before its final runs, got 0" in shown
+    assert f"{4 * len(chosen)} final runs to make" in shown
+    found = rows.read(table)
+    assert {row.budget for row in found} == {SEARCHED}
+    assert {row.trial for row in found} == {*chosen}
+    assert {row.rule for row in found} == {", ".join(rules) for rules in chosen.values()}
+    assert {(row.setting, row.seed) for row in found} == {
+        (f"M={M}", s) for M in (1, 2) for s in (1, 2)
+    }
+    updates = {said["trial"]: said["updates"] for said in said}
+    for row in found:
+        assert row.updates == {"M=1": 2, "M=2": 4}[row.setting] * updates[row.trial]
+        assert row.device
+        assert row.seconds > 0
+    # A row that was lost is there again from the folder; nothing is trained twice.
+    before = table.read_text()
+    last = found[-1].run
+    table.write_text("".join(line for line in before.splitlines(True) if last not in line))
+    assert main([*words, "--finals", "--models", "lstm"]) == 0
+    assert "1 final runs to make" in capsys.readouterr().out
+    assert sorted(table.read_text().splitlines()) == sorted(before.splitlines())
+    assert main([*words, "--finals", "--models", "lstm"]) == 0
+    assert "0 final runs to make" in capsys.readouterr().out
