@@ -587,7 +587,7 @@ def test_auto_on_a_gpu_is_compiled_where_the_kernels_refuse(
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
 def test_auto_keeps_to_operators_where_compilers_and_modes_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

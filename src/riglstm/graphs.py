@@ -1,4 +1,4 @@
-"""A function of tensors, forward and backward, as two captured CUDA graphs.
+"""A function of tensors, forward and backward, as captured CUDA graphs: one for each pass.
 
 A loop over a sequence is many small kernels; started one by one from Python, a GPU waits for most
 of them. A captured graph starts them all at once. What it costs: shapes are fixed, arguments are
@@ -7,12 +7,13 @@ copied into the graph's own memory, and activations are kept for the last call o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -54,61 +55,112 @@ class Call:
     """A call that may be differentiated; it lives as long as its node of autograd's graph."""
 
 
-class Graphed:
-    """A function of tensors, captured for arguments like the given ones, on their GPU.
+class Loop:
+    """A function of tensors, whose passes run as they are, as one node of autograd's graph.
 
-    Called with tensors of the same shapes, dtypes and devices, and differentiated like the
-    function; under the autocast and with the requires_grad of the capture. `fixed`: tensors that
-    the function reads where they are, and whose gradients are wanted as well. The function must
-    return new tensors, and wait nowhere for the GPU (`.item()`, shapes that depend on data).
+    Called like the function, and differentiated like it, under the autocast that was active when
+    it was made. `fixed`: tensors that the function reads where they are, and whose gradients are
+    wanted as well. The function must return new tensors.
 
     Activations are those of the last call, until it is differentiated. A backward pass through
-    any other first repeats its forward pass on what it was given, where nothing is `fixed`.
+    any other first repeats its forward pass on what it was given, where nothing is `fixed`: code
+    of torch.compile refuses to be differentiated twice.
     """
 
+    lock: Any = contextlib.nullcontext()
+    own: tuple[Tensor | None, ...]
+    """The arguments, apart from the caller's autograd graph."""
     outputs: tuple[Tensor, ...]
-    """Of the last recorded forward pass, with its autograd graph."""
-    output_grads: tuple[Tensor, ...]
-    """Where the recorded backward pass starts from."""
+    """Of the last forward pass, with its autograd graph."""
+    differentiable: tuple[bool, ...]
+    """Which outputs have a gradient."""
+    output_grads: Sequence[Tensor | None]
+    """Where the backward pass starts from; of the differentiable outputs."""
 
-    def __init__(
-        self, function: Function, given: Given, fixed: Sequence[Tensor] = (), warmup: int = 2
-    ) -> None:
+    def __init__(self, function: Function, given: Given, fixed: Sequence[Tensor] = ()) -> None:
         self.function, self.fixed = function, tuple(fixed)
-        device = next(t.device for t in given if t is not None)
         self.learns = learns(*given, *fixed)
-        self.own = tuple(None if t is None else _own(t, self.learns) for t in given)
-        self.learned = tuple(
-            t for t in (*self.own, *self.fixed) if t is not None and t.requires_grad
-        )
-        # Casts that autocast remembers from before the capture would not be repeated by it.
+        self.device = next(t.device for t in given if t is not None)
+        # Casts that autocast remembers from before a capture would not be repeated by it.
         self.autocast = torch.autocast(
-            device.type,
-            dtype=torch.get_autocast_dtype(device.type),
-            enabled=torch.is_autocast_enabled(device.type),
+            self.device.type,
+            dtype=torch.get_autocast_dtype(self.device.type),
+            enabled=torch.is_autocast_enabled(self.device.type),
             cache_enabled=False,
         )
         self.holds: Callable[[], Call | None] = _nobody
         """The call whose activations are there, as long as it can be differentiated."""
-        with torch.cuda.device(device):
+
+    def __call__(self, *given: Tensor | None) -> tuple[Tensor, ...]:
+        """The function of these arguments; the results are the caller's to keep."""
+        if not self.learns:
+            with self.lock:
+                return self.run(given)
+        made: tuple[Tensor, ...] = _Node.apply(self, *given, *self.fixed)  # type: ignore[no-untyped-call]
+        return made
+
+    def run(self, given: Given) -> tuple[Tensor, ...]:
+        """The forward pass."""
+        self.own = tuple(
+            None if t is None else t.detach().requires_grad_(self.learns and t.requires_grad)
+            for t in given
+        )
+        return self._forward()
+
+    def back(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+        """The backward pass: gradients of what requires one, of arguments and of `fixed`."""
+        self.output_grads = grads
+        return iter(self._backward())
+
+    def all(self) -> tuple[Tensor | None, ...]:
+        """Own arguments, and those that are read where they are."""
+        return (*self.own, *self.fixed)
+
+    def _forward(self) -> tuple[Tensor, ...]:
+        with torch.set_grad_enabled(self.learns), self.autocast, _quiet():
+            self.outputs = self.function(*self.own)
+        self.differentiable = tuple(o.requires_grad for o in self.outputs)
+        return tuple(o.detach() for o in self.outputs)
+
+    def _backward(self) -> tuple[Tensor | None, ...]:
+        pairs = zip([o for o in self.outputs if o.requires_grad], self.output_grads, strict=True)
+        outputs, grads = zip(*((o, g) for o, g in pairs if g is not None), strict=True)
+        learned = [t for t in self.all() if t is not None and t.requires_grad]
+        del self.outputs
+        with _quiet():
+            return torch.autograd.grad(outputs, learned, grads, allow_unused=True)
+
+
+class Graphed(Loop):
+    """A function of tensors, captured for arguments like the given ones, on their GPU.
+
+    Its arguments must have their shapes, dtypes, devices and requires_grad. The function must wait
+    nowhere for the GPU (`.item()`, shapes that depend on data).
+    """
+
+    lock = _REPLAYING
+
+    def __init__(
+        self, function: Function, given: Given, fixed: Sequence[Tensor] = (), warmup: int = 2
+    ) -> None:
+        super().__init__(function, given, fixed)
+        self.own = tuple(
+            None
+            if t is None
+            else torch.empty_like(t, memory_format=torch.contiguous_format)
+            .copy_(t.detach())
+            .requires_grad_(self.learns and t.requires_grad)
+            for t in given
+        )
+        with torch.cuda.device(self.device):
             self._warm_up(warmup)
             stream = torch.cuda.Stream()
             self.forward_pass = Captured(self._forward, stream)
             if self.learns:
-                self.differentiable = [o.requires_grad for o in self.outputs]
-                self.output_grads = tuple(
-                    torch.empty_like(o) for o in self.outputs if o.requires_grad
-                )
+                outputs = [o for o in self.outputs if o.requires_grad]
+                self.output_grads = [torch.empty_like(o) for o in outputs]
+                del outputs
                 self.backward_pass = Captured(self._backward, stream, self.forward_pass.pool)
-        del self.outputs
-
-    def __call__(self, *given: Tensor | None) -> tuple[Tensor, ...]:
-        """The function of other arguments; the results are the caller's to keep."""
-        if not self.learns:
-            with _REPLAYING:
-                return self.run(given)
-        made: tuple[Tensor, ...] = _Replay.apply(self, *given, *self.fixed)  # type: ignore[no-untyped-call]
-        return made
 
     def run(self, given: Given) -> tuple[Tensor, ...]:
         """Repeat the forward pass: copies of what it gives."""
@@ -117,74 +169,71 @@ class Graphed:
         self.forward_pass.replay()
         return tuple(o.clone() for o in self.forward_pass.results if o is not None)
 
+    def back(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+        """Repeat the backward pass: copies, as autograd may keep one, and add the next to it."""
+        for own, grad in zip(self.output_grads, grads, strict=True):
+            assert own is not None
+            own.zero_() if grad is None else own.copy_(grad)
+        self.backward_pass.replay()
+        return iter([None if g is None else g.clone() for g in self.backward_pass.results])
+
     def _warm_up(self, passes: int) -> None:
-        """Run outside the capture, on a stream of its own, as captures demand it."""
+        """Run outside the capture, on a stream of its own, as captures demand it.
+
+        An autograd graph that is still there would lend its nodes, and their stream, to the next.
+        """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(passes):
                 self._forward()
-                self.output_grads = tuple(
-                    torch.zeros_like(o) for o in self.outputs if o.requires_grad
-                )
                 if self.learns:
+                    outputs = [o for o in self.outputs if o.requires_grad]
+                    self.output_grads = [torch.zeros_like(o) for o in outputs]
+                    del outputs
                     self._backward()
         torch.cuda.current_stream().wait_stream(stream)
-        # An autograd graph that is still there would lend its nodes, and their stream, to the next.
-        del self.outputs
-
-    def _forward(self) -> tuple[Tensor, ...]:
-        with torch.set_grad_enabled(self.learns), self.autocast:
-            self.outputs = self.function(*self.own)
-        return tuple(o.detach() for o in self.outputs)
-
-    def _backward(self) -> tuple[Tensor | None, ...]:
-        outputs = [o for o in self.outputs if o.requires_grad]
-        return torch.autograd.grad(outputs, self.learned, self.output_grads, allow_unused=True)
 
 
-class _Replay(torch.autograd.Function):
-    """Both captured passes as one node of the caller's autograd graph."""
+class _Node(torch.autograd.Function):
+    """Both passes as one node of the caller's autograd graph."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphed, *given: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.graph, ctx.call = graph, Call()
-        arguments = given[: len(graph.own)]
-        with _REPLAYING:
-            made = graph.run(arguments)
-            graph.holds = weakref.ref(ctx.call)
-        if not graph.fixed:
+    def forward(ctx: Any, loop: Loop, *given: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.loop, ctx.call = loop, Call()
+        arguments = given[: len(given) - len(loop.fixed)]
+        with loop.lock:
+            made = loop.run(arguments)
+            loop.holds = weakref.ref(ctx.call)
+        if not loop.fixed:
             ctx.save_for_backward(*arguments)
         ctx.set_materialize_grads(False)
-        plain = (o for o, learns in zip(made, graph.differentiable, strict=True) if not learns)
+        plain = (o for o, learns in zip(made, loop.differentiable, strict=True) if not learns)
         ctx.mark_non_differentiable(*plain)
         return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        graph: Graphed = ctx.graph
+        loop: Loop = ctx.loop
         given = ctx.saved_tensors
-        with _REPLAYING:
-            if graph.holds() is not ctx.call:
-                if graph.fixed:
+        if all(g is None for g in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        with loop.lock:
+            if loop.holds() is not ctx.call:
+                if loop.fixed:
                     raise RuntimeError(
                         "captured graphs keep the activations of their last forward pass, for one "
                         "backward pass: expected backward through that one, got another or a "
                         "second; call backward before the next forward pass, add losses up, or "
                         "capture once for each"
                     )
-                graph.run(given)
-            graph.holds = _nobody
-            wanted = [g for g, learns in zip(grads, graph.differentiable, strict=True) if learns]
-            for own, grad in zip(graph.output_grads, wanted, strict=True):
-                own.zero_() if grad is None else own.copy_(grad)
-            graph.backward_pass.replay()
-            found = iter(graph.backward_pass.results)
-            # Copies, as autograd may keep a gradient as it is, and add the next one to it.
+                loop.run(given)
+            loop.holds = _nobody
+            wanted = [g for g, learns in zip(grads, loop.differentiable, strict=True) if learns]
+            found = loop.back(wanted)
             return None, *(
-                _copy(next(found)) if t is not None and t.requires_grad else None
-                for t in (*graph.own, *graph.fixed)
+                next(found) if t is not None and t.requires_grad else None for t in loop.all()
             )
 
 
@@ -229,7 +278,7 @@ class Cache:
             graph = self._capture(this, function, given)
         if graph is None and this.graphs:
             graph = this.graphs[0]
-        return function(*given) if graph is None else graph(*given)
+        return (Loop(function, given) if graph is None else graph)(*given)
 
     def _find(self, key: Hashable) -> Kind:
         """A kind, as the most recently used one."""
@@ -298,14 +347,12 @@ def _kind(given: Given) -> tuple[Hashable, ...]:
     )
 
 
-def _own(t: Tensor, learns: bool) -> Tensor:
-    """A copy of an argument that a graph reads in its place."""
-    copy = t.detach().clone(memory_format=torch.contiguous_format)
-    return copy.requires_grad_(learns and t.requires_grad)
-
-
-def _copy(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else grad.clone()
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what torch's compiler has to say of itself from whoever calls a layer."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.")
+        yield
 
 
 def _nobody() -> None:

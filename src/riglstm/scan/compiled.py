@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
-import warnings
 from collections.abc import Callable, Hashable
 
 import torch
@@ -55,7 +54,7 @@ def _step(sel: Selection, kind: Hashable) -> Step:
     # The compiler counts recompilations per code object, and gives up after some: with one object
     # for all, those of other kinds would use up this one's.
     run.__code__ = run.__code__.replace()
-    return torch.compile(run)
+    return torch.compile(run, fullgraph=True)
 
 
 def step(
@@ -146,13 +145,8 @@ def _run(
         # The first step's state is then like all others', and needs no code of its own.
         h, c = (s if s.requires_grad else s.detach().requires_grad_() for s in (h, c))
     try:
-        with (
-            warnings.catch_warnings(),
-            # torch would go on without compiling, and say so in a log only.
-            torch._dynamo.config.patch(fail_on_recompile_limit_hit=True),
-        ):
-            # What the compiler has to say of itself is not for whoever calls a layer.
-            warnings.filterwarnings("ignore", module=r"torch\.")
+        # torch would go on without compiling, and say so in a log only.
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             compiled = _step(sel, kind)
             y, (h, c), active = loop(compiled, views, h, c, hoisted, sel, noise, live, reset)
     except torch._dynamo.exc.FailOnRecompileLimitHit as error:
