@@ -164,8 +164,8 @@ class Graphed(Loop):
 
     def run(self, given: Given) -> tuple[Tensor, ...]:
         """Repeat the forward pass: copies of what it gives."""
-        pairs = [(own, t) for own, t in zip(self.own, given, strict=True) if own is not None]
-        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+        own, new = ([t for t in tensors if t is not None] for tensors in (self.own, given))
+        torch._foreach_copy_(own, new)
         self.forward_pass.replay()
         return tuple(o.clone() for o in self.forward_pass.results if o is not None)
 
@@ -322,7 +322,7 @@ def capturable(*tensors: Tensor | None) -> bool:
     """
     return (
         not watched(*tensors)
-        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # type: ignore[attr-defined]
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
         and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
     )
 
