@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -570,7 +571,7 @@ def test_compiled_does_not_turn_into_another_backend_after_many_selections(
 ) -> None:
     """A backend asked for by name runs or raises: torch.compile gives up after 8 recompilations."""
     plain = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **kw: plain(f, **{**kw, "backend": "eager"}))
+    monkeypatch.setattr(torch, "compile", partial(plain, backend="eager"))
     compiled._step.cache_clear()
     with torch.no_grad():
         for views, peers in product(SLOT_RULES, SLOT_RULES):
@@ -601,7 +602,7 @@ def test_compiled_loop_equals_the_oracle_and_every_gradient(
     Generated code is what the tests of the variants and of ties compare.
     """
     plain = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda run: plain(run, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", partial(plain, backend="aot_eager"))
     compiled._step.cache_clear()
     p = random_problem(seeded(60), **changes)
     assert_equals_oracle(p.run("compiled"), ask_oracle(p))

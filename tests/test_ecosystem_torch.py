@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -247,7 +248,7 @@ def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
     from riglstm.scan import compiled
 
     compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda run: compile_(run, backend="eager"))
+    monkeypatch.setattr(torch, "compile", partial(compile_, backend="eager"))
     compiled._step.cache_clear()
     torch._dynamo.reset()
     twin, layer = build(backend="reference"), build(backend="compiled")

@@ -184,8 +184,9 @@ def test_compiled_backend_without_a_compiler_raises_and_never_falls_back(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda *args, **kwargs: None)
     message = (
-        "backend='compiled' needs torch.compile, and for a CPU a C++ compiler on the PATH, "
-        "got none; install g++ or clang++, or use backend='batched' or 'auto'"
+        "backend='compiled' needs torch.compile, for a CPU with a C++ compiler on the PATH, for a "
+        "GPU from sm_70 on with Triton, got neither; install g++ or clang++, or use "
+        "backend='batched' or 'auto'"
     )
     with raises(message, BackendError):
         build(backend="compiled")

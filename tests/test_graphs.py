@@ -1,19 +1,35 @@
-"""Captured training steps: the bookkeeping everywhere, the capture itself where there is a GPU."""
+"""Captured graphs: the bookkeeping everywhere, the capture itself where there is a GPU."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
-from riglstm.lab.train import graphs
+from helpers import (
+    ALL_VARIANTS,
+    TOL,
+    Problem,
+    assert_close,
+    assert_same_gradients,
+    outputs_and_gradients,
+    random_problem,
+    seeded,
+)
+from riglstm import RigLSTM, graphs, scan
+from riglstm.lab.train.graphs import GraphedCore, graphed
 from riglstm.models import MODELS, build, options_of
+from riglstm.scan import compiled
+from riglstm.selection import Selection
 
-Capture = Callable[..., graphs.Graphed]
+Capture = Callable[..., GraphedCore]
 
 T, B, D, H = 5, 3, 10, 24
 
@@ -21,7 +37,7 @@ T, B, D, H = 5, 3, 10, 24
 class Repeated:
     """`graphs.Captured` for a CPU: a replay does the work anew, into the memory of the first."""
 
-    def __init__(self, work: Callable[[], tuple[Tensor | None, ...]], pool: Any = None) -> None:
+    def __init__(self, work: Callable[[], tuple[Tensor | None, ...]], *_: Any) -> None:
         self.work, self.pool = work, None
         self.results = work()
 
@@ -39,13 +55,19 @@ class Stream:
 
 
 @pytest.fixture
-def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
-    """`graphed` without a GPU."""
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures on a CPU."""
     monkeypatch.setattr(graphs, "Captured", Repeated)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    return lambda core, x, warmup=1: graphs.Graphed(core, x, warmup)
+    for name in ("stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+
+
+@pytest.fixture
+def capture(no_gpu: None) -> Capture:
+    """`graphed` without a GPU."""
+    return GraphedCore
 
 
 def models(name: str, **options: Any) -> tuple[Any, Any]:
@@ -119,7 +141,7 @@ def marked(test: Callable[..., None]) -> Callable[..., None]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_captured_core_equals_the_core_on_a_gpu(name: str) -> None:
     core, twin = (model.cuda() for model in models(name))
-    compare(core, graphs.graphed(core, batch(0, "cuda")), twin, "cuda")
+    compare(core, graphed(core, batch(0, "cuda")), twin, "cuda")
 
 
 def train(captured: Any, core: Any, seed: int) -> tuple[Tensor, ...]:
@@ -145,7 +167,7 @@ def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
     name: str, options: dict[str, Any]
 ) -> None:
     core = models(name, **options)[0].cuda()
-    captured = graphs.graphed(core, batch(0, "cuda"))
+    captured = graphed(core, batch(0, "cuda"))
     first, again, other = (train(captured, core, seed) for seed in (3, 3, 4))
     for a, b in zip(first, again, strict=True):
         assert torch.equal(a, b)
@@ -158,7 +180,7 @@ def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
 @pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
 def test_a_captured_compiled_step_equals_the_core_on_a_gpu(name: str) -> None:
     core, twin = models(name, compile_step=True)[0].cuda(), models(name)[0].cuda()
-    compare(core, graphs.graphed(core, batch(0, "cuda")), twin, "cuda")
+    compare(core, graphed(core, batch(0, "cuda")), twin, "cuda")
 
 
 @marked
@@ -167,7 +189,7 @@ def test_the_capture_keeps_bf16_autocast_on_a_gpu(name: str) -> None:
     core, twin = (model.cuda() for model in models(name, dtype=torch.float32))
     x = batch(0, "cuda").float().detach()
     with torch.autocast("cuda", torch.bfloat16):
-        captured = graphs.graphed(core, x)
+        captured = graphed(core, x)
     # As in a capture: with remembered casts, the steps' gradients would add up in bf16.
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         expected, _ = twin(x)
@@ -205,7 +227,7 @@ def test_new_weights_are_seen_and_earlier_outputs_and_gradients_not_overwritten(
 def test_what_was_not_captured_is_refused(capture: Capture) -> None:
     lstm: Any = build("lstm", D, H)
     with pytest.raises(ValueError, match="need a CUDA device, got an input on cpu; move core"):
-        graphs.graphed(lstm, torch.randn(T, B, D))
+        graphed(lstm, torch.randn(T, B, D))
     core, _ = models("entnet")
     captured = capture(core, batch(0).detach())
     with pytest.raises(ValueError, match=r"must be as captured, torch.float64 \(5, 3, 10\)"):
@@ -226,13 +248,13 @@ def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused(
     captured = capture(core, batch(0))
     first, _ = captured(batch(1))
     captured(batch(2))
-    with pytest.raises(RuntimeError, match="last forward pass only: expected backward through"):
+    with pytest.raises(RuntimeError, match="expected backward through that one, got another"):
         first.sum().backward()
     y, state = captured(batch(1))
     y.sum().backward(retain_graph=True)
     before = core.keys.grad.clone()
     for again in (y, state[0]):
-        with pytest.raises(RuntimeError, match=r"expected one backward through pass 3, got a sec"):
+        with pytest.raises(RuntimeError, match="got another or a second; call backward"):
             again.sum().backward(retain_graph=True)
     assert torch.equal(core.keys.grad, before)
     captured(batch(1))[0].sum().backward()
@@ -276,3 +298,337 @@ def test_the_capture_keeps_the_autocast_that_was_active(capture: Capture) -> Non
         expected, _ = core(x)
     assert torch.equal(captured(x)[0], expected)
     assert not torch.equal(core(x)[0], expected)
+
+
+EXACT = TOL[torch.float64]
+
+
+@pytest.fixture
+def cache(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> graphs.Cache:
+    """That of the `compiled` backend, in use on a CPU, around a step that is not compiled."""
+
+    def plain(sel: Selection, kind: Any) -> Callable[..., Any]:
+        return lambda x, h, c, weights, _, *flags: compiled.step(x, h, c, weights, sel, *flags)
+
+    own = graphs.Cache(graphs=4, kinds=6)
+    monkeypatch.setattr(compiled, "GRAPHS", own)
+    monkeypatch.setattr(compiled, "_step", plain)
+    monkeypatch.setattr(compiled, "_repeats", lambda x: True)
+    return own
+
+
+def captures(cache: graphs.Cache) -> list[int]:
+    """Graphs of each kind, the least recently used first."""
+    return [len(kind.graphs) for kind in cache.kinds.values()]
+
+
+def assert_as_the_reference(p: Problem) -> None:
+    (*want, woke), want_grads = outputs_and_gradients(p, "reference")
+    (*got, active), grads = outputs_and_gradients(p, "compiled")
+    assert torch.equal(active, woke)
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, EXACT.value)
+    assert_same_gradients(grads, want_grads, EXACT.grad)
+
+
+@pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
+@pytest.mark.parametrize("name", ALL_VARIANTS)
+def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
+    name: str, flags: dict[str, bool], cache: graphs.Cache
+) -> None:
+    for seed, known in ((1, [0]), (2, [1]), (3, [1])):
+        p = random_problem(seeded(seed), T=4, update_bias=True, **ALL_VARIANTS[name], **flags)
+        assert_as_the_reference(p)
+        assert captures(cache) == known, "captured when a kind comes again, and once"
+
+
+def losses(layer: RigLSTM, *seeds: int) -> list[Tensor]:
+    """One for each input: all of them wait for their backward pass."""
+    found = []
+    for seed in seeds:
+        y, (h, c) = layer(torch.randn(4, 2, D, generator=seeded(seed), dtype=torch.float64))
+        found.append(y.square().sum() + h.sin().sum() + c.cos().sum())
+    return found
+
+
+def soft(**options: Any) -> RigLSTM:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"num_cells": 4, "views": "soft", "dtype": torch.float64}
+    return RigLSTM(D, H, backend="compiled", **{**sizes, **options})
+
+
+def gradients_of(losses: list[Tensor], layer: RigLSTM, order: tuple[int, ...]) -> list[Tensor]:
+    """Summed over backward passes in an order, in which one may come twice."""
+    layer.zero_grad()
+    for i in order:
+        losses[i].backward(retain_graph=True)
+    return [p.grad.clone() for p in layer.parameters()]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 1, 0, 2, 1)])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_calls_that_wait_for_each_other_are_differentiated_in_any_order(
+    options: dict[str, Any], order: tuple[int, ...], most: int, cache: graphs.Cache
+) -> None:
+    cache.most_graphs = most
+    layer = soft(**options)
+    losses(layer, 0), losses(layer, 0)
+    got = gradients_of(losses(layer, 1, 2, 3), layer, order)
+    waiting = 3 * len(layer.all_weights)
+    assert sum(captures(cache)) == min(most, waiting)
+    layer.backend = "reference"
+    want = gradients_of(losses(layer, 1, 2, 3), layer, order)
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, EXACT.grad)
+
+
+def test_a_forward_pass_is_repeated_only_where_its_activations_are_gone(
+    cache: graphs.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    run = graphs.Graphed.run
+    monkeypatch.setattr(graphs.Graphed, "run", lambda *a: (runs.append(1), run(*a))[1])
+    cache.most_graphs = 1
+    layer = soft()
+    losses(layer, 0), losses(layer, 0)
+    runs.clear()
+    (first,) = losses(layer, 1)
+    first.backward(retain_graph=True)
+    assert len(runs) == 1
+    first.backward()
+    assert len(runs) == 2, "the backward pass has used them up"
+    first, second = losses(layer, 1, 2)
+    second.backward()
+    assert len(runs) == 4
+    first.backward()
+    assert len(runs) == 5, "the second call has overwritten them"
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        first.backward()
+
+
+def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(cache: graphs.Cache) -> None:
+    layer = soft()
+    losses(layer, 0)
+    assert captures(cache) == [0]
+    kept = losses(layer, 1, 2)
+    assert captures(cache) == [2]
+    del kept
+    losses(layer, 1, 2)
+    assert captures(cache) == [2], "those whose outputs nobody has are free again"
+    kept = losses(layer, 1, 2, 3, 4, 5, 6)
+    assert captures(cache) == [4]
+    for loss in kept:
+        loss.backward()
+
+
+def test_the_least_recently_used_kinds_go(cache: graphs.Cache) -> None:
+    layer = soft()
+
+    def call(T: int) -> None:
+        layer(torch.randn(T, 1, D, dtype=torch.float64))
+
+    for T in (2, 3, 4, 5, 6):
+        call(T), call(T)
+    assert captures(cache) == [0, 1, 1, 1, 1], "four graphs are kept here"
+    call(3), call(7), call(7)
+    assert captures(cache) == [0, 0, 1, 1, 1, 1]
+    for captured in (0, 0, 0, 0, 1):
+        call(2)
+        assert captures(cache)[-1] == captured, "one that went has to come four times as often"
+    for T in range(10, 20):
+        call(T)
+    assert captures(cache) == [0] * 6
+
+
+def test_kinds_that_take_turns_are_not_captured_over_and_over(cache: graphs.Cache) -> None:
+    captured = []
+
+    def capture(*given: Any) -> graphs.Graphed:
+        captured.append(1)
+        return graphs.Graphed(*given)
+
+    cache.capture = capture
+    layer = soft()
+    for _ in range(40):
+        for T in range(2, 8):
+            layer(torch.randn(T, 1, D, dtype=torch.float64))
+    assert len(captured) < 30
+
+
+def test_what_a_graph_depends_on_makes_another_kind(cache: graphs.Cache) -> None:
+    layer = soft(dtype=torch.float32)
+    x = torch.randn(3, 2, D)
+    state = (torch.randn(1, 2, H), torch.randn(1, 2, H))
+    layer(x), layer(x)
+    assert captures(cache) == [1]
+    layer(x, state)
+    assert captures(cache) == [1], "a state of zeros is as good as any"
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: layer(x.clone().requires_grad_()),
+        lambda: layer.requires_grad_(False)(x),
+        torch.no_grad()(lambda: layer(x)),
+        torch.inference_mode()(lambda: layer(x)),
+    )
+    for i, call in enumerate(calls, 2):
+        call()
+        assert len(captures(cache)) == i
+    layer.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    assert len(captures(cache)) == 6
+
+
+@pytest.mark.parametrize("frozen", ["none", "all", "weight_gates_l0", "some"])
+@pytest.mark.parametrize("input_learns", [False, True])
+def test_gradients_are_those_that_are_asked_for(
+    frozen: str, input_learns: bool, cache: graphs.Cache
+) -> None:
+    layer = soft()
+    for i, (name, p) in enumerate(layer.named_parameters()):
+        p.requires_grad_(not (frozen in ("all", name) or (frozen == "some" and i % 2)))
+    x = torch.randn(3, 2, D, dtype=torch.float64, requires_grad=input_learns)
+    leaves = [t for t in (x, *layer.parameters()) if t.requires_grad]
+    found = []
+    for backend in ("compiled", "compiled", "compiled", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
+        y, (h, c) = layer(x)
+        assert y.requires_grad is bool(leaves)
+        grads = torch.autograd.grad((y * c).sum() + h.sum(), leaves) if leaves else ()
+        found.append((y, h, c, *grads))
+    assert captures(cache) == [1]
+    for got in found[:-1]:
+        for a, b in zip(got, found[-1], strict=True):
+            assert_close(a.detach(), b.detach(), EXACT.grad)
+
+
+def test_changed_weights_are_seen_and_results_are_the_callers(cache: graphs.Cache) -> None:
+    layer, twin = soft(), soft()
+    twin.backend = "reference"
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (layer, twin)]
+    kept = []
+    for seed in range(5):
+        for each, optimizer in zip((layer, twin), optimizers, strict=True):
+            (loss,) = losses(each, seed)
+            kept.append((loss, loss.item()))
+            loss.backward()
+            if seed % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    for (loss, then), (_, want) in zip(kept[::2], kept[1::2], strict=True):
+        assert loss.item() == then == pytest.approx(want, rel=1e-12)
+    (loss,) = losses(layer, 1)
+    optimizers[0].step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_who_watches_sees_the_loop(cache: graphs.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = soft()
+    x = torch.randn(3, 2, D, dtype=torch.float64)
+    with FlopCounterMode(display=False):
+        layer(x)
+    checkpoint(layer, x, use_reentrant=False)[0].sum().backward()
+    with graphs.CAPTURING:
+        layer(x)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    layer(x)
+    assert captures(cache) == []
+
+
+def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: graphs.Cache) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    cache.capture = fail
+    layer = soft()
+    losses(layer, 0)
+    with pytest.warns(UserWarning, match="could not be captured as a CUDA graph, .* not permitted"):
+        losses(layer, 0)
+    (loss,) = losses(layer, 0)
+    loss.backward()
+    assert captures(cache) == [0]
+    assert not graphs.CAPTURING.locked()
+
+
+def test_threads_share_graphs(cache: graphs.Cache) -> None:
+    layer = soft()
+    losses(layer, 0), losses(layer, 0)
+    want = [loss.item() for loss in losses(layer, *range(8))]
+    got: dict[int, float] = {}
+
+    def work(seed: int) -> None:
+        for _ in range(5):
+            (loss,) = losses(layer, seed)
+            got[seed] = loss.item()
+            torch.autograd.grad(loss, list(layer.parameters()))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[seed] for seed in range(8)] == want
+
+
+def test_auto_on_a_gpu_is_compiled_where_the_kernels_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, sel = torch.device("cuda", 0), Selection(6, 6, 4, 4, 4, views="soft")
+    capability = [9]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (capability[0], 0))
+    monkeypatch.setattr(scan, "_no_triton", lambda _: "an NVIDIA GPU from sm_80 on")
+    assert scan.resolve("auto", gpu, sel, 64) == "compiled"
+    capability[0] = 6
+    assert scan.resolve("auto", gpu, sel, 64) == "batched"
+    with pytest.raises(scan.BackendError, match="for a GPU from sm_70 on with Triton, got neither"):
+        scan.resolve("compiled", gpu)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_auto_keeps_to_operators_where_compilers_and_modes_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = []
+    plain = scan.BACKENDS["batched"]
+    monkeypatch.setattr(scan, "resolve", lambda *_: "compiled")
+    monkeypatch.setitem(
+        scan.BACKENDS, "batched", lambda *a, **k: (ran.append(1), plain(*a, **k))[1]
+    )
+    layer = soft()
+    layer.backend = "auto"
+    x = torch.randn(3, 2, 2, D, dtype=torch.float64)
+    layer(x[0])
+    assert not ran
+    torch.vmap(lambda x: layer(x)[0])(x)
+    with FlopCounterMode(display=False):
+        layer(x[0])
+    torch.jit.trace(layer, (x[0],), check_trace=False)
+    assert len(ran) == 3
+
+
+@marked
+@pytest.mark.parametrize("name", ["soft_inputs", "rand_cells", "default"])
+def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = graphs.Cache()
+    monkeypatch.setattr(compiled, "GRAPHS", cache)
+    layer = soft(**{"views": "top", **ALL_VARIANTS[name]}).cuda()
+    found = []
+    for backend in ("compiled", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
+        for order in ((0, 1, 2), (2, 1, 0)):
+            waiting = []
+            for seed in range(3):
+                torch.manual_seed(seed)
+                x = torch.randn(4, 2, D, dtype=torch.float64).cuda()
+                y, (h, c) = layer(x)
+                waiting.append(y.square().sum() + h.sin().sum() + c.cos().sum())
+            found.append([*waiting, *gradients_of(waiting, layer, order)])
+    assert captures(cache) == [3]
+    for got, want in zip(found[:2], found[2:], strict=True):
+        for a, b in zip(got, want, strict=True):
+            assert_close(a.detach(), b.detach(), EXACT.grad)

@@ -283,9 +283,10 @@ def test_auto_leaves_more_sequences_than_it_counts_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("riglstm.scan._no_triton", lambda device: None)
+    monkeypatch.setattr("riglstm.scan.compiled.available", lambda device: True)
     p = random_problem(seeded(0), **{**SMALL, "B": 1, "N": 8, "K": 8, "d": 128})
     problem = ("auto", torch.device("cuda"), p.sel, 128, torch.float32)
-    assert [resolve(*problem, B=B) for B in (262143, 262144)] == ["triton", "batched"]
+    assert [resolve(*problem, B=B) for B in (262143, 262144)] == ["triton", "compiled"]
 
 
 @pytest.mark.slow

@@ -498,9 +498,9 @@ def test_auto_takes_it_where_it_applies() -> None:
     cuda = torch.device("cuda")
     p = problem("balls")
     assert resolve("auto", cuda, p.sel, 50, torch.float32) == "triton"
-    assert resolve("auto", cuda, p.sel, 129, torch.float32) == "batched"
-    assert resolve("auto", cuda, p.sel, 50, torch.float64) == "batched"
-    assert resolve("auto", cuda, p.sel, 50, torch.float32, B=2**31) == "batched"
+    assert resolve("auto", cuda, p.sel, 129, torch.float32) == "compiled"
+    assert resolve("auto", cuda, p.sel, 50, torch.float64) == "compiled"
+    assert resolve("auto", cuda, p.sel, 50, torch.float32, B=2**31) == "compiled"
 
 
 # torch leaves weights of bf16 in pieces, and says so; 6 MB of what is compared.

@@ -81,7 +81,12 @@ def gather(x: Tensor, h: Tensor, views: Tensor, peers: Tensor) -> Tensor:
 
 def lstm(H: Tensor, c: Tensor, W: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
     """Eqs. (1)-(6) for every cell, as Eq. (18) calls them: the proposal h~ and the new c."""
-    gates = torch.einsum("bnj,njg->bng", H.flatten(2), W).to(c.dtype)  # (B, N, 4·d)
+    return gated(torch.einsum("bnj,njg->bng", H.flatten(2), W), c, b)
+
+
+def gated(gates: Tensor, c: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Eqs. (1)-(6) from their products (B, N, 4·d) on: the proposal h~ and the new c."""
+    gates = gates.to(c.dtype)
     if b is not None:
         gates = gates + b
     f, i, o, g = gates.chunk(4, dim=-1)  # (B, N, d) each

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
@@ -21,6 +21,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_PLAIN = {Tensor, nn.Parameter, type(None)}
 _DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
 _resume: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
 
@@ -87,6 +88,21 @@ def differentiating() -> bool:
         return False
     stack = _functorch.get_interpreter_stack() or ()
     return any(level.key() in _DERIVATIVES for level in stack)
+
+
+def watched(*tensors: Tensor | None) -> bool:
+    """True if a compiler, dispatch mode, trace or transform is to see what is done.
+
+    A tensor of a class of its own is to see it, too.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or tracing()
+        or _functorch.peek_interpreter_stack() is not None
+        or getattr(forward_ad, "_current_level", -1) >= 0
+        or not _PLAIN.issuperset(map(type, tensors))
+    )
 
 
 def refuse_transforms(backend: str) -> None:

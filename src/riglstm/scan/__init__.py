@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.checks import differentiating, refuse_transforms, tracing, untraced
+from riglstm.checks import differentiating, refuse_transforms, tracing, untraced, watched
 from riglstm.scan import batched, compiled, reference
 from riglstm.scan.base import BackendError, Scan, State
 from riglstm.selection import Noise, Selection
@@ -48,21 +48,25 @@ def resolve(
     """The backend that `backend` stands for on a device; only `auto` may choose.
 
     With a problem's selection, cell size, dtype and sequences, `auto` knows whether `triton` runs
-    it.
+    it; what it does not run on a GPU is `compiled`, where there is a compiler.
     """
     if backend == "auto":
-        if device.type != "cuda" or sel is None or d is None or _no_triton(device) is not None:
+        if device.type != "cuda":
             return "batched"
-        from riglstm.scan import triton
+        if sel is not None and d is not None and _no_triton(device) is None:
+            from riglstm.scan import triton
 
-        return "batched" if triton.refusal(sel, d, dtype, device, B) else "triton"
+            if not triton.refusal(sel, d, dtype, device, B):
+                return "triton"
+        return "compiled" if compiled.available(device) else "batched"
     if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(("auto", *BACKENDS))
         raise BackendError(f"backend must be one of {names}, got {backend!r}")
     if backend == "compiled" and not compiled.available(device):
         raise BackendError(
-            "backend='compiled' needs torch.compile, and for a CPU a C++ compiler on the PATH, "
-            "got none; install g++ or clang++, or use backend='batched' or 'auto'"
+            "backend='compiled' needs torch.compile, for a CPU with a C++ compiler on the PATH, "
+            "for a GPU from sm_70 on with Triton, got neither; install g++ or clang++, or use "
+            "backend='batched' or 'auto'"
         )
     if backend == "triton" and (missing := _no_triton(device)) is not None:
         raise BackendError(f"backend='triton' needs {missing}; use backend='batched' or 'auto'")
@@ -170,6 +174,8 @@ def scan(
     W = weights.W
     dtype = W.dtype if h is None else h.dtype
     name = resolve(backend, x.device, sel, W.shape[2] // 4, dtype, x.shape[1])
+    if backend == "auto" and name == "compiled" and watched(x, h, c, *weights):
+        name = "batched"  # its operators are what compilers, modes, traces and transforms know
     # Of no sequences there are only shapes, and gradients of zero.
     none = not tracing() and x.shape[1] == 0
     run = BACKENDS["reference" if none else choose_backend(backend, name)]

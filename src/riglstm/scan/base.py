@@ -85,9 +85,10 @@ def loop(
 ) -> tuple[Tensor, State, list[Extra]]:
     """A step over x (T, B, D): y (T, B, N, d), the final state, and what each step gave besides."""
     y, extras = [], []
-    for t in range(x.shape[0]):
+    # As views of one call: each x[t] would have a gradient as large as x.
+    for t, x_t in enumerate(x.unbind()):
         h, c, extra = step(
-            x[t],
+            x_t,
             h,
             c,
             weights,

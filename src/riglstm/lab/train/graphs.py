@@ -1,20 +1,16 @@
-"""A model's training step as two captured CUDA graphs, one forward and one backward.
-
-A step of a recurrent model is many small kernels; started one by one from Python, a GPU waits for
-most of them. A captured graph starts them all at once. What it costs: shapes are fixed, inputs are
-copied into the graph's own memory, and only the last forward pass can be differentiated, once.
-"""
+"""A model's training step as captured CUDA graphs, which read its parameters where they are."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from riglstm.graphs import CAPTURING, Graphed
 from riglstm.models.base import Core, State
 
 
@@ -27,7 +23,7 @@ class Trainable(Core, Protocol):
         """Its parameters."""
 
 
-def graphed(core: Trainable, example_x: Tensor, *, warmup: int = 3) -> Graphed:
+def graphed(core: Trainable, example_x: Tensor) -> GraphedCore:
     """Capture a core's training step, forward and backward, for inputs like `example_x`, on a GPU.
 
     Called like the core, `output, state = graphed(core, x)(x, state)`, with its present
@@ -35,79 +31,37 @@ def graphed(core: Trainable, example_x: Tensor, *, warmup: int = 3) -> Graphed:
     shape, dtype and device of `example_x`, whose requires_grad says whether gradients of the input
     are wanted, and under the autocast that is active now. The core must be in training mode, and
     its parameters stay where they are, frozen or not as they are. A core built with
-    compile_step=True is compiled before it is captured.
-
-    Nothing in the core's forward or backward pass may wait for the GPU (`.item()`, shapes that
-    depend on data). `warmup`: passes before the capture, in which compilers and libraries settle.
+    compile_step=True is compiled before it is captured. What it must not do, `Graphed` says.
     """
     if example_x.device.type != "cuda":
         raise ValueError(
             f"CUDA graphs need a CUDA device, got an input on {example_x.device}; "
             "move core and input to a GPU, or call the core itself"
         )
-    with torch.cuda.device(example_x.device):
-        return Graphed(core, example_x, warmup)
+    return GraphedCore(core, example_x)
 
 
-class Captured:
-    """Work on a GPU, done once to record it, then repeated into the same tensors by `replay`."""
-
-    def __init__(self, work: Callable[[], tuple[Tensor | None, ...]], pool: Any = None) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.results = work()
-        self.pool = self.graph.pool()
-
-    def replay(self) -> None:
-        """Do the work again."""
-        self.graph.replay()
-
-
-class Graphed:
+class GraphedCore:
     """See `graphed`."""
 
-    outputs: tuple[Tensor, ...]
-    """Of the last recorded forward pass, with its autograd graph."""
-    output_grads: tuple[Tensor, ...]
-    """Where the recorded backward pass starts from."""
-
-    def __init__(self, core: Trainable, example_x: Tensor, warmup: int) -> None:
+    def __init__(self, core: Trainable, example_x: Tensor) -> None:
         if not core.training:
             raise ValueError(
                 "a training step is captured: expected a core in training mode, got one in eval "
                 "mode; call core.train(), or call the core itself"
             )
-        self.core = core
+        self.core, self.places = core, _places(core)
         self.batch = example_x.shape[0 if core.batch_first else 1]
-        self.runs = 0
-        """Forward passes so far: activations are those of the last."""
-        self.spent = 0
-        """The last pass that was differentiated: its activations are gone."""
-        # Gradients of the state are always there: a start may be learned, or carried on.
-        self.x = example_x.detach().clone().requires_grad_(example_x.requires_grad)
-        self.state = tuple(
-            s.detach().clone().requires_grad_() for s in core.initial_state(self.batch)
-        )
-        self.parameters = tuple(p for p in core.parameters() if p.requires_grad)
-        if not self.parameters and not self.x.requires_grad:
+        parameters = [p for p in core.parameters() if p.requires_grad]
+        if not parameters and not example_x.requires_grad:
             raise ValueError(
                 "a training step is captured: expected parameters or an input that require a "
                 "gradient, got none; unfreeze some, or call the core itself"
             )
-        self.places = _places(core)
-        self.learned = tuple(t for t in (self.x, *self.state, *self.parameters) if t.requires_grad)
-        # Casts that autocast remembers from before the capture would not be repeated by it.
-        self.autocast = torch.autocast(
-            self.x.device.type,
-            dtype=torch.get_autocast_dtype(self.x.device.type),
-            enabled=torch.is_autocast_enabled(self.x.device.type),
-            cache_enabled=False,
-        )
-        self._warm_up(warmup)
-        self.forward_pass = Captured(self._forward)
-        self.output_grads = tuple(torch.empty_like(o) for o in self.outputs)
-        self.backward_pass = Captured(self._backward, self.forward_pass.pool)
-        del self.outputs
+        # Gradients of the state are always there: a start may be learned, or carried on.
+        state = (s.detach().requires_grad_() for s in core.initial_state(self.batch))
+        with CAPTURING, torch.enable_grad():
+            self.graph = Graphed(functools.partial(_run, core), (example_x, *state), parameters)
 
     def __call__(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The core's forward pass; the results are the caller's to keep."""
@@ -122,80 +76,24 @@ class Graphed:
                 "or that were frozen or unfrozen since; capture the core anew"
             )
         state = self.core.initial_state(self.batch) if state is None else state
-        if _forms(x, *state) != _forms(self.x, *self.state):
+        own = self.graph.own
+        if _forms(x, *state) != _forms(*own):
             raise ValueError(
-                f"input and state must be as captured, {_forms(self.x, *self.state)}, "
+                f"input and state must be as captured, {_forms(*own)}, "
                 f"got {_forms(x, *state)}; capture the core anew, or call the core itself"
             )
-        if x.requires_grad and not self.x.requires_grad:
+        if x.requires_grad and not own[0].requires_grad:  # type: ignore[union-attr]
             raise ValueError(
                 "the input requires a gradient, the captured one did not; "
                 "capture the core with example_x.requires_grad_()"
             )
-        y, *state_out = _Replay.apply(self, x, *state, *self.parameters)  # type: ignore[no-untyped-call]
+        y, *state_out = self.graph(x, *state)
         return y, tuple(state_out)
 
-    def _warm_up(self, passes: int) -> None:
-        """Run outside the capture, on a stream of its own, as captures demand it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(passes):
-                self.output_grads = tuple(torch.zeros_like(o) for o in self._forward())
-                self._backward()
-        torch.cuda.current_stream().wait_stream(stream)
-        # An autograd graph that is still there would lend its nodes, and their stream, to the next.
-        del self.outputs
 
-    def _forward(self) -> tuple[Tensor, ...]:
-        with torch.enable_grad(), self.autocast:
-            y, state = self.core(self.x, self.state)
-        self.outputs = (y, *state)
-        return tuple(o.detach() for o in self.outputs)
-
-    def _backward(self) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(self.outputs, self.learned, self.output_grads, allow_unused=True)
-
-
-class _Replay(torch.autograd.Function):
-    """Both captured passes as one node of the caller's autograd graph."""
-
-    @staticmethod
-    def forward(ctx: Any, graphed: Graphed, *given: Tensor) -> tuple[Tensor, ...]:
-        for own, x in zip((graphed.x, *graphed.state), given, strict=False):
-            own.copy_(x)
-        graphed.forward_pass.replay()
-        graphed.runs += 1
-        ctx.graphed, ctx.run = graphed, graphed.runs
-        # Copies, as the next replay writes to the same memory.
-        return tuple(o.clone() for o in graphed.forward_pass.results if o is not None)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        graphed: Graphed = ctx.graphed
-        if ctx.run != graphed.runs:
-            raise RuntimeError(
-                "a captured core keeps the activations of its last forward pass only: expected "
-                f"backward through pass {graphed.runs}, got pass {ctx.run}; call backward before "
-                "the next forward pass, or capture the core once for each"
-            )
-        if ctx.run == graphed.spent:
-            raise RuntimeError(
-                "the captured backward pass uses up the activations: expected one backward "
-                f"through pass {ctx.run}, got a second; add the losses up before backward, or "
-                "call the core itself"
-            )
-        graphed.spent = ctx.run
-        for own, grad in zip(graphed.output_grads, grads, strict=True):
-            own.copy_(grad)
-        graphed.backward_pass.replay()
-        found = iter(graphed.backward_pass.results)
-        # Copies, as autograd may keep a gradient as it is, and add the next one to it.
-        return None, *(
-            _copy(next(found)) if t.requires_grad else None
-            for t in (graphed.x, *graphed.state, *graphed.parameters)
-        )
+def _run(core: Trainable, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    y, state = core(x, state)
+    return y, *state
 
 
 def _places(core: Trainable) -> tuple[tuple[int, bool], ...]:
@@ -203,12 +101,8 @@ def _places(core: Trainable) -> tuple[tuple[int, bool], ...]:
     return tuple((p.data_ptr(), p.requires_grad) for p in core.parameters())
 
 
-def _copy(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else grad.clone()
-
-
-def _forms(*tensors: Tensor) -> str:
-    return ", ".join(f"{t.dtype} {tuple(t.shape)} on {t.device}" for t in tensors)
+def _forms(*tensors: Tensor | None) -> str:
+    return ", ".join(f"{t.dtype} {tuple(t.shape)} on {t.device}" for t in tensors if t is not None)
 
 
 @contextlib.contextmanager
@@ -234,7 +128,7 @@ class _Switch:
     def __init__(self, core: nn.Module) -> None:
         self.core = core
         self.plain = core.forward
-        self.graphed: Graphed | None = None
+        self.graphed: GraphedCore | None = None
         self.kind: tuple[Any, ...] = ()
         self.capturing = False
 
@@ -249,7 +143,7 @@ class _Switch:
             return result
         return self.graphed(x, state)
 
-    def _capture(self, x: Tensor) -> Graphed:
+    def _capture(self, x: Tensor) -> GraphedCore:
         self.capturing = True
         random = torch.cuda.get_rng_state(x.device)
         try:
