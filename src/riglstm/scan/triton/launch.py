@@ -9,16 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch._C import _functorch
-from torch.autograd import forward_ad
+from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
-from riglstm.checks import tracing
+from riglstm import checks
 from riglstm.scan.triton.kernels.common import KNOWN, interpreted
-
-_PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
 class Buffer:
@@ -171,20 +167,11 @@ def hooked() -> bool:
 
 
 def watched(*tensors: Tensor | None) -> bool:
-    """True if a compiler, dispatch mode, trace, transform or launch hook is to see what is done.
+    """True if anybody of `checks.watched`, or a launch hook, is to see what is done.
 
-    Then a call goes through torch's operators, and a launch through Triton. A tensor of a class of
-    its own is to see it, too.
+    Then a call goes through torch's operators, and a launch through Triton.
     """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or tracing()
-        or _functorch.peek_interpreter_stack() is not None
-        or getattr(forward_ad, "_current_level", -1) >= 0
-        or hooked()
-        or not _PLAIN.issuperset(map(type, tensors))
-    )
+    return checks.watched(*tensors) or hooked()
 
 
 _LAUNCHES: dict[tuple[Any, ...], Launch] = {}
