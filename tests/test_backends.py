@@ -39,7 +39,7 @@ from riglstm import RigLSTM
 from riglstm.cell import input_views, scores
 from riglstm.inputs import flat
 from riglstm.scan import compiled
-from riglstm.scan.batched import backward, forward
+from riglstm.scan.batched import backward, dense, forward
 from riglstm.selection import CELL_RULES, SLOT_RULES, draw_noise, top_mask
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
@@ -109,6 +109,13 @@ def test_the_oracle_equals_the_backend_at_any_size(
 ) -> None:
     p = random_problem(seeded(seed), **problem)
     answer = ask_oracle(p)
+    for largest in (forward.LARGEST_DENSE, 0)[: 2 if backend == "batched" else 1]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(forward, "LARGEST_DENSE", largest)
+            assert_selects_and_equals(p, backend, answer)
+
+
+def assert_selects_and_equals(p: Problem, backend: str, answer: dict[str, Tensor]) -> None:
     active, views, peers = selections(p, backend)
     assert torch.equal(active, answer["active"])
     for name, rule, chosen in (("views", p.sel.views, views), ("peers", p.sel.peers, peers)):
@@ -226,12 +233,14 @@ def layer_gradients(
     return dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True)), out
 
 
-@pytest.fixture(params=[False, True], ids=["awake", "dense"])
-def dense(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Also the way of devices other than a CPU: a row for every cell, awake or not."""
-    if request.param:
+@pytest.fixture(params=["awake", "every row", "small"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That of large layers on a CPU, on other devices (a row for every cell), and of small ones."""
+    if request.param != "small":
+        monkeypatch.setattr(forward, "LARGEST_DENSE", 0)
+    if request.param == "every row":
         monkeypatch.setattr(forward, "awake_only", lambda device, sel: False)
-    return bool(request.param)
+    return str(request.param)
 
 
 @pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
@@ -239,7 +248,7 @@ def dense(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 @pytest.mark.parametrize("learned", [False, True], ids=["literal", "learned"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_backends_agree_in_every_gradient_with_or_without_rows_of_sleeping_cells(
-    name: str, learned: bool, query: str, flags: dict[str, bool], dense: bool
+    name: str, learned: bool, query: str, flags: dict[str, bool], way: str
 ) -> None:
     """`learned`: with a bias and a scale in Eq. (21), both ours."""
     extra = {"update_bias": True, "update_scale": 2.0} if learned else {"bias": False}
@@ -251,7 +260,7 @@ def test_backends_agree_in_every_gradient_with_or_without_rows_of_sleeping_cells
     for a, b in zip(got, want, strict=True):
         assert_close(a, b, EXACT.value)
     assert_same_gradients(grads, want_grads, EXACT.grad)
-    if dense:
+    if way == "every row":
         assert saved_by_batched(p).pair.shape[1] == p.h.shape[0] * p.sel.N
 
 
@@ -276,7 +285,11 @@ def test_gradients_agree_wherever_they_come_from(
 def test_backends_agree_in_every_gradient_at_any_size(problem: dict[str, Any], seed: int) -> None:
     problem |= {"T": min(problem["T"], 9), "d": min(problem["d"], 9)}
     p = random_problem(seeded(seed), **problem)
-    assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), EXACT.grad)
+    want = gradients(p, "reference")
+    assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "LARGEST_DENSE", 0)
+        assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
 
 
 def test_inputs_and_gradients_need_not_be_contiguous() -> None:
@@ -514,7 +527,7 @@ def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
     assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
 
 
-@pytest.mark.usefixtures("dense")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])
 @pytest.mark.parametrize("rows_at_once", [1, 13, 20])
 def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
@@ -522,11 +535,15 @@ def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
 ) -> None:
     p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
     pieces = []
-    outer = forward.Rows.outer
-    monkeypatch.setattr(forward.Rows, "outer", lambda *args: (pieces.append(args), outer(*args)))
+    for module, name in ((backward, "_loop"), (dense, "_loop_back")):
+        loop = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *args, loop=loop: (pieces.append(args), loop(*args))
+        )
     whole = gradients(p, "batched")
     assert len(pieces) == 1
     monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(dense, "ROWS_AT_ONCE", rows_at_once // 2)
     assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
     assert len(pieces) > 2
 
@@ -547,6 +564,7 @@ def test_steps_are_kept_only_for_a_gradient(
         return out
 
     monkeypatch.setattr(forward, "forward", spy)
+    monkeypatch.setattr(forward, "LARGEST_DENSE", 0)
     p = random_problem(seeded(54), T=6)
     p.weights.W.requires_grad_(learns)
     with nullcontext() if graph else torch.no_grad():

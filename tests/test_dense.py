@@ -1,13 +1,24 @@
-"""RigLSTM where nothing is selected: one product for all cells, held to the reference."""
+"""Small layers, in which every cell is computed and masked, beside oracle and reference."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from helpers import (
+    TOL,
+    ask_oracle,
+    assert_equals_oracle,
+    assert_same_gradients,
+    gradients,
+    random_problem,
+    seeded,
+    selections,
+)
 from riglstm import RigLSTM
 from riglstm.scan.batched import dense, forward
 
@@ -25,11 +36,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **{"active_cells": 3, "views_per_cell": 4, "peers_per_cell": 2},
     },
     "one cell": {"num_cells": 1, "num_views": 1},
+    "some cells": {"active_cells": 2},
+    "some views": {"active_cells": 3, "views_per_cell": 3},
+    "some peers": {"active_cells": 3, "views_per_cell": 4, "peers_per_cell": 1},
+    "as many views as cells": {"num_views": 3, "active_cells": 2, "peers_per_cell": 1},
+    "drawn": {"cells": "random", "views": "random", "peers": "random", "peers_per_cell": 1},
 }
 
 
-def fits(layer: RigLSTM, idle: bool = False, product: torch.dtype = torch.float64) -> bool:
-    return forward.is_dense(layer.weights().W, layer.selection, idle, product, torch.float64)
+def fits(layer: RigLSTM, product: torch.dtype = torch.float64) -> bool:
+    return forward.is_dense(layer.weights().W, layer.selection, product, torch.float64)
 
 
 def pair(options: dict[str, Any]) -> tuple[RigLSTM, RigLSTM]:
@@ -48,6 +64,7 @@ def everything(layer: RigLSTM, T: int, reset: Tensor | None) -> list[Tensor]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=gen, dtype=torch.float64)
 
+    torch.manual_seed(3)  # of what is drawn at random
     x, h, c = (draw(*shape).requires_grad_() for shape in ((T, 3, 20), (1, 3, 15), (1, 3, 15)))
     y, state = layer(x, (h, c), reset=reset)
     loss = sum((v * draw(*v.shape)).sum() for v in (y, *state))
@@ -56,7 +73,7 @@ def everything(layer: RigLSTM, T: int, reset: Tensor | None) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("T", [1, 9])
-def test_nothing_selected_equals_the_reference(
+def test_small_layers_equal_the_reference(
     name: str, T: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With episodes that start inside, and the sequence taken in pieces."""
@@ -74,25 +91,56 @@ def test_nothing_selected_equals_the_reference(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"active_cells": 2}, False),
-        ({"active_cells": 3, "views_per_cell": 3}, False),
-        ({"active_cells": 3, "views_per_cell": 4, "peers_per_cell": 1}, False),
+        ({}, True),
+        (EVERYTHING, True),
         ({**EVERYTHING, "views": "soft"}, False),
         ({**EVERYTHING, "peers": "soft"}, False),
-        (EVERYTHING, True),
     ],
 )
-def test_any_selection_and_large_cells_are_left_to_the_general_path(
+def test_soft_rules_rounded_products_and_large_cells_are_left_to_the_general_path(
     options: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = RigLSTM(20, 15, **SIZES, **options)
     assert fits(layer) is expected
-    assert not fits(layer, idle=True)
     assert not fits(layer, product=torch.bfloat16)
     monkeypatch.setattr(forward, "LARGEST_DENSE", layer.weights().W.numel())
     assert fits(layer) is expected
     monkeypatch.setattr(forward, "LARGEST_DENSE", layer.weights().W.numel() - 1)
     assert not fits(layer), "large cells"
+
+
+@pytest.mark.parametrize("largest", [0, 2**30], ids=["general", "dense"])
+@pytest.mark.parametrize(
+    ("N", "d"), [(1, 1), (9, 1), (16, 1), (1, 7), (9, 7), (16, 7), (1, 129), (3, 129), (2, 200)]
+)
+def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
+    N: int, d: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "LARGEST_DENSE", largest)
+    for B, K in ((1, N), (3, 2)):
+        counts = {"K_a": max(1, N // 2), "K_x": max(1, K // 2), "K_h": N // 2}
+        p = random_problem(seeded(7), T=3, B=B, N=N, K=K, d=d, update_bias=True, **counts)
+        assert_equals_oracle(p.run("batched"), ask_oracle(p))
+        exact = TOL[torch.float64].grad
+        assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("B", [1, 4, 33])
+@pytest.mark.parametrize("d", [5, 33])
+def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
+    d: int, B: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "LARGEST_DENSE", 2**30)
+    sizes = {"T": 1, "B": B, "N": 8, "K": 8, "d": d, "K_a": 5, "K_x": 3, "K_h": 4}
+    p = random_problem(seeded(42), **sizes, input_views="split", dtype=dtype)
+    p = replace(p, x=p.x[:, :, :d].repeat(1, 1, 8), h=p.h[:, :1].repeat(1, 8, 1))
+    active, views, peers = selections(p, "batched")
+    own = torch.eye(8, dtype=torch.bool)
+    rank = torch.where(own, 8, (~own).cumsum(1) - 1)  # a cell's place among the others
+    assert torch.equal(active[0], (torch.arange(8) < 5).expand(B, 8))
+    assert torch.equal(views, (torch.arange(8) < 3).expand_as(views))
+    assert torch.equal(peers[0], ((rank < 4) | own).expand(B, 8, 8))
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight_in_l0", "weight_gates_l0", "weight_query_l0"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from riglstm import RigLSTM, RigLSTMCell
+from riglstm import RigLSTM, RigLSTMCell, checks
 
 State = tuple[Tensor, Tensor]
 BACKENDS = ("reference", "batched")
@@ -639,3 +641,45 @@ def test_under_autocast_a_rounded_state_is_accepted() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         y, (h_n, c_n) = layer(numbers(5, 3, 4, dtype=torch.float32), (hx[0], hx[1]))
     assert y.dtype == h_n.dtype == c_n.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "cells"),
+    [
+        *((60, 6), (600, 6), (64, 8), (128, 8), (256, 8), (512, 8), (1024, 8), (32, 8)),
+        *((100, 5), (1000, 5), (6, 6), (8, 4), (4, 2), (14, 7), (22, 2), (169, 13)),
+    ],
+)
+def test_the_number_of_cells_fits_any_usual_width(hidden_size: int, cells: int) -> None:
+    layer = RigLSTM(20, hidden_size)
+    assert layer.num_cells == layer.num_views == cells
+    assert layer.selection.K_a == round(2 * cells / 3)
+    assert RigLSTM(20, hidden_size, num_cells=None).num_cells == cells
+
+
+@pytest.mark.parametrize("hidden_size", [2, 7, 13, 61, 289])
+def test_a_width_that_no_number_of_cells_divides_is_refused(hidden_size: int) -> None:
+    with pytest.raises(ValueError, match=f"multiple of num_cells = 6, got {hidden_size}; take"):
+        RigLSTM(20, hidden_size)
+
+
+def test_a_first_call_is_quick_and_reads_no_compiler() -> None:
+    code = """
+import sys, time, torch, riglstm
+rnn, x = riglstm.RigLSTM(20, 60), torch.randn(100, 32, 20)
+start = time.perf_counter()
+rnn(x)[0].sum().backward()
+print(time.perf_counter() - start)
+print(*({"torch._dynamo", "torch._inductor", "sympy"} & {*sys.modules}))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, read = said.stdout.split("\n")[:2]
+    assert read == ""
+    assert float(seconds) < 1, "0.1 s on an idle machine"
+
+
+def test_functions_are_constant_to_compilers_as_torch_marks_them() -> None:
+    @torch.compiler.assume_constant_result
+    def marked() -> None: ...
+
+    assert vars(marked) == vars(checks.constant_to_compilers(lambda: None))

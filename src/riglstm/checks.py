@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
@@ -21,8 +21,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_PLAIN = {Tensor, nn.Parameter, type(None)}
 _DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _resume: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
 
 
@@ -79,7 +79,13 @@ def learns(*tensors: Tensor | None) -> bool:
     return any(t is not None and t.requires_grad for t in tensors)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def constant_to_compilers(look: Callable[P, R]) -> Callable[P, R]:
+    """What torch.compiler.assume_constant_result does, without reading the compiler for it."""
+    look._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return look
+
+
+@constant_to_compilers
 def differentiating() -> bool:
     """True inside torch.func's grad, jvp and jac*, or a level of forward mode."""
     if getattr(forward_ad, "_current_level", -1) >= 0:
@@ -91,9 +97,9 @@ def differentiating() -> bool:
 
 
 def watched(*tensors: Tensor | None) -> bool:
-    """True if a compiler, dispatch mode, trace or transform is to see what is done.
+    """True if a compiler, dispatch mode, trace, transform or class of tensors is to see a call.
 
-    A tensor of a class of its own is to see it, too.
+    Then it goes through torch's operators.
     """
     return (
         torch.compiler.is_compiling()
@@ -169,6 +175,16 @@ def check_divides(hidden_size: int, parts: int, name: str = "num_cells") -> None
             f"hidden_size must be a multiple of {name} = {parts}, got {hidden_size}; "
             f"take hidden_size={near}, or another {name}, {fit} say"
         )
+
+
+def fitting_cells(hidden_size: int) -> int:
+    """The paper's 6 cells where they share hidden_size evenly, else the nearest number that does.
+
+    From 2 to 16, with cells of size 2 at least, and of two numbers as near the larger; 6, which
+    `check_divides` refuses, where none fits.
+    """
+    fit = (n for n in range(2, 17) if hidden_size % n == 0 and (n == 6 or 2 * n <= hidden_size))
+    return min(fit, key=lambda n: (abs(n - 6), -n), default=6)
 
 
 def check_split(layer: int, features: int, num_views: int, cell_size: int) -> None:

@@ -121,7 +121,8 @@ class RigLSTM(nn.Module):
         hidden_size: the whole width N·d; 600 = 6 x 100 in the paper.
         num_layers, bias, batch_first, dropout, bidirectional: as in `nn.LSTM`.
         proj_size: 0, as there is no projection.
-        num_cells: N.
+        num_cells: N; default: the paper's 6 where it divides hidden_size, else the divisor
+            nearest to 6 from 2 to 16, of two as near the larger: 8 for 64 to 1,024, 5 for 100.
         num_views: K; default: num_cells.
         active_cells: K_a; default: two thirds of the cells, rounded.
         views_per_cell: K_x; default: active_cells, at most K.
@@ -173,7 +174,7 @@ class RigLSTM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        num_cells: int = 6,
+        num_cells: int | None = None,
         num_views: int | None = None,
         active_cells: int | None = None,
         views_per_cell: int | None = None,
@@ -195,6 +196,7 @@ class RigLSTM(nn.Module):
         input_size = checks.check_positive("input_size", input_size)
         hidden_size = checks.check_positive("hidden_size", hidden_size)
         num_layers = checks.check_positive("num_layers", num_layers)
+        num_cells = checks.fitting_cells(hidden_size) if num_cells is None else num_cells
         num_cells = checks.check_positive("num_cells", num_cells)
         checks.check_divides(hidden_size, num_cells)
         bias = checks.check_switch("bias", bias)

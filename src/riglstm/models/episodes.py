@@ -14,7 +14,7 @@ from riglstm.cell import Weights
 from riglstm.models.base import Core, Recurrent, State, Step, prepare
 from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rig import Rig
-from riglstm.scan.batched.dense import side_by_side
+from riglstm.scan.batched.dense import selects, side_by_side
 from riglstm.scan.batched.forward import is_dense
 from riglstm.selection import Selection
 
@@ -103,7 +103,7 @@ def stepper(core: Core) -> Step:
         return _lstm(core)
     if isinstance(core, Rig) and core.layer.num_layers == 1 and core.streaming:
         weights, sel = core.layer.weights(), core.layer.selection
-        if is_dense(weights.W, sel, False, weights.W.dtype, weights.W.dtype):
+        if is_dense(weights.W, sel, weights.W.dtype, weights.W.dtype) and not selects(sel):
             return _rig(weights, sel)
     return cast(Recurrent, core).step
 
@@ -127,18 +127,16 @@ def _lstm(core: LSTM) -> Step:
 
 def _rig(weights: Weights, sel: Selection) -> Step:
     """Where nothing is selected: see `scan/batched/dense.py`."""
-    W, b, W_q = side_by_side(weights, sel.K)
-    N, H = sel.N, W.shape[1] // 4
-    W5 = W if W_q is None else torch.cat((W, W_q), dim=1)
-    b5 = W5.new_zeros(W5.shape[1])
-    if b is not None:
-        b5[: 4 * H] = b
+    N, d = sel.N, weights.W.shape[2] // 4
+    H = N * d
+    wide = side_by_side(weights, sel.K).unflatten(2, (-1, d))
+    b5, W5 = wide.permute(1, 2, 0, 3).flatten(1).split((1, wide.shape[1] - 1))
     if weights.W_in is not None:
         # The views are a product too, and two products are one.
         W_x, W_h = W5.split((W5.shape[0] - H, H))
         W5 = torch.cat((weights.W_in @ W_x, W_h))
         if weights.b_in is not None:
-            b5 += weights.b_in @ W_x
+            b5 = b5 + weights.b_in @ W_x
 
     def step(x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state[0][0], state[1][0]
@@ -146,7 +144,7 @@ def _rig(weights: Weights, sel: Selection) -> Step:
         f, i, o = gates[:, : 3 * H].sigmoid_().chunk(3, dim=1)
         c = (f * c).addcmul_(i, gates[:, 3 * H : 4 * H].tanh_())
         y = o * c.tanh()
-        if W_q is not None:
+        if weights.W_q is not None:
             way = y.sub_(h).view(-1, N, H // N)
             z = (way * gates[:, 4 * H :].view_as(way)).sum(-1, keepdim=True)
             if sel.update_scale != 1:

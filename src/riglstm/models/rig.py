@@ -19,6 +19,7 @@ from riglstm.checks import (
     check_gate_scale,
     check_positive,
     check_update,
+    fitting_cells,
 )
 from riglstm.layer import VARIANTS, RigLSTM, Trace
 from riglstm.models.base import State, changed_start, check_sequence, check_state
@@ -134,9 +135,9 @@ def settled(hidden_size: int, options: Mapping[str, Any]) -> dict[str, Any]:
     changes = changes_of(options)
     defaults = {name: p.default for name, p in inspect.signature(RigLSTM).parameters.items()}
     said = {**defaults, **options, **changes}
-    N = said["num_cells"]
     soft, scale, bias = (said[name] for name in Update._fields)
     check_positive("hidden_size", hidden_size)
+    N = fitting_cells(hidden_size) if said["num_cells"] is None else said["num_cells"]
     check_positive("num_cells", N)
     check_divides(hidden_size, N)
     update = check_update(soft, scale, bias)

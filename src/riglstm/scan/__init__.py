@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.checks import differentiating, refuse_transforms, tracing, untraced, watched
+from riglstm.checks import (
+    constant_to_compilers,
+    differentiating,
+    refuse_transforms,
+    tracing,
+    untraced,
+    watched,
+)
 from riglstm.scan import batched, compiled, reference
 from riglstm.scan.base import BackendError, Scan, State
 from riglstm.selection import Noise, Selection
@@ -133,7 +140,7 @@ def choose_backend(backend: str, name: str) -> str:
     return name
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_to_compilers
 def _for_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
 

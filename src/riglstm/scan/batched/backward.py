@@ -11,13 +11,14 @@ gradients of weights and inputs are large products after it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.checks import refuse_batched
+from riglstm.checks import refuse_batched, watched
 from riglstm.scan.base import asked, handed_out, input_map_gradients, needed, refuse_second_backward
 from riglstm.scan.batched.forward import (
     Rows,
@@ -25,7 +26,9 @@ from riglstm.scan.batched.forward import (
     all_rows,
     forward_op,
     is_dense,
+    keep,
     rows_of,
+    run_forward,
     setup_context,
 )
 from riglstm.selection import Selection
@@ -34,8 +37,7 @@ ROWS_AT_ONCE = 8192
 """Rows in a piece of the sequence: 32 steps at the paper's sizes, and about 100 MB."""
 
 
-@torch.library.custom_op("riglstm::batched_backward", mutates_args=())
-def backward_op(
+def run_backward(
     dy: Tensor,
     dh: Tensor,
     dc: Tensor,
@@ -65,11 +67,12 @@ def backward_op(
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    if is_dense(W, sel, idle, product, dh.dtype):
+    if is_dense(W, sel, product, dh.dtype):
         from riglstm.scan.batched import dense
 
         dx, dh, dc, grads = dense.backward(
-            *(dy, dh, dc, x, Saved(*saved), weights, sel, reset, for_input, for_gates)
+            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, idle),
+            *(for_input, for_gates),
         )
     else:
         dx, dh, dc, grads = backward(
@@ -78,6 +81,9 @@ def backward_op(
         )
     wanted = asked(dx, grads, for_input, for_gates)
     return [dh, dc, *(g for g in wanted if g is not None)]
+
+
+backward_op = torch.library.custom_op("riglstm::batched_backward", run_backward, mutates_args=())
 
 
 @backward_op.register_fake
@@ -106,7 +112,10 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
     dy = whole(grads[0], ctx.shape)
     dh, dc = (whole(g, ctx.shape[1:]) for g in grads[1:3])
     wanted = needed(ctx)
-    dh, dc, *out = backward_op(
+    # Where this is to be differentiated again, the operator says that it cannot be.
+    operator = torch.is_grad_enabled() or watched(*grads)
+    run: Callable[..., list[Tensor]] = backward_op if operator else run_backward
+    dh, dc, *out = run(
         *(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle),
         *wanted,
     )
@@ -117,6 +126,19 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
 
 forward_op.register_autograd(_apply_backward, setup_context=setup_context)
 backward_op.register_autograd(refuse_second_backward("batched"))
+
+
+class Eager(torch.autograd.Function):
+    """The operators' passes for a call that nobody watches, without torch's layers around."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+        output = run_forward(*args)
+        keep(ctx, args, output)
+        ctx.mark_non_differentiable(output[3])
+        return output[:4]
+
+    backward = staticmethod(_apply_backward)
 
 
 def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:

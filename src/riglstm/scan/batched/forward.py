@@ -9,7 +9,7 @@ there every pair has a row, and the rows of sleeping cells are thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, cell_scores, others
-from riglstm.checks import learns, product_dtype, refuse_transforms
+from riglstm.checks import learns, product_dtype, refuse_transforms, watched
 from riglstm.inputs import State, begin, flat
 from riglstm.scan.base import vmap_by_loop
 from riglstm.selection import (
@@ -35,7 +35,7 @@ Steps: TypeAlias = Sequence[Tensor]
 
 LARGEST_DENSE = 2**17
 """Numbers in the cells' matrices up to which `dense` is the quicker way: the time of small cells
-goes into the count of operations, that of large ones into the products, and copies of weights."""
+goes into the count of operations, that of large ones into the products."""
 
 
 def scan(
@@ -53,14 +53,20 @@ def scan(
     h, c = begin(x, h, c, weights, sel)
     product = product_dtype(x.device, h.dtype)
     save = learns(x, h, c, *weights)
-    y, h, c, active, *_ = forward_op(
-        x, h, c, *weights, *(noise or Noise()), live, reset, *flat(sel), product, save
-    )
+    given = (x, h, c, *weights, *(noise or Noise()), live, reset)
+    # An operator's first call reads torch's compiler, for a second; it is for those who look on.
+    run: Callable[..., tuple[Tensor, ...]] = run_forward
+    if watched(*given):
+        run = forward_op
+    elif save:
+        from riglstm.scan.batched.backward import Eager
+
+        run = Eager.apply
+    y, h, c, active, *_ = run(*given, *flat(sel), product, save)
     return y, (h, c), active
 
 
-@torch.library.custom_op("riglstm::batched_forward", mutates_args=())
-def forward_op(
+def run_forward(
     x: Tensor,
     h: Tensor,
     c: Tensor,
@@ -94,21 +100,30 @@ def forward_op(
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
     refuse_transforms("batched")  # in a graph nobody has asked before
     x, h = x.contiguous(), h.contiguous()
-    if is_dense(W, sel, some_idle(h.device, sel, live), product, h.dtype):
+    noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
+    if is_dense(W, sel, product, h.dtype):
         from riglstm.scan.batched import dense
 
-        y, h, c, active, saved = dense.forward(x, h, c, weights, sel, reset, save)
-        return y, h, c, active, *saved
-    noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
-    y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
+        y, h, c, active, saved = dense.forward(x, h, c, weights, sel, noise, live, reset, save)
+    else:
+        y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
     return y, h, c, active, *saved
+
+
+forward_op = torch.library.custom_op("riglstm::batched_forward", run_forward, mutates_args=())
 
 
 @forward_op.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     refuse_transforms("batched")
-    W_q, rules, save = args[4], args[11:20], args[21]
-    saved = empty_saved(x.shape[0] if save else 1, h, Selection(*rules), W_q is not None)
+    W, W_q, rules, product, save = args[2], args[4], args[11:20], args[20], args[21]
+    T, sel = x.shape[0], Selection(*rules)
+    if is_dense(W, sel, product, h.dtype):
+        from riglstm.scan.batched import dense
+
+        saved = dense.empty_saved(T, save, h, sel, W_q is not None)
+    else:
+        saved = empty_saved(T if save else 1, h, sel, W_q is not None)
     y = h.new_empty(x.shape[0], *h.shape)
     active = h.new_empty(x.shape[0], *h.shape[:2], dtype=torch.bool)
     return y, h.new_empty(h.shape), c.new_empty(c.shape), active, *saved
@@ -116,11 +131,16 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """What the operator keeps for its backward pass."""
+    ctx.mark_non_differentiable(*output[3:])
+    keep(ctx, inputs, output)
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save a call's inputs, and what it gives beyond y, h and c."""
     x, *state, W_in, b_in, W, b, W_q, update_bias = inputs[:9]
     *drawn, live, reset = inputs[9:14]
     *rules, product, ctx.saves = inputs[14:]
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[3:])
     # A graph that was made without gradients, by torch.export say, saves nothing.
     kept = output[3:] if ctx.saves else (*state, *drawn, live)
     ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
@@ -131,14 +151,11 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 forward_op.register_vmap(vmap_by_loop(forward_op))
 
 
-def is_dense(
-    W: Tensor, sel: Selection, idle: bool, product: torch.dtype, dtype: torch.dtype
-) -> bool:
-    """True if `dense` runs: nothing selected, small cells, products in the state's dtype."""
-    views = sel.views == "all" or (sel.views != "soft" and sel.K_x == sel.K)
-    peers = sel.peers == "all" or (sel.peers != "soft" and sel.K_h == sel.N - 1)
-    everything = sel.awake == sel.N and views and peers and not idle
-    return everything and W.numel() <= LARGEST_DENSE and product == dtype
+def is_dense(W: Tensor, sel: Selection, product: torch.dtype, dtype: torch.dtype) -> bool:
+    """True if `dense` runs: small cells, hard rules, everything in float32 or float64."""
+    soft = "soft" in (sel.views, sel.peers)
+    exact = product == dtype and dtype in (torch.float32, torch.float64)
+    return exact and not soft and W.numel() <= LARGEST_DENSE
 
 
 def awake_only(device: torch.device, sel: Selection) -> bool:

@@ -167,7 +167,7 @@ def hooked() -> bool:
 
 
 def watched(*tensors: Tensor | None) -> bool:
-    """True if torch or a launch hook is to see what is done.
+    """True if anybody of `checks.watched`, or a launch hook, is to see what is done.
 
     Then a call goes through torch's operators, and a launch through Triton.
     """
