@@ -233,8 +233,8 @@ def on_device(
         with torch.cuda.device_of(W):
             return on_device(x, h, c, weights, sel, wake, take, reset, product, save, keep)
     h, c = None if h is None else plain(h), None if c is None else plain(c)
-    masks = (None if m is None else m.contiguous() for m in (wake, take, reset))
-    given = (plain(x), h, c, whole(weights), sel, *masks, product)
+    wake, take, reset = (None if m is None else m.contiguous() for m in (wake, take, reset))
+    given = (plain(x), h, c, whole(weights), sel, wake, take, reset, product)
     y, h, c, held = forward(*given, save, keep)
     return y, h.clone(), c, held
 

@@ -237,7 +237,7 @@ def _few_rows(B: int, BN: int, dtype: torch.dtype) -> int:
 
 def _fewer(RB: int, N: int, BP: int) -> int:
     """RB, or as many sequences as have no more numbers than RB of 8 cells of 128 have."""
-    return max(1, RB * 1024 // max(1024, lines_of(N) * BP))
+    return max(1, RB * 1024 // max(1024, int(lines_of(N)) * BP))
 
 
 def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
