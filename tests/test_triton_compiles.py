@@ -95,7 +95,7 @@ def built(kernel, constants, kinds):
     ptx = made.asm["ptx"]
     # A product that reads registers is waited for before a loop's next turn writes to them.
     for product in re.finditer(IN_REGISTERS, ptx):
-        turn = ptx[product.end() : ptx.index("bra", product.end())]
+        turn = ptx[product.end() :].split("bra")[0]
         assert "wgmma.wait_group.sync.aligned 0" in turn, kernel.__name__
     tiled = "COMPACT" in constants
     polls = constants.get("POLLING") and not (tiled and signature["RESET"] != "constexpr")

@@ -79,6 +79,9 @@ CELLS: dict[str, dict[str, Any]] = {
     },
 }
 """Sizes of cells, and how many: `test_triton_sizes.py` runs them in the interpreter."""
+for cells in CELLS.values():
+    # As in the layer: sums of 256 products would have the soft update double every rounding.
+    cells["update_scale"] = 1 / cells["d"]
 SIZES |= {
     f"{name}, B={B}": {"B": B, "T": 6, "D": 20, **cells}
     for name, cells in CELLS.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,15 +65,19 @@ def test_outputs_and_states_equal_the_oracle(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tf32")
-@pytest.mark.parametrize("name", CELLS.keys() - {"as large as can be"})
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "as large as can be"])
 def test_products_in_halves_are_within_their_limit(name: str) -> None:
     p = problem(name)
+    # Halves hold these as they are, so that the map rounds nothing: the limit is that of the rest.
+    W_in = p.weights.W_in.bfloat16().double()
+    p = replace(p, x=p.x.bfloat16().double(), weights=p.weights._replace(W_in=W_in))
     want, want_grads = outputs_and_gradients(p, "reference")
     got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
     assert torch.equal(got[3], want[3])
-    pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in grads)]
-    for one, other in pairs:
-        assert float((one.double() - other).norm()) <= 2e-3 * float(other.norm())
+    pairs = {n: (grads[n], want_grads[n]) for n in grads}
+    pairs |= dict(zip(("y", "h_n", "c_n"), zip(got, want, strict=True), strict=False))
+    for what, (one, other) in pairs.items():
+        assert float((one.double() - other).norm()) <= 2e-3 * float(other.norm()), what
 
 
 @pytest.mark.parametrize("rule", ["cells", "views", "peers"])
