@@ -291,6 +291,7 @@ with torch.no_grad():
     assert launch._RECORDS.launches is None
     Sub = type("Sub", (riglstm.RigLSTM,), {})
     assert plays(Sub(64, 64, num_cells=2, backend="triton"), 2, 3, 64) == NEVER, "it may differ"
+    assert plays(layer_of(cells="random"), 2, 3, 64) == NEVER, "it draws anew"
     own = riglstm.RigLSTM(64, 64, num_cells=2, backend="reference")
     torch.func.vmap(lambda x: own(x)[0])(torch.randn(2, 2, 3, 64)), "has no memory of its own"
     assert plays(own, 2, 3, 64) == NEVER, "no kernels of ours"

@@ -20,6 +20,7 @@ from riglstm import BackendError, RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
 from riglstm.parameters import initialise
 from riglstm.scan import reference, resolve
+from riglstm.selection import Noise
 
 pytestmark = ON_A_GPU
 
@@ -60,6 +61,32 @@ SIZES: dict[str, dict[str, Any]] = {
     "split views": {"B": 7, "T": 12, "N": 4, "K": 2, "K_x": 1, "K_h": 2, "input_views": "split"},
 }
 
+CELLS: dict[str, dict[str, Any]] = {
+    "one number": {"N": 1, "K": 1, "d": 1, "K_a": 1, "K_x": 1, "K_h": 0},
+    "seven": {"N": 9, "K": 9, "d": 7, "K_a": 5, "K_x": 4, "K_h": 3, "reset": True},
+    "ten": {"N": 6, "K": 6, "d": 10, "K_a": 4, "K_x": 4, "K_h": 4},
+    "129": {"N": 2, "K": 2, "d": 129, "K_a": 1, "K_x": 1, "K_h": 1, "soft_update": False},
+    "200": {"N": 3, "K": 3, "d": 200, "K_a": 2, "K_x": 2, "K_h": 1, "query": "per_cell"},
+    "256": {"N": 1, "K": 1, "d": 256, "K_a": 1, "K_x": 1, "K_h": 0, "reset": True},
+    "nine cells": {"N": 9, "K": 1, "d": 20, "K_a": 6, "K_x": 1, "K_h": 7, "live": True},
+    "sixteen views": {"N": 1, "K": 16, "d": 18, "K_a": 1, "K_x": 10, "K_h": 0, "update_bias": True},
+    # The last slot is the sign of a whole number.
+    "sixteen of both": {"N": 16, "K": 16, "d": 2, "K_a": 15, "K_x": 9, "K_h": 14, "live": True},
+    "as large as can be": {"N": 16, "K": 16, "d": 256, "K_a": 3, "K_x": 2, "K_h": 1},
+    "random": {
+        **{"N": 3, "K": 3, "d": 18, "K_a": 2, "K_x": 2, "K_h": 1, "live": True, "reset": True},
+        **dict.fromkeys(("cells", "views", "peers"), "random"),
+    },
+}
+"""Sizes of cells, and how many: `test_triton_sizes.py` runs them in the interpreter."""
+for cells in CELLS.values():
+    # As in the layer: sums of 256 products would have the soft update double every rounding.
+    cells["update_scale"] = 1 / cells["d"]
+SIZES |= {
+    f"{name}, B={B}": {"B": B, "T": 6, "D": 20, **cells}
+    for name, cells in CELLS.items()
+    for B in (20, 70)
+}
 
 MANY = ["a hundred sequences", "many sequences", "more than fit at once"]
 """At the paper's size on a GPU of 132 multiprocessors, each has tiles of another kind."""
@@ -71,7 +98,8 @@ def problem(name: str) -> Problem:
     initialise(p.weights, p.sel.N * p.h.shape[2], None)
     on_gpu = p.with_leaves({n: v.cuda() for n, v in p.leaves().items()})
     flags = {n: None if f is None else f.cuda() for n, f in (("live", p.live), ("reset", p.reset))}
-    return replace(on_gpu, **flags)
+    noise = p.noise and Noise(*(None if n is None else n.cuda() for n in p.noise))
+    return replace(on_gpu, noise=noise, **flags)
 
 
 def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any]:
@@ -93,7 +121,7 @@ def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any
     ):
         q = p.with_leaves(leaves)
         args = (q.x, q.h, q.c, q.weights, q.sel)
-        y, (h, c), _ = triton.scan(*args, live=p.live, reset=p.reset)
+        y, (h, c), _ = triton.scan(*args, noise=p.noise, live=p.live, reset=p.reset)
     saved = Saved(*kept[-len(Saved._fields) :])
     loss = sum((v * towards(v)).sum() for v in (y, h, c))
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -428,7 +456,7 @@ def test_without_gradients_the_outputs_are_the_same(name: str, mode: str) -> Non
     args = (p.x, p.h, p.c, p.weights, p.sel)
     for _ in range(3):  # the first goes through Triton, the others straight to what it compiled
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
-            y, (h, c), _ = triton.scan(*args, live=p.live, reset=p.reset)
+            y, (h, c), _ = triton.scan(*args, noise=p.noise, live=p.live, reset=p.reset)
         for got, expected, what in zip((y, h, c), want, ("y", "h", "c"), strict=True):
             assert relative(got, expected.double()) < MODES[mode].error, what
 
@@ -498,7 +526,7 @@ def test_auto_takes_it_where_it_applies() -> None:
     cuda = torch.device("cuda")
     p = problem("balls")
     assert resolve("auto", cuda, p.sel, 50, torch.float32) == "triton"
-    assert resolve("auto", cuda, p.sel, 129, torch.float32) == "compiled"
+    assert resolve("auto", cuda, p.sel, 257, torch.float32) == "compiled"
     assert resolve("auto", cuda, p.sel, 50, torch.float64) == "compiled"
     assert resolve("auto", cuda, p.sel, 50, torch.float32, B=2**31) == "compiled"
 

@@ -126,7 +126,7 @@ def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPat
 
 def bits(p: Problem) -> tuple[Tensor, Tensor]:
     """Who woke and what each cell took in, as the kernels write it."""
-    given = (p.x, p.h, p.c, p.weights, p.sel, p.live, p.reset, torch.float32)
+    given = (p.x, p.h, p.c, p.weights, p.sel, None, None, p.reset, torch.float32)
     *_, saved = forward.forward(*given, save=True, keep=True)
     return saved.act, saved.bits
 
@@ -193,7 +193,7 @@ def _best(SCORES, OUT, k: tl.constexpr, n: tl.constexpr, R: tl.constexpr):
     tl.store(OUT + r, best(keys, k, n))
 
 
-@pytest.mark.parametrize(("k", "n"), [(1, 8), (2, 3), (4, 6), (7, 8)])
+@pytest.mark.parametrize(("k", "n"), [(1, 8), (2, 3), (4, 6), (7, 8), (8, 9), (1, 16), (15, 16)])
 def test_the_best_are_those_with_fewer_ahead(k: int, n: int) -> None:
     scores = torch.randint(-3, 4, (n, 256), generator=seeded(k)).float()
     # Subnormal numbers differ, too; of both zeros the lower index wins, and NaN comes first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +14,12 @@ from riglstm.checks import learns, product_dtype, product_on, untraced
 from riglstm.scan.base import BackendError
 from riglstm.scan.triton.autograd import differentiable
 from riglstm.scan.triton.forward import run
-from riglstm.scan.triton.kernels.common import interpreted
+from riglstm.scan.triton.kernels.common import MOST, interpreted
 from riglstm.scan.triton.launch import watched
-from riglstm.selection import Noise, Selection
+from riglstm.selection import Noise, Selection, choose_cells, weigh_peers, weigh_views
+
+LARGEST = 256
+"""Numbers of a cell."""
 
 
 def refusal(
@@ -46,13 +50,13 @@ def _refused(
 ) -> str | None:
     if kind != "cuda" and not interpreted():
         return f"a CUDA device, got {kind!r}"
-    if not {sel.cells, sel.views, sel.peers} <= {"top", "all"}:
+    if not {sel.cells, sel.views, sel.peers} <= {"top", "all", "random"}:
         got = f"cells={sel.cells!r}, views={sel.views!r}, peers={sel.peers!r}"
-        return f"cells, views and peers that are 'top' or 'all', got {got}"
-    if max(sel.N, sel.K) > 8:
-        return f"at most 8 cells and 8 views, got {sel.N} and {sel.K}"
-    if not 16 <= d <= 128:
-        return f"cells of size 16 to 128, got {d}"
+        return f"cells, views and peers that are 'top', 'all' or 'random', got {got}"
+    if max(sel.N, sel.K) > MOST:
+        return f"at most {MOST} cells and {MOST} views, got {sel.N} and {sel.K}"
+    if d > LARGEST:
+        return f"cells of size {LARGEST} at most, got {d}"
     if dtype != torch.float32 or product not in (torch.float32, torch.bfloat16):
         return f"float32, or bfloat16 under autocast, got {dtype} and products in {product}"
     return None
@@ -75,11 +79,44 @@ def scan(
     """See `riglstm.scan.scan`."""
     product = _checked(x.shape[1], h, c, weights, sel)
     save = learns(x, h, c, *weights)
+    wake = None if live is None else -live.int()  # every bit, or none
+    take = None
+    if noise is not None:
+        sel, wake, take = drawn(sel, noise, wake)
+    masks = (wake, take, reset)
     if save or watched(x, h, c, *weights):
-        y, h, c, woke = differentiable(x, h, c, weights, live, reset, sel, product, save)
+        y, h, c, woke = differentiable(x, h, c, weights, *masks, sel, product, save)
     else:
-        y, h, c, woke = run(x, h, c, weights, sel, live, reset, product)
+        y, h, c, woke = run(x, h, c, weights, sel, *masks, product)
     return y, (h, c), woke
+
+
+def drawn(
+    sel: Selection, noise: Noise, wake: Tensor | None
+) -> tuple[Selection, Tensor | None, Tensor | None]:
+    """What `random` rules choose, as masks under which the rules that are left take everything.
+
+    They rank the noise, which is there before the first step. The masks have a bit for each cell
+    that may wake, (T, B), of those in `wake`, and one for each slot that a cell may take in,
+    (T, B, N); None: all.
+    """
+    rules: dict[str, Any] = {n: "all" for n, draw in noise._asdict().items() if draw is not None}
+    take = None
+    if noise.cells is not None:
+        chosen = _bits(choose_cells(noise.cells, sel, noise.cells))
+        wake = chosen if wake is None else wake & chosen
+    if noise.views is not None:
+        take = _bits(weigh_views(noise.views, sel, noise.views)) | -1 << sel.K
+    if noise.peers is not None:
+        heard = _bits(weigh_peers(noise.peers, sel, noise.peers)) << sel.K | (1 << sel.K) - 1
+        take = heard if take is None else take & heard
+    return replace(sel, **rules), wake, take
+
+
+def _bits(chosen: Tensor) -> Tensor:
+    """A mask (..., n) as whole numbers (...), a bit each."""
+    n = torch.arange(chosen.shape[-1], dtype=torch.int32, device=chosen.device)
+    return (chosen.int() << n).sum(-1, dtype=torch.int32)
 
 
 @untraced

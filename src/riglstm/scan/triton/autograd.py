@@ -28,7 +28,8 @@ def differentiable(
     h: Tensor | None,
     c: Tensor | None,
     weights: Weights,
-    live: Tensor | None,
+    wake: Tensor | None,
+    take: Tensor | None,
     reset: Tensor | None,
     sel: Selection,
     product: torch.dtype,
@@ -36,7 +37,7 @@ def differentiable(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y (T, B, N, d), final h and c, and who woke; can be differentiated once."""
     h, c = begin(x, h, c, weights, sel)
-    given = (x, h, c, *weights, live, reset)
+    given = (x, h, c, *weights, wake, take, reset)
     apply: Any = forward if not save or watched(*given) else _Scan.apply
     y, h, c, _, woke, *_ = apply(*given, *flat(sel), product, save)
     return y, h, c, woke
@@ -52,7 +53,8 @@ def _forward(
     b: Tensor | None,
     W_q: Tensor | None,
     update_bias: Tensor | None,
-    live: Tensor | None,
+    wake: Tensor | None,
+    take: Tensor | None,
     reset: Tensor | None,
     N: int,
     K: int,
@@ -72,7 +74,7 @@ def _forward(
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
     refuse_transforms("triton")  # in a graph nobody has asked before
-    given = (x, h, c, weights, sel, live, reset, product)
+    given = (x, h, c, weights, sel, wake, take, reset, product)
     y, h, c, saved = on_device(*given, save, keep=True)
     assert isinstance(saved, Saved)
     return y, h, c, *saved
@@ -84,7 +86,7 @@ forward = torch.library.custom_op("riglstm::triton_forward", _forward, mutates_a
 @forward.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     refuse_transforms("triton")
-    W_in, W_q, rules, product, save = args[0], args[4], args[8:17], args[17], args[18]
+    W_in, W_q, (*rules, product, save) = args[0], args[4], args[9:]
     T, (B, _, d) = x.shape[0], h.shape
     z = sizes(d, Selection(*rules), W_q is not None, product)
     y = h.new_empty(T, *h.shape)
@@ -171,11 +173,11 @@ def _pull(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, h, c, *rest = inputs
-    weights, (live, reset, *rules, product, ctx.saves) = rest[:6], rest[6:]
+    weights, masks, (*rules, product, ctx.saves) = rest[:6], rest[6:9], rest[9:]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[3:])
     # As in `batched`: a graph may have been made without gradients.
-    kept = output[3:] if ctx.saves else (c, live, reset)
+    kept = output[3:] if ctx.saves else (c, *masks)
     ctx.save_for_backward(x, h, output[0], *weights, *kept)
     ctx.rules, ctx.product = tuple(rules), product
 
@@ -186,9 +188,9 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     x, h, y, *rest = ctx.saved_tensors
     weights, kept = rest[:6], rest[6:]
     if not ctx.saves:
-        c, live, reset = kept
+        c, *masks = kept
         with torch.no_grad():
-            again = forward(x, h, c, *weights, live, reset, *ctx.rules, ctx.product, True)
+            again = forward(x, h, c, *weights, *masks, *ctx.rules, ctx.product, True)
         kept = again[3:]
     dy, dh, dc = grads[:3]
     dy = y.new_zeros(y.shape) if dy is None else dy
@@ -211,7 +213,7 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         )
         dx, *dw = asked(dx, dW, *wanted)
     states = (g if need else None for g, need in zip((dh, dc), needs_state, strict=True))
-    return dx, *states, *dw, *(None,) * (2 + len(ctx.rules) + 2)
+    return dx, *states, *dw, *(None,) * (3 + len(ctx.rules) + 2)
 
 
 class _Scan(torch.autograd.Function):

@@ -23,6 +23,7 @@ from riglstm.scan.triton.plan import (
     Saved,
     Sizes,
     backward_tiles,
+    padded,
     precision,
     programs_on,
     sizes,
@@ -177,6 +178,8 @@ class BackwardPlan(NamedTuple):
     views: Launch
     view_rows: int
     """That a program of `views` takes."""
+    view_columns: int
+    """Programs for a view's numbers."""
     inputs: Launch
     """Writes out what cells took in, for cuBLAS."""
     split: Launch
@@ -207,20 +210,21 @@ def plan_backward(
     # In the interpreter each program takes as long, however much it does.
     BL, BS = (8, 64) if interpreted() else (1, 4)
     lines = prepare(
-        lines_kernel, **common, G=G, BL=BL, BG=power_of_two(4 * d),
+        lines_kernel, **common, G=G, BL=BL, BG=power_of_two(4 * d if G == 5 else L),
         BQ=power_of_two(max(1, L - 4 * d)), PER_CELL=per_cell,
     )  # fmt: skip
     of_views = views_tiles(z, device)
     views = prepare(views_kernel, **common, **rounding, **of_views)
     inputs = prepare(
-        inputs_kernel, N=N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=power_of_two(z.P), WIDTH=wide,
+        inputs_kernel, N=N, S=z.S, P=z.P, BS=power_of_two(z.S), BP=padded(z.P), WIDTH=wide,
         ONE=one,
     )  # fmt: skip
     split = prepare(
         split_kernel, **common, P=z.P, G=G, WIDTH=wide, ONE=one, BL=BS, BG=power_of_two(G * d)
     )
     return BackwardPlan(
-        *(tile, phases, tiles, programs, lines, views, of_views["BM"], inputs, split),
+        *(tile, phases, tiles, programs, lines, views, of_views["BM"], -(-d // of_views["BP"])),
+        *(inputs, split),
         lines_at_once=(BL, BS),
     )
 
@@ -330,7 +334,7 @@ def backward(
             now = rows_from(dV, t0)
             part = None if of_views is None else rows_from(of_views, i * row_tiles)
             R = (t1 - t0) * B
-            grid = (z.K, -(-R // plan.view_rows))
+            grid = (z.K, -(-R // plan.view_rows), plan.view_columns)
             bits = first_row(saved.bits, t0 * B)
             plan.views(grid, (*piece, *packed, bits, now, part, R))
         if total is not None:

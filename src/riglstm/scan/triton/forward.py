@@ -200,12 +200,13 @@ def run(
     c: Tensor | None,
     weights: Weights,
     sel: Selection,
-    live: Tensor | None,
+    wake: Tensor | None,
+    take: Tensor | None,
     reset: Tensor | None,
     product: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y (T, B, N, d), final h and c, and who woke: `on_device`, with nothing kept."""
-    given = (x, h, c, weights, sel, live, reset, product)
+    given = (x, h, c, weights, sel, wake, take, reset, product)
     y, h, c, held = on_device(*given, save=False, keep=False)
     return y, h, c, held.woke
 
@@ -216,7 +217,8 @@ def on_device(
     c: Tensor | None,
     weights: Weights,
     sel: Selection,
-    live: Tensor | None,
+    wake: Tensor | None,
+    take: Tensor | None,
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
@@ -229,11 +231,10 @@ def on_device(
     W = weights.W
     if W.is_cuda and W.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(W):
-            return on_device(x, h, c, weights, sel, live, reset, product, save, keep)
+            return on_device(x, h, c, weights, sel, wake, take, reset, product, save, keep)
     h, c = None if h is None else plain(h), None if c is None else plain(c)
-    live = None if live is None else live.contiguous()
-    reset = None if reset is None else reset.contiguous()
-    given = (plain(x), h, c, whole(weights), sel, live, reset, product)
+    wake, take, reset = (None if m is None else m.contiguous() for m in (wake, take, reset))
+    given = (plain(x), h, c, whole(weights), sel, wake, take, reset, product)
     y, h, c, held = forward(*given, save, keep)
     return y, h.clone(), c, held
 
@@ -244,7 +245,8 @@ def forward(
     c: Tensor | None,
     weights: Weights,
     sel: Selection,
-    live: Tensor | None,
+    wake: Tensor | None,
+    take: Tensor | None,
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
@@ -252,8 +254,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
     """y (T, B, N, d), the final h, which is a part of y, and c, and what kernels left.
 
-    Without h and c they are zero. What is left is `Saved` if it is to be kept; with `save` it is
-    all that a backward pass needs, and otherwise some of it is empty.
+    Without h and c they are zero. `wake` and `take` are those of `riglstm.scan.triton.drawn`: bits
+    of cells that may wake, and of slots that each may take in. What is left is `Saved` if it is to
+    be kept; with `save` it is all that a backward pass needs, and otherwise some of it is empty.
     """
     like = weights.W if h is None else h
     T, B, _ = x.shape
@@ -296,9 +299,9 @@ def forward(
 
     def run(phase: int, programs: int, t0: int, t1: int) -> None:
         arguments = (
-            h0, c_n, X, held.XH, x_unit, work.W, w_unit, bias, weights.update_bias, live, reset, y,
-            proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a, work.listed,
-            work.counts, work.counter, *source, B, t0, t1,
+            h0, c_n, X, held.XH, x_unit, work.W, w_unit, bias, weights.update_bias, wake, take,
+            reset, y, proposal, held.act, held.woke, held.bits, held.gates, held.c, held.a,
+            work.listed, work.counts, work.counter, *source, B, t0, t1,
         )  # fmt: skip
         plan.phases[phase]((programs,), arguments)
 

@@ -224,7 +224,8 @@ def _check(layer: Layer, x: Tensor, own: Parameters) -> Checked | None:
     """A layer after a call in full; None where its launches cannot be recorded."""
     W, device = Weights(*own).W, x.get_device()  # type: ignore[arg-type]
     problem = (layer.selection, layer.cell_size, W.dtype, x.shape[1])
-    if not KNOWN or resolve(layer.backend, x.device, *problem) != "triton":
+    # What is drawn is drawn anew for each call.
+    if not KNOWN or layer.selection.draws or resolve(layer.backend, x.device, *problem) != "triton":
         return None
     for w in own:
         if w is not None and (
@@ -250,7 +251,7 @@ def record(x: Tensor, hx: State | None, checked: Checked) -> tuple[Made | None, 
     h, c = (None, None) if hx is None else (s.view(B, sel.N, d) for s in hx)
     product = product_on("cuda", torch.float32)
     with recorded() as launches:
-        y, h_n, c_n, woke = run(x, h, c, weights, sel, None, None, product)
+        y, h_n, c_n, woke = run(x, h, c, weights, sel, None, None, None, product)
     made = y.flatten(2), (of_shape(h_n, 1, B, H), of_shape(c_n, 1, B, H))
     return made, _recording(launches, (y, c_n, x, h, c, *weights), woke, (T, B, H), checked)
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from riglstm.scan.triton.kernels.common import KNOWN, interpreted, power_of_two
-from riglstm.scan.triton.kernels.input_map import LINES, halve_kernel, map_kernel
+from riglstm.scan.triton.kernels.common import KNOWN, SLOTS, interpreted, lines_of, power_of_two
+from riglstm.scan.triton.kernels.input_map import halve_kernel, lines_at_once, map_kernel
 from riglstm.scan.triton.kernels.pack import COLUMNS, hold_kernel, pack_kernel
 from riglstm.scan.triton.kernels.resident import resident_kernel
 from riglstm.scan.triton.kernels.tiled import tiled_kernel
@@ -100,6 +100,11 @@ def aligned(n: int, dtype: torch.dtype) -> int:
     """n rounded up to 16 bytes."""
     many = 16 // dtype.itemsize
     return -(-n // many) * many
+
+
+def padded(n: int) -> int:
+    """The power of two that holds n, 16 at the least: no product is shorter."""
+    return max(16, power_of_two(n))
 
 
 def in_pieces(n: int) -> int:
@@ -217,23 +222,49 @@ def _rows(device: torch.device) -> int:
     return 1 if interpreted() or chip(device)[0] >= FEW else 2
 
 
+def small(z: Sizes) -> bool:
+    """True if a warp can have a cell, or a view, and hold a vector of it."""
+    return max(z.N, z.K) <= SLOTS and z.P <= 128
+
+
+def _few_rows(B: int, BN: int, dtype: torch.dtype) -> int:
+    """Rows of a tile that holds all of up to 64 sequences.
+
+    With products of float32, three in TF32 each, a wide tile takes as long as it has rows.
+    """
+    return 32 if B <= 32 and BN > 32 and dtype.itemsize == 4 else 64
+
+
+def _fewer(RB: int, N: int, BP: int) -> int:
+    """RB, or as many sequences as have no more numbers than RB of 8 cells of 128 have."""
+    return max(1, RB * 1024 // max(1024, int(lines_of(N)) * BP))
+
+
 def forward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
-    """Tiles of the tiled kernel, by the number of sequences and the width of a number."""
-    BP, short = power_of_two(z.P), z.held.itemsize == 2
+    """Tiles of the tiled kernel, by the number of sequences and the width of a number.
+
+    COMPACT: tiles are filled from lists of the sequences whose cell is awake.
+    """
+    BP, short, compact = padded(z.P), z.held.itemsize == 2, B > FEW or not small(z)
     BM, BN, RB, warps = 128, 128, 4, 8
 
     def tiles(BN: int) -> int:
         return z.N * columns(z, BN)
 
     if B <= FEW:
-        BM, BN, RB = 64, _narrowest(tiles, device), _rows(device)
+        BN, RB = _narrowest(tiles, device), _rows(device)
+        BM = _few_rows(B, BN, z.held)
     elif short and (half := _shorter(B, tiles, device)):
         BM, BN, RB, warps = 64, half, 2, 4
-    BK = BP if short and B <= FEW else min(BP, 64)
+    lines = lines_of(z.N)
+    RB = min(_fewer(RB, z.N, BP), 32 // lines)  # who woke is a bit of one whole number
+    BK = min(BP, 64) if compact or not short else BP
     tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "WARPS": warps, "num_warps": warps}
     tile["STAGES"] = stages(device, 4 if short else 7, BM + BN, BK, z.held)
-    tile["POLLING"] = KNOWN and B > FEW and z.d % 4 == 0 and BP >= 32
-    return tile | {"COMPACT": B > FEW, "FLAT": B > FEW or not short}
+    # A thread has four numbers of a piece then, side by side.
+    fours = RB * lines == 4 * warps and BP >= 32
+    tile["POLLING"] = KNOWN and compact and fours and z.d % 4 == 0 and z.d <= 128
+    return tile | {"COMPACT": compact, "FLAT": compact or not short}
 
 
 def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | None:
@@ -244,7 +275,7 @@ def resident_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any] | N
     """
     many = columns(z, 32, by_gate=True)
     left = 0 if interpreted() else chip(device)[0] - z.N * many
-    if B > FEW or z.held.itemsize > 2 or left < 0:
+    if B > FEW or not small(z) or z.held.itemsize > 2 or left < 0:
         return None
     tile = {n: v for n, v in forward_tiles(z, B, device).items() if n in ("BM", "BP", "num_warps")}
     RB = next((RB for RB in (1, 2) if left >= -(-FEW // RB)), None)
@@ -266,17 +297,20 @@ def backward_tiles(z: Sizes, B: int, device: torch.device) -> dict[str, Any]:
     if B <= FEW:
         # Two pieces at a time where L has whole pairs of them: loads need no mask.
         BK = PIECE if z.L % (2 * PIECE) else 2 * PIECE
-        BM, BN, RB = 64, _narrowest(tiles, device), _rows(device)
+        BN, RB = _narrowest(tiles, device), _rows(device)
+        BM = _few_rows(B, BN, z.back)
     elif z.back.itemsize == 2 and (half := _shorter(B, tiles, device)):
         BM, BN, RB, warps = (64, 64, 1, 4) if half == 64 else (64, 128, 2, 8)
-    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": power_of_two(z.d), "num_warps": warps}
+    BP = padded(z.d)
+    RB = _fewer(RB, z.N, BP)
+    tile = {"BM": BM, "BN": BN, "BK": BK, "RB": RB, "BP": BP, "num_warps": warps}
     tile["STAGES"] = stages(device, 3, BM + BN, BK, z.back)
     return tile | {"COMPACT": B > FEW}
 
 
 def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
-    """Tiles of the kernel for the gradient of views."""
-    BM, BP = 128, power_of_two(z.d)
+    """Tiles of the kernel for the gradient of views, BP numbers of one each."""
+    BM, BP = 128, min(128, padded(z.d))
     tile = {"BM": BM, "BK": PIECE, "BP": BP, "num_warps": 8}
     return tile | {"STAGES": stages(device, 4, BM + BP, PIECE, z.back)}
 
@@ -454,14 +488,15 @@ def plan_forward(
         most = None if mapping else max(tiles, B)
         programs = tiles if interpreted() else programs_on(device, most)
     hold = prepare(
-        hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=power_of_two(z.P),
+        hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=padded(z.P),
         BH=power_of_two(N * d),
     )  # fmt: skip
+    BW = power_of_two(z.K * z.P)
     pack = prepare(
-        pack_kernel, N=N, K=z.K, d=d, P=z.P, G=z.G, D=features, BN=BN, BP=power_of_two(z.P),
-        BW=power_of_two(z.K * z.P), TILES=per_cell, PER_CELL=query == 3, BY_GATE=by_gate,
+        pack_kernel, N=N, K=z.K, d=d, P=z.P, G=z.G, D=features, BN=BN, BP=padded(z.P), BW=BW,
+        TILES=per_cell, PER_CELL=query == 3, BY_GATE=by_gate,
     )  # fmt: skip
-    packing = N * per_cell * (BN // COLUMNS) + -(-features // LINES)
+    packing = N * per_cell * (BN // COLUMNS) + -(-features // lines_at_once(BW))
     return ForwardPlan(
         *(z, tile, by_gate, direct, ours, hold, pack, packing, mapping, phases, programs),
         layouts={},

@@ -17,10 +17,10 @@ import triton.language as tl
 
 from riglstm.scan.triton.kernels.common import (
     _FRESH,
-    _SLOTS,
     dealt,
     fetch,
     grid_barrier,
+    lines_of,
     quarter_of,
     quarters,
     tanh,
@@ -92,21 +92,18 @@ def _slots_of(t, b, B, T, BITS, N: tl.constexpr):
 
 
 @triton.jit
-def _parts(b, B, bits, every, PART, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr,
-           BP: tl.constexpr):  # fmt: skip
-    """What each cell gave to the gradient (RB, 8, BP) of the states that it heard.
+def _part(j, b, B, bits, every, PART, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr,
+          BP: tl.constexpr):  # fmt: skip
+    """What cell j gave to the gradient (RB, lines, BP) of the states that it heard.
 
-    Of its bits those of `every` (RB) count, which the loads thus wait for.
+    Of its bits (RB) those of `every` (RB) count, which the load thus waits for.
     """
-    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    n, e = tl.arange(0, lines_of(N))[None, :], tl.arange(0, BP)[None, None, :]
     inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
-    parts = ()
-    for j in tl.static_range(N):
-        heard = (((bits[j] & every)[:, None] >> (K + n)) & 1) != 0
-        part = PART + ((b * N + j) * (N * d))[:, None, None] + (n * d)[:, :, None] + _in_fours(e)
-        use = inside & heard[:, :, None]
-        parts += (tl.load(part, mask=use, other=0.0, cache_modifier=".cg").to(tl.float32),)
-    return parts
+    heard = (((bits & every)[:, None] >> (K + n)) & 1) != 0
+    part = PART + ((b * N + j) * (N * d))[:, None, None] + (n * d)[:, :, None] + _in_fours(e)
+    use = inside & heard[:, :, None]
+    return tl.load(part, mask=use, other=0.0, cache_modifier=".cg").to(tl.float32)
 
 
 @triton.jit
@@ -130,7 +127,7 @@ def _grads(
 
     D5 of a cell that slept is zero.
     """
-    n, e = tl.arange(0, _SLOTS)[None, :], tl.arange(0, BP)[None, None, :]
+    n, e = tl.arange(0, lines_of(N))[None, :], tl.arange(0, BP)[None, None, :]
     inside = (b < B)[:, None, None] & (n < N)[:, :, None] & (e < d)
     at = (n * d)[:, :, None] + e
     here = (b * (N * d))[:, None, None] + at
@@ -159,8 +156,14 @@ def _grads(
         q = tl.load(saved + 4 * d, mask=use, other=0.0).to(tl.float32)
         old = tl.where(t == 0, h0, Y + tl.cast(t - 1, tl.int64) * (B * N * d))
         h = tl.load(old + here, mask=use, other=0.0)
-    parts = _parts(b, B, bits, tl.where(act < 0, 0, -1), PART, N, K, d, BP)
-    woke = ((act[:, None] >> n) & 1) != 0  # (RB, 8)
+    every = tl.where(act < 0, 0, -1)
+    # Where there are not the registers for all parts, each is loaded where it is added.
+    AHEAD: tl.constexpr = N * b.shape[0] * lines_of(N) * BP <= 1 << 15
+    parts = ()
+    if AHEAD:
+        for j in tl.static_range(N):
+            parts += (_part(j, b, B, bits[j], every, PART, N, K, d, BP),)
+    woke = ((act[:, None] >> n) & 1) != 0  # (RB, lines)
     if COMPACT:
         free = tl.atomic_add(COUNT + t * N + n + 0 * act[:, None], 1, mask=woke, sem="relaxed")
     tl.debug_barrier()
@@ -173,7 +176,7 @@ def _grads(
     tanh_c = tanh(tl.where(awake, f * c_old + i * g, 0.0))
     dh = tl.where((act < 0)[:, None, None], 0.0, dh)  # never, but the compiler does not know
     for j in tl.static_range(N):
-        dh += parts[j]
+        dh += parts[j] if AHEAD else _part(j, b, B, bits[j], every, PART, N, K, d, BP)
     dh += dy
 
     place = tl.cast(t - first, tl.int64) * B + b
@@ -247,13 +250,13 @@ def backward_kernel(
         if PHASE & 8:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
                 b = r * RB + tl.arange(0, RB)
-                n, e = tl.arange(0, _SLOTS)[None, :, None], tl.arange(0, BP)[None, None, :]
+                n, e = tl.arange(0, lines_of(N))[None, :, None], tl.arange(0, BP)[None, None, :]
                 inside = (b < B)[:, None, None] & (n < N) & (e < d)
                 at = DH + (b * (N * d))[:, None, None] + n * d + e
                 dh = tl.load(at, mask=inside, other=0.0)
-                parts = _parts(b, B, _slots_of(t, b, B, T, BITS, N), -1, PART, N, K, d, BP)
+                bits = _slots_of(t, b, B, T, BITS, N)
                 for j in tl.static_range(N):
-                    dh += parts[j]
+                    dh += _part(j, b, B, bits[j], -1, PART, N, K, d, BP)
                 tl.store(at, dh, mask=inside)
         if PHASE & 1:
             for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
@@ -292,7 +295,7 @@ def views_kernel(
     BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one view: D5 of all cells that took it in times their weights for it.
+    """The gradient of BP numbers of a view: D5 of all who took it in times their weights for it.
 
     SUMS (tiles of rows, K·d), if it is asked for, gets the sum over a tile's rows.
     """
@@ -304,6 +307,8 @@ def views_kernel(
         bits = tl.load(BITS + row * N + cell, mask=there, other=0)
         takers |= ((bits >> k) & 1) << cell
     unit = tl.arange(0, BP)
+    if d > BP:
+        unit += tl.program_id(2) * BP
     CHUNKS: tl.constexpr = L // BK
     within = tl.arange(0, BK)[None, :]
     tl.static_assert(L % BK == 0)

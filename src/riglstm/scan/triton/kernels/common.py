@@ -12,8 +12,10 @@ import triton.language as tl
 KNOWN = triton.__version__.startswith(("3.6.", "3.9."))
 """True for versions of Triton whose `run` of a compiled kernel takes addresses, as `Launch` gives
 them, and in which a thread holds fours of what is loaded, which `polling.py` relies on."""
+MOST = 16
+"""Most cells, and most views: a cell's slots are bits of one whole number."""
 SLOTS = 8
-"""Most cells, and most views: lines of a vector tile, and warps of the resident kernel."""
+"""Most cells, and most views, where a warp has one of them: in the resident kernel and `select`."""
 LINE = 32
 """Integers in a cache line. Counters that are polled lie in lines of their own."""
 FRESH = 16
@@ -192,22 +194,31 @@ def _sign(x):
 
 @triton.jit
 def best(keys, k: tl.constexpr, n: tl.constexpr):
-    """A bit for each of the k > 0 largest of n keys; of equals, the lower index (P4).
-
-    Four bits of a whole number count how many are ahead of a key.
-    """
+    """A bit for each of the k > 0 largest of n keys; of equals, the lower index (P4)."""
     ranks = tl.zeros_like(keys[0]).to(tl.int32)
-    for j in tl.static_range(1, n):
-        for i in tl.static_range(j):
-            # Of two, one more is ahead of the one or of the other. The sign of a difference tells
-            # which: a comparison is thought to take longer until it can be used.
-            sign = _sign(keys[i] - keys[j])
-            ranks += (sign & ((1 << (4 * i)) - (1 << (4 * j)))) + (1 << (4 * j))
-    # The highest of the four bits is set where k or more are ahead.
-    bits = (~(ranks + (8 - k) * 0x11111111) >> 3) & (0x11111111 & ((1 << (4 * n)) - 1))
-    bits = (bits | (bits >> 3)) & 0x03030303
-    bits = (bits | (bits >> 6)) & 0x000F000F
-    return (bits | (bits >> 12)) & 0xFF
+    if n <= 8:
+        # Four bits of a whole number count how many are ahead of a key.
+        for j in tl.static_range(1, n):
+            for i in tl.static_range(j):
+                # Of two, one more is ahead of the one or of the other. The sign of a difference
+                # tells which: a comparison is thought to take longer until it can be used.
+                sign = _sign(keys[i] - keys[j])
+                ranks += (sign & ((1 << (4 * i)) - (1 << (4 * j)))) + (1 << (4 * j))
+        # The highest of the four bits is set where k or more are ahead.
+        bits = (~(ranks + (8 - k) * 0x11111111) >> 3) & (0x11111111 & ((1 << (4 * n)) - 1))
+        bits = (bits | (bits >> 3)) & 0x03030303
+        bits = (bits | (bits >> 6)) & 0x000F000F
+        return (bits | (bits >> 12)) & 0xFF
+    else:
+        bits = ranks
+        for j in tl.static_range(n):
+            ahead = ranks
+            for i in tl.static_range(j):
+                ahead += 1 + _sign(keys[i] - keys[j])
+            for i in tl.static_range(j + 1, n):
+                ahead -= _sign(keys[j] - keys[i])
+            bits |= tl.where(ahead < k, 1 << j, 0)
+        return bits
 
 
 def power_of_two(n: int) -> int:
@@ -331,24 +342,37 @@ def column_unit(u, col, d: tl.constexpr, BN: tl.constexpr):
     return tl.where(u < UNITS, unit, (u - UNITS) * BN + gate * (BN // 4) + lane)
 
 
-# Vector tiles are (8, RB, PIECE): a line for each cell, RB sequences, and a piece of a vector. It
-# lies in a few lanes that add up most of it each for itself. A vector is a tuple of its M pieces.
-# Every sum over d goes piece by piece and then in the same order over a piece, so that equal
-# vectors get equal scores to the last bit (P4). A piece is 32 numbers: eight lanes take four each.
+# Vector tiles are (lines, RB, PIECE): a line for each cell, RB sequences, and a piece of a vector.
+# It lies in a few lanes that add up most of it each for itself. A vector is a tuple of its M
+# pieces. Every sum over d goes piece by piece and then in the same order over a piece, so that
+# equal vectors get equal scores to the last bit (P4). A piece is 32 numbers: eight lanes take four
+# each.
 _PIECE = tl.constexpr(32)
 
 
+@triton.constexpr_function
+def lines_of(N: int) -> int:
+    """Lines of a vector tile, which hold N cells."""
+    return 8 if N <= 8 else 16
+
+
+@triton.constexpr_function
+def in_registers(vectors: int, M: int, N: int, RB: int, WARPS: int) -> bool:
+    """True if so many vectors of M pieces take a thread at most 128 registers."""
+    return vectors * M * (8 if N <= 8 else 16) * RB <= 128 * WARPS
+
+
 @triton.jit
-def tile_of(V, b, ROW: tl.constexpr, SLOT: tl.constexpr, PIECE: tl.constexpr):
-    """Addresses (8, RB, PIECE) of the first pieces of the cells' vectors; 0 for SLOT: all one."""
-    n, e = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, PIECE)[None, None, :]
+def tile_of(V, b, N: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr, PIECE: tl.constexpr):
+    """Addresses (lines, RB, PIECE) of the first pieces of N vectors; 0 for SLOT: all one."""
+    n, e = tl.arange(0, lines_of(N))[:, None, None], tl.arange(0, PIECE)[None, None, :]
     return V + tl.cast(b, tl.int64)[None, :, None] * ROW + n * SLOT + e
 
 
 @triton.jit
 def inside(i: tl.constexpr, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
-    """Which numbers (8, RB, PIECE) of piece i there are, of rows where mask is set."""
-    n, e = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, PIECE)[None, None, :]
+    """Which numbers (lines, RB, PIECE) of piece i there are, of rows where mask is set."""
+    n, e = tl.arange(0, lines_of(N))[:, None, None], tl.arange(0, PIECE)[None, None, :]
     return mask[None, :, None] & (n < N) & (i * PIECE + e < d)
 
 
@@ -371,7 +395,7 @@ def write(at, pieces, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexp
 
 @triton.jit
 def store_each(at, value, mask, LANES: tl.constexpr):
-    """Store a number (8, RB) of each cell, by one of the lanes that have its state.
+    """Store a number (lines, RB) of each cell, by one of the lanes that have its state.
 
     They are a dimension along which addresses grow, so that the compiler lays them as for states:
     else it would send all numbers to one warp, through shared memory.
@@ -392,5 +416,5 @@ def products(h, v):
 
 @triton.jit
 def score(h, v):
-    """The sum over d of the products of two vectors, (8, RB)."""
+    """The sum over d of the products of two vectors, (lines, RB)."""
     return tl.sum(products(h, v), 2)

@@ -25,12 +25,15 @@ import triton.language as tl
 
 from riglstm.scan.triton.kernels.common import power_below, to_nearest, unit_of
 
-LINES = 8
-"""Lines of W_in that a program packs."""
-_LINES = tl.constexpr(LINES)
 # Where the largest numbers of a line and of a row end up: float16 ends at 2^16.
 _HIGH = tl.constexpr(2.0**14)
 _BOTH = tl.constexpr(2.0**-28)
+
+
+@triton.constexpr_function
+def lines_at_once(BW: int) -> int:
+    """Lines of W_in that a program packs, BW numbers each."""
+    return min(8, 8192 // BW)
 
 
 @triton.jit
@@ -42,7 +45,8 @@ def pack_lines(
 
     With SIZES (D,), each line is divided by one.
     """
-    line, col = i * _LINES + tl.arange(0, _LINES)[:, None], tl.arange(0, BW)[None, :]
+    LINES: tl.constexpr = lines_at_once(BW)
+    line, col = i * LINES + tl.arange(0, LINES)[:, None], tl.arange(0, BW)[None, :]
     view, e = col // P, col % P
     inside = (line < D) & (view < K)
     w = tl.load(W_IN + line * (K * d) + view * d + e, mask=inside & (e < d), other=0.0)

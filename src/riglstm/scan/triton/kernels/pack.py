@@ -19,8 +19,10 @@ COLUMNS = 32
 _COLUMNS = tl.constexpr(COLUMNS)
 
 
-# Slots that are loaded at once: a thread holds 32 numbers of each.
-_AT_ONCE = tl.constexpr(4)
+@triton.constexpr_function
+def _at_once(BP: int) -> int:
+    """Slots that are loaded at once: a thread holds 32 numbers of each of four."""
+    return 4 if BP <= 128 else 1
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -53,7 +55,7 @@ def _columns(
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     TILES: tl.constexpr, FOLDED: tl.constexpr, PER_CELL: tl.constexpr, BY_GATE: tl.constexpr,
 ):  # fmt: skip
-    """_AT_ONCE slots (BP, BC) from the first on, of columns `col` (1, BC) of tile u of cell j.
+    """_at_once slots (BP, BC) from the first on, of columns `col` (1, BC) of tile u of cell j.
 
     Beyond the last slot they are zero. Columns lie side by side, as in W, so that threads beside
     each other read what lies together.
@@ -72,7 +74,7 @@ def _columns(
         gate, _ = quarter_of(col)
         unit = column_unit(u, col, d, BN)
     out = ()
-    for i in tl.static_range(_AT_ONCE):
+    for i in tl.static_range(_at_once(BP)):
         s = first + i
         k = tl.where(s < S, tl.arange(0, BP), d)[:, None]
         slot = (j * (S - 1) if PER_CELL else 0) + s - tl.where(s > K + j, 1, 0)
@@ -99,6 +101,7 @@ def _pack_tile(
 ):  # fmt: skip
     """_COLUMNS of its columns, see `pack_kernel`: part `tile` of all."""
     S: tl.constexpr = K + N
+    AT_ONCE: tl.constexpr = _at_once(BP)
     PARTS: tl.constexpr = BN // _COLUMNS
     part, tile = tile % PARTS, tile // PARTS
     j, u = tile // TILES, tile % TILES
@@ -107,21 +110,21 @@ def _pack_tile(
     # No load passes a store: so those of several slots are under way before the first store.
     if W_UNIT is not None:
         largest = tl.zeros((BP, _COLUMNS), tl.float32)
-        for first in tl.range(0, S, _AT_ONCE):
+        for first in tl.range(0, S, AT_ONCE):
             slots = _columns(
                 W, W_Q, j, u, first, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
             )  # fmt: skip
-            for i in tl.static_range(_AT_ONCE):
+            for i in tl.static_range(AT_ONCE):
                 largest = tl.maximum(largest, tl.abs(slots[i]))
         size = unit_of(tl.max(largest, 0)[None, :])
         size = tl.where(size == 0, 1.0, size)
         tl.store(W_UNIT + tile * BN + col, size)
     out = OUT + (tile * BN + col).trans() * (S * P) + k
-    for first in tl.range(0, S, _AT_ONCE):
+    for first in tl.range(0, S, AT_ONCE):
         slots = _columns(
             W, W_Q, j, u, first, col, N, K, d, BN, BP, TILES, FOLDED, PER_CELL, BY_GATE
         )  # fmt: skip
-        for i in tl.static_range(_AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
             packed = (slots[i] / size).to(OUT.dtype.element_ty).trans()
             tl.store(out + (first + i) * P, packed, mask=(k < P) & (first + i < S))
 

@@ -8,8 +8,8 @@ stands for itself: the load is no acquire, and whatever else `gates` wrote, such
 be there behind that barrier. (By the letter of CUDA's memory model plain stores race with such
 loads. They go to L2 as they are, a number at a time.)
 
-Shapes: B sequences, N cells of size d, vector tiles (8, RB, 32), up to four of a vector, or one of
-whole vectors.
+Shapes: B sequences, N cells of size d, vector tiles (lines, RB, 32), up to four of a vector, or one
+of whole vectors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riglstm.scan.triton.kernels.common import _INTERPRETED, _SLOTS, inside, read, tile_of
+from riglstm.scan.triton.kernels.common import _INTERPRETED, inside, lines_of, read, tile_of
 
 # All bits are set: a NaN, but not the one that arithmetic and tensor cores give, 0x7FFFFFFF.
 _MARK = tl.constexpr(-1)
@@ -80,7 +80,7 @@ def poll_vectors(
     holds fours side by side: these are laid out alike, as the assembly needs it (`KNOWN`; a test
     reads the layout). After many seconds the kernel ends, as it does in `spin`.
     """
-    at, also = tile_of(PROP, b, N * d, d, PIECE), tile_of(Q, b, N * d, d, PIECE)
+    at, also = tile_of(PROP, b, N, N * d, d, PIECE), tile_of(Q, b, N, N * d, d, PIECE)
     if _INTERPRETED:
         q = read(also, mask, N, d, PIECE) if SOFT else ()
         return read(at, mask, N, d, PIECE), q
@@ -90,8 +90,9 @@ def poll_vectors(
         VECTORS: tl.constexpr = 2 if SOFT else 1
         # Of a piece, that a thread has: of whole vectors there are eight warps.
         FOURS: tl.constexpr = b.shape[0] * PIECE // 128 if PIECE > 32 else 1
-        n = tl.arange(0, _SLOTS)[:, None, None]
-        bits = tl.zeros((_SLOTS, b.shape[0], PIECE), tl.int32)
+        LINES: tl.constexpr = lines_of(N)
+        n = tl.arange(0, LINES)[:, None, None]
+        bits = tl.zeros((LINES, b.shape[0], PIECE), tl.int32)
         for i in tl.static_range(M):
             here = inside(i, mask, N, d, PIECE) & (((act[None, :, None] >> n) & 1) != 0)
             bits += tl.where(here, (17 if SOFT else 1) << i, 0)
@@ -117,8 +118,9 @@ def poll_vectors(
 
 @triton.jit
 def put_mark(at, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
-    """Put MARK to vectors of cells (8, RB) that have one, from these addresses on."""
-    mark = tl.full((_SLOTS, mask.shape[1], PIECE), _MARK, tl.int32).to(tl.float32, bitcast=True)
+    """Put MARK to vectors of cells (lines, RB) that have one, from these addresses on."""
+    mark = tl.full((lines_of(N), mask.shape[1], PIECE), _MARK, tl.int32)
+    mark = mark.to(tl.float32, bitcast=True)
     rows = tl.full((mask.shape[1],), 1, tl.int1)
     for i in tl.static_range((d + PIECE - 1) // PIECE):
         there = inside(i, rows, N, d, PIECE) & mask[:, :, None]

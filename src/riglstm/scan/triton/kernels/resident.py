@@ -282,8 +282,8 @@ def _gates(
 
 @triton.jit(do_not_specialize=["B", "t0", "t1"])
 def resident_kernel(
-    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS,
-    GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
+    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT,
+    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
@@ -325,9 +325,9 @@ def resident_kernel(
         prefetch_views(t0, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
         for t in tl.range(t0, t1, num_stages=1):
             rows_step(
-                t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET,
-                Y, PROP, ACT, WOKE, BITS, A, B, MULTIPLIED, (t - t0) * (N * TILES), N, K, d,
-                P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, POLLING,
+                t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE,
+                MAY_TAKE, RESET, Y, PROP, ACT, WOKE, BITS, A, B, MULTIPLIED, (t - t0) * (N * TILES),
+                N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, POLLING,
             )  # fmt: skip
             arrive(SELECTED)
             prefetch_views(t + 1, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
@@ -364,9 +364,9 @@ def resident_kernel(
             step = tl.cast(t, tl.int64) * B
             if PHASE & 1:
                 rows_phase(
-                    t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, LIVE, RESET,
-                    _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS), _anew(A), B, N, K,
-                    d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
+                    t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE,
+                    RESET, _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS), _anew(A), B,
+                    N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
                 )  # fmt: skip
             if PHASE & 4:
                 target += programs

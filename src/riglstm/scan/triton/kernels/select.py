@@ -1,17 +1,18 @@
 """The row-wise half of a step: Eqs. (20)-(21) of the step before, and the selection, (13)-(16).
 
-A state is finished in vector tiles (8, RB, PIECE). With up to 64 sequences a piece is a whole
+A state is finished in vector tiles (lines, RB, PIECE). Where `select` follows, a piece is a whole
 vector, and a line a warp.
 
-`select`, for up to 64 sequences, takes all scores of all cells at once, in tiles (8, RB, 8, 16):
-what is looked at, RB sequences, cells, and 16 numbers of both. A warp is a cell, eight times four
+`select`, for up to 64 sequences, 8 cells of up to 128 numbers and 8 views, takes all scores of all
+cells at once, in tiles (8, RB, 8, 16): what is looked at, RB sequences, cells, and 16 numbers of
+both. A warp is a cell, eight times four
 lanes are what it looks at: a lane adds up most of a score for itself, and all scores together take
 as many exchanges as one did. Every score is summed in the same order, so that equal vectors get
 equal scores to the last bit (P4). What one warp found and others need, states and the scores that
 wake a cell, goes through shared memory once: a tensor is turned so that a thread holds what all
 lines have, and taken `apart`.
 
-`select_many`, for more sequences, has four cells of a sequence in a warp, a few lanes each, which
+`select_many`, for everything else, has four cells of a sequence in a warp, a few lanes each, which
 look at one vector after another: a view or a peer's state, that each reads for itself from L1.
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
@@ -30,6 +31,8 @@ from riglstm.scan.triton.kernels.common import (
     best,
     comparable,
     fetch,
+    in_registers,
+    lines_of,
     products,
     read,
     score,
@@ -42,7 +45,6 @@ from riglstm.scan.triton.kernels.common import (
 from riglstm.scan.triton.kernels.polling import awake_before, poll_vectors, put_mark
 
 _PART = tl.constexpr(16)
-_BYTES = tl.constexpr(0x01010101)
 
 
 @triton.jit
@@ -61,15 +63,15 @@ def finish(
     row = tl.cast(t - 1, tl.int64) * B + b
     began = there & (b * 0 + t > 0)
     was = tl.where(t < 2, h0, Y + (t - 2) * size)
-    old = read(tile_of(was, b, N * d, d, PIECE), there, N, d, PIECE)
+    old = read(tile_of(was, b, N, N * d, d, PIECE), there, N, d, PIECE)
     POLL: tl.constexpr = act is not None
     if POLL:
         new, q = poll_vectors(PROP, PROP + size, b, there, act, old[0], N, d, PIECE, SOFT)
     else:
-        new = read(tile_of(PROP, b, N * d, d, PIECE), there, N, d, PIECE)
+        new = read(tile_of(PROP, b, N, N * d, d, PIECE), there, N, d, PIECE)
         if SOFT:
-            q = read(tile_of(PROP + size, b, N * d, d, PIECE), there, N, d, PIECE)
-    n = tl.arange(0, _SLOTS)[:, None]
+            q = read(tile_of(PROP + size, b, N, N * d, d, PIECE), there, N, d, PIECE)
+    n = tl.arange(0, lines_of(N))[:, None]
     if SOFT and UPDATE_BIAS is not None:
         bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
     # No load passes a barrier, and all that follows needs the one behind it: so every vector is
@@ -83,18 +85,18 @@ def finish(
     if POLL:
         # Every warp has what it waited for. In the first step nothing has been written yet.
         came = there[None, :] & (woke | (t < 1))
-        put_mark(tile_of(PROP, b, N * d, d, PIECE), came, N, d, PIECE)
+        put_mark(tile_of(PROP, b, N, N * d, d, PIECE), came, N, d, PIECE)
         if SOFT:
-            put_mark(tile_of(PROP + size, b, N * d, d, PIECE), came, N, d, PIECE)
+            put_mark(tile_of(PROP + size, b, N, N * d, d, PIECE), came, N, d, PIECE)
     before = ()
     for i in tl.static_range(len(old)):
         before += (tl.where(stays, old[i], 0.0),)
     states = ()
     if SOFT:
-        ahead = ()
+        change = ()
         for i in tl.static_range(len(old)):
-            ahead += (new[i] - before[i],)
-        logit = SCALE * score(ahead, q)
+            change += (new[i] - before[i],)
+        logit = SCALE * score(change, q)
         if UPDATE_BIAS is not None:
             logit += bias
         a = sigmoid(logit)
@@ -103,12 +105,12 @@ def finish(
             kept = tl.where(woke, a, 0.0)
             store_each(A + row[None, :] * N + n, kept, began[None, :] & (n < N), PIECE // 4)
         for i in tl.static_range(len(old)):
-            h = before[i] + a[:, :, None] * ahead[i]
+            h = before[i] + a[:, :, None] * change[i]
             states += (tl.where(woke[:, :, None], h, before[i]),)
     else:
         for i in tl.static_range(len(old)):
             states += (tl.where(woke[:, :, None], new[i], before[i]),)
-    write(tile_of(Y + (t - 1) * size, b, N * d, d, PIECE), states, began, N, d, PIECE)
+    write(tile_of(Y + (t - 1) * size, b, N, N * d, d, PIECE), states, began, N, d, PIECE)
     return states
 
 
@@ -129,15 +131,17 @@ def apart(x, BITS: tl.constexpr):
 
 @triton.jit
 def select(
-    t, b, B, h, x, unit, live, fresh, c, XH, ACT, WOKE, BITS,
+    t, b, B, h, x, unit, wake, take, fresh, c, XH, ACT, WOKE, BITS,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
 
-    Of a row, `unit`, `live` and `fresh` are None where they are one, true and false. Without
-    c, a reset of it is left to `gates`.
+    Of a row, `wake` (RB) and `take` (RB, 8) are bits of cells that may wake, and of slots that each
+    may take in; None: all. `unit` and `fresh` are None where they are one and false. Without c, a
+    reset of it is left to `gates`.
     """
+    tl.static_assert((N <= _SLOTS) & (K <= _SLOTS) & (BP <= 128))
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
     HELD: tl.constexpr = K + N
@@ -145,12 +149,12 @@ def select(
     if unit is not None:
         held = h * (1.0 / unit)[None, :, None]
     step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
-    write(tile_of(step, b, HELD * P, P, BP), (held,), there, N, P, BP)
+    write(tile_of(step, b, N, HELD * P, P, BP), (held,), there, N, P, BP)
     if fresh is not None:
         h = tl.where((fresh == 0)[None, :, None], h, 0.0)
         if c is not None:
             # Where a state begins anew, what was just kept is zero, as c is to be.
-            write(tile_of(c, b, N * d, d, BP), (h,), there & (fresh != 0), N, d, BP)
+            write(tile_of(c, b, N, N * d, d, BP), (h,), there & (fresh != 0), N, d, BP)
 
     VIEWS: tl.constexpr = (K_a < N) or (K_x < K)
     PEERS: tl.constexpr = K_h > 0 and K_h < N - 1
@@ -186,7 +190,9 @@ def select(
         keys = tl.where(other, comparable(tl.sum(products(own, peers), 3)), -_MOST)
         for_peers = apart(keys.permute(1, 2, 0).reshape(RB, _SLOTS, 2, 2, 2), 3)
 
-    awake = tl.where(there if live is None else live, (1 << N) - 1, 0)
+    awake = tl.where(there, (1 << N) - 1, 0)
+    if wake is not None:
+        awake &= wake
     if K_a < N:
         total = comparable(tl.sum(tl.where(k < K, of_views, 0.0), 0))  # (RB, 8)
         awake &= best(apart(total.reshape(RB, 2, 2, 2), 3), K_a, N)
@@ -203,7 +209,10 @@ def select(
     if fresh is not None:
         code |= fresh << _FRESH
         heard = tl.where((fresh != 0)[:, None], 0, heard)
-    bits = (bits | (heard << K)).permute(1, 0)
+    bits = bits | (heard << K)
+    if take is not None:
+        bits &= take
+    bits = bits.permute(1, 0)
     n = tl.arange(0, _SLOTS)[:, None]
     act = (awake[None, :] >> n) & 1
     mask = there[None, :] & (n < N)
@@ -246,8 +255,8 @@ def prefetch_views(
 
 @triton.jit
 def rows_step(
-    t, b, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B, COUNTER,
-    target,
+    t, b, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT, WOKE, BITS, A,
+    B, COUNTER, target,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
@@ -263,12 +272,16 @@ def rows_step(
     if (K_a < N) or (K_x < K):
         x = views_of_few(t, b, B, X, N, K, d, X_ROW, X_SLOT)
     unit = None
-    live = None
+    wake = None
+    take = None
     fresh = None
     if X_UNIT is not None:
         unit = tl.load(X_UNIT + row, mask=b < B, other=1.0)
-    if LIVE is not None:
-        live = tl.load(LIVE + row, mask=b < B, other=0) != 0
+    if MAY_WAKE is not None:
+        wake = tl.load(MAY_WAKE + row, mask=b < B, other=0)
+    if MAY_TAKE is not None:
+        n = tl.arange(0, _SLOTS)[None, :]
+        take = tl.load(MAY_TAKE + row[:, None] * N + n, mask=(b < B)[:, None] & (n < N), other=0)
     if RESET is not None:
         fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
     act = None
@@ -278,14 +291,15 @@ def rows_step(
         wait(COUNTER, target)
     states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE, act)
     select(
-        t, b, B, states[0], x, unit, live, fresh, c, XH, ACT, WOKE, BITS, N, K, d, P, BP, K_a,
+        t, b, B, states[0], x, unit, wake, take, fresh, c, XH, ACT, WOKE, BITS, N, K, d, P, BP, K_a,
         K_x, K_h,
     )  # fmt: skip
 
 
 @triton.jit
 def rows_phase(
-    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A, B,
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT,
+    WOKE, BITS, A, B,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
@@ -294,16 +308,16 @@ def rows_phase(
     """`rows_step` of all sequences that are this program's."""
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         rows_step(
-            t, r * RB + tl.arange(0, RB), h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y,
-            PROP, ACT, WOKE, BITS, A, B, None, 0, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
-            X_SLOT, SOFT, SAVE,
+            t, r * RB + tl.arange(0, RB), h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE,
+            RESET, Y, PROP, ACT, WOKE, BITS, A, B, None, 0, N, K, d, P, BP, K_a, K_x, K_h, SCALE,
+            X_ROW, X_SLOT, SOFT, SAVE,
         )  # fmt: skip
 
 
 @triton.jit
 def awake_cells(scores, mask, K_a: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Eqs. (13), (14): whether a cell wakes, (8, RB)."""
-    n = tl.arange(0, _SLOTS)
+    """Eqs. (13), (14): whether a cell wakes, (lines, RB)."""
+    n = tl.arange(0, lines_of(N))
     awake = mask[None, :] & (n < N)[:, None]
     if K_a < N:
         total = scores[0]
@@ -312,21 +326,61 @@ def awake_cells(scores, mask, K_a: tl.constexpr, N: tl.constexpr, K: tl.constexp
         key = comparable(total)
         mine, other = key[:, :, None], tl.trans(key)[None, :, :]
         lower = n[None, None, :] < n[:, None, None]
-        ahead = ((other > mine) | ((other == mine) & lower)) & (n < N)[None, None, :]
-        awake = awake & (tl.sum(ahead.to(tl.int32), 2) < K_a)
+        before = ((other > mine) | ((other == mine) & lower)) & (n < N)[None, None, :]
+        awake = awake & (tl.sum(before.to(tl.int32), 2) < K_a)
     return awake
 
 
 @triton.jit
+def _vectors(
+    V, b, there, many: tl.constexpr, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr,
+    ROW: tl.constexpr, SLOT: tl.constexpr, RB: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """All pieces of what cells look at, views or states; none if registers do not hold them."""
+    out = ()
+    if in_registers(many, (d + PIECE - 1) // PIECE, N, RB, WARPS):
+        for k in tl.static_range(many):
+            out += read(tile_of(V + k * SLOT, b, N, ROW, 0, PIECE), there, N, d, PIECE)
+    return out
+
+
+@triton.jit
+def _scores(
+    states, vectors, V, b, there, many: tl.constexpr, N: tl.constexpr, d: tl.constexpr,
+    PIECE: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr,
+):  # fmt: skip
+    """The scores (lines, RB) of each of `_vectors`; without these, they are read one at a time."""
+    M: tl.constexpr = len(states)
+    out = ()
+    if len(vectors) > 0:
+        for k in tl.static_range(many):
+            out += (score(states, vectors[k * M : k * M + M]),)
+    else:
+        i = tl.arange(0, 16)[None, None, :]
+        every = tl.zeros((states[0].shape[0], states[0].shape[1], 16), tl.float32)
+        for k in tl.range(0, many, num_stages=1):
+            one = read(tile_of(V + k * SLOT, b, N, ROW, 0, PIECE), there, N, d, PIECE)
+            every = tl.where(i == k, score(states, one)[:, :, None], every)
+        for k in tl.static_range(many):
+            out += (tl.sum(tl.where(i == k, every, 0.0), 2),)
+    return out
+
+
+@triton.jit
 def select_many(
-    t, b0, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST, COUNT,
+    t, b0, B, states, x, X, h0, Y, c, XH, X_UNIT, MAY_WAKE, MAY_TAKE, RESET, ACT, WOKE, BITS, LIST,
+    COUNT,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
     PIECE: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
-    RB: tl.constexpr, WARPS: tl.constexpr,
+    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, RB: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. (13)-(16): as `select`. Each sequence is added to the lists of the cells that wake."""
-    tl.static_assert(RB * _SLOTS <= 32, "who woke is a bit of one whole number")
-    n = tl.arange(0, _SLOTS)[:, None]
+    """Eqs. (13)-(16): as `select`. Each sequence is added to the lists of the cells that wake.
+
+    x are the `_vectors` of views, which begin at X.
+    """
+    LINES: tl.constexpr = lines_of(N)
+    tl.static_assert(RB * LINES <= 32, "who woke is a bit of one whole number")
+    n = tl.arange(0, LINES)[:, None]
     b = b0 + tl.arange(0, RB)
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
@@ -339,7 +393,7 @@ def select_many(
         for i in tl.static_range(M):
             held += (states[i] * per,)
     step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
-    write(tile_of(step, b, HELD * P, P, PIECE), held, there, N, P, PIECE)
+    write(tile_of(step, b, N, HELD * P, P, PIECE), held, there, N, P, PIECE)
     fresh = (b * 0)[None, :]
     if RESET is not None:
         fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)[None, :]
@@ -349,16 +403,15 @@ def select_many(
         states = kept
         anew = there & (tl.load(RESET + row, mask=there, other=0) != 0)
         # Where a state begins anew, what was just kept is zero, as c is to be.
-        write(tile_of(c, b, N * d, d, PIECE), states, anew, N, d, PIECE)
+        write(tile_of(c, b, N, N * d, d, PIECE), states, anew, N, d, PIECE)
 
     scores = ()
     if (K_a < N) or (K_x < K):
-        for k in tl.static_range(K):
-            scores += (score(states, x[k * M : k * M + M]),)
-    live = there
-    if LIVE is not None:
-        live = there & (tl.load(LIVE + row, mask=there, other=0) != 0)
-    act = awake_cells(scores, live, K_a, N, K)
+        scores = _scores(states, x, X, b, there, K, N, d, PIECE, X_ROW, X_SLOT)
+    act = awake_cells(scores, there, K_a, N, K)
+    if MAY_WAKE is not None:
+        wake = tl.load(MAY_WAKE + row, mask=there, other=0)[None, :]
+        act = act & (((wake >> n) & 1) != 0)
 
     peers = ((1 << N) - 1) + 0 * fresh + 0 * n
     seen = ()
@@ -367,19 +420,20 @@ def select_many(
     if K_h > 0 and K_h < N - 1:
         size = tl.cast(B, tl.int64) * (N * d)
         now = tl.where(t < 1, h0, Y + (t - 1) * size)
-        for k in tl.static_range(N):
-            seen += read(tile_of(now + k * d, b, N * d, 0, PIECE), there, N, d, PIECE)
+        seen = _vectors(now, b, there, N, N, d, PIECE, N * d, d, RB, WARPS)
 
     r = tl.arange(0, RB)[None, :]
-    who = tl.sum(tl.where(act, 1 << (r * _SLOTS + n), 0))
-    # A number for each thread, (8, RB, rest), of which the first warp's count, so that nobody else
-    # waits for a place in a list: one atomic a cell for all sequences of the program, whose places
-    # are sums of bits.
-    cell, seq = tl.arange(0, _SLOTS)[:, None, None], tl.arange(0, RB)[None, :, None]
-    rest = tl.arange(0, 32 * WARPS // (RB * _SLOTS))[None, None, :]
-    woke = ((who >> cell) & _BYTES) + 0 * seq + 0 * rest
+    who = tl.sum(tl.where(act, 1 << (r * LINES + n), 0))
+    # A number for each thread, (lines, RB, rest), of which the first warp's count, so that nobody
+    # else waits for a place in a list: one atomic a cell for all sequences of the program, whose
+    # places are sums of bits.
+    EACH: tl.constexpr = 0x01010101 if LINES == 8 else 0x00010001  # the lowest of every LINES bits
+    cell, seq = tl.arange(0, LINES)[:, None, None], tl.arange(0, RB)[None, :, None]
+    rest = tl.arange(0, 32 * WARPS // (RB * LINES))[None, None, :]
+    woke = ((who >> cell) & EACH) + 0 * seq + 0 * rest
     first = (rest == 0) & (seq == 0) & (cell < N) & (woke != 0)
-    place = tl.atomic_add(COUNT + cell + 0 * woke, (woke * _BYTES) >> 24, mask=first, sem="relaxed")
+    many = (woke * EACH) >> (32 - LINES)
+    place = tl.atomic_add(COUNT + cell + 0 * woke, many, mask=first, sem="relaxed")
 
     bits = ((1 << K) - 1) + 0 * peers
     if K_x < K:
@@ -390,48 +444,36 @@ def select_many(
     if K_h == 0:
         peers = (1 << n) + 0 * fresh
     elif K_h < N - 1:
+        of_peers = _scores(states, seen, now, b, there, N, N, d, PIECE, N * d, d)
         keys = ()
         for k in tl.static_range(N):
-            key = comparable(score(states, seen[k * M : k * M + M]))
-            keys += (tl.where(n == k, -_MOST, key),)
+            keys += (tl.where(n == k, -_MOST, comparable(of_peers[k])),)
         peers = best(keys, K_h, N) | (1 << n)
     peers = tl.where(fresh != 0, 0, peers)
-    on = ((who >> (seq * _SLOTS + cell)) & 1) != 0
-    bits = tl.where(on, (bits | (peers << K))[:, :, None], 0) + 0 * rest
+    on = ((who >> (seq * LINES + cell)) & 1) != 0
+    bits = bits | (peers << K)
+    if MAY_TAKE is not None:
+        bits &= tl.load(MAY_TAKE + row[None, :] * N + n, mask=there[None, :] & (n < N), other=0)
+    bits = tl.where(on, bits[:, :, None], 0) + 0 * rest
     at = row[None, :, None] * N + cell + 0 * rest
     mask = there[None, :, None] & (cell < N) & (rest == 0)
     tl.store(BITS + at, bits, mask=mask)
     tl.store(WOKE + at, on & (rest == 0), mask=mask)
-    code = (who >> (tl.arange(0, RB) * _SLOTS)) & 255
+    code = (who >> (tl.arange(0, RB) * LINES)) & ((1 << LINES) - 1)
     if RESET is not None:
         code |= tl.load(RESET + row, mask=there, other=0).to(tl.int32) << _FRESH
     tl.store(ACT + row, code, mask=there)
     place = tl.sum(tl.where(seq == 0, place, 0), 1)[:, None, :] - 1
-    place += ((woke * _BYTES) >> (8 * seq)) & 255
+    place += ((woke * EACH) >> (LINES * seq)) & ((1 << LINES) - 1)
     entry = LIST + 2 * (cell * B + place)
     tl.store(entry, b0 + seq + 0 * woke, mask=mask & on)
     tl.store(entry + 1, bits, mask=mask & on)
 
 
 @triton.jit
-def views_of_many(
-    t, b, B, X,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, K_a: tl.constexpr,
-    K_x: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
-):  # fmt: skip
-    """The K · M pieces of the views of sequences b in step t, where cells look at any."""
-    x = ()
-    if (K_a < N) or (K_x < K):
-        now = X + tl.cast(t, tl.int64) * B * X_ROW
-        for k in tl.static_range(K):
-            x += read(tile_of(now + k * X_SLOT, b, X_ROW, 0, PIECE), b < B, N, d, PIECE)
-    return x
-
-
-@triton.jit
 def rows_many(
-    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS, A,
-    LIST, COUNT, B,
+    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT,
+    WOKE, BITS, A, LIST, COUNT, B,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
     K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
     X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
@@ -443,7 +485,10 @@ def rows_many(
     """
     for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
         b = r * RB + tl.arange(0, RB)
-        x = views_of_many(t, b, B, X, N, K, d, PIECE, K_a, K_x, X_ROW, X_SLOT)
+        now = X + tl.cast(t, tl.int64) * B * X_ROW
+        x = ()
+        if (K_a < N) or (K_x < K):
+            x = _vectors(now, b, b < B, K, N, d, PIECE, X_ROW, X_SLOT, RB, WARPS)
         if POLL:
             if r != p:
                 act = awake_before(t, b, B, ACT)
@@ -455,6 +500,7 @@ def rows_many(
                 t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE
             )  # fmt: skip
         select_many(
-            t, r * RB, B, states, x, h0, Y, c, XH, X_UNIT, LIVE, RESET, ACT, WOKE, BITS, LIST,
-            COUNT + t * N, N, K, d, P, PIECE, K_a, K_x, K_h, RB, WARPS,
+            t, r * RB, B, states, x, now, h0, Y, c, XH, X_UNIT, MAY_WAKE, MAY_TAKE, RESET, ACT,
+            WOKE, BITS, LIST, COUNT + t * N, N, K, d, P, PIECE, K_a, K_x, K_h, X_ROW, X_SLOT, RB,
+            WARPS,
         )  # fmt: skip

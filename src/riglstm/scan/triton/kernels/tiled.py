@@ -164,8 +164,8 @@ def gates(
 
 @triton.jit(do_not_specialize=["B", "T", "t0", "t1"])
 def tiled_kernel(
-    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT, WOKE, BITS,
-    GATES, C, A, LIST, COUNT, COUNTER, INPUT, IN_SIZE, W_IN, IN_BIAS, LOW, T, B, t0, t1,
+    h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT,
+    WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER, INPUT, IN_SIZE, W_IN, IN_BIAS, LOW, T, B, t0, t1,
     N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
     G: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
     SCALE: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SAVE: tl.constexpr,
@@ -177,8 +177,10 @@ def tiled_kernel(
 ):  # fmt: skip
     """Steps t0 to t1. PHASE is a sum: 1 select, 2 gates, 4 barriers, 8 finish the last step.
 
-    With INPUT, `gates` also maps it to views two steps ahead, up to step T: those of the first two
-    are there. LOW is where it is rounded to before, if it is of another dtype than products are.
+    MAY_WAKE (T, B) has a bit for each cell that may wake, and MAY_TAKE (T, B, N) one for each slot
+    that a cell may take in; None: all. With INPUT, `gates` also maps it to views two steps ahead,
+    up to step T: those of the first two are there. LOW is where it is rounded to before, if it is
+    of another dtype than products are.
     """
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
@@ -204,15 +206,15 @@ def tiled_kernel(
         if PHASE & 1:
             if COMPACT:
                 rows_many(
-                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT,
-                    WOKE, BITS, A, listed, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h, SCALE, X_ROW,
-                    X_SLOT, SOFT, SAVE, RB, WARPS, POLL, act,
+                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y,
+                    PROP, ACT, WOKE, BITS, A, listed, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h,
+                    SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB, WARPS, POLL, act,
                 )  # fmt: skip
             else:
                 rows_phase(
-                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, LIVE, RESET, Y, PROP, ACT,
-                    WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT,
-                    SAVE, RB,
+                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y,
+                    PROP, ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
+                    X_SLOT, SOFT, SAVE, RB,
                 )  # fmt: skip
         if PHASE & 4:
             target += programs
