@@ -9,6 +9,7 @@ import platform
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -139,12 +140,15 @@ def run(config: Bench) -> None:
     content: dict[str, Any] = {"machine": describe(config.device), "commit": commit()}
     content |= {"rows": [], "harness": [], "minigrid": {}}
     print(headline(content["machine"], content["commit"], rounds(config)))
-    cases = (QUICK if config.quick else CASES)[_kind(config)]
+    cases, device = (QUICK if config.quick else CASES)[_kind(config)], torch.device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Events and streams are of the current one.
     for name in config.tables:
         began = len(content["rows"])
         for case in cases.get(name, ()):
             for work in case.works:
-                device = torch.device(config.device)
+                if sys.stderr.isatty():
+                    print(f"{name}: {case.hidden_size} wide, {work}", file=sys.stderr)
                 row = measure(name, case, work, device, rounds(config), config.seed)
                 content["rows"].append(asdict(row))
                 _save(config, content)
