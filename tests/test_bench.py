@@ -1,9 +1,10 @@
-"""The benchmark: who is timed, how, and a small run of all of it."""
+"""The benchmark: what is timed, how, and a small run of all of it."""
 
 import json
-import math
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,167 +13,183 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.lab.bench import contestants as timed
-from riglstm.lab.bench.contestants import WORK, Contestant, contestants, growth, job, onednn
+from riglstm.lab.bench import speed
 from riglstm.lab.bench.harness import overhead
-from riglstm.lab.bench.timing import (
-    METERS,
-    Job,
-    Meter,
-    Section,
-    compare,
-    rows,
-    runs,
-    spread,
-)
+from riglstm.lab.bench.speed import CASES, CELLS, LSTM, OURS, Case, Run, check, measure, ratios
+from riglstm.lab.bench.timing import METERS, Meter, interleave, spread
 from riglstm.lab.cli import bench
 from riglstm.lab.cli.main import main
 from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.devices import commit
 from train_task import QUICK, Halves, network
 
-
-def test_all_our_contestants_do_the_same_work() -> None:
-    torch.manual_seed(0)
-    who = contestants(6, 8, 2, ["batched", "reference"], "cpu")
-    x = torch.randn(5, 3, 6, requires_grad=True)
-    ours = [w for w in who if w.ours]
-    assert [w.name for w in ours] == ["RigLSTM batched", "RigLSTM reference"]
-    for work in WORK.values():
-        difference, agreeing = compare(*(work(w.layer, x) for w in ours))
-        assert difference < 1e-5
-        assert agreeing == 1
-    for w in who:
-        with torch.no_grad():
-            assert compare(WORK["streaming"](w.layer, x), WORK["inference"](w.layer, x))[1] == 1
+CPU = torch.device("cpu")
+CASE = Case(12, B=4, T=3, input_size=5, captured=True)
+EVERY = {"nn.LSTM", "nn.LSTM captured", "RigLSTM", "RigLSTM captured"}
 
 
-def test_all_but_training_is_timed_in_eval_mode_on_the_same_weights() -> None:
-    # In training mode cuDNN saves for a backward pass, whether torch records one or not.
-    seen = []
+def repeated(run: Run) -> Run:
+    """`captured` for a CPU: a replay does the work anew, into the tensors of the first."""
+    results = run()
 
-    class Layer(torch.nn.LSTM):
-        def forward(self, x: Tensor, hx: Any = None) -> Any:
-            seen.append((self.training, self.weight_ih_l0))
-            return super().forward(x, hx)
+    def replay() -> tuple[Tensor, ...]:
+        for own, new in zip(results, run(), strict=True):
+            own.copy_(new)
+        return results
 
-    layer = Layer(3, 4)
-    who = Contestant("nn.LSTM", layer, ours=False)
-    x = torch.randn(2, 2, 3, requires_grad=True)
-    for work, modes in (("inference", {False}), ("streaming", {False}), ("training", {True})):
-        for run in (job(who, work, x).run, timed.in_turn(who, "fp32", work, [x])):
-            seen.clear()
-            run()
-            assert {training for training, _ in seen} == modes
-            assert all(weight is layer.weight_ih_l0 for _, weight in seen)
-    assert layer.training
+    return replay
 
 
-def test_the_two_modes_of_nn_lstm_run_with_onednn_on_and_off() -> None:
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
-    before = torch.backends.mkldnn.enabled
-    for enabled in (True, False):
-        with onednn(enabled):
-            assert torch.backends.mkldnn.enabled is enabled
-        assert torch.backends.mkldnn.enabled is before
-    modes = {w.name: w.onednn for w in contestants(6, 8, 2, [], "cpu") if not w.ours}
-    assert modes == {"nn.LSTM, oneDNN on": True, "nn.LSTM, oneDNN off": False}
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """What is captured, by a stand-in."""
+    seen: list[Run] = []
 
+    def captured(run: Run) -> Run:
+        seen.append(run)
+        return repeated(run)
 
-def test_comparing_counts_the_sequences_that_differ_and_a_spread_has_the_outer_tenths() -> None:
-    s = spread([float(i) for i in range(11)])
-    assert (s.median, s.low, s.high) == (5, 1, 9)
-    want = torch.ones(3, 4, 2)
-    got = want.clone()
-    got[1, 0, 0] += 1e-6
-    got[2, 1, 1] += 1
-    got[0, 2, 0] = float("nan")
-    difference, agreeing = compare((got,), (want,))
-    assert difference == pytest.approx(1e-6, rel=0.1)
-    assert agreeing == 0.5
-
-
-def fake_meter(seconds: dict[str, list[float]], order: list[str]) -> Meter:
-    """Says what a job is told to take, and writes down who ran."""
-
-    def take(run: Any) -> float:
-        order.append(run())
-        return seconds[order[-1]].pop(0)
-
-    return Meter(take, lambda run: 3_000_000)
-
-
-def named(name: str, steps: int = 1, ours: bool = False) -> Job:
-    return Job(name, lambda: name, steps, ours)  # type: ignore[arg-type, return-value]
-
-
-def test_rounds_are_interleaved_and_ratios_taken_round_by_round_to_the_fastest_base() -> None:
-    order: list[str] = []
-    heard: list[str] = []
-    meter = fake_meter({"slow": [9, 9, 9], "fast": [1, 2, 4], "ours": [3, 4, 12]}, order)
-    jobs = [named("slow"), named("fast"), named("ours")]
-    section = Section("t", "inference", 1, jobs, ["slow", "fast"], 3)
-    *_, ours = rows(section, meter, heard.append)
-    assert order == ["slow", "fast", "ours"] * 3
-    assert len(heard) == 3 * runs(3, compared=False)
-    assert ours.ratio is not None
-    assert ours.ms is not None
-    found = (ours.base, ours.ratio.median, ours.ms.median, ours.peak_mb)
-    assert found == ("fast", 3, 4000, 3)
-
-
-def test_a_job_that_differs_from_the_reference_is_not_timed() -> None:
-    def job(name: str, value: float) -> Job:
-        return Job(name, lambda: (torch.full((2, 4, 3), value),), 2)
-
-    def expected() -> tuple[Tensor, ...]:
-        return (torch.ones(2, 4, 3),)
-
-    right, wrong = job("right", 1.0), job("wrong", 1.1)
-    section = Section("t", "inference", 4, [right, wrong], ["right"], 2, expected)
-    good, bad = rows(section, METERS["cpu"], lambda name: None)
-    assert good.rounds == 2
-    assert (bad.rounds, bad.ms, bad.ratio, bad.agreeing) == (0, None, None, 0)
-    assert bad.difference == pytest.approx(0.1, rel=1e-3)
+    monkeypatch.setattr(speed, "captured", captured)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    return seen
 
 
 @pytest.mark.parametrize("work", ["inference", "training"])
-def test_ours_is_timed_on_a_gpu_if_it_is_near_float64_and_repeats(work: str) -> None:
+def test_both_layers_are_timed_plain_and_captured_on_the_same_work(
+    work: str, graphs: list[Run]
+) -> None:
+    row = measure("speed", CASE, work, CPU, rounds=3)
+    assert set(row.us) == EVERY
+    assert row.failed == {}
+    assert (row.table, row.work, row.backend, row.num_cells) == ("speed", work, "batched", 6)
+    assert all(0 < s.low <= s.median <= s.high for s in row.us.values())
+    lstm, ours = (run() for run in graphs)
+    assert lstm[0].shape == ours[0].shape == (3, 4, 12)
+    # Of training, the gradients of the input and of all weights are part of it.
+    weights = [len(list(layer(5, 12).parameters())) for layer in (nn.LSTM, RigLSTM)]
+    learned = [1 + n for n in weights] if work == "training" else [0, 0]
+    assert [len(lstm) - 1, len(ours) - 1] == learned
+
+
+def test_all_but_training_is_timed_in_eval_mode(
+    graphs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In training mode cuDNN saves for a backward pass, whether torch records one or not.
+    modes = set()
+    for work, run in list(speed.WORK.items()):
+
+        def seen(layer: nn.Module, x: Tensor, work: str = work, run: Any = run) -> Any:
+            modes.add((work, type(layer), layer.training))
+            return run(layer, x)
+
+        monkeypatch.setitem(speed.WORK, work, seen)
+        measure("speed", CASE, work, CPU, rounds=1)
+    kinds = (nn.LSTM, RigLSTM)
+    assert modes == {(work, kind, work == "training") for work in speed.WORK for kind in kinds}
+
+
+def test_a_capture_that_fails_is_recorded_and_the_rest_is_timed(
+    graphs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def captured(run: Run) -> Run:
+        if not graphs:
+            graphs.append(run)
+            return repeated(run)
+        raise RuntimeError("operation not permitted when\nstream is capturing")
+
+    monkeypatch.setattr(speed, "captured", captured)
+    row = measure("speed", CASE, "inference", CPU, rounds=2)
+    assert set(row.us) == EVERY - {"RigLSTM captured"}
+    said = "RuntimeError: operation not permitted when stream is capturing"
+    assert row.failed == {"RigLSTM captured": said}
+
+
+def test_a_graph_that_does_other_work_is_not_timed(
+    graphs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tuple(torch.zeros(3, 4, 12) for _ in range(1))
+    monkeypatch.setattr(speed, "captured", lambda run: lambda: empty)
+    row = measure("speed", CASE, "inference", CPU, rounds=2)
+    assert set(row.us) == {LSTM, OURS}
+    assert set(row.failed) == EVERY - {LSTM, OURS}
+    assert (
+        "must agree within 0.0001 in 75% of the sequences, got 0%" in row.failed[OURS + " captured"]
+    )
+
+
+def test_a_case_that_fails_as_a_whole_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(CASE, options={"views": "none"})
+    row = measure("rules", case, "training", CPU, rounds=2)
+    assert row.us == {}
+    assert "views must be one of" in row.failed[OURS]
+    monkeypatch.setattr(speed, "interleave", lambda *args: 1 / 0)
+    row = measure("widths", replace(CASE, captured=False), "training", CPU, rounds=2)
+    assert row.us == {}
+    assert row.failed[OURS] == row.failed[LSTM] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("options", [{}, {"cells": "random"}, {"views": "soft"}])
+@pytest.mark.parametrize("B", [1, 5])
+def test_ours_is_timed_only_if_it_is_near_float64(
+    training: bool, options: dict[str, Any], B: int
+) -> None:
     torch.manual_seed(0)
-    layer = RigLSTM(6, 8, num_cells=2, backend="reference")
-    x, before = torch.randn(5, 4, 6, requires_grad=True), torch.get_float32_matmul_precision()
-    who = Contestant("ours", layer)
-    try:
-        difference, share = timed.sound(who, "fp32", work, x)
-        assert share == 1
-        assert 0 < difference < 1e-5
-        layer.register_forward_hook(lambda layer, given, out: (1.001 * out[0], out[1]))
-        assert timed.sound(who, "bf16", work, x)[1] == 1
-        # The hook is the copy's, too: what is wrong is wrong in float64.
-        layer.register_forward_hook(
-            lambda layer, given, out: (out[0] + 1e-3 * (out[0].dtype == torch.float32), out[1])
-        )
-        assert timed.sound(who, "fp32", work, x)[1] == 0
-        layer.register_forward_hook(lambda layer, given, out: (out[0] + torch.rand(()), out[1]))
-        assert timed.sound(who, "bf16", work, x) == (math.inf, 0)
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-    def job(name: str, share: float) -> Job:
-        return Job(name, lambda: (torch.ones(1),), 2, True, lambda: (0.5, share), 0.8)
-
-    jobs = [job("near", 0.9), job("far", 0.7)]
-    near, far = rows(Section("t", work, 4, jobs, ["near"], 2), METERS["cpu"], lambda name: None)
-    assert (near.rounds, near.agreeing, near.difference) == (2, 0.9, 0.5)
-    assert (far.rounds, far.ms, far.least) == (0, None, 0.8)
+    layer = RigLSTM(6, 8, num_cells=2, **options)
+    check(layer, B, "fp32", training)
+    # The hook is the copy's, too: what is wrong is wrong in float32 alone.
+    layer.register_forward_hook(
+        lambda layer, given, out: (out[0] + 1e-3 * (out[0].dtype == torch.float32), out[1])
+    )
+    check(layer, B, "bf16", training)
+    with pytest.raises(ValueError, match=r"float64's must agree within 0\.0001 in 75% .* got 0%"):
+        check(layer, B, "fp32", training)
 
 
-def test_growth_is_measured_a_step() -> None:
-    who = contestants(6, 8, 2, ["batched"], "cpu")[2]
-    section = growth("g", "inference", who, [torch.randn(T, 1, 6) for T in (2, 4)], 1)
-    assert [(j.name, j.steps) for j in section.jobs] == [("T = 2", 2), ("T = 4", 4)]
-    assert section.bases == ["T = 2"]
+def test_on_a_cpu_nn_lstm_has_the_faster_of_its_two_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    before = torch.backends.mkldnn.enabled
+    modes = []
+    run = speed.without_onednn(lambda: (modes.append(torch.backends.mkldnn.enabled), ())[1])
+    run()
+    assert (modes, torch.backends.mkldnn.enabled) == ([False], before)
+    row = measure("speed", replace(CASE, captured=False), "inference", CPU, rounds=1)
+    assert set(row.us) == {"nn.LSTM", "nn.LSTM, oneDNN off", "RigLSTM"}
+    assert ratios({"nn.LSTM": 4, "nn.LSTM, oneDNN off": 2, "RigLSTM": 3}) == (0.75, None, 1.5)
+
+
+def test_ratios_are_of_both_plain_of_both_captured_and_of_each_at_its_best() -> None:
+    us: dict[str, float] = {LSTM: 18, LSTM + " captured": 10, OURS: 9, OURS + " captured": 8}
+    assert ratios(us) == (0.5, 0.8, 0.8)
+    del us[OURS + " captured"]
+    assert ratios(us) == (0.5, None, 0.9)
+    assert ratios({LSTM: 1}) == (None, None, None)
+
+
+def test_every_case_has_cells_that_divide_its_width_and_a_layer() -> None:
+    for tables in CASES.values():
+        for case in (case for cases in tables.values() for case in cases):
+            N = CELLS[case.hidden_size]
+            layer = RigLSTM(4, case.hidden_size, num_cells=N, device="meta", **case.options)
+            assert layer.cell_size * N == case.hidden_size
+    (paper, *_), (first, *_) = CASES["cuda"]["speed"], CASES["cpu"]["speed"]
+    assert (paper.hidden_size, paper.B, paper.T, paper.captured) == (600, 64, 196, True)
+    assert (first.hidden_size, first.B, first.captured) == (600, 64, False)
+
+
+def test_a_spread_has_the_outer_tenths_and_rounds_are_interleaved() -> None:
+    s = spread([float(i) for i in range(11)])
+    assert (s.median, s.low, s.high) == (5, 1, 9)
+    order: list[str] = []
+
+    def seconds(run: Callable[[], object]) -> float:
+        order.append(str(run()))
+        return float(len(order))
+
+    found = interleave({"a": lambda: "a", "b": lambda: "b"}, Meter(seconds, lambda run: 0), 3)
+    assert order == ["a", "b"] * 3
+    assert found == {"a": [1, 3, 5], "b": [2, 4, 6]}
 
 
 def test_peak_memory_counts_what_is_held_at_once() -> None:
@@ -186,12 +203,46 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
     assert METERS["cpu"].peak_bytes(hold_two_then_one) == 2_000_000
 
 
+def row(**us: float) -> dict[str, Any]:
+    """A row of a file; an underscore stands for a space, and zero for what failed."""
+    named = {name.replace("nn_", "nn.").replace("_", " "): value for name, value in us.items()}
+    return {
+        **{"table": "speed", "work": "training", "precision": "tf32", "backend": "triton"},
+        **{"hidden_size": 1200, "num_cells": 6, "B": 64, "T": 196, "options": {"views": "soft"}},
+        "us": {k: {"median": v, "low": v, "high": v} for k, v in named.items() if v},
+        "failed": {k: "why" for k, v in named.items() if not v},
+    }
+
+
+def test_tables_have_both_ratios_in_bold_where_ours_is_faster() -> None:
+    rows = [
+        row(nn_LSTM=20, nn_LSTM_captured=10, RigLSTM=9, RigLSTM_captured=0),
+        row(nn_LSTM=20, nn_LSTM_captured=10, RigLSTM=9.96, RigLSTM_captured=12),
+    ]
+    content = {
+        "machine": {"device": "H200"},
+        "rows": [*rows, {**row(nn_LSTM=2, RigLSTM=3), "table": "widths"}],
+    }
+    tables = bench.speed_tables(content)
+    title, _, *lines = tables[0].splitlines()
+    assert title == "**speed, H200**"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    figures = ["nn.LSTM", "nn.LSTM captured", "RigLSTM", "RigLSTM captured"]
+    lead = ["hidden (cells)", "B", "T", "precision", "work", "runs"]
+    assert cells[0] == [*lead, *figures, "plain", "captured", "best"]
+    assert cells[2][0] == "1,200 (6 × 200), views=soft"
+    assert cells[2][6:] == ["20.0", "10.0", "9.0", "failed", "**0.45**", "–", "**0.90**"]
+    assert cells[3][6:] == ["20.0", "10.0", "10.0", "12.0", "**0.50**", "1.20", "1.00"]
+    assert "captured" not in tables[1]
+    assert tables[1].splitlines()[-1].endswith("|     2.0 |     3.0 |  1.50 |")
+
+
 def test_the_quick_benchmark_prints_every_row_and_writes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bench.json"
-    tables = ("--tables", "batch", "stream", "growth")
-    assert main(["bench", "--device", "cpu", "--quick", *tables, "--json", str(path)]) == 0
+    flags = ["--device", "cpu", "--quick", "--tables", "speed", "--json", str(path)]
+    assert main(["bench", *flags]) == 0
     out = capsys.readouterr().out
     written = json.loads(path.read_text())
     machine = written["machine"]
@@ -200,48 +251,33 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert written["commit"] == commit()
     assert written["options"]["quick"] is True
     assert written["harness"] == []
-    table = written["rows"]
-    assert [(r["table"], r["work"]) for r in table if r["name"] == "RigLSTM reference"] == [
-        ("batch", "inference"),
-        ("batch", "training"),
-        ("stream", "streaming"),
-        ("stream", "inference"),
+    assert [(r["table"], r["work"]) for r in written["rows"]] == [
+        ("speed", "inference"),
+        ("speed", "training"),
     ]
-    for row in table:
-        assert row["name"] in out
-        assert row["ms"]["low"] <= row["ms"]["median"] <= row["ms"]["high"]
-        if row["name"] == row["base"]:
-            assert row["ratio"]["median"] == 1
-        if row["table"] != "growth":
-            assert row["name"].startswith("nn.LSTM") or row["agreeing"] == 1
-    assert {r["T"] for r in table if r["table"] == "growth"} == {4, 8}
+    assert main(["bench", "--markdown", str(path)]) == 0
+    again = capsys.readouterr().out
+    assert again.startswith("**speed, cpu**")
+    assert again in out
 
 
-def test_a_benchmark_that_is_cut_off_leaves_the_tables_it_has_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_benchmark_that_is_cut_off_leaves_the_rows_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bench.json"
-    earlier = '{"options": {}, "machine": {}, "rows": []}'
-    path.write_text(earlier)
-    told = []
 
-    def cut(name: str, *others: Any) -> str:
-        told.append(name)
-        if len(told) == 2:
+    def cut(table: str, case: Case, work: str, *others: Any) -> Any:
+        if work == "training":
             raise KeyboardInterrupt
-        return name
+        return measure(table, replace(case, options={"views": "none"}), work, *others)
 
-    monkeypatch.setattr(bench, "table", cut)
-    flags = ("--device", "cpu", "--quick", "--tables", "batch", "stream", "--json", str(path))
+    monkeypatch.setattr(bench, "measure", cut)
     with pytest.raises(KeyboardInterrupt):
-        bench.main(flags)
-    assert path.read_text() == earlier
-    part = tmp_path / "bench.json.part"
-    assert {row["table"] for row in json.loads(part.read_text())["rows"]} == {"batch"}
-    monkeypatch.undo()
-    bench.main(flags)
-    assert {row["table"] for row in json.loads(path.read_text())["rows"]} == {"batch", "stream"}
-    assert not part.exists()
+        bench.main(("--device", "cpu", "--quick", "--tables", "speed", "--json", str(path)))
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["work"] == "inference"
+    assert "failed: speed, RigLSTM, Case(hidden_size=12, " in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_harness_table_has_the_overhead_of_each_model(
@@ -257,13 +293,23 @@ def test_the_harness_table_has_the_overhead_of_each_model(
         assert (row["updates"], row["rounds"]) == (2, 2)
         assert min(row["bare"]["low"], row["harness"]["low"]) > 0
         assert f"{100 * (row['ratio']['median'] - 1):+.1f} %" in out
-    assert "harness: copying, width 12, B = 4, 2 rounds of 2 updates" in out
+    assert "harness: copying, 2 rounds of 2 updates" in out
 
 
 def test_a_busy_machine_is_said_to_be_one() -> None:
     assert "Other programs are at work" in bench.headline({"device": "cpu", "load": 1.0}, "abc", 7)
     idle = bench.headline({"device": "cpu", "load": 0.1}, "abc", 7)
     assert idle == "device cpu, load 0.1\ncommit abc, 7 rounds"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("work", ["inference", "training"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_on_a_gpu_both_are_captured(work: str, precision: Any) -> None:
+    case = Case(600, 8, T=9, precision=precision, captured=True)
+    row = measure("speed", case, work, torch.device("cuda"), rounds=2)
+    assert (set(row.us), row.failed) == (EVERY, {})
 
 
 class Counting(Halves):
@@ -288,7 +334,6 @@ def test_both_make_the_same_updates_in_turns_and_those_that_count_are_timed(
     # The clock says how many batches were asked for; each takes "one second".
     monkeypatch.setattr(time, "perf_counter", lambda: float(task.asked.total()))
     nets: list[nn.Module] = []
-    turns: list[str] = []
 
     def build() -> nn.Module:
         net = network(task)
@@ -296,8 +341,7 @@ def test_both_make_the_same_updates_in_turns_and_those_that_count_are_timed(
         nets.append(net)
         return net
 
-    found = overhead(task, build, QUICK, updates=4, rounds=2, warmup=2, tick=turns.append)
-    assert turns == ["bare", "fit", "bare", "fit"]
+    found = overhead(task, build, QUICK, updates=4, rounds=2, warmup=2)
     assert task.asked == dict.fromkeys(range(7), 4)
     for other in nets[1:]:
         for got, want in zip(other.parameters(), nets[0].parameters(), strict=True):
@@ -305,16 +349,3 @@ def test_both_make_the_same_updates_in_turns_and_those_that_count_are_timed(
     assert (found.updates, found.rounds) == (4, 2)
     assert found.bare.median == found.harness.median == 1000.0
     assert found.ratio.median == 1.0
-
-
-@pytest.mark.parametrize("watched", [False, True])
-def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(
-    watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: watched)
-    ticker = bench.Ticker(2)
-    ticker.tick("training", "LSTM")
-    ticker.clear()
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert (err.startswith("\r1/2"), "training: LSTM" in err, err.endswith("\r")) == (watched,) * 3

@@ -147,11 +147,10 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("reproduce", "complexity", "--jobs", "2"), "is measured, and takes no --jobs"),
         (("train", "copying", "--seed", "9" * 12), "the seed must be below 2**32 = 4294967296"),
         (("data", "minst"), "NAMES must be one of mnist, fashion, cifar, all, got 'minst'"),
-        (("bench", "--growth-lengths", "0"), "--growth-lengths must be one or more numbers"),
+        (("bench", "--markdown", "no.json"), "--markdown must name a file of a bench, got no.json"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
         (("bench", "--json", "."), "--json must name a file"),
-        (("bench", "--tables", "kernels"), "harness, minigrid on cpu, got kernels"),
-        (("bench", "--num-cells", "7"), "hidden_size must be a multiple of num_cells = 7"),
+        (("bench", "--tables", "widths"), "speed, minigrid, harness on cpu, got widths"),
         (("demo", "--threads", "100000"), "--threads must be at most 256, got 100000"),
         (("demo", "--device", "banana"), "--device must be auto, cpu, cuda or cuda:N, got 'banana"),
         (("train", "copying", "--devices", "1000", "--device", "cpu"), "devices must be at most"),
@@ -576,8 +575,8 @@ def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> Non
     monkeypatch.setattr(bench, "pick", lambda fit: torch.device("cuda", 0))
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", asked.append)
-    assert exit_code("bench", "--device", "cuda", "--tables", "batch") == 2
-    said = "--tables must name some of kernels, harness on cuda:0, got batch"
+    assert exit_code("bench", "--device", "cuda", "--tables", "minigrid") == 2
+    said = "--tables must name some of speed, widths, rules, harness on cuda:0, got minigrid"
     assert said in capsys.readouterr().err
     assert exit_code("bench", "--device", "cuda") == 0
-    assert (asked[0].device, asked[0].tables) == ("cuda:0", ("kernels", "harness"))
+    assert (asked[0].device, asked[0].tables) == ("cuda:0", ("speed", "widths", "rules"))

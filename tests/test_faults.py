@@ -240,7 +240,7 @@ COMMANDS_OF: list[tuple[int, list[str]]] = [
     (2, ["reproduce", "minigrid", "--families", "lavagap", "--workers", "1", "--out", "new"]),
     (1, ["sweep", "space.toml", "--minutes", "0.001", "--out", "new", "--results", "new"]),
     (1, ["report", "done", "--out", "new.html"]),
-    (1, ["bench", "--quick", "--tables", "stream"]),
+    (1, ["bench", "--quick", "--tables", "speed"]),
     (1, ["data"]),
     (1, ["list"]),
 ]

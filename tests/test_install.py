@@ -152,11 +152,11 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
     verbs = ["demo", "train", "evaluate", "reproduce", "report", "bench", "data", "list"]
     helps = [["--help"], *([verb, "--help"] for verb in verbs), ["train", "mnist", "--help"]]
     works = [*helps, ["--version"], ["list"], ["data", "--data-dir", "none-here"]]
-    works.append(["bench", "--quick", "--tables", "stream"])
+    works.append(["bench", "--quick", "--tables", "speed"])
     fails = {
         "training needs lightning_fabric, which is not installed": ["train", "copying"],
         "needs numpy, which is not installed": ["report", "."],
-        "--tables harness needs lightning_fabric": ["bench", "--quick"],
+        "--tables harness needs lightning_fabric": ["bench", "--tables", "harness"],
     }
     said, heavy = run_without(extras, [*works, *fails.values()], tmp_path)
     for args, (code, out, err) in zip(works, said, strict=False):

@@ -47,11 +47,10 @@ def overhead(
     rounds: int,
     warmup: int = 3,
     seed: int = 0,
-    tick: Callable[[str], None] = lambda name: None,
 ) -> Overhead:
     """Time `updates` updates of each in every round, after `warmup` that are not counted.
 
-    `build` makes the network anew, on the task's device. `tick` gets a name before each turn.
+    `build` makes the network anew, on the task's device.
     """
     # One more, whose batch ends the time: up to there both have done the same.
     total = warmup + updates + 1
@@ -69,7 +68,6 @@ def overhead(
     seconds: dict[str, list[float]] = {name: [] for name in TURNS}
     for _ in range(rounds):
         for name, turn in TURNS.items():
-            tick(name)
             clocked = Clocked(task, first=warmup, last=warmup + updates)
             turn(build(), clocked, config, seed)
             seconds[name].append(clocked.seconds)

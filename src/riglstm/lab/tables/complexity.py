@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import models
-from riglstm.lab.bench.contestants import onednn
-from riglstm.lab.bench.timing import METERS, Job, measure, spread
+from riglstm.lab.bench.speed import onednn
+from riglstm.lab.bench.timing import METERS, interleave, spread
 from riglstm.lab.tables.paper import PAPER
 from riglstm.lab.tables.recipes import FULL, MEASURED_ROWS, Budget, Row
 from riglstm.lab.tables.reproduce import Rendered
@@ -111,17 +111,14 @@ def measured(
     subject: Subject, device: torch.device, sizes: Sequence[int], batch_size: int, rounds: int
 ) -> Measured:
     """Build the network of the task, and call it on batches of random black and white pixels."""
-    net, own = _network(subject.row, device), METERS[device.type]
+    net, meter = _network(subject.row, device), METERS[device.type]
+    work = {size: _work(net, subject, size, batch_size, device) for size in sizes}
     # The longest holds the most; measuring that also warms up for the times.
-    peak = own.peak_bytes(_job(net, subject, max(sizes), batch_size, device).run)
-    timings = measure(
-        [_job(net, subject, size, batch_size, device) for size in sizes],
-        own._replace(peak_bytes=lambda run: peak),
-        rounds=rounds,
-    )
+    peak = meter.peak_bytes(work[max(sizes)])
+    seconds = interleave(work, meter, rounds)
     weights = sum(p.numel() * p.element_size() for p in net.parameters())
     return Measured(
-        ms=tuple(1e3 * spread(timing.seconds).median for timing in timings),
+        ms=tuple(1e3 * spread(seconds[size]).median for size in sizes),
         parameters=sum(p.numel() for p in net.parameters()),
         memory=weights + peak,
     )
@@ -129,20 +126,22 @@ def measured(
 
 def _trial(subject: Subject, device: torch.device, batch_size: int) -> float:
     """Seconds of a short sequence, the best of three."""
-    job = _job(_network(subject.row, device), subject, 4, batch_size, device)
-    job.run()
-    return min(METERS[device.type].seconds(job.run) for _ in range(3))
+    run = _work(_network(subject.row, device), subject, 4, batch_size, device)
+    run()
+    return min(METERS[device.type].seconds(run) for _ in range(3))
 
 
-def _job(net: nn.Module, subject: Subject, size: int, batch_size: int, device: torch.device) -> Job:
-    T, gen = size**2, torch.Generator().manual_seed(0)
-    pixels = torch.randint(2, (T, batch_size, 1), generator=gen).to(device)
+def _work(
+    net: nn.Module, subject: Subject, size: int, batch_size: int, device: torch.device
+) -> Callable[[], Tensor]:
+    gen = torch.Generator().manual_seed(0)
+    pixels = torch.randint(2, (size**2, batch_size, 1), generator=gen).to(device)
 
-    def run() -> tuple[Tensor, ...]:
+    def run() -> Tensor:
         with torch.no_grad(), onednn(subject.onednn), products("fp32", device):
-            return (net(pixels),)
+            return net(pixels)  # type: ignore[no-any-return]
 
-    return Job(f"{size}x{size}", run, T, ours=False)
+    return run
 
 
 def _network(row: Row, device: torch.device) -> nn.Module:
