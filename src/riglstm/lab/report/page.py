@@ -18,7 +18,7 @@ from typing import NamedTuple, NewType, TypeAlias
 from riglstm import __version__
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells, minigrid
-from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, number, open_run
+from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, open_run
 from riglstm.lab.report.curves import shift_picture, training_picture
 from riglstm.lab.report.rollouts import rollout_picture
 from riglstm.lab.report.runs import Group, find, group, read, without_copies
@@ -31,6 +31,7 @@ from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import pick
 from riglstm.lab.train.folder import atomic_write
+from riglstm.plot.trace import number
 
 Html = NewType("Html", str)
 
