@@ -7,7 +7,7 @@ in the order of lines.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.run import build, finished, load
 from riglstm.lab.tasks.base import Task
+from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.models.base import Trace
 from riglstm.plot.trace import Layer, correlation, number, percent, read_layers, share_awake
@@ -143,8 +144,7 @@ def first_of_each_class(task: ImageTask, count: int = 3) -> tuple[int, ...]:
 
 def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
     """What the model did with test images at a size such as 24x24."""
-    task, core = image_task(run), run.net.core
-    assert isinstance(core, nn.Module)
+    task = image_task(run)
     size, known = read_size(condition), count_test_images(task)
     for index in indices:
         if not 0 <= index < known:
@@ -153,10 +153,12 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
                 f"got {index}"
             )
     batch = task.examples(condition, "test", torch.tensor(list(indices), device=task.device))
-    with _quiet(run), _inputs_of(core) as seen:
-        read_as = run.net(batch.inputs).argmax(-1)
-        trace = getattr(core, "trace", None)
-        traces = [] if trace is None else trace(seen[0])
+    net = run.net
+    assert isinstance(net, TokenNetwork)
+    with _quiet(run):
+        read_as = net(batch.inputs).argmax(-1)
+        trace = getattr(net.core, "trace", None)
+        traces = [] if trace is None else trace(net.embed(batch.inputs))
     pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
     images = Images(
@@ -174,21 +176,6 @@ def _quiet(run: Loaded) -> Iterator[None]:
     with torch.no_grad(), torch.random.fork_rng(devices):
         torch.manual_seed(run.spec.seed)
         yield
-
-
-@contextmanager
-def _inputs_of(core: nn.Module) -> Iterator[list[Tensor]]:
-    """What a network gives its core."""
-    seen: list[Tensor] = []
-
-    def keep(_: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        seen.append(given[0])
-
-    handle = core.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def layers(run: Loaded, seen: Look) -> list[Layer]:
