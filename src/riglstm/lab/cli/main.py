@@ -36,8 +36,8 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "reproduce": reproduce.main,
     "sweep": sweep.main,
     "report": report.main,
-    "explore": explore.main,
     "bench": bench.main,
+    "explore": explore.main,
     "data": data.main,
     "list": list.main,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -94,7 +95,7 @@ def request(body: bytes) -> Request:
         raise _wrong(f"noise from 0 to {MOST_NOISE}", noise)
     if type(seed) is not int or not 0 <= seed < LARGEST_SEED:
         raise _wrong(f"a seed from 0 to {LARGEST_SEED - 1}", seed)
-    if hide not in HIDDEN:
+    if not isinstance(hide, str) or hide not in HIDDEN:
         raise _wrong(f"hide as one of {', '.join(HIDDEN)}", hide)
     return Request(torch.tensor(pixels, dtype=torch.uint8), side, float(noise), seed, hide)
 
@@ -161,6 +162,11 @@ class Handler(BaseHTTPRequestHandler):
         self._send(status, json.dumps(content).encode(), "application/json")
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        # A page that asks anew does not wait for the answer before.
+        with contextlib.suppress(ConnectionError):
+            self._write(status, content, kind)
+
+    def _write(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)
         for name, value in (
             ("Content-Type", kind),
