@@ -104,9 +104,10 @@ def test_a_seven_is_drawn_and_read_at_another_size(
     assert browser.run(STEP) == 575
     awake = [j for j, on in enumerate(trace.active[574, 0].tolist()) if on]
     best = int(likely[574, 0].argmax())
+    share, names = round(100 * float(likely[574, 0, best])), ", ".join(map(str, awake))
     assert browser.run(STATUS) == (
-        f"Step 575 of 576: line 24, pixel 23, black. riglstm reads {best} "
-        f"({round(100 * float(likely[574, 0, best]))} %). Awake: cells {', '.join(map(str, awake))}."
+        f"Step 575 of 576: line 24, pixel 23, black. riglstm reads {best} ({share} %). "
+        f"Awake: cells {names}."
     )
     badges = browser.run("[...document.querySelectorAll('.cell h3 span')].map(e => e.textContent)")
     assert [j for j, badge in enumerate(badges) if badge == "awake"] == awake
@@ -150,7 +151,7 @@ def test_a_trace_of_ones_own_is_opened_in_the_second_tab(
     plot.save_trace(tmp_path / "mine.json", traces, x)
     (tmp_path / "other.json").write_text("[1]")
     browser.open(f"{address}#tab=trace")
-    browser.wait("document.querySelector('#panel-trace:not([hidden])')")
+    browser.wait("!!document.querySelector('#panel-trace:not([hidden])')")
 
     def choose(name: str) -> None:
         document = browser.call("DOM.getDocument")["root"]["nodeId"]
