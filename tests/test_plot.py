@@ -15,6 +15,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from riglstm import RigLSTM, plot
@@ -212,3 +213,20 @@ for draw in (plot.cells, plot.keep, plot.views):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count("install it with: pip install matplotlib") == 3
     assert json.loads((tmp_path / "trace.json").read_text())["steps"] == 4
+
+
+@pytest.mark.slow
+def test_the_gallery_is_drawn_by_the_code_on_its_page(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    subprocess.run([sys.executable, docs / "gallery.py", tmp_path], check=True)
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {path.name for path in (docs / "gallery").iterdir()}
+    assert len(drawn) >= 4
+    page = (docs / "gallery.md").read_text(encoding="utf-8")
+    for name in drawn:
+        assert f"](gallery/{name})" in page
+        now, then = (imread(folder / name) for folder in (tmp_path, docs / "gallery"))
+        # Another machine rounds otherwise, and a cell may wake elsewhere, but not many.
+        assert now.shape == then.shape, f"python docs/gallery.py draws {name} anew"
+        assert np.abs(now - then).mean() < 0.02, f"python docs/gallery.py draws {name} anew"
+    assert json.loads((tmp_path / "trace.json").read_text())["picture"] == [24, 24]

@@ -122,7 +122,7 @@ def disturbed(asked: Request) -> Tensor:
     return pixels
 
 
-def tokens(network: Network, asked: Request) -> Tensor:
+def tokens_of(network: Network, asked: Request) -> Tensor:
     """What the network is shown, (T, 1, 1): prepared and resized as the task does it."""
     prepared = network.config.prepare(disturbed(asked)).flatten()
     return prepared[positions(SIDE, Size(asked.side, asked.side))][:, None, None]
@@ -134,7 +134,7 @@ def read(network: Network, asked: Request) -> dict[str, Any]:
 
     Of models other than RigLSTM it has the probabilities alone.
     """
-    shown = tokens(network, asked)
+    shown = tokens_of(network, asked)
     net, x = network.net, network.net.embed(shown)
     if isinstance(net.core, Rig):
         traces: Any = net.core.trace(x)

@@ -226,7 +226,8 @@ export class View {
         card.classList.toggle("awake", now);
         state.textContent = now ? "awake" : "asleep";
         const kept = layer.keep && now ? `keeps ${layer.keep.row(t, b)[j].toFixed(3)}` : layer.keep ? "keeps all" : "";
-        said.textContent = [kept, `awake ${percent(sums[t] / (t + 1))}`].filter(Boolean).join(" · ");
+        const parts = [kept, `awake in ${percent(sums[t] / (t + 1))}`].filter(Boolean);
+        said.replaceChildren(...parts.map((text) => make("span", {}, text)));
         if (picture) paint(canvas, picture[1], picture[0], (i) => (i <= t ? of(i, j) : null));
         return j === 0 ? this.awakeInWords(t) : "";
       });
