@@ -22,6 +22,7 @@ from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.run import build, finished, load
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.common import TokenNetwork
+from riglstm.lab.tasks.copying import CopyingTask
 from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.models.base import Trace
 from riglstm.plot.trace import Layer, correlation, number, percent, read_layers, share_awake
@@ -252,6 +253,36 @@ def activation_picture(run: Loaded, seen: Look) -> Picture:
                 )
             )
             for b, label in enumerate(images.labels)
+        ),
+        png=png(figure),
+    )
+
+
+def sequence_picture(run: Loaded) -> Picture:
+    """When each cell was awake on the first test sequence of copying, at the furthest condition."""
+    task, net = run.task, run.net
+    assert isinstance(task, CopyingTask)
+    assert isinstance(net, TokenNetwork)
+    condition = task.conditions[-1]
+    tokens = task.examples(condition, "test", slice(1)).inputs  # (T, 1, M)
+    with _quiet(run):
+        traces = net.core.trace(net.embed(tokens))  # type: ignore[attr-defined]
+    found = read_layers(traces, LAYERS.get(run.spec.model))
+    kinds = torch.arange(task.config.digits + 2, device=tokens.device)
+    shown = (tokens.unsqueeze(3) == kinds).flatten(2)  # a line for each kind of token
+    label = f"{run.label} at {condition}"
+    figure = plot.cells(traces, shown, labels=[label], names=[layer.name for layer in found])
+    return Picture(
+        title=f"{run.label}: cells awake at {condition}",
+        caption=(
+            "Above: a test sequence, a line for each digit, and one each for a blank and for the "
+            "sign to answer. Below: green where a cell was awake, with the share of steps awake. "
+            f"{run.source}."
+        ),
+        alt=", ".join(
+            f"{layer.name} cell {j} awake {percent(share)}".strip()
+            for layer in found
+            for j, share in enumerate(share_awake(layer.awake)[0].tolist())
         ),
         png=png(figure),
     )
