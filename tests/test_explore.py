@@ -165,9 +165,10 @@ def test_the_page_is_told_what_there_is(port: int) -> None:
 def test_the_examples_are_read_as_what_they_are(networks: list[Network]) -> None:
     pictures = torch.stack([drawn(strokes) for strokes in STROKES.values()])
     config, net = networks[0].config, networks[0].net
-    shown = config.prepare(pictures).flatten(1)[:, positions(SIDE, Size(16, 16))]
-    with torch.no_grad():
-        assert net(shown.T.unsqueeze(2)).argmax(-1).tolist() == list(range(10))
+    for side in (14, 16):
+        shown = config.prepare(pictures).flatten(1)[:, positions(SIDE, Size(side, side))]
+        with torch.no_grad():
+            assert net(shown.T.unsqueeze(2)).argmax(-1).tolist() == list(range(10))
 
 
 def test_only_networks_that_read_digits_are_explored() -> None:

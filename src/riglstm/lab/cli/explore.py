@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from riglstm.lab.cli import UsageError, flags
 
@@ -41,10 +44,12 @@ def main(args: Sequence[str]) -> None:
                 f"--weights must be exported networks or folders of them, got {path}, which is not "
                 "there; the repository of riglstm has a folder weights"
             )
-    # Only here: PyTorch and the models take seconds to load.
+    # Only here: safetensors may not be installed.
     from riglstm.lab.explore.networks import open_networks
     from riglstm.lab.explore.server import Server
 
+    # Products of one sequence gain nothing from more, and lose much beside a busy process.
+    torch.set_num_threads(1)
     networks = open_networks(config.weights)
     try:
         server = Server(config.host, config.port, networks)
@@ -54,10 +59,7 @@ def main(args: Sequence[str]) -> None:
             f"{error.strerror}; --port 0 takes any that is free"
         ) from None
     host, port = server.server_address[:2]
-    with server:
-        names = ", ".join(one.name for one in networks) or "no network; the second tab works"
+    names = ", ".join(one.name for one in networks) or "no network; the second tab works"
+    with server, contextlib.suppress(KeyboardInterrupt):
         print(f"exploring {names}: http://{host!s}:{port}/ (Ctrl-C ends it)", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print("\nended")
+        server.serve_forever()

@@ -106,7 +106,7 @@ export class View {
   }
 
   buildClasses() {
-    const root = $("classes"), b = this.b;
+    const root = $("classes"), b = this.b, charts = [];
     root.replaceChildren();
     for (const { name, note, trace } of this.shown) {
       if (!trace.probabilities) continue;
@@ -122,7 +122,7 @@ export class View {
       });
       const chart = make("canvas", { role: "img", "aria-label": `Probabilities of ${name} over time` });
       root.append(make("div", { class: "network" }, make("h3", {}, name, make("small", {}, note ? ` ${note}` : "")), bars, chart));
-      this.chart(chart, trace, names);
+      charts.push([chart, trace, names]);
       this.steps.push((t) => {
         const row = trace.probabilities.row(t, b), best = row.indexOf(Math.max(...row));
         items.forEach(({ item, fill, said }, i) => {
@@ -134,6 +134,8 @@ export class View {
       });
     }
     root.hidden = !root.childElementCount;
+    // Once all are there, and have their widths.
+    for (const one of charts) this.chart(...one);
   }
 
   /** Lines of all classes over time; the three that were likely longest have colours and names. */
