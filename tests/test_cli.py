@@ -542,7 +542,8 @@ def test_the_demo_ends_with_a_curve_and_a_page(capsys: Capture, tmp_path: Path) 
     (curve,) = (line.removeprefix("the curve: ") for line in out.splitlines() if "curve:" in line)
     assert Path(curve).read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<img") >= 2
+    assert page.count("<img") >= 3
+    assert page.index("riglstm: cells awake at P=80") < page.index("against the shift")
     assert all(f"P={P}" in page for P in (10, 20, 40, 80))
     for model in ("riglstm", "lstm"):
         assert f">{model}<" in page

@@ -149,7 +149,7 @@ def run_without(
 def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_path: Path) -> None:
     extras = {"lightning_fabric", "safetensors", "tqdm", "numpy", "pooch", "rich", "tyro"}
     extras |= {"matplotlib", "tensorboard", "gymnasium", "minigrid"}
-    verbs = ["demo", "train", "evaluate", "reproduce", "report", "bench", "data", "list"]
+    verbs = ["demo", "train", "evaluate", "reproduce", "report", "bench", "explore", "data", "list"]
     helps = [["--help"], *([verb, "--help"] for verb in verbs), ["train", "mnist", "--help"]]
     works = [*helps, ["--version"], ["list"], ["data", "--data-dir", "none-here"]]
     works.append(["bench", "--quick", "--tables", "speed"])

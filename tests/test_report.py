@@ -16,11 +16,10 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.report import cells, curves, page, report, rollouts, runs, style
-from riglstm.lab.report.cells import Images, Loaded
+from riglstm.lab.report.cells import Loaded
 from riglstm.lab.tables.plan import RunSpec, plan
 from riglstm.lab.tables.result import Record, RunError, Series, read_record
 from riglstm.lab.tables.run import build as build_run
@@ -137,111 +136,93 @@ def with_images(figure: Figure) -> list[Axes]:
     return [axes for axes in figure.get_axes() if axes.get_images()]
 
 
-def test_a_cell_that_wakes_on_the_stroke_correlates_with_it() -> None:
-    stroke = np.array([[[1, 0, 0], [1, 0, 0], [1, 1, 0]]], float)
-    on = stroke[0] > 0
-    active = np.stack([on, ~on, np.ones_like(on), np.eye(3, dtype=bool)])[None]
-    np.testing.assert_allclose(cells.share_awake(active), [[4 / 9, 5 / 9, 1, 3 / 9]])
-    r = cells.stroke_correlation(active, stroke)[0]
-    np.testing.assert_allclose(r[:2], [1, -1])
-    assert np.isnan(r[2])
-    np.testing.assert_allclose(r[3], np.corrcoef(np.eye(3).ravel(), stroke.ravel())[0, 1])
-    # A summary leaves out images on which a cell never changed.
-    pixels = np.stack([np.eye(2), np.eye(2)])
-    active = np.stack([np.eye(2, dtype=bool), np.ones((2, 2), bool)])[:, None]
-    (cell,) = cells.summarise(active, pixels)
+def test_a_summary_leaves_out_images_on_which_a_cell_never_changed() -> None:
+    pixels = torch.eye(2).expand(2, 2, 2)
+    active = torch.stack([torch.eye(2).bool().flatten(), torch.ones(4, dtype=torch.bool)], 1)
+    (cell,) = cells.summarise(active.unsqueeze(2), pixels)
     assert cell.awake == (0.75, 0.25)
     np.testing.assert_allclose(cell.correlation, (1, 0))
-    (never,) = cells.summarise(active[1:], pixels[1:])
+    (never,) = cells.summarise(active[:, 1:, None], pixels[1:])
     assert math.isnan(never.correlation[0])
-    said = [cells.percent(share) for share in (0, 0.001, 0.25, 0.999, 1)]
-    assert said == ["0%", "<1%", "25%", ">99%", "100%"]
-    assert [cells.number(r) for r in (-0.5, math.nan)] == ["−0.50", "–"]
 
 
-def test_activation_images_are_the_trace_in_the_order_of_lines(rig: Loaded) -> None:
-    seen = cells.look(rig, "5x5", (3, 1))
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What is made into files from now on."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(cells, "png", lambda figure: figures.append(figure) or PNG)
+    return figures
+
+
+def test_activation_images_are_the_trace_in_the_order_of_lines(
+    rig: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
+    cells.activation_picture(rig, cells.look(rig, "5x5", (3, 1)))
     batch = cells.image_task(rig).examples("5x5", "test", torch.tensor([3, 1]))
     net: Any = rig.net
     (trace,) = net.core.trace(net.tables(batch.inputs.long()).flatten(2))
-    figure = cells.draw_activations(seen.images, cells.layers(rig, seen))
-    axes = with_images(figure)
+    axes = with_images(figures[0])
     assert len(axes) == 2 * (1 + 3)
     for b in range(2):
         np.testing.assert_array_equal(shown(axes[4 * b]).ravel(), batch.inputs[:, b, 0])
         for j in range(3):
             np.testing.assert_array_equal(shown(axes[4 * b + 1 + j]).ravel(), trace.active[:, b, j])
-    assert [a.get_title() for a in axes[:4]] == ["input", "cell 0", "cell 1", "cell 2"]
-    share = cells.percent(float(trace.active[:, 0, 0].float().mean()))
-    assert axes[1].get_xlabel().startswith(f"awake {share}\nr = ")
     label = int(batch.targets[0])
     read_as = int(net(batch.inputs)[0].argmax())
     assert axes[0].get_xlabel() == f"“{label}”, read as “{read_as}”\ntest no. 3"
 
 
-def test_brim_is_drawn_layer_by_layer(tmp_path: Path) -> None:
-    run = opened(tmp_path, "brim")
+def test_brim_is_drawn_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, figures = opened(tmp_path, "brim"), drawn(monkeypatch)
     seen = cells.look(run, "5x5", (0,))
-    figure = cells.draw_activations(seen.images, cells.layers(run, seen))
-    titles = [a.get_title() for a in with_images(figure)]
+    cells.activation_picture(run, seen)
+    titles = [a.get_title() for a in with_images(figures[0])]
     assert titles[1:] == [f"lower cell {j}" for j in range(3)] + [
         f"upper cell {j}" for j in range(2)
     ]
-    (_, lower), (name, upper) = cells.scores(run, seen, 2)
-    assert lower.view_names == ("null", "x", "h²")
-    assert (name, upper.view_names) == ("upper", ("null", "h¹"))
-    assert upper.peers.shape == (1, 2, 2)
+    lower, upper = cells.score_pictures(run, seen, 2)
+    assert "brim, lower layer: scores at step 2 of 5x5" in lower.title
+    assert "upper layer" in upper.title
+    for figure, slots, N in ((figures[1], ["null", "x", "h²"], 3), (figures[2], ["null", "h¹"], 2)):
+        left, right = with_images(figure)[1:3]
+        assert [t.get_text() for t in left.get_xticklabels()] == slots
+        assert shown(right).shape == (N, N)
 
 
-def test_models_that_weigh_choose_nothing(tmp_path: Path) -> None:
-    for model, slots in (("rmc", ("x",)), ("rim", ("null", "x"))):
+def test_models_that_weigh_choose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = drawn(monkeypatch)
+    for model, slots in (("rmc", ["x"]), ("rim", ["null", "x"])):
         run = opened(tmp_path, model)
-        seen = cells.look(run, "5x5", (0,))
-        ((_, found),) = cells.scores(run, seen, 1)
-        assert (found.views_chosen, found.view_names) == (None, slots)
-        assert found.active.all() == (model == "rmc")
-        assert "chooses none" in cells.score_pictures(run, seen, 1)[0].caption
+        (picture,) = cells.score_pictures(run, cells.look(run, "5x5", (0,)), 1)
+        assert "chooses none" in picture.caption
+        left = with_images(figures[-1])[1]
+        assert [t.get_text() for t in left.get_xticklabels()] == slots
+        assert not left.patches
+        asleep = [t.get_text() for t in left.get_yticklabels() if "asleep" in t.get_text()]
+        assert bool(asleep) == (model == "rim")
 
 
-def test_score_maps_are_of_the_step_counted_from_one(rig: Loaded) -> None:
+def test_score_maps_are_of_the_step_counted_from_one(
+    rig: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
     seen = cells.look(rig, "5x5", (0, 2))
-    ((_, found),) = cells.scores(rig, seen, 13)
+    (picture,) = cells.score_pictures(rig, seen, 13)
+    assert "Framed" in picture.caption
     trace = seen.traces[0]
-    assert trace.view_scores is not None
-    np.testing.assert_array_equal(found.views, trace.view_scores[12])
-    axes = with_images(cells.draw_scores(seen.images, found))
+    axes = with_images(figures[0])
     # Beside each map stands its colour bar, which is an image of its own.
     maps = [a for a in axes if a.get_xlabel() in ("view of the input", "cell listened to")]
     assert [a.get_xlabel() for a in maps] == ["view of the input", "cell listened to"] * 2
+    assert trace.view_scores is not None
+    assert trace.peer_scores is not None
     for b in range(2):
-        assert trace.peer_scores is not None
-        for where, raw in zip(maps[2 * b : 2 * b + 2], (found.views, found.peers), strict=True):
-            power = np.log10(np.abs(raw[b]).max() / np.abs(shown(where)).max())
+        raw = (trace.view_scores[12, b].numpy(), trace.peer_scores[12, b].numpy())
+        for where, scores in zip(maps[2 * b : 2 * b + 2], raw, strict=True):
+            power = np.log10(np.abs(scores).max() / np.abs(shown(where)).max())
             np.testing.assert_allclose(power, np.round(power), atol=1e-6)
-            np.testing.assert_allclose(shown(where) * 10**power, raw[b], rtol=1e-5)
+            np.testing.assert_allclose(shown(where) * 10**power, scores, rtol=1e-5)
     assert "step 13: line 3,\npixel 3" in axes[0].get_xlabel()
-
-
-def test_what_awake_cells_took_in_is_framed() -> None:
-    images = Images(np.zeros((1, 2, 2)), [0], ["7"], ["7"])
-    views = np.array([[[True, False], [True, True]]])
-    peers = np.array([[[True, True], [True, True]]])
-    awake = np.array([[True, False]])
-    numbers = np.array([[[1.0, -2.0], [3.0, 4.0]]])
-    found = cells.Scores(1, awake, numbers, numbers, views, peers, ("0", "1"))
-    _, left, right = with_images(cells.draw_scores(images, found))[:3]
-
-    def frames(axes: Axes) -> list[tuple[int, int, object]]:
-        patches = [p for p in axes.patches if isinstance(p, Rectangle)]
-        return [(round(p.get_x()), round(p.get_y()), p.get_linestyle()) for p in patches]
-
-    maps = {a.get_xlabel(): a for a in (left, right)}
-    assert frames(maps["view of the input"]) == [(0, 0, "-")]
-    assert frames(maps["cell listened to"]) == [(0, 0, ":"), (1, 0, "-")]
-    assert [t.get_text() for t in left.get_yticklabels()] == ["0", "1 asleep"]
-    weighed = found._replace(views_chosen=None, peers_chosen=None)
-    for axes in with_images(cells.draw_scores(images, weighed))[1:3]:
-        assert not frames(axes)
 
 
 def test_digits_are_of_different_classes_and_a_look_may_be_cut(rig: Loaded) -> None:
@@ -257,7 +238,7 @@ def test_digits_are_of_different_classes_and_a_look_may_be_cut(rig: Loaded) -> N
         cells.look(rig, "5x5", (5, 6)),
     )
     for a, b in zip(cells.layers(rig, some), cells.layers(rig, same), strict=True):
-        np.testing.assert_array_equal(a.active, b.active)
+        assert torch.equal(a.awake, b.awake)
     assert some.images.indices == [5, 6]
 
 

@@ -389,3 +389,18 @@ def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus() -> None:
     assert build(spec, "cpu")[1].get_submodule("core")._compiled is None  # type: ignore[union-attr]
     table = complexity.table(None, "quick", "cuda", None, (2, 3), 2)
     assert torch.cuda.get_device_name() in table.markdown
+
+
+def test_a_test_that_takes_long_says_how_far_it_is_and_changes_no_figure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch a sequence, and no wait before the first line.
+    monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 1)
+    monkeypatch.setattr("riglstm.lab.train.progress.TEST_SECONDS", 0)
+    lines: list[str] = []
+    told = evaluate(folder, "cpu", show=lines.append)
+    assert told["rows"] == evaluate(folder, "cpu")["rows"]
+    size = SPEC.task_options["test_size"]
+    conditions = dict.fromkeys(row["condition"] for row in told["rows"])
+    for condition in conditions:
+        assert any(line.startswith(f"testing {condition}: 1 of {size}; 0:00:0") for line in lines)

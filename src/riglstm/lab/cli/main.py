@@ -16,6 +16,7 @@ from riglstm.lab.cli import (
     data,
     demo,
     evaluate,
+    explore,
     export,
     flags,
     list,
@@ -36,6 +37,7 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "sweep": sweep.main,
     "report": report.main,
     "bench": bench.main,
+    "explore": explore.main,
     "data": data.main,
     "list": list.main,
 }

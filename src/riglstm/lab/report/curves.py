@@ -14,22 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from riglstm.lab.report.style import (
-    FAINT,
-    GRID,
-    LINES,
-    Look,
-    Picture,
-    fold,
-    looks,
-    new_figure,
-    plot_axes,
-    png,
-    styled,
-)
+from riglstm.lab.report.style import LINES, Look, Picture, fold, looks, plot_axes, png
 from riglstm.lab.tables.paper import value
 from riglstm.lab.tables.result import CHOSEN, Series
 from riglstm.lab.tables.table import ENOUGH, Table
+from riglstm.plot.style import FAINT, GRID, new_figure, styled
 
 if TYPE_CHECKING:
     from riglstm.lab.report.runs import Group

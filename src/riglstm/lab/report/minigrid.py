@@ -22,21 +22,11 @@ from riglstm.lab.minigrid.spec import TEST_SEED
 from riglstm.lab.minigrid.table import GridRun, comparable, label, tables
 from riglstm.lab.report import curves
 from riglstm.lab.report.cells import UNABLE
-from riglstm.lab.report.style import (
-    FAINT,
-    GRID,
-    LOOKS,
-    Array,
-    Picture,
-    new_figure,
-    picture_axes,
-    plot_axes,
-    png,
-    styled,
-)
+from riglstm.lab.report.style import LOOKS, Array, Picture, plot_axes, png
 from riglstm.lab.tables.result import Series
 from riglstm.lab.tables.table import Table
 from riglstm.lab.train.folder import differences
+from riglstm.plot.style import FAINT, GRID, new_figure, picture_axes, styled
 
 OURS, THEIRS = "riglstm", "rim"
 TRACED = (OURS, THEIRS)

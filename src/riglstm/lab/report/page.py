@@ -18,7 +18,7 @@ from typing import NamedTuple, NewType, TypeAlias
 from riglstm import __version__
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells, minigrid
-from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, number, open_run
+from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, open_run
 from riglstm.lab.report.curves import shift_picture, training_picture
 from riglstm.lab.report.rollouts import rollout_picture
 from riglstm.lab.report.runs import Group, find, group, read, without_copies
@@ -26,11 +26,13 @@ from riglstm.lab.report.style import Picture
 from riglstm.lab.tables.result import CHOSEN, Record
 from riglstm.lab.tables.table import TextTable, text_table
 from riglstm.lab.tasks.balls import Balls
+from riglstm.lab.tasks.copying import Copying
 from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import pick
 from riglstm.lab.train.folder import atomic_write
+from riglstm.plot.trace import number
 
 Html = NewType("Html", str)
 
@@ -201,7 +203,7 @@ def _add_group(draft: Draft, one: Group) -> None:
     if one.table.missing:
         draft.missing.append(f"{one.table.title}: not run yet: {one.table.missing}")
     shown = text_table(one.table)
-    body = _table_and_notes(shown)
+    body = [*_sequences(draft, one), *_table_and_notes(shown)]
     for setting in one.table.trained_on:
         for picture in (shift_picture(one, setting), training_picture(one, setting)):
             if picture is not None:
@@ -217,24 +219,45 @@ def _table_and_notes(shown: TextTable) -> list[Html]:
     ]
 
 
-def _from_weights(draft: Draft, one: Group) -> Iterator[Html]:
-    """The pictures that need a network: of each model, its first seed that is done."""
-    balls: dict[str, list[Loaded]] = {}
-    unable: dict[str, None] = {}
+def _first_done(draft: Draft, one: Group) -> Iterator[tuple[str, str, Record]]:
+    """The first seed that is done of each model that is to be drawn: setting, label, record."""
     for (setting, label), runs in one.runs.items():
         done = [record for record in runs if record.state == "done"]
-        if not done or (draft.models is not None and done[0].spec.name not in draft.models):
-            continue
-        task = done[0].spec.task_config()
-        if isinstance(task, SequentialImages) and done[0].spec.model not in SCORING:
+        if done and (draft.models is None or done[0].spec.name in draft.models):
+            yield setting, label, done[0]
+
+
+def _open(draft: Draft, setting: str, label: str, record: Record) -> Loaded | None:
+    """A run with its network; one that cannot be opened is noted, and None."""
+    draft.show(f"drawing {label}, trained on {setting}")
+    try:
+        return open_run(label, record.path, draft.device, draft.data_dir, draft.show)
+    except UNABLE as error:
+        draft.missing.append(f"pictures of {label} ({record.path}): {error}")
+        return None
+
+
+def _sequences(draft: Draft, one: Group) -> Iterator[Html]:
+    """When cells wake while they copy."""
+    for setting, label, record in _first_done(draft, one):
+        if record.spec.model in SLEEPING and isinstance(record.spec.task_config(), Copying):
+            run = _open(draft, setting, label, record)
+            if run is not None:
+                yield draft.figure(cells.sequence_picture(run))
+
+
+def _from_weights(draft: Draft, one: Group) -> Iterator[Html]:
+    """The pictures of images and balls that need a network."""
+    balls: dict[str, list[Loaded]] = {}
+    unable: dict[str, None] = {}
+    for setting, label, record in _first_done(draft, one):
+        task = record.spec.task_config()
+        if isinstance(task, SequentialImages) and record.spec.model not in SCORING:
             unable[label] = None
         if not isinstance(task, Balls | SequentialImages) or label in unable:
             continue
-        draft.show(f"drawing {label}, trained on {setting}")
-        try:
-            run = open_run(label, done[0].path, draft.device, draft.data_dir, draft.show)
-        except UNABLE as error:
-            draft.missing.append(f"pictures of {label} ({done[0].path}): {error}")
+        run = _open(draft, setting, label, record)
+        if run is None:
             continue
         if isinstance(task, Balls):
             balls.setdefault(setting, []).append(run)

@@ -13,17 +13,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from riglstm.lab.report.cells import Loaded
-from riglstm.lab.report.style import (
-    TRUTH,
-    Array,
-    Picture,
-    looks,
-    new_figure,
-    picture_axes,
-    png,
-    styled,
-)
+from riglstm.lab.report.style import TRUTH, Array, Picture, looks, png
 from riglstm.lab.tasks.balls import BallsTask
+from riglstm.plot.style import new_figure, picture_axes, styled
 
 EPSILON = 1e-6
 """Probabilities are kept this far from 0 and 1, as in the score of the task."""

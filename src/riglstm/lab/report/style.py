@@ -1,31 +1,24 @@
-"""How pictures look: colours that colour-blind readers tell apart, sizes, and the way to PNG.
+"""How the report's pictures look: a colour, marker and line for each model, and the way to PNG.
 
-Figures are made object by object; nothing here or in its neighbours touches pyplot's state.
+What they share with pictures of one's own traces is in `riglstm.plot.style`.
 """
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+from riglstm.plot.style import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, VERMILION, styled
 
 Array: TypeAlias = NDArray[Any]
 Line: TypeAlias = Literal["-", "--", ":", "-."]
 LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
-
-INK, FAINT, GRID = "#1b1b1b", "#6a6a6a", "#dddddd"
-
-PINK, GREEN, BLUE = "#CC79A7", "#009E73", "#0072B2"
-SKY, ORANGE, VERMILION, GREY = "#56B4E9", "#E69F00", "#D55E00", "#7f7f7f"
-"""The Okabe-Ito palette, but for its yellow, which is too pale for a line on white."""
 
 
 class Look(NamedTuple):
@@ -49,29 +42,6 @@ LOOKS: dict[str, Look] = {
 """Green for RigLSTM and blue for RIM, as in the paper's figure of the balls."""
 
 TRUTH = Look(PINK, "o")
-
-RC: Any = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.labelsize": 10.5,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "text.color": INK,
-    # A name with two dollar signs is no formula.
-    "text.parse_math": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "legend.fontsize": 9.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "savefig.facecolor": "white",
-}
-
-DPI = 144
 
 
 class Picture(NamedTuple):
@@ -102,20 +72,6 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     return given
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that size in inches, its parts kept apart by the layout."""
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Apply the house's settings while a figure is made or written; also a decorator."""
-    with matplotlib.rc_context(RC):
-        yield
-
-
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file, the same bytes for the same figure."""
     buffer = io.BytesIO()
@@ -127,16 +83,6 @@ def png(figure: Figure) -> bytes:
 def fold(label: str) -> str:
     """A label in lines that leave room for the figure beside it."""
     return textwrap.fill(label, 30)
-
-
-def picture_axes(axes: Axes) -> Axes:
-    """Axes for an image: a thin frame, so that white is seen on white, and no ticks."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_color(FAINT)
-        spine.set_linewidth(0.6)
-    return axes
 
 
 def plot_axes(axes: Axes) -> Axes:

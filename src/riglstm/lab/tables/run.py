@@ -109,7 +109,8 @@ def run(
         if progress and conditions:
             say(f"testing on {', '.join(conditions)}")
         try:
-            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
+            show = say if progress else None
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions, show)
         except KeyboardInterrupt:
             raise Interrupted(untested(again)) from None
         result = {
@@ -176,9 +177,12 @@ def tested(
     weights_of: Callable[[int], Path],
     chosen: Mapping[str, Mapping[str, Any]],
     conditions: Sequence[str],
+    show: Callable[[str], None] | None,
 ) -> list[dict[str, Any]]:
     """Figures on test data: by the weights that the training condition chose, then by those that
-    the condition itself did, where it is another. `weights_of`: the file, by its update."""
+    the condition itself did, where it is another. `weights_of`: the file, by its update; `show`
+    hears how far it is."""
+    from riglstm.lab.train.progress import tell_testing
     from riglstm.lab.train.weights import load_weights
 
     rows = []
@@ -189,6 +193,8 @@ def tested(
         step = chosen[chooser]["step"]
         load_weights(net, weights_of(step))
         for condition in tested:
+            with tell_testing(net, condition, task.size("test"), show):
+                value = _test(spec, task, net, condition)
             rows.append(
                 {
                     "table": None,
@@ -196,7 +202,7 @@ def tested(
                     "seed": spec.seed,
                     "condition": condition,
                     "metric": task.metric.name,
-                    "value": _test(spec, task, net, condition),
+                    "value": value,
                     "chosen_on": f"{CHOSEN}{chooser}",
                     "step": step,
                 }
@@ -325,7 +331,7 @@ def evaluate(
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
         **run.result,
-        "rows": tested(spec, task, net, run.weights_of, run.result["chosen"], asked),
+        "rows": tested(spec, task, net, run.weights_of, run.result["chosen"], asked, show),
         "device": device_name(task.device),
         "commit": commit(),
     }

@@ -66,11 +66,15 @@ class TokenNetwork(nn.Module):
     start: Tensor
     """(C,): where each channel's table begins."""
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens (T, B, C), of any integer type, to the core's input (T, B, D)."""
+        vectors = lookup(tokens + self.start, self.tables.weight)
+        x: Tensor = self.dropout(vectors.flatten(2))
+        return x
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (T, B, C), of any integer type, to logits (B, *outputs) or (T, B, *outputs)."""
-        vectors = lookup(tokens + self.start, self.tables.weight)
-        x = self.dropout(vectors.flatten(2))  # (T, B, D)
-        y, _ = self.core(x)
+        y, _ = self.core(self.embed(tokens))
         y = summary(self.core, y) if self.summarise else y
         logits: Tensor = self.readout(self.dropout(y))
         return logits.view(*y.shape[:-1], *self.outputs)

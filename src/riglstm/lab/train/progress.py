@@ -8,10 +8,11 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from riglstm.lab.tasks.base import Metric
@@ -20,6 +21,8 @@ from riglstm.lab.train.folder import RunFolder, atomic_write, unwritten
 HEADER = "step,name,value\n"
 
 REFRESH_SECONDS = 0.2
+TEST_SECONDS = 10
+"""After which a test says for the first time how long it will take."""
 FIRST_SECONDS = 30
 """Where there is no bar, a first line says by then how long the run will take: the first
 evaluation may be hours off."""
@@ -104,6 +107,33 @@ class Progress(Bar):
 
     def _words(self, value: float) -> str:
         return f"{self.metric.name} {self.metric.scale * value:.4g}{self.metric.unit}"
+
+
+@contextlib.contextmanager
+def tell_testing(
+    net: nn.Module, condition: str, sequences: int, show: Callable[[str], None] | None
+) -> Iterator[None]:
+    """Tell `show` within it how far a test is: soon after the start, then every minute."""
+    if show is None:
+        yield
+        return
+    began, done = time.monotonic(), 0
+    due = began + TEST_SECONDS
+
+    def tell(_: nn.Module, given: tuple[Tensor, ...], __: object) -> None:
+        nonlocal done, due
+        now, done = time.monotonic(), done + given[0].shape[1]
+        if now >= due and done < sequences:
+            left = (now - began) * (sequences - done) / done
+            show(f"testing {condition}: {done:,} of {sequences:,}; {_duration(left)} left")
+            due = now + 60
+
+    # A task scores in batches of its own, and calls the network once for each.
+    hook = net.register_forward_hook(tell)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _duration(seconds: float) -> str:

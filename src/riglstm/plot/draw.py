@@ -1,0 +1,355 @@
+"""The drawing of a trace: cells over time, and maps of what they took in.
+
+Shapes: T steps, B sequences, N cells, K views.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from riglstm.plot.style import FAINT, GREEN, INK, VERMILION, new_figure, picture_axes, styled
+from riglstm.plot.trace import (
+    Input,
+    Layer,
+    Traces,
+    correlation,
+    number,
+    percent,
+    read_input,
+    read_labels,
+    read_layers,
+    read_sequences,
+    share_awake,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+class _Look(NamedTuple):
+    """How a part of a trace is drawn over time."""
+
+    colours: Any
+    """In the order of steps, a row a cell."""
+    picture_colours: Any
+    """In the form of the input's picture."""
+    values: Callable[[Layer], Any]
+    """(T, B, N), masked where there is nothing to show."""
+    says: Callable[[Layer, Tensor | None], list[list[str]]]
+    """By sequence and cell, what stands beside it; the brightness of the input is (T, B)."""
+    bar: str
+    """What the colour bar says; empty: none is drawn."""
+
+
+@styled()
+def draw_over_time(
+    part: str,
+    trace: Traces,
+    input: Any,
+    sequences: Iterable[int] | None,
+    labels: Sequence[str] | None,
+    names: Sequence[str] | None,
+) -> Figure:
+    layers = read_layers(trace, names)
+    T, B = layers[0].size
+    for layer in layers:
+        layer.part(part)
+    shown = None if input is None else read_input(input, T, B)
+    chosen = read_sequences(sequences, B)
+    said = read_labels(labels, chosen)
+    look = _looks()[part]
+    if shown is not None and shown.size is not None:
+        return _draw_pictures(layers, look, shown, chosen, said)
+    return _draw_rows(layers, look, shown, chosen, said)
+
+
+def _looks() -> dict[str, _Look]:
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    kept = colormaps["viridis"].with_extremes(bad="#e3e3e3")
+    awake = ListedColormap(["#f2f2f2", GREEN])
+    return {
+        "active": _Look(awake, "gray", lambda layer: layer.awake.numpy(), _say_awake, ""),
+        "keep": _Look(kept, kept, _kept, _say_kept, "share of the old state kept"),
+    }
+
+
+def _kept(layer: Layer) -> Any:
+    import numpy as np
+
+    return np.ma.masked_where(~layer.awake.numpy(), layer.part("keep").numpy())
+
+
+def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
+    shares = share_awake(layer.awake)
+    said = [[f"awake {percent(share)}" for share in row] for row in shares.tolist()]
+    if brightness is None:
+        return said
+    r = correlation(layer.awake, brightness).tolist()
+    return [
+        [f"{text}\nr = {number(one)}" for text, one in zip(*pair, strict=True)]
+        for pair in zip(said, r, strict=True)
+    ]
+
+
+def _say_kept(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
+    awake, kept = layer.awake, layer.part("keep").double()
+    means = (kept * awake).sum(0) / awake.sum(0)
+    return [["slept" if math.isnan(m) else f"keeps {m:.2f}" for m in row] for row in means.tolist()]
+
+
+def _draw_pictures(
+    layers: Sequence[Layer], look: _Look, shown: Input, chosen: Sequence[int], labels: Sequence[str]
+) -> Figure:
+    """A row a sequence: its picture, then every cell in the same form."""
+    assert shown.size is not None
+    counts = [layer.awake.shape[2] for layer in layers]
+    # A narrow empty column sets layers apart.
+    widths = [1.0, *(w for n in counts for w in (0.12, *[1.0] * n))]
+    size = 1.25
+    figure = new_figure(size * sum(widths) + 0.2, (size + 0.42) * len(chosen) + 0.4)
+    grid = figure.add_gridspec(
+        len(chosen), len(widths), width_ratios=widths, wspace=0.04, hspace=0.04
+    )
+    said = [look.says(layer, shown.values.double().mean(2)) for layer in layers]
+    values = [look.values(layer) for layer in layers]
+    options: dict[str, Any] = {**_limits(values), "interpolation": "nearest"}
+    drawn: list[Any] = []
+    for row, b in enumerate(chosen):
+        axes = picture_axes(figure.add_subplot(grid[row, 0]))
+        _draw_picture(axes, shown, b)
+        axes.set_xlabel(labels[row], fontsize=9)
+        if row == 0:
+            axes.set_title("input")
+        column = 1
+        for i, layer in enumerate(layers):
+            column += 1
+            for j in range(counts[i]):
+                axes = picture_axes(figure.add_subplot(grid[row, column]))
+                image = values[i][:, b, j].reshape(shown.size)
+                drawn.append(axes.imshow(image, cmap=look.picture_colours, **options))
+                axes.set_xlabel(said[i][b][j], fontsize=9)
+                if row == 0:
+                    axes.set_title(f"{layer.name} cell {j}".strip())
+                column += 1
+    if look.bar:
+        figure.colorbar(drawn[-1], ax=figure.axes, shrink=0.6, pad=0.01, label=look.bar)
+    return figure
+
+
+def _limits(values: Sequence[Any]) -> dict[str, float]:
+    """The colours' scale, from 0 to the largest value of any layer; bools have 0 and 1."""
+    largest = max(float(one.max()) if one.size else 0.0 for one in values)
+    return {"vmin": 0.0, "vmax": 1.0 if values[0].dtype == bool else largest or 1.0}
+
+
+def _draw_picture(axes: Axes, shown: Input, b: int) -> None:
+    axes.imshow(shown.picture(b).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+def _draw_rows(
+    layers: Sequence[Layer],
+    look: _Look,
+    shown: Input | None,
+    chosen: Sequence[int],
+    labels: Sequence[str],
+) -> Figure:
+    """A block a sequence: its input over time, and under it a row for each cell of each layer."""
+    counts = [layer.awake.shape[2] for layer in layers]
+    heights = ([0.9] if shown is not None else []) + [0.24 * n + 0.1 for n in counts]
+    figure = new_figure(8.0, (sum(heights) + 0.75) * len(chosen) + 0.3)
+    blocks = figure.subfigures(len(chosen), 1, squeeze=False)[:, 0]
+    said = [look.says(layer, None) for layer in layers]
+    values = [look.values(layer) for layer in layers]
+    options: dict[str, Any] = {**_limits(values), "interpolation": "nearest", "aspect": "auto"}
+    for row, b in enumerate(chosen):
+        block = blocks[row]
+        all_axes = block.subplots(
+            len(heights), 1, sharex=True, squeeze=False, height_ratios=heights
+        )[:, 0]
+        if shown is not None:
+            _drawread_input(all_axes[0], shown.values[:, b])
+        for i, (axes, layer) in enumerate(zip(all_axes[-len(layers) :], layers, strict=True)):
+            T = len(values[i])
+            where = (0.5, T + 0.5, counts[i] - 0.5, -0.5)
+            image = axes.imshow(values[i][:, b].T, cmap=look.colours, extent=where, **options)
+            axes.set_yticks(
+                range(counts[i]), [f"{layer.name} cell {j}".strip() for j in range(counts[i])]
+            )
+            axes.tick_params(length=0, axis="y")
+            right = axes.secondary_yaxis("right")
+            right.set_yticks(range(counts[i]), said[i][b])
+            right.tick_params(length=0, labelcolor=FAINT)
+            for line in range(1, counts[i]):
+                axes.axhline(line - 0.5, color="white", linewidth=1.5)
+            for spine in (*axes.spines.values(), *right.spines.values()):
+                spine.set_visible(False)
+            if look.bar:
+                block.colorbar(
+                    image, ax=axes, pad=0.01, label="kept" if counts[i] < 8 else look.bar
+                )
+        all_axes[0].set_title(labels[row], loc="left")
+        all_axes[-1].set_xlabel("step")
+    return figure
+
+
+def _drawread_input(axes: Axes, values: Tensor) -> None:
+    """The input (T, C) of a sequence: a line where it is one number, else a map."""
+    T, C = values.shape
+    if C == 1:
+        axes.step(range(1, T + 1), values[:, 0].numpy(), where="mid", color=INK, linewidth=1.1)
+        axes.spines[["top", "right"]].set_visible(False)
+    else:
+        x = values.double()
+        limit = float(x.abs().max()) or 1.0
+        where = (0.5, T + 0.5, C - 0.5, -0.5)
+        options: dict[str, Any] = {"vmin": -limit, "vmax": limit, "cmap": "RdBu_r"}
+        axes.imshow(x.T.numpy(), extent=where, aspect="auto", interpolation="nearest", **options)
+        axes.set_yticks([])
+    axes.set_ylabel("input")
+
+
+# What cells took in.
+
+
+@styled()
+def draw_choices(
+    layers: Sequence[Layer],
+    pictures: Input | None,
+    chosen: Sequence[int],
+    labels: Sequence[str],
+    step: int | None,
+    slots: Sequence[str] | None,
+) -> Figure:
+    """A row a sequence and layer: the picture, a map of the views, and one of the cells."""
+    kind = ("views", "peers") if step is None else ("view_scores", "peer_scores")
+    maps = [[layer.part(name) for name in kind] for layer in layers]
+    N, K = max(m.shape[2] for m, _ in maps), max(m.shape[3] for m, _ in maps)
+    unit, side = 0.46, 1.7
+    widths = [*([side] if pictures is not None else []), unit * max(K, 2) + 1.5, unit * N + 1.5]
+    rows = len(chosen) * len(layers)
+    least = side if pictures is not None else 1.0
+    figure = new_figure(sum(widths) + 0.3, (max(least, unit * N) + 0.75) * rows + 0.2)
+    grid = figure.add_gridspec(rows, len(widths), width_ratios=widths, wspace=0.03, hspace=0.05)
+    for row in range(rows):
+        (place, i), b = divmod(row, len(layers)), chosen[row // len(layers)]
+        if pictures is not None:
+            _draw_step(figure.add_subplot(grid[row, 0]), pictures, b, labels[place], step)
+        left, right = (figure.add_subplot(grid[row, k]) for k in (-2, -1))
+        for axes, values, name in ((left, maps[i][0], "views"), (right, maps[i][1], "peers")):
+            named = slots if name == "views" and slots is not None else None
+            columns = [str(k) for k in range(values.shape[3])] if named is None else named
+            if step is None:
+                _draw_shares(axes, values[:, b], layers[i].awake[:, b], columns)
+            else:
+                taken: Tensor | None = getattr(layers[i].trace, name)
+                framed = taken is not None and taken.dtype == torch.bool
+                frames = taken[step - 1, b].cpu() if framed and taken is not None else None
+                awake = layers[i].awake[step - 1, b]
+                _draw_scores(axes, values[step - 1, b], awake, frames, columns, name == "peers")
+        left.set_ylabel(f"{layers[i].name} cell".strip())
+        left.set_xlabel("view of the input")
+        right.set_xlabel("cell listened to")
+        if row == 0:
+            titles = ("input scores", "hidden-state scores")
+            left.set_title(titles[0] if step else "views taken in, of the steps awake")
+            right.set_title(titles[1] if step else "cells listened to")
+        if pictures is None and len(chosen) > 1:
+            left.set_ylabel(f"{labels[place]}\n{left.get_ylabel()}")
+    return figure
+
+
+def _draw_step(axes: Axes, shown: Input, b: int, label: str, step: int | None) -> None:
+    """The picture, with the pixel that the step reads."""
+    from matplotlib.patches import Rectangle
+
+    assert shown.size is not None
+    _draw_picture(picture_axes(axes), shown, b)
+    if step is not None:
+        line, column = divmod(step - 1, shown.size[1])
+        axes.axhline(line, color=VERMILION, linewidth=0.8, alpha=0.6)
+        axes.add_patch(
+            Rectangle((column - 0.5, line - 0.5), 1, 1, fill=False, color=VERMILION, linewidth=2)
+        )
+        label = f"{label}\nstep {step}: line {line + 1},\npixel {column + 1}"
+    axes.set_xlabel(label, fontsize=9)
+
+
+def _draw_shares(axes: Axes, taken: Tensor, awake: Tensor, columns: Sequence[str]) -> None:
+    """One map of what was taken in (T, N, K), over the steps (T, N) at which cells were awake."""
+    count = awake.sum(0)
+    means = (taken.double() * awake.unsqueeze(2)).sum(0) / count.unsqueeze(1)  # (N, K)
+    shown = axes.imshow(means.numpy(), cmap="Greens", vmin=0, vmax=1, aspect="equal")
+    for j, row in enumerate(means.tolist()):
+        for k, share in enumerate(row):
+            colour = "white" if share > 0.6 else INK
+            text = "–" if math.isnan(share) else f"{100 * share:.0f}"
+            axes.text(k, j, text, ha="center", va="center", fontsize=7.5, color=colour)
+    _finish_map(axes, count > 0, columns, "slept")
+    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.set_title("%", fontsize=9, loc="left")
+    bar.set_ticks([0, 0.5, 1], labels=["0", "50", "100"])
+
+
+def _draw_scores(
+    axes: Axes,
+    scores: Tensor,
+    awake: Tensor,
+    chosen: Tensor | None,
+    columns: Sequence[str],
+    own: bool,
+) -> None:
+    """One map with its values; framed is what awake cells took in, dotted a cell's `own` state."""
+    from matplotlib.patches import Rectangle
+
+    power = _power(scores)
+    scaled = scores.double() / 10.0**power
+    limit = float(scaled.abs().max()) or 1.0
+    shown = axes.imshow(scaled.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="equal")
+    places = max(0, 1 - math.floor(math.log10(limit)))
+    for j, row in enumerate(scaled.tolist()):
+        for k, value in enumerate(row):
+            colour = "white" if abs(value) > 0.6 * limit else INK
+            # + 0.0: a rounded -0.0 would keep its sign.
+            text = f"{round(value, places) + 0.0:.{places}f}".replace("-", "−")
+            axes.text(k, j, text, ha="center", va="center", fontsize=7.5, color=colour)
+            if chosen is not None and awake[j] and chosen[j, k]:
+                line = ":" if own and j == k else "-"
+                corner, side = (k - 0.44, j - 0.44), 0.88
+                axes.add_patch(
+                    Rectangle(corner, side, side, fill=False, color=colour, lw=1.6, linestyle=line)
+                )
+    _finish_map(axes, awake, columns, "asleep")
+    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02)
+    bar.outline.set_visible(False)
+    if power:
+        bar.ax.set_title(f"×10{str(power).translate(RAISED)}", fontsize=9, loc="left")
+
+
+def _finish_map(axes: Axes, awake: Tensor, columns: Sequence[str], word: str) -> None:
+    """Name columns and cells; those that sleep are faint, and named so."""
+    axes.set_xticks(range(len(columns)), columns)
+    names = [f"{j}" if a else f"{j} {word}" for j, a in enumerate(awake)]
+    axes.set_yticks(range(len(awake)), names)
+    for label, is_awake in zip(axes.get_yticklabels(), awake, strict=True):
+        label.set_color(INK if is_awake else FAINT)
+        label.set_fontweight("bold" if is_awake else "normal")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _power(scores: Tensor) -> int:
+    """The power of ten to take out of scores, so that four signs are enough for each."""
+    largest = float(scores.abs().max())
+    power = math.floor(math.log10(largest)) if largest > 0 else 0
+    return power if not -1 <= power <= 2 else 0

@@ -1,0 +1,201 @@
+"""The explorer's server: readings that are the layer's own, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from riglstm.lab.cli.main import main
+from riglstm.lab.explore import server
+from riglstm.lab.explore.digits import SIDE, STROKES, drawn
+from riglstm.lab.explore.networks import Network, Request, disturbed, open_networks
+from riglstm.lab.tasks.images import Size, positions
+from riglstm.models import build
+
+ROOT = Path(__file__).parents[1]
+SEVEN = drawn(STROKES["7"])
+
+
+@pytest.fixture(scope="module")
+def networks() -> list[Network]:
+    """The RigLSTM of the repository, and an LSTM as it starts."""
+    torch.manual_seed(0)
+    (rig,) = open_networks([ROOT / "weights"])
+    core: Any = build("lstm", rig.config.input_size, 12)
+    return [rig, Network("lstm", "drawn", {}, rig.config, rig.config.network(core).eval())]
+
+
+@pytest.fixture(scope="module")
+def port(networks: list[Network]) -> Iterator[int]:
+    with server.Server("127.0.0.1", 0, networks) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield served.server_address[1]
+        served.shutdown()
+
+
+def ask(
+    port: int, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> tuple[int, Mapping[str, str], bytes]:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    link.request(method, path, body, headers or {"Content-Type": "application/json"})
+    answer = link.getresponse()
+    return answer.status, dict(answer.headers), answer.read()
+
+
+def asked(**changes: Any) -> bytes:
+    return json.dumps({"pixels": SEVEN.tolist(), "side": 14, **changes}).encode()
+
+
+def decoded(array: dict[str, Any]) -> Any:
+    kind = {"uint8": "u1", "float32": "<f4"}[array["dtype"]]
+    return np.frombuffer(base64.b64decode(array["data"]), kind).reshape(array["shape"])
+
+
+def test_a_reading_is_the_trace_of_the_layer_and_the_answer_of_the_network(
+    port: int, networks: list[Network]
+) -> None:
+    status, _, body = ask(port, "POST", "/api/read", asked(side=15))
+    assert status == 200
+    rig, lstm = json.loads(body)["traces"]
+    # The task's rule, once more: binarised, then pixel ⌊i·28/15⌋ of row ⌊r·28/15⌋.
+    pixels = [int(SEVEN[r * 28 // 15, c * 28 // 15] >= 128) for r in range(15) for c in range(15)]
+    np.testing.assert_array_equal(decoded(rig["input"])[:, 0, 0], pixels)
+    assert rig["picture"] == [15, 15]
+    net: Any = networks[0].net
+    tokens = torch.tensor(pixels)[:, None, None]
+    with torch.no_grad():
+        (trace,) = net.core.layer.trace(net.tables(tokens).flatten(2))
+        answers = [one.net(tokens).softmax(-1) for one in networks]
+    (layer,) = rig["layers"]
+    for name in ("active", "views", "peers"):
+        np.testing.assert_array_equal(decoded(layer[name]), getattr(trace, name))
+    for name in ("view_scores", "peer_scores", "keep"):
+        np.testing.assert_allclose(decoded(layer[name]), getattr(trace, name), rtol=0, atol=1e-6)
+    for one, answer in zip((rig, lstm), answers, strict=True):
+        likely = decoded(one["probabilities"])
+        assert likely.shape == (225, 1, 10)
+        # By another backend, whose products are summed in another order.
+        np.testing.assert_allclose(likely[-1], answer, rtol=0, atol=1e-5)
+    assert lstm["layers"][0]["active"] is None
+
+
+def test_noise_turns_pixels_over_and_what_is_hidden_is_black() -> None:
+    plain = disturbed(Request(SEVEN, 14))
+    assert torch.equal(plain, SEVEN)
+    noisy = disturbed(Request(SEVEN, 14, noise=0.25, seed=3))
+    share = float((noisy != SEVEN).float().mean())
+    assert 0.2 < share < 0.3
+    assert torch.equal(noisy, disturbed(Request(SEVEN, 14, noise=0.25, seed=3)))
+    assert not torch.equal(noisy, disturbed(Request(SEVEN, 14, noise=0.25, seed=4)))
+    hidden = disturbed(Request(SEVEN, 14, noise=0.25, seed=3, hide="the right"))
+    assert not hidden[:, 14:].any()
+    assert torch.equal(hidden[:, :14], noisy[:, :14])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "expected a request in JSON"),
+        (b"[" * 5000, "expected a request in JSON"),
+        (b"[]", "expected an object with pixels and side"),
+        (asked(side=13), "expected a side from 14 to 28, got 13"),
+        (asked(side=10**9), "expected a side from 14 to 28, got 1000000000"),
+        (asked(side=14.5), "expected a side from 14 to 28, got 14.5"),
+        (asked(pixels=[[0] * SIDE]), "expected pixels as 28 rows of 28 whole numbers"),
+        (asked(pixels=[[256] * SIDE] * SIDE), "expected pixels as 28 rows of 28 whole numbers"),
+        (asked(noise=0.6), "expected noise from 0 to 0.5, got 0.6"),
+        (asked(noise=float("nan")), "expected noise from 0 to 0.5, got no number"),
+        (asked(seed=-1), "expected a seed from 0 to 2147483647, got -1"),
+        (asked(hide="all"), "expected hide as one of nothing, the top"),
+        (asked(hide=["x"]), "expected hide as one of nothing, the top"),
+        (asked(sides=3), "expected the fields pixels, side, noise, seed, hide, got 'sides'"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_what_was_expected(
+    body: bytes, said: str, port: int
+) -> None:
+    status, _, answer = ask(port, "POST", "/api/read", body)
+    assert status == 400
+    assert json.loads(answer)["error"].startswith(said)
+
+
+def test_what_is_too_large_or_of_another_kind_is_refused(port: int) -> None:
+    json_type = {"Content-Type": "application/json"}
+    for path, headers, status, said in (
+        ("/api/read", {**json_type, "Content-Length": "65537"}, 413, "at most 65536 bytes, got"),
+        ("/api/read", {**json_type, "Content-Length": "x"}, 411, "the header Content-Length"),
+        ("/api/read", {"Content-Type": "text/plain"}, 415, "expected a request in JSON"),
+        ("/api/other", json_type, 404, "there is no page /api/other"),
+    ):
+        code, _, answer = ask(port, "POST", path, b"", headers)
+        assert code == status
+        assert said in json.loads(answer)["error"]
+    assert ask(port, "GET", "/../server.py")[0] == 404
+
+
+def test_the_page_needs_nothing_from_elsewhere(port: int) -> None:
+    for path in server.FILES:
+        status, headers, body = ask(port, "GET", f"{path}?x=1")
+        assert status == 200
+        assert headers["Content-Security-Policy"].startswith("default-src 'self'")
+        assert b"http://" not in body
+        assert b"https://" not in body
+    assert {name for name, _ in server.FILES.values()} == {p.name for p in server.PAGE.iterdir()}
+
+
+def test_the_page_is_told_what_there_is(port: int) -> None:
+    about = json.loads(ask(port, "GET", "/api/about")[2])
+    assert [one["name"] for one in about["networks"]] == ["riglstm", "lstm"]
+    assert about["networks"][0]["source"].endswith("seed 3, trained on 14x14")
+    assert about["networks"][0]["accuracy"]["24x24"] == pytest.approx(0.607, abs=1e-3)
+    assert list(about["examples"]) == list("0123456789")
+    assert about["examples"]["7"] == SEVEN.tolist()
+
+
+def test_the_examples_are_read_as_what_they_are(networks: list[Network]) -> None:
+    pictures = torch.stack([drawn(strokes) for strokes in STROKES.values()])
+    config, net = networks[0].config, networks[0].net
+    for side in (14, 16):
+        shown = config.prepare(pictures).flatten(1)[:, positions(SIDE, Size(side, side))]
+        with torch.no_grad():
+            assert net(shown.T.unsqueeze(2)).argmax(-1).tolist() == list(range(10))
+
+
+def test_only_networks_that_read_digits_are_explored() -> None:
+    weights = ROOT / "weights"
+    (one,) = open_networks([weights / "mnist-riglstm.safetensors"])
+    assert one.name == "riglstm"
+    with pytest.raises(ValueError, match=r"expected a run on mnist .* got .*copying-riglstm"):
+        open_networks([weights / "copying-riglstm.safetensors"])
+
+
+def test_without_networks_there_is_the_second_tab_alone() -> None:
+    with server.Server("127.0.0.1", 0, []) as served:
+        assert served.about()["networks"] == []
+        assert served.answer(asked()) == {"traces": []}
+
+
+def test_the_command_says_what_it_cannot_serve(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["explore", "--weights", str(tmp_path / "none")]) == 2
+    assert "which is not there; the repository of riglstm has a" in capsys.readouterr().err
+    assert main(["explore", "--port", "65536"]) == 2
+    assert "--port must be at most 65535, got 65536" in capsys.readouterr().err
+    weights = str(ROOT / "weights" / "mnist-riglstm.safetensors")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["explore", "--weights", weights, "--port", str(port)]) == 2
+    assert f"must be free on this machine, got 127.0.0.1:{port}" in capsys.readouterr().err
