@@ -135,7 +135,7 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("export", ".", "x.bin"), "FILE must end in .safetensors, got x.bin"),
         (("evaluate", "."), "expected the file config.json in it, got none"),
         (("reproduce", "mnits"), "TABLE must be one of mnist, cifar, ablation, balls, copying"),
-        (("reproduce", "mnist", "--models", "gru"), "--models must be one of lstm"),
+        (("reproduce", "mnist", "--models", "no_such_model"), "--models must be one of lstm"),
         (("report",), "report needs PATHS, folders of runs, or --results, a folder, got neither"),
         (("report", "--results", "no/such"), "must be there, got no/such, which is not"),
         (("report", "no/such/runs"), "no/such/runs must be the folder of a run"),
@@ -222,8 +222,8 @@ def interrupted(args: Sequence[str]) -> None:
     ("verb", "code", "begins", "ends"),
     [
         (
-            lambda args: RunSpec("copying", {}, "gru", 6, {}, Fit(), 0),
-            *(2, "riglstm: the model must be one of", "got 'gru'"),
+            lambda args: RunSpec("copying", {}, "no_such_model", 6, {}, Fit(), 0),
+            *(2, "riglstm: the model must be one of", "got 'no_such_model'"),
         ),
         (out_of_memory, 2, "riglstm: out of memory (", f"; {LESS_MEMORY}"),
         (full_disk, 2, "riglstm: [Errno 28] No space left on device", "'runs/x'"),

@@ -322,7 +322,7 @@ def test_options_of_the_wrong_kind_are_refused(
 
 def test_unknown_models_options_and_variants_are_refused_with_the_known_ones() -> None:
     for name, options, message in (
-        ("gru", {}, r"one of lstm, gridlstm, .*, riglstm.*, got 'gru'"),
+        ("no_such_model", {}, r"one of lstm, gridlstm, .*, riglstm.*, got 'no_such_model'"),
         ("rmc", {"heads": 3}, r"'heads' is no option of the model 'rmc'; it takes num_slots, "
          r"num_heads, batch_first, compile_step, device, dtype$"),
         ("riglstm", {"heads": 3}, r"'riglstm'; it takes variant, gate_scale, num_la.*backend"),

@@ -278,7 +278,7 @@ def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_p
     [
         ("copying", {"settings": ["M=3"]}, "settings must be some of M=1, M=2.*got 'M=3'"),
         ("mnst", {}, "table must be one of mnist, cifar.*got 'mnst'"),
-        ("mnist", {"models": ["gru"]}, "models must be some of lstm.*got 'gru'"),
+        ("mnist", {"models": ["no_such_model"]}, "models must be some of lstm.*got 'no_such_model'"),
         ("mnist", {"seeds": 0}, "seeds must be a number of runs from 1 on, got 0"),
         ("mnist", {"budget": "slow"}, "budget of mnist must be one of paper, tuned, quick, got 's"),
     ],
@@ -317,7 +317,7 @@ def test_what_is_only_said_differently_is_the_same_run() -> None:
     ("change", "message"),
     [
         ({"task": "sorting"}, "task must be one of copying.*got 'sorting'"),
-        ({"model": "gru"}, "model must be one of lstm.*got 'gru'"),
+        ({"model": "no_such_model"}, "model must be one of lstm.*got 'no_such_model'"),
         ({"task_options": {"N": 2}}, "'N' is no task option of 'copying'; it takes L, M"),
         ({"model_options": {"cells": "top", "heads": 2}}, "'heads' is no model option"),
         ({"model_options": {"device": "cpu"}}, "'device' is no model option"),
