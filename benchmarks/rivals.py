@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from riglstm.lab.train.graphs import graphed
+from riglstm.lab.train.graphed import graphed
 from riglstm.models import MODELS, build, options_of
 from riglstm.models.base import prepare, unroll
 

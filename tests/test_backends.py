@@ -39,7 +39,7 @@ from riglstm import RigLSTM
 from riglstm.cell import input_views, scores
 from riglstm.inputs import flat
 from riglstm.scan import compiled
-from riglstm.scan.batched import backward, dense, forward
+from riglstm.scan.batched import backward, forward, small
 from riglstm.selection import CELL_RULES, SLOT_RULES, draw_noise, top_mask
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
@@ -109,9 +109,9 @@ def test_the_oracle_equals_the_backend_at_any_size(
 ) -> None:
     p = random_problem(seeded(seed), **problem)
     answer = ask_oracle(p)
-    for largest in (forward.LARGEST_DENSE, 0)[: 2 if backend == "batched" else 1]:
+    for largest in (forward.LARGEST_SMALL, 0)[: 2 if backend == "batched" else 1]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(forward, "LARGEST_DENSE", largest)
+            patch.setattr(forward, "LARGEST_SMALL", largest)
             assert_selects_and_equals(p, backend, answer)
 
 
@@ -237,7 +237,7 @@ def layer_gradients(
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """That of large layers on a CPU, on other devices (a row for every cell), and of small ones."""
     if request.param != "small":
-        monkeypatch.setattr(forward, "LARGEST_DENSE", 0)
+        monkeypatch.setattr(forward, "LARGEST_SMALL", 0)
     if request.param == "every row":
         monkeypatch.setattr(forward, "awake_only", lambda device, sel: False)
     return str(request.param)
@@ -288,7 +288,7 @@ def test_backends_agree_in_every_gradient_at_any_size(problem: dict[str, Any], s
     want = gradients(p, "reference")
     assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "LARGEST_DENSE", 0)
+        patch.setattr(forward, "LARGEST_SMALL", 0)
         assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
 
 
@@ -535,7 +535,7 @@ def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
 ) -> None:
     p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
     pieces = []
-    for module, name in ((backward, "_loop"), (dense, "_loop_back")):
+    for module, name in ((backward, "_loop"), (small, "_loop_back")):
         loop = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *args, loop=loop: (pieces.append(args), loop(*args))
@@ -543,7 +543,7 @@ def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
     whole = gradients(p, "batched")
     assert len(pieces) == 1
     monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows_at_once)
-    monkeypatch.setattr(dense, "ROWS_AT_ONCE", rows_at_once // 2)
+    monkeypatch.setattr(small, "ROWS_AT_ONCE", rows_at_once // 2)
     assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
     assert len(pieces) > 2
 
@@ -564,7 +564,7 @@ def test_steps_are_kept_only_for_a_gradient(
         return out
 
     monkeypatch.setattr(forward, "forward", spy)
-    monkeypatch.setattr(forward, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(forward, "LARGEST_SMALL", 0)
     p = random_problem(seeded(54), T=6)
     p.weights.W.requires_grad_(learns)
     with nullcontext() if graph else torch.no_grad():

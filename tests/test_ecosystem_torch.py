@@ -215,7 +215,7 @@ def test_backward_computes_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatc
     from riglstm.scan.batched import forward
     from riglstm.scan.batched.forward import Rows
 
-    monkeypatch.setattr(forward, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(forward, "LARGEST_SMALL", 0)
     products = []
     outer = Rows.outer
 

@@ -28,7 +28,7 @@ from riglstm.lab.cli import flags
 from riglstm.lab.cli.main import VERBS, main
 from riglstm.lab.train.checkpoints import Checkpoints, read
 from riglstm.lab.train.folder import PART, RunFolder
-from riglstm.lab.train.weights import read_weights
+from riglstm.lab.train.weight_files import read_weights
 from train_helpers import assert_same
 from train_task import SMALL, train
 

@@ -23,8 +23,8 @@ from helpers import (
     random_problem,
     seeded,
 )
-from riglstm import RigLSTM, graphs, scan
-from riglstm.lab.train.graphs import GraphedCore, graphed
+from riglstm import RigLSTM, cuda_graphs, scan
+from riglstm.lab.train.graphed import GraphedCore, graphed
 from riglstm.models import MODELS, build, options_of
 from riglstm.scan import compiled
 from riglstm.selection import Selection
@@ -35,7 +35,7 @@ T, B, D, H = 5, 3, 10, 24
 
 
 class Repeated:
-    """`graphs.Captured` for a CPU: a replay does the work anew, into the memory of the first."""
+    """`cuda_graphs.Captured` for a CPU: a replay does the work anew, into the same memory."""
 
     def __init__(self, work: Callable[[], tuple[Tensor | None, ...]], *_: Any) -> None:
         self.work, self.pool = work, None
@@ -57,7 +57,7 @@ class Stream:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Captures on a CPU."""
-    monkeypatch.setattr(graphs, "Captured", Repeated)
+    monkeypatch.setattr(cuda_graphs, "Captured", Repeated)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     for name in ("stream", "device"):
@@ -304,20 +304,20 @@ EXACT = TOL[torch.float64]
 
 
 @pytest.fixture
-def cache(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> graphs.Cache:
+def cache(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> cuda_graphs.Cache:
     """That of the `compiled` backend, in use on a CPU, around a step that is not compiled."""
 
     def plain(sel: Selection, kind: Any) -> Callable[..., Any]:
         return lambda x, h, c, weights, _, *flags: compiled.step(x, h, c, weights, sel, *flags)
 
-    own = graphs.Cache(graphs=4, kinds=6)
+    own = cuda_graphs.Cache(graphs=4, kinds=6)
     monkeypatch.setattr(compiled, "GRAPHS", own)
     monkeypatch.setattr(compiled, "_step", plain)
     monkeypatch.setattr(compiled, "_repeats", lambda x: True)
     return own
 
 
-def captures(cache: graphs.Cache) -> list[int]:
+def captures(cache: cuda_graphs.Cache) -> list[int]:
     """Graphs of each kind, the least recently used first."""
     return [len(kind.graphs) for kind in cache.kinds.values()]
 
@@ -334,7 +334,7 @@ def assert_as_the_reference(p: Problem) -> None:
 @pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
-    name: str, flags: dict[str, bool], cache: graphs.Cache
+    name: str, flags: dict[str, bool], cache: cuda_graphs.Cache
 ) -> None:
     for seed, known in ((1, [0]), (2, [1]), (3, [1])):
         p = random_problem(seeded(seed), T=4, update_bias=True, **ALL_VARIANTS[name], **flags)
@@ -369,7 +369,7 @@ def gradients_of(losses: list[Tensor], layer: RigLSTM, order: tuple[int, ...]) -
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 1, 0, 2, 1)])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
 def test_calls_that_wait_for_each_other_are_differentiated_in_any_order(
-    options: dict[str, Any], order: tuple[int, ...], most: int, cache: graphs.Cache
+    options: dict[str, Any], order: tuple[int, ...], most: int, cache: cuda_graphs.Cache
 ) -> None:
     cache.most_graphs = most
     layer = soft(**options)
@@ -384,11 +384,11 @@ def test_calls_that_wait_for_each_other_are_differentiated_in_any_order(
 
 
 def test_a_forward_pass_is_repeated_only_where_its_activations_are_gone(
-    cache: graphs.Cache, monkeypatch: pytest.MonkeyPatch
+    cache: cuda_graphs.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = []
-    run = graphs.Graphed.run
-    monkeypatch.setattr(graphs.Graphed, "run", lambda *a: (runs.append(1), run(*a))[1])
+    run = cuda_graphs.Graphed.run
+    monkeypatch.setattr(cuda_graphs.Graphed, "run", lambda *a: (runs.append(1), run(*a))[1])
     cache.most_graphs = 1
     layer = soft()
     losses(layer, 0), losses(layer, 0)
@@ -407,7 +407,9 @@ def test_a_forward_pass_is_repeated_only_where_its_activations_are_gone(
         first.backward()
 
 
-def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(cache: graphs.Cache) -> None:
+def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(
+    cache: cuda_graphs.Cache,
+) -> None:
     layer = soft()
     losses(layer, 0)
     assert captures(cache) == [0]
@@ -422,7 +424,7 @@ def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(cache: graphs
         loss.backward()
 
 
-def test_the_least_recently_used_kinds_go(cache: graphs.Cache) -> None:
+def test_the_least_recently_used_kinds_go(cache: cuda_graphs.Cache) -> None:
     layer = soft()
 
     def call(T: int) -> None:
@@ -441,12 +443,12 @@ def test_the_least_recently_used_kinds_go(cache: graphs.Cache) -> None:
     assert captures(cache) == [0] * 6
 
 
-def test_kinds_that_take_turns_are_not_captured_over_and_over(cache: graphs.Cache) -> None:
+def test_kinds_that_take_turns_are_not_captured_over_and_over(cache: cuda_graphs.Cache) -> None:
     captured = []
 
-    def capture(*given: Any) -> graphs.Graphed:
+    def capture(*given: Any) -> cuda_graphs.Graphed:
         captured.append(1)
-        return graphs.Graphed(*given)
+        return cuda_graphs.Graphed(*given)
 
     cache.capture = capture
     layer = soft()
@@ -456,7 +458,7 @@ def test_kinds_that_take_turns_are_not_captured_over_and_over(cache: graphs.Cach
     assert len(captured) < 30
 
 
-def test_what_a_graph_depends_on_makes_another_kind(cache: graphs.Cache) -> None:
+def test_what_a_graph_depends_on_makes_another_kind(cache: cuda_graphs.Cache) -> None:
     layer = soft(dtype=torch.float32)
     x = torch.randn(3, 2, D)
     state = (torch.randn(1, 2, H), torch.randn(1, 2, H))
@@ -482,7 +484,7 @@ def test_what_a_graph_depends_on_makes_another_kind(cache: graphs.Cache) -> None
 @pytest.mark.parametrize("frozen", ["none", "all", "weight_gates_l0", "some"])
 @pytest.mark.parametrize("input_learns", [False, True])
 def test_gradients_are_those_that_are_asked_for(
-    frozen: str, input_learns: bool, cache: graphs.Cache
+    frozen: str, input_learns: bool, cache: cuda_graphs.Cache
 ) -> None:
     layer = soft()
     for i, (name, p) in enumerate(layer.named_parameters()):
@@ -502,7 +504,7 @@ def test_gradients_are_those_that_are_asked_for(
             assert_close(a.detach(), b.detach(), EXACT.grad)
 
 
-def test_changed_weights_are_seen_and_results_are_the_callers(cache: graphs.Cache) -> None:
+def test_changed_weights_are_seen_and_results_are_the_callers(cache: cuda_graphs.Cache) -> None:
     layer, twin = soft(), soft()
     twin.backend = "reference"
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (layer, twin)]
@@ -523,13 +525,15 @@ def test_changed_weights_are_seen_and_results_are_the_callers(cache: graphs.Cach
         loss.backward()
 
 
-def test_who_watches_sees_the_loop(cache: graphs.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_watches_sees_the_loop(
+    cache: cuda_graphs.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = soft()
     x = torch.randn(3, 2, D, dtype=torch.float64)
     with FlopCounterMode(display=False):
         layer(x)
     checkpoint(layer, x, use_reentrant=False)[0].sum().backward()
-    with graphs.CAPTURING:
+    with cuda_graphs.CAPTURING:
         layer(x)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -537,7 +541,7 @@ def test_who_watches_sees_the_loop(cache: graphs.Cache, monkeypatch: pytest.Monk
     assert captures(cache) == []
 
 
-def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: graphs.Cache) -> None:
+def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: cuda_graphs.Cache) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -549,10 +553,10 @@ def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: graphs.C
     (loss,) = losses(layer, 0)
     loss.backward()
     assert captures(cache) == [0]
-    assert not graphs.CAPTURING.locked()
+    assert not cuda_graphs.CAPTURING.locked()
 
 
-def test_threads_share_graphs(cache: graphs.Cache) -> None:
+def test_threads_share_graphs(cache: cuda_graphs.Cache) -> None:
     layer = soft()
     losses(layer, 0), losses(layer, 0)
     want = [loss.item() for loss in losses(layer, *range(8))]
@@ -614,7 +618,7 @@ def test_auto_keeps_to_operators_where_compilers_and_modes_watch(
 def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = graphs.Cache()
+    cache = cuda_graphs.Cache()
     monkeypatch.setattr(compiled, "GRAPHS", cache)
     layer = soft(**{"views": "top", **ALL_VARIANTS[name]}).cuda()
     found = []

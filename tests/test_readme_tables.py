@@ -28,7 +28,7 @@ from riglstm.lab.tables.run import export, finished
 from riglstm.lab.tables.search import read_lines, read_space
 from riglstm.lab.tables.table import Line, markdown, newest, tables, text_table
 from riglstm.lab.tasks.datasets import DataError
-from riglstm.lab.train.weights import write_weights
+from riglstm.lab.train.weight_files import write_weights
 from test_report import finish, noise, on_digits
 
 ROOT = Path(__file__).parents[1]

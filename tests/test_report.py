@@ -29,7 +29,7 @@ from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.tasks.datasets import Images as Files
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.weights import read_weights, save_weights, write_weights
+from riglstm.lab.train.weight_files import read_weights, save_weights, write_weights
 
 VALUES = {"4x4": 0.5, "5x5": 0.25}
 STEP = 7
@@ -570,7 +570,11 @@ def test_a_quick_table_has_no_figures_of_the_paper(complete: bool, tmp_path: Pat
         ("lstm-0/config.json", {}, "got a file"),
         ("", {"size": 4}, r"the step must be from 1 to size² = 16, .*, got 289"),
         ("", {"sample": 0}, "--sample must be from 1 on, got 0"),
-        ("", {"models": ["no_such_model"]}, "models must be some of lstm, riglstm, rim, got 'no_such_model'"),
+        (
+            "",
+            {"models": ["no_such_model"]},
+            "models must be some of lstm, riglstm, rim, got 'no_such_model'",
+        ),
         ("", {"digits": (-1,)}, "--digits must be from 0 on, got -1"),
         ("", {"size": -5, "step": 3}, "--size must be from 1 on, got -5"),
         ("", {"sequence": -1}, "--sequence must be from 0 on, got -1"),

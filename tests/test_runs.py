@@ -22,7 +22,7 @@ from riglstm.lab.tables.run import build, evaluate, load, run
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
-from riglstm.lab.train.weights import load_weights
+from riglstm.lab.train.weight_files import load_weights
 from riglstm.models import MODELS
 from train_helpers import last_step
 
@@ -371,7 +371,9 @@ def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    with pytest.raises(ValueError, match="models must be some of lstm, rim, riglstm, got 'no_such_model'"):
+    with pytest.raises(
+        ValueError, match="models must be some of lstm, rim, riglstm, got 'no_such_model'"
+    ):
         complexity.table(["no_such_model"])
     with pytest.raises(ValueError, match="budget must be one of quick, paper, got 'all'"):
         complexity.table(budget="all")  # type: ignore[arg-type]

@@ -278,7 +278,11 @@ def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_p
     [
         ("copying", {"settings": ["M=3"]}, "settings must be some of M=1, M=2.*got 'M=3'"),
         ("mnst", {}, "table must be one of mnist, cifar.*got 'mnst'"),
-        ("mnist", {"models": ["no_such_model"]}, "models must be some of lstm.*got 'no_such_model'"),
+        (
+            "mnist",
+            {"models": ["no_such_model"]},
+            "models must be some of lstm.*got 'no_such_model'",
+        ),
         ("mnist", {"seeds": 0}, "seeds must be a number of runs from 1 on, got 0"),
         ("mnist", {"budget": "slow"}, "budget of mnist must be one of paper, tuned, quick, got 's"),
     ],

@@ -25,7 +25,7 @@ from riglstm.lab.train.choice import Choice, Chosen, score
 from riglstm.lab.train.config import Fit, rate
 from riglstm.lab.train.devices import pick
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.graphs import captured
+from riglstm.lab.train.graphed import captured
 from riglstm.lab.train.loop import fit
 from riglstm.lab.train.progress import Progress
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, OutOfTime
@@ -535,7 +535,7 @@ class Doubler:
 
 
 def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riglstm.lab.train.graphs.graphed", Doubler)
+    monkeypatch.setattr("riglstm.lab.train.graphed.graphed", Doubler)
     for name in ("get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     core = network(Halves()).get_submodule("core")

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import riglstm.lab.train.graphs
+import riglstm.lab.train.graphed
 from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.checkpoints import read
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.graphs import graphed
+from riglstm.lab.train.graphed import graphed
 from riglstm.lab.train.loop import fit
 from train_helpers import outcome
 from train_task import QUICK, Halves, network
@@ -50,7 +50,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(riglstm.lab.train.graphs, "graphed", counted)
+    monkeypatch.setattr(riglstm.lab.train.graphed, "graphed", counted)
     return calls
 
 

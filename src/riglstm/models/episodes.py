@@ -14,8 +14,8 @@ from riglstm.cell import Weights
 from riglstm.models.base import Core, Recurrent, State, Step, prepare
 from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rig import Rig
-from riglstm.scan.batched.dense import selects, side_by_side
-from riglstm.scan.batched.forward import is_dense
+from riglstm.scan.batched.forward import is_small
+from riglstm.scan.batched.small import selects, side_by_side
 from riglstm.selection import Selection
 
 
@@ -103,7 +103,7 @@ def stepper(core: Core) -> Step:
         return _lstm(core)
     if isinstance(core, Rig) and core.layer.num_layers == 1 and core.streaming:
         weights, sel = core.layer.weights(), core.layer.selection
-        if is_dense(weights.W, sel, weights.W.dtype, weights.W.dtype) and not selects(sel):
+        if is_small(weights.W, sel, weights.W.dtype, weights.W.dtype) and not selects(sel):
             return _rig(weights, sel)
     return cast(Recurrent, core).step
 
@@ -126,7 +126,7 @@ def _lstm(core: LSTM) -> Step:
 
 
 def _rig(weights: Weights, sel: Selection) -> Step:
-    """Where nothing is selected: see `scan/batched/dense.py`."""
+    """Where nothing is selected: see `scan/batched/small.py`."""
     N, d = sel.N, weights.W.shape[2] // 4
     H = N * d
     wide = side_by_side(weights, sel.K).unflatten(2, (-1, d))

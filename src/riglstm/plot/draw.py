@@ -177,7 +177,7 @@ def _draw_rows(
             len(heights), 1, sharex=True, squeeze=False, height_ratios=heights
         )[:, 0]
         if shown is not None:
-            _drawread_input(all_axes[0], shown.values[:, b])
+            _draw_input(all_axes[0], shown.values[:, b])
         for i, (axes, layer) in enumerate(zip(all_axes[-len(layers) :], layers, strict=True)):
             T = len(values[i])
             where = (0.5, T + 0.5, counts[i] - 0.5, -0.5)
@@ -202,7 +202,7 @@ def _draw_rows(
     return figure
 
 
-def _drawread_input(axes: Axes, values: Tensor) -> None:
+def _draw_input(axes: Axes, values: Tensor) -> None:
     """The input (T, C) of a sequence: a line where it is one number, else a map."""
     T, C = values.shape
     if C == 1:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from riglstm.cell import Weights, cell_scores, gated, input_views, scores, spread_query
 from riglstm.checks import learns, product_dtype
-from riglstm.graphs import Cache
+from riglstm.cuda_graphs import Cache
 from riglstm.scan.base import BackendError, State, begin, loop
 from riglstm.selection import Noise, Selection, choose_cells, weigh_peers, weigh_views
 

@@ -20,7 +20,7 @@ from riglstm.lab.tasks.base import Batch, Task
 from riglstm.lab.train.config import Fit, rate
 from riglstm.lab.train.devices import autocast, products
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.graphs import captured
+from riglstm.lab.train.graphed import captured
 from riglstm.lab.train.rng import fork_rng
 
 

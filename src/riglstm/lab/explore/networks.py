@@ -92,7 +92,7 @@ def open_networks(paths: Sequence[Path]) -> list[Network]:
 
 def _open(path: Path) -> Network | None:
     """A network; None if it reads no digits, or not one pixel after the other."""
-    from riglstm.lab.train.weights import load_weights
+    from riglstm.lab.train.weight_files import load_weights
 
     run = finished(path)
     spec, config = run.spec, run.spec.task_config()

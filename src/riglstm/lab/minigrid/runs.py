@@ -179,7 +179,7 @@ def evaluate(
 
 def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]:
     """A finished run: what it was, and the network with its last weights, in eval mode."""
-    from riglstm.lab.train.weights import load_weights
+    from riglstm.lab.train.weight_files import load_weights
 
     folder = RunFolder(path)
     spec = GridSpec.from_json(folder.read_json(folder.config))

@@ -28,7 +28,7 @@ from riglstm.lab.train.checkpoints import Checkpoints
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import Bar, Log
 from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest
-from riglstm.lab.train.weights import save_weights
+from riglstm.lab.train.weight_files import save_weights
 from riglstm.models.episodes import stepper
 
 SECONDS = 30.0

@@ -183,7 +183,7 @@ def tested(
     the condition itself did, where it is another. `weights_of`: the file, by its update; `show`
     hears how far it is."""
     from riglstm.lab.train.progress import tell_testing
-    from riglstm.lab.train.weights import load_weights
+    from riglstm.lab.train.weight_files import load_weights
 
     rows = []
     for chooser in dict.fromkeys((task.trained_on, *conditions)):
@@ -256,7 +256,7 @@ def finished(path: Path | str) -> Finished:
     """What a run's folder says, or an exported file."""
     path = Path(path)
     if path.is_file():
-        from riglstm.lab.train.weights import read_metadata
+        from riglstm.lab.train.weight_files import read_metadata
 
         text = read_metadata(path).get(KEY)
         if text is None:
@@ -295,7 +295,7 @@ def _read_metadata(text: str, path: Path) -> tuple[dict[str, Any], dict[str, Any
 
 def export(path: Path | str, to: Path) -> Path:
     """Write a run's chosen weights to a file that is enough to test it; returns the file."""
-    from riglstm.lab.train.weights import read_weights, write_weights
+    from riglstm.lab.train.weight_files import read_weights, write_weights
 
     run = finished(path)
     result = {
@@ -348,7 +348,7 @@ def load(
     They are those that were best on validation data of the training condition. The network is in
     eval mode.
     """
-    from riglstm.lab.train.weights import load_weights
+    from riglstm.lab.train.weight_files import load_weights
 
     spec, result, weights_of = finished(path)
     chosen = result["chosen"]
@@ -367,7 +367,7 @@ def load(
 
 def check_finite(file: Path) -> None:
     """Raise ValueError for weights that are no numbers: what they compute is no result."""
-    from riglstm.lab.train.weights import read_weights
+    from riglstm.lab.train.weight_files import read_weights
 
     weights = read_weights(file)
     bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]

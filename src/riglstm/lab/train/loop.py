@@ -31,7 +31,7 @@ from riglstm.lab.train.choice import Choice, Chosen, score
 from riglstm.lab.train.config import Fit, rate
 from riglstm.lab.train.devices import autocast, check, launched, products
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.graphs import captured
+from riglstm.lab.train.graphed import captured
 from riglstm.lab.train.progress import Log, Progress
 from riglstm.lab.train.rng import fork_rng, rng_state, seed_rng, set_rng_state
 from riglstm.lab.train.stopping import (
@@ -44,7 +44,7 @@ from riglstm.lab.train.stopping import (
     StopRequest,
     untested,
 )
-from riglstm.lab.train.weights import save_weights
+from riglstm.lab.train.weight_files import save_weights
 
 
 @dataclasses.dataclass(frozen=True)

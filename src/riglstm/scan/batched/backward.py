@@ -25,7 +25,7 @@ from riglstm.scan.batched.forward import (
     Saved,
     all_rows,
     forward_op,
-    is_dense,
+    is_small,
     keep,
     rows_of,
     run_forward,
@@ -67,10 +67,10 @@ def run_backward(
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    if is_dense(W, sel, product, dh.dtype):
-        from riglstm.scan.batched import dense
+    if is_small(W, sel, product, dh.dtype):
+        from riglstm.scan.batched import small
 
-        dx, dh, dc, grads = dense.backward(
+        dx, dh, dc, grads = small.backward(
             *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, idle),
             *(for_input, for_gates),
         )

@@ -33,8 +33,8 @@ from riglstm.selection import (
 Steps: TypeAlias = Sequence[Tensor]
 """One tensor for each step."""
 
-LARGEST_DENSE = 2**17
-"""Numbers in the cells' matrices up to which `dense` is the quicker way: the time of small cells
+LARGEST_SMALL = 2**17
+"""Numbers in the cells' matrices up to which `small` is the quicker way: the time of small cells
 goes into the count of operations, that of large ones into the products."""
 
 
@@ -101,10 +101,10 @@ def run_forward(
     refuse_transforms("batched")  # in a graph nobody has asked before
     x, h = x.contiguous(), h.contiguous()
     noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
-    if is_dense(W, sel, product, h.dtype):
-        from riglstm.scan.batched import dense
+    if is_small(W, sel, product, h.dtype):
+        from riglstm.scan.batched import small
 
-        y, h, c, active, saved = dense.forward(x, h, c, weights, sel, noise, live, reset, save)
+        y, h, c, active, saved = small.forward(x, h, c, weights, sel, noise, live, reset, save)
     else:
         y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
     return y, h, c, active, *saved
@@ -118,10 +118,10 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     refuse_transforms("batched")
     W, W_q, rules, product, save = args[2], args[4], args[11:20], args[20], args[21]
     T, sel = x.shape[0], Selection(*rules)
-    if is_dense(W, sel, product, h.dtype):
-        from riglstm.scan.batched import dense
+    if is_small(W, sel, product, h.dtype):
+        from riglstm.scan.batched import small
 
-        saved = dense.empty_saved(T, save, h, sel, W_q is not None)
+        saved = small.empty_saved(T, save, h, sel, W_q is not None)
     else:
         saved = empty_saved(T if save else 1, h, sel, W_q is not None)
     y = h.new_empty(x.shape[0], *h.shape)
@@ -151,11 +151,11 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
 forward_op.register_vmap(vmap_by_loop(forward_op))
 
 
-def is_dense(W: Tensor, sel: Selection, product: torch.dtype, dtype: torch.dtype) -> bool:
-    """True if `dense` runs: small cells, hard rules, everything in float32 or float64."""
+def is_small(W: Tensor, sel: Selection, product: torch.dtype, dtype: torch.dtype) -> bool:
+    """True if `small` runs: small cells, hard rules, everything in float32 or float64."""
     soft = "soft" in (sel.views, sel.peers)
     exact = product == dtype and dtype in (torch.float32, torch.float64)
-    return exact and not soft and W.numel() <= LARGEST_DENSE
+    return exact and not soft and W.numel() <= LARGEST_SMALL
 
 
 def awake_only(device: torch.device, sel: Selection) -> bool:

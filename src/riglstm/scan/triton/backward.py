@@ -15,7 +15,7 @@ from riglstm.cell import Weights
 from riglstm.scan.base import input_map_gradients
 from riglstm.scan.triton.kernels.backward import backward_kernel, views_kernel
 from riglstm.scan.triton.kernels.common import interpreted, power_of_two
-from riglstm.scan.triton.kernels.weights import inputs_kernel, lines_kernel, split_kernel
+from riglstm.scan.triton.kernels.weight_gradients import inputs_kernel, lines_kernel, split_kernel
 from riglstm.scan.triton.launch import Buffer, Launch, Layout, nth, prepare
 from riglstm.scan.triton.plan import (
     PERSISTENT,

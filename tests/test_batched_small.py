@@ -20,7 +20,7 @@ from helpers import (
     selections,
 )
 from riglstm import RigLSTM
-from riglstm.scan.batched import dense, forward
+from riglstm.scan.batched import forward, small
 
 SIZES = {"num_cells": 3, "num_views": 4, "dtype": torch.float64}
 EVERYTHING = {"cells": "all", "views": "all", "peers": "all"}
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def fits(layer: RigLSTM, product: torch.dtype = torch.float64) -> bool:
-    return forward.is_dense(layer.weights().W, layer.selection, product, torch.float64)
+    return forward.is_small(layer.weights().W, layer.selection, product, torch.float64)
 
 
 def pair(options: dict[str, Any]) -> tuple[RigLSTM, RigLSTM]:
@@ -77,7 +77,7 @@ def test_small_layers_equal_the_reference(
     name: str, T: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With episodes that start inside, and the sequence taken in pieces."""
-    monkeypatch.setattr(dense, "ROWS_AT_ONCE", 12)
+    monkeypatch.setattr(small, "ROWS_AT_ONCE", 12)
     reference, batched = pair(OPTIONS[name])
     assert fits(batched)
     reset = torch.rand(T, 3, generator=torch.Generator().manual_seed(2)) < 0.3
@@ -103,20 +103,20 @@ def test_soft_rules_rounded_products_and_large_cells_are_left_to_the_general_pat
     layer = RigLSTM(20, 15, **SIZES, **options)
     assert fits(layer) is expected
     assert not fits(layer, product=torch.bfloat16)
-    monkeypatch.setattr(forward, "LARGEST_DENSE", layer.weights().W.numel())
+    monkeypatch.setattr(forward, "LARGEST_SMALL", layer.weights().W.numel())
     assert fits(layer) is expected
-    monkeypatch.setattr(forward, "LARGEST_DENSE", layer.weights().W.numel() - 1)
+    monkeypatch.setattr(forward, "LARGEST_SMALL", layer.weights().W.numel() - 1)
     assert not fits(layer), "large cells"
 
 
-@pytest.mark.parametrize("largest", [0, 2**30], ids=["general", "dense"])
+@pytest.mark.parametrize("largest", [0, 2**30], ids=["general", "small"])
 @pytest.mark.parametrize(
     ("N", "d"), [(1, 1), (9, 1), (16, 1), (1, 7), (9, 7), (16, 7), (1, 129), (3, 129), (2, 200)]
 )
 def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
     N: int, d: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "LARGEST_DENSE", largest)
+    monkeypatch.setattr(forward, "LARGEST_SMALL", largest)
     for B, K in ((1, N), (3, 2)):
         counts = {"K_a": max(1, N // 2), "K_x": max(1, K // 2), "K_h": N // 2}
         p = random_problem(seeded(7), T=3, B=B, N=N, K=K, d=d, update_bias=True, **counts)
@@ -131,7 +131,7 @@ def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
 def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
     d: int, B: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "LARGEST_DENSE", 2**30)
+    monkeypatch.setattr(forward, "LARGEST_SMALL", 2**30)
     sizes = {"T": 1, "B": B, "N": 8, "K": 8, "d": d, "K_a": 5, "K_x": 3, "K_h": 4}
     p = random_problem(seeded(42), **sizes, input_views="split", dtype=dtype)
     p = replace(p, x=p.x[:, :, :d].repeat(1, 1, 8), h=p.h[:, :1].repeat(1, 8, 1))

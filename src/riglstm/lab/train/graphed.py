@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from riglstm.graphs import CAPTURING, Graphed
+from riglstm.cuda_graphs import CAPTURING, Graphed
 from riglstm.models.base import Core, State
 
 
