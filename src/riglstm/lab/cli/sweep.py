@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
+from riglstm.lab.cli.engine import Engine, place
 from riglstm.lab.tables import search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.recipes import TABLES
@@ -49,9 +51,11 @@ class Sweep:
 
 def main(args: Sequence[str]) -> None:
     """Search for recipes: the trials of a space, for several models alike."""
-    config = flags.read_one("riglstm sweep", Sweep, args)
+    groups: dict[str, type] = {"flags": Sweep, "engine": Engine}
+    given = flags.read("riglstm sweep", inspect.getdoc(Sweep) or "", groups, args)
+    config = given["flags"]
     deadline = flags.deadline(config.minutes)
-    flags.check_at_least("jobs", config.jobs, 1)
+    where = place(given["engine"], config.jobs, config.device, deadline)
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
     space = search.read_space(config.space)
@@ -62,10 +66,10 @@ def main(args: Sequence[str]) -> None:
     models, labels = config.models or space.models, config.trials or space.labels()
     path = config.results or Path("results/trials") / f"{space.name}.jsonl"
     done = search.read_lines(path)
-    waiting = search.plan(space, models, labels, config.out, config.device, done)
+    waiting = search.plan(space, models, labels, config.out, where.device, done)
     print(f"{space.name}: {len(waiting)} trials to make, {len(done)} lines in {path}", flush=True)
     again = flags.again("sweep", args)
-    jobs = max(1, min(config.jobs, len(waiting)))
+    jobs = max(1, min(where.jobs, len(waiting)))
     open_data(waiting, config.data_dir)
     by_folder = {planned.folder: planned for planned in waiting}
 
@@ -76,14 +80,14 @@ def main(args: Sequence[str]) -> None:
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
     make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
-    errors = make_runs(waiting, make, Processes(jobs, deadline), ended, again)
+    errors = make_runs(waiting, make, where.executor or Processes(jobs, deadline), ended, again)
     lines = search.read_lines(path)
     if lines:
         print(f"\n{_best(space, lines)}\n\nwritten: {path}")
     if errors:
         listed = "\n  ".join(errors)
         raise UsageError(f"{len(errors)} trials ended with an error:\n  {listed}")
-    left = len(search.plan(space, models, labels, config.out, config.device, lines))
+    left = len(search.plan(space, models, labels, config.out, where.device, lines))
     if left:
         print(f"{left} trials are not done; go on with: {again}")
 

@@ -100,13 +100,14 @@ class Progress(Bar):
     def _left(self, step: int) -> str:
         """The time left, by that which has gone, so that evaluations are counted in."""
         each = (time.monotonic() - self.began) / max(step - self.first, 1)
-        return f"{_duration(each * (self.updates - step))} left"
+        return f"{duration(each * (self.updates - step))} left"
 
     def _words(self, value: float) -> str:
         return f"{self.metric.name} {self.metric.scale * value:.4g}{self.metric.unit}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
