@@ -39,10 +39,10 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
-TABLE = ("reproduce", "copying", "--models", "lstm", "--seeds", "3", "--results", "rows.csv")
-"""Six runs of the quick copying table."""
-TIMES = ("seconds",)
-"""Columns that differ from run to run."""
+TABLE = ("reproduce", "copying", "--models", "lstm", "--seeds", "2", "--results", "rows.csv")
+"""Four runs of the quick copying table."""
+OTHER = ("seconds", "commit")
+"""Columns that may differ where a run is made twice."""
 
 
 def wait_until(done: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
@@ -91,10 +91,10 @@ def start(node: Node, path: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 def rows(path: Path) -> list[tuple[str, ...]]:
-    """The rows of a table, without times and in order."""
+    """The rows of a table, in order."""
     with (path / "rows.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
-    kept = [name for name in HEAD if name not in TIMES]
+    kept = [name for name in HEAD if name not in OTHER]
     return sorted(tuple(row[name] for name in kept) for row in found)
 
 
@@ -141,7 +141,7 @@ def test_two_ray_nodes_lose_no_run_to_a_dead_node_nor_to_a_killed_driver(
     wait_until(lambda: any(last_step(p) >= 150 for p in trained_on(first, tmp_path)), driver)
     driver.kill()
     driver.communicate()
-    assert len(results()) < 6
+    assert len(results()) < 4
     again = start(first, tmp_path)
     said, _ = again.communicate(timeout=300)
     assert again.returncode == 0, said
@@ -165,7 +165,7 @@ def test_ctrl_c_at_the_driver_saves_the_runs_of_all_nodes(
     for path in running:
         assert (path / "result.json").exists() or list((path / "checkpoints").iterdir())
     view = (tmp_path / "runs" / "progress.txt").read_text()
-    assert view.startswith("6 runs: ")
+    assert view.startswith("4 runs: ")
     assert " 0 running, " in view
     again = start(second, tmp_path)
     said, _ = again.communicate(timeout=300)

@@ -19,11 +19,12 @@ import pytest
 from riglstm.lab.cli import UsageError, engine
 from riglstm.lab.cli.engine import Engine, place
 from riglstm.lab.cli.main import main
-from riglstm.lab.tables import on_ray
+from riglstm.lab.tables import on_ray, reproduce
 from riglstm.lab.tables.executor import Ended, Job
 from riglstm.lab.tables.on_ray import OnRay, Outcome
 from riglstm.lab.tables.overview import Overview
 from riglstm.lab.tables.plan import Planned, RunSpec
+from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
@@ -325,3 +326,28 @@ def test_the_view_of_all_runs_counts_them_and_says_the_time_left(tmp_path: Path)
         "failed         100  lstm M=4 seed 0",
         "waiting          0  lstm M=8 seed 0",
     ]
+
+
+@pytest.mark.parametrize(("cheap", "written"), [(60.0, 4), (-1.0, 2)])
+def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(
+    cheap: float, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Three:
+        def run(self, jobs: object, ended: Callable[[Ended], None]) -> None:
+            for name in "abc":
+                ended(Ended(Job(name, Path(name), print)))
+
+    writes: list[Rendered] = []
+
+    def write() -> tuple[Rendered, tuple[Path, ...]]:
+        writes.append(Rendered("a table"))
+        return writes[-1], ()
+
+    monkeypatch.setattr(reproduce, "CHEAP", cheap)
+    reproduce.complete([], [], raises, write, Three())
+    # The last one is made when all runs have ended.
+    assert len(writes) == written
+
+
+def raises(*_: object, **__: object) -> None:
+    raise AssertionError("nothing waits")

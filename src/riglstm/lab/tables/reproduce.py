@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,9 @@ from riglstm.lab.tables.run import Make, open_data, run
 from riglstm.lab.tables.table import markdown, table_of_runs, text_table
 from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.stopping import NEVER, Deadline
+
+CHEAP, SELDOM = 1.0, 10.0
+"""Where a table takes more than so many seconds to write, it rests so many times as long."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,21 @@ def complete(
     progress: bool = True,
     again: str = "",
 ) -> Reproduced:
-    """Make the runs that wait, and write the table anew after each."""
+    """Make the runs that wait, and write the table anew after each, or as often as is cheap."""
+    rested = 0.0
+
+    def ended(_: Path) -> None:
+        # All rows are made anew from all folders: of a thousand runs, that takes seconds. What is
+        # put off here is written at the end, or by the next command.
+        nonlocal rested
+        began = time.monotonic()
+        if began >= rested:
+            write()
+            now = time.monotonic()
+            rested = now + SELDOM * max(0.0, now - began - CHEAP)
+
     try:
-        errors = make_runs(waiting, make, executor, lambda _: write(), again, progress)
+        errors = make_runs(waiting, make, executor, ended, again, progress)
     except KeyboardInterrupt:
         write()
         raise
