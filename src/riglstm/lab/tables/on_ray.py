@@ -258,8 +258,8 @@ def _wait(process: RunProcess, progress: bool) -> tuple[bool, int, str]:
         while not heard.done():
             try:
                 wait([heard], POLL)
+                process.bury()
             except KeyboardInterrupt:
                 stopped = True
                 process.ask_to_stop()
-    process.kill()
     return stopped, *heard.result()
