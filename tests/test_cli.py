@@ -108,7 +108,7 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("RANK", "0")
     assert exit_code("reproduce", "mnist") == 2
-    assert "got several processes from torchrun; start it once for each" in capsys.readouterr().err
+    assert "got several processes from torchrun; start it once, with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,9 @@ def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch: Patch) 
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert flags.again("demo", []) == "torchrun --nproc-per-node 2 -m riglstm demo"
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
+    meet = "--nnodes 3 --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+    assert flags.again("demo", []) == f"torchrun {meet} --nproc-per-node 2 -m riglstm demo"
 
 
 def catch_runs(monkeypatch: Patch, result: dict[str, Any] = RESULT) -> list[dict[str, Any]]:

@@ -347,7 +347,10 @@ def _program() -> str:
     path = f"PYTHONPATH={shlex.quote(where)} " if where else ""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         workers = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        return f"{path}torchrun --nproc-per-node {workers} -m riglstm"
+        nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
+        meet = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
+        several = meet if nodes != "1" else ""
+        return f"{path}torchrun {several}--nproc-per-node {workers} -m riglstm"
     if Path(sys.argv[0]).name == "__main__.py":
         return f"{path}{shlex.quote(sys.executable)} -m riglstm"
     return "riglstm"

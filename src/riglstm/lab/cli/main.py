@@ -68,6 +68,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "pooch": ("downloading", TRAINS),
     "gymnasium": ("MiniGrid", "pip install 'riglstm[rl]'"),
     "minigrid": ("MiniGrid", "pip install 'riglstm[rl]'"),
+    "ray": ("--on ray", "pip install 'riglstm[ray]'"),
 }
 """What is not installed with torch: who needs it, and how to get it."""
 

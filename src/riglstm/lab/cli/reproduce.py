@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.cli.engine import PROCESSES, Engine, place
 from riglstm.lab.tables import complexity
 from riglstm.lab.tables.plan import Planned, State, plan
 from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe, stem
@@ -76,7 +78,9 @@ def main(args: Sequence[str]) -> None:
         from riglstm.lab.cli import minigrid
 
         return minigrid.reproduce_table(args[1:])
-    config = flags.read_one("riglstm reproduce", Reproduce, args)
+    groups: dict[str, type] = {"flags": Reproduce, "engine": Engine}
+    given = flags.read("riglstm reproduce", inspect.getdoc(Reproduce) or "", groups, args)
+    config, engine = given["flags"], given["engine"]
     deadline = flags.deadline(config.minutes)
     flags.check_name("TABLE", config.table, (*NAMES, MINIGRID))
     if config.table == MINIGRID:
@@ -84,11 +88,11 @@ def main(args: Sequence[str]) -> None:
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
     for name in config.models or ():
         flags.check_name("--models", name, rows)
-    _check(config)
+    _check(config, engine)
     if launched() is not None:
         raise UsageError(
             "reproduce trains each run on one device, got several processes from torchrun; start "
-            "it once for each GPU, with --device cuda:0 --models lstm and so on"
+            "it once, with --on ray --gpus-per-run 1, which takes all GPUs of all nodes"
         )
     tables = config.out / "tables"
     if config.table == MEASURED:
@@ -96,9 +100,10 @@ def main(args: Sequence[str]) -> None:
         paths = measured.write(tables, stem(MEASURED, config.budget))
         print(reproduced(measured.markdown, paths, failed=0))
         return
+    where = place(engine, config.jobs, config.device, deadline)
     runs = plan(
         *(config.table, config.models, config.seed_list or config.seeds, config.budget),
-        *(config.out, config.device),
+        *(config.out, where.device),
         settings=config.settings,
         precision=config.precision,
     )
@@ -106,7 +111,8 @@ def main(args: Sequence[str]) -> None:
     again = flags.again("reproduce", args)
     done = reproduce(
         *(config.table, runs, config.budget, config.out, tables, config.data_dir),
-        jobs=config.jobs,
+        jobs=where.jobs,
+        executor=where.executor,
         deadline=deadline,
         results=config.results,
         retry_failed=config.retry_failed,
@@ -136,19 +142,19 @@ def reproduced(table: str, paths: Sequence[Path], failed: int) -> str:
     return words
 
 
-def _check(config: Reproduce) -> None:
+def _check(config: Reproduce, engine: Engine) -> None:
     """What can be asked for, and together."""
     if config.seeds is not None:
         flags.check_at_least("seeds", config.seeds, 1)
         flags.check_at_most("seeds", config.seeds, flags.SEEDS)
-    flags.check_at_least("jobs", config.jobs, 1)
     for seed in config.seed_list or ():
         flags.check_at_least("seed_list", seed, 0)
     if config.seeds is not None and config.seed_list is not None:
         raise UsageError("--seeds says how many, --seed-list which: expected one of them, got both")
     if config.table == MEASURED:
         given = {**vars(config), "jobs": None if config.jobs == 1 else config.jobs}
-        for name in ("settings", "seeds", "seed_list", "precision", "jobs", "minutes"):
+        given["on"] = None if engine.on == PROCESSES else engine.on
+        for name in ("settings", "seeds", "seed_list", "precision", "jobs", "minutes", "on"):
             if given[name] is not None:
                 raise UsageError(f"{MEASURED} is measured, and takes no {flags.flag_of(name)}")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
+from riglstm.lab.cli.engine import Engine, Place, place
 from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.plan import Planned
@@ -58,9 +60,11 @@ class Sweep:
 
 def main(args: Sequence[str]) -> None:
     """Search for recipes: the trials of a space, for several models alike; then the final runs."""
-    config = flags.read_one("riglstm sweep", Sweep, args)
+    groups: dict[str, type] = {"flags": Sweep, "engine": Engine}
+    given = flags.read("riglstm sweep", inspect.getdoc(Sweep) or "", groups, args)
+    config = given["flags"]
     deadline = flags.deadline(config.minutes)
-    flags.check_at_least("jobs", config.jobs, 1)
+    where = place(given["engine"], config.jobs, config.device, deadline)
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
     if config.results.exists() and not config.results.is_dir():
@@ -72,13 +76,15 @@ def main(args: Sequence[str]) -> None:
         flags.check_name("--trials", name, space.labels())
     path = config.results / "trials" / f"{(space.source or space).name}.jsonl"
     again = flags.again("sweep", args)
-    (_finals if config.finals else _trials)(config, space, path, deadline, again)
+    (_finals if config.finals else _trials)(config, space, path, where, deadline, again)
 
 
-def _trials(config: Sweep, space: search.Space, path: Path, deadline: Deadline, again: str) -> None:
+def _trials(
+    config: Sweep, space: search.Space, path: Path, where: Place, deadline: Deadline, again: str
+) -> None:
     models, labels = config.models or space.models, config.trials or space.labels()
     done = search.read_lines(path)
-    waiting = search.plan(space, models, labels, config.out, config.device, done)
+    waiting = search.plan(space, models, labels, config.out, where.device, done)
     print(f"{space.name}: {len(waiting)} trials to make, {len(done)} lines in {path}", flush=True)
     by_folder = {planned.folder: planned for planned in waiting}
 
@@ -88,15 +94,17 @@ def _trials(config: Sweep, space: search.Space, path: Path, deadline: Deadline, 
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    errors = _make(config, waiting, ended, deadline, again)
+    errors = _make(config, waiting, ended, where, deadline, again)
     lines = search.read_lines(path)
     if lines:
         print(f"\n{_best(space, lines)}\n\nwritten: {path}")
-    left = len(search.plan(space, models, labels, config.out, config.device, lines))
+    left = len(search.plan(space, models, labels, config.out, where.device, lines))
     _tell("trials", errors, left, again)
 
 
-def _finals(config: Sweep, space: search.Space, path: Path, deadline: Deadline, again: str) -> None:
+def _finals(
+    config: Sweep, space: search.Space, path: Path, where: Place, deadline: Deadline, again: str
+) -> None:
     if config.trials is not None:
         raise UsageError("--finals are of the trials that were chosen, got --trials as well")
     if not space.final_updates:
@@ -115,7 +123,7 @@ def _finals(config: Sweep, space: search.Space, path: Path, deadline: Deadline, 
 
     def left() -> list[finals.Final]:
         done = {row.run for row in rows.read(table)} if table.exists() else set[str]()
-        return finals.plan(space, ready, lines, config.out, config.device, done)
+        return finals.plan(space, ready, lines, config.out, where.device, done)
 
     waiting = left()
     print(f"{space.name}: {len(waiting)} final runs to make, figures in {table}", flush=True)
@@ -124,7 +132,7 @@ def _finals(config: Sweep, space: search.Space, path: Path, deadline: Deadline, 
     def ended(folder: Path) -> None:
         rows.append(table, finals.rows(space, by_folder[folder]))
 
-    errors = _make(config, [final.planned for final in waiting], ended, deadline, again)
+    errors = _make(config, [final.planned for final in waiting], ended, where, deadline, again)
     for shown in tables(rows.read(table)) if table.exists() else ():
         if shown.name == space.table:
             print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
@@ -135,14 +143,15 @@ def _make(
     config: Sweep,
     waiting: Sequence[Planned],
     ended: Callable[[Path], None],
+    where: Place,
     deadline: Deadline,
     again: str,
 ) -> list[str]:
     """Make the runs that wait; `ended` hears of the folder of each. Returns their errors."""
-    jobs = max(1, min(config.jobs, len(waiting)))
+    jobs = max(1, min(where.jobs, len(waiting)))
     open_data(waiting, config.data_dir)
     make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
-    return make_runs(waiting, make, Processes(jobs, deadline), ended, again)
+    return make_runs(waiting, make, where.executor or Processes(jobs, deadline), ended, again)
 
 
 def _tell(what: str, errors: Sequence[str], left: int, again: str) -> None:

@@ -19,6 +19,7 @@ from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.minigrid.ppo import PPO, check_count
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import table
+from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete, unfinished
 from riglstm.lab.tables.result import sessions
@@ -151,7 +152,8 @@ def reproduce(
 
     table(asked).check(Path(out), TASK)
     waiting, make = unfinished(asked, retry_failed), partial(run, progress=progress)
-    return complete(asked, waiting, make, write, progress=progress, again=again)
+    here = InProcess(progress=progress)
+    return complete(asked, waiting, make, write, here, progress, again)
 
 
 def evaluate(

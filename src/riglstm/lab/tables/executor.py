@@ -2,8 +2,8 @@
 
 An executor is given jobs and tells of the end of each. Two engines are here: `InProcess` makes one
 run after another, `Processes` several at a time, each in a process of its own. A third one, for
-several machines, needs no more than they do: a job can be pickled, and all that it leaves is in its
-run's folder.
+several machines, is `riglstm.lab.tables.on_ray`: a job can be pickled, and all that it leaves is in
+its run's folder.
 
 This file is also what such a process runs: `python -m riglstm.lab.tables.executor FOLDER`. Its
 stdin begins with a pickle, of what makes the run and of the command that was given. When stdin
@@ -24,8 +24,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
+from riglstm.lab.tables.overview import Overview
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make, attempt, say
 from riglstm.lab.train.stopping import (
@@ -101,14 +102,18 @@ def make_runs(
 ) -> list[str]:
     """Make planned runs; `ended` hears of each one's folder. Returns their errors, a line each.
 
-    `again`: the command that goes on, for whoever stops it.
+    `again`: the command that goes on, for whoever stops it. How far all are stands in a file beside
+    their folders, see `Overview`.
     """
     errors = []
+    overview = Overview(waiting)
 
     def heard(end: Ended) -> None:
         if end.error:
             errors.append(f"{end.job.label}, in {end.job.folder}: {end.error}")
         ended(end.job.folder)
+        if progress and len(waiting) > 1:
+            say(overview.line())
 
     jobs = [
         Job(
@@ -117,7 +122,8 @@ def make_runs(
         for p in waiting
     ]
     try:
-        executor.run(jobs, heard)
+        with overview:
+            executor.run(jobs, heard)
     except KeyboardInterrupt as stop:
         how = f"; go on with: {again}" if again else ""
         raise KeyboardInterrupt(f"{stop}{how}") from None
@@ -171,17 +177,15 @@ class Processes:
 
     def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
         """Make runs."""
-        running: list[_Process] = []
+        running: list[RunProcess] = []
         closing = threading.Event()
-        # With less time than that from the start, the first ones stop by themselves.
-        late = self.deadline.at - TO_SAVE if self.deadline.left > TO_SAVE else math.inf
 
         def make(number: int, job: Job) -> Ended | None:
             # The first ones are begun in any case: each call gets further.
             tight = number >= self.at_a_time and self.deadline.left < TO_BEGIN
             if tight or closing.is_set():
                 return None
-            process = _Process(job, self.at_a_time)
+            process = RunProcess(job, environment(self.at_a_time), sys.argv)
             running.append(process)
             if closing.is_set():
                 process.ask_to_stop()
@@ -190,65 +194,90 @@ class Processes:
             well = code == 0 or (closing.is_set() and code in ASKED)
             return Ended(job, "" if well else last or f"exit code {code}")
 
-        def close() -> None:
+        def close(at_once: bool) -> None:
             closing.set()
             for process in list(running):
-                process.ask_to_stop()
+                process.kill() if at_once else process.ask_to_stop()
 
-        def look(ends: set[Future[Ended | None]]) -> tuple[list[Ended], set[Future[Ended | None]]]:
-            """What has ended, and what has not, a moment later."""
-            over, left = wait(ends, POLL, FIRST_COMPLETED)
+        def look() -> list[Ended] | None:
+            if not left:
+                return None
+            over, _ = wait(left, POLL, FIRST_COMPLETED)
+            left.difference_update(over)
             for process in list(running):
                 process.bury()
-            return [end for future in over if (end := future.result()) is not None], left
+            return [end for future in over if (end := future.result()) is not None]
 
-        lost: list[Ended] = []
-        with ThreadPoolExecutor(self.at_a_time) as threads, StopRequest(speaks=True) as request:
+        with ThreadPoolExecutor(self.at_a_time) as threads:
             left = {threads.submit(make, number, job) for number, job in enumerate(jobs)}
+            attend(look, close, ended, self.deadline)
+
+
+def attend(
+    look: Callable[[], list[Ended] | None],
+    close: Callable[[bool], None],
+    ended: Callable[[Ended], None],
+    deadline: Deadline,
+) -> None:
+    """Tell of the end of runs that are made elsewhere, and ask them to stop when it is time.
+
+    `look`: waits a moment; what has ended since the last look, None once all have. `close`: asks
+    all runs to save and end, or with True ends them at once, and lets no other begin.
+    """
+    # With less time than that from the start, the first ones stop by themselves.
+    late = deadline.at - TO_SAVE if deadline.left > TO_SAVE else math.inf
+    lost: list[Ended] = []
+    closed = False
+    with StopRequest(speaks=True) as request:
+        try:
             try:
-                try:
-                    while left:
-                        over, left = look(left)
-                        if request.made or time.time() > late:
-                            close()
-                        for end in over:
-                            lost += [end] if end.error and request.made else []
-                            ended(end)
-                except Exception:
-                    # What `ended` raises ends all runs, and costs none.
-                    close()
-                    while left:
-                        _, left = look(left)
-                    raise
-            except StopNow:
-                closing.set()
-                for process in list(running):
-                    process.kill()
-                raise KeyboardInterrupt("stopped at once, without saving") from None
-        if lost:
-            said = "; ".join(f"{end.job.label}: {end.error}" for end in lost)
-            raise KeyboardInterrupt(f"stopped; {len(lost)} runs ended with an error ({said})")
-        if request.made:
-            raise KeyboardInterrupt("stopped, and all runs are saved")
+                while (over := look()) is not None:
+                    if not closed and (request.made or time.time() > late):
+                        closed = True
+                        close(False)
+                    for end in over:
+                        lost += [end] if end.error and request.made else []
+                        ended(end)
+            except Exception:
+                # What `ended` raises ends all runs, and costs none.
+                close(False)
+                while look() is not None:
+                    pass
+                raise
+        except StopNow:
+            close(True)
+            raise KeyboardInterrupt("stopped at once, without saving") from None
+    if lost:
+        said = "; ".join(f"{end.job.label}: {end.error}" for end in lost)
+        raise KeyboardInterrupt(f"stopped; {len(lost)} runs ended with an error ({said})")
+    if request.made:
+        raise KeyboardInterrupt("stopped, and all runs are saved")
 
 
-class _Process:
-    """A run's process."""
+class RunProcess:
+    """A run's process; `command`: the one that was given, `folder`: where, None: here."""
 
-    def __init__(self, job: Job, at_a_time: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        environment: Mapping[str, str],
+        command: Sequence[str],
+        folder: str | None = None,
+    ) -> None:
         self.label = job.label
         self.process = subprocess.Popen(
             (*WORKER, str(job.folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment(at_a_time),
+            env=environment,
+            cwd=folder,
             # A terminal's Ctrl-C is for the parent: heard twice, it would mean “at once”.
             start_new_session=True,
         )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(pickle.dumps((job.make, sys.argv)))
+            self.process.stdin.write(pickle.dumps((job.make, list(command))))
             self.process.stdin.flush()
 
     def hear(self, shown: bool) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,13 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from riglstm.lab.tables import rows
-from riglstm.lab.tables.executor import InProcess, Processes, make_runs
+from riglstm.lab.tables.executor import Executor, InProcess, Processes, make_runs
 from riglstm.lab.tables.plan import Planned, plan, state
 from riglstm.lab.tables.recipes import TABLES, Budget, recipe, stem
 from riglstm.lab.tables.run import Make, open_data, run
 from riglstm.lab.tables.table import markdown, table_of_runs, text_table
 from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.stopping import NEVER, Deadline
+
+CHEAP, SELDOM = 1.0, 10.0
+"""Where a table takes more than so many seconds to write, it rests so many times as long."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def reproduce(
     data_dir: Path | None = None,
     *,
     jobs: int = 1,
+    executor: Executor | None = None,
     deadline: Deadline = NEVER,
     results: Path | None = None,
     retry_failed: bool = False,
@@ -90,6 +95,7 @@ def reproduce(
     `retry_failed` it is begun anew, and ends as before unless code or device have changed.
     `jobs`: runs at a time on the device, each in a process of its own. One that ends with an error
     leaves the others alone; with one job the error is raised here.
+    `executor`: what makes the runs, in place of this machine.
     `deadline`: all runs have stopped by then, saved, and those not begun yet are left.
     `results`: a CSV file that takes the figures of all runs, see `riglstm.lab.tables.rows`.
     `again`: the command that goes on, for whoever stops it.
@@ -113,10 +119,13 @@ def reproduce(
     waiting = unfinished(asked, retry_failed)
     # Runs that are fewer share the cores among themselves alone.
     jobs = max(1, min(jobs, len(waiting)))
-    if jobs > 1:
+    if jobs > 1 or executor is not None:
         open_data(waiting, data_dir, progress)
     make = partial(run, data_dir=data_dir, progress=progress, deadline=deadline, jobs=jobs)
-    return complete(asked, waiting, make, write, jobs, deadline, progress, again)
+    if executor is None:
+        one, several = InProcess(deadline, progress), Processes(jobs, deadline, progress)
+        executor = one if jobs == 1 else several
+    return complete(asked, waiting, make, write, executor, progress, again)
 
 
 def unfinished(asked: Iterable[Planned], retry_failed: bool) -> list[Planned]:
@@ -130,15 +139,25 @@ def complete(
     waiting: Sequence[Planned],
     make: Make,
     write: Callable[[], tuple[Rendered, tuple[Path, ...]]],
-    jobs: int = 1,
-    deadline: Deadline = NEVER,
+    executor: Executor,
     progress: bool = True,
     again: str = "",
 ) -> Reproduced:
-    """Make the runs that wait, and write the table anew after each."""
-    executor = InProcess(deadline, progress) if jobs == 1 else Processes(jobs, deadline, progress)
+    """Make the runs that wait, and write the table anew after each, or as often as is cheap."""
+    rested = 0.0
+
+    def ended(_: Path) -> None:
+        # All rows are made anew from all folders: of a thousand runs, that takes seconds. What is
+        # put off here is written at the end, or by the next command.
+        nonlocal rested
+        began = time.monotonic()
+        if began >= rested:
+            write()
+            now = time.monotonic()
+            rested = now + SELDOM * max(0.0, now - began - CHEAP)
+
     try:
-        errors = make_runs(waiting, make, executor, lambda _: write(), again, progress)
+        errors = make_runs(waiting, make, executor, ended, again, progress)
     except KeyboardInterrupt:
         write()
         raise

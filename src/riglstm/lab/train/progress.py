@@ -103,7 +103,7 @@ class Progress(Bar):
     def _left(self, step: int) -> str:
         """The time left, by that which has gone, so that evaluations are counted in."""
         each = (time.monotonic() - self.began) / max(step - self.first, 1)
-        return f"{_duration(each * (self.updates - step))} left"
+        return f"{duration(each * (self.updates - step))} left"
 
     def _words(self, value: float) -> str:
         return f"{self.metric.name} {self.metric.scale * value:.4g}{self.metric.unit}"
@@ -125,7 +125,7 @@ def tell_testing(
         now, done = time.monotonic(), done + given[0].shape[1]
         if now >= due and done < sequences:
             left = (now - began) * (sequences - done) / done
-            show(f"testing {condition}: {done:,} of {sequences:,}; {_duration(left)} left")
+            show(f"testing {condition}: {done:,} of {sequences:,}; {duration(left)} left")
             due = now + 60
 
     # A task scores in batches of its own, and calls the network once for each.
@@ -136,7 +136,8 @@ def tell_testing(
         hook.remove()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"

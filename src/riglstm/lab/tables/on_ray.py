@@ -1,0 +1,265 @@
+"""Runs on a Ray cluster, of one machine or of many: each is a task with its share of a node.
+
+A task starts the process that `Processes` starts, and asks it to stop in the same way, by the end
+of its stdin: whatever ends a task, a node that dies or a driver that is killed, its run saves or is
+gone. Ray begins the task again on another node, where the run goes on from its last checkpoint.
+All nodes see the folder of the runs, and have this package installed. The driver alone writes rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from riglstm.lab.tables.executor import (
+    ASKED,
+    POLL,
+    TO_BEGIN,
+    Ended,
+    Job,
+    RunProcess,
+    attend,
+)
+from riglstm.lab.tables.run import say
+from riglstm.lab.train.devices import commit
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.stopping import NEVER, Deadline
+
+HERE = "ray"
+"""The address of this machine's cluster, or of RAY_ADDRESS; one is begun where there is none."""
+TRIES = 5
+"""Times that a run is begun again whose node was lost, or whose folder another process holds."""
+PAUSE = 3.0
+"""Seconds before such a folder is tried again: the process of a lost driver may yet be saving."""
+SEEN = 60.0
+"""Seconds after which a network file system shows what another node has written."""
+OBJECTS = 80 * 2**20
+"""Bytes of the object store of a cluster that is begun here: tasks give and take a few lines."""
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Lines of two runs may be alike.
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    # What a run without a share of a GPU may see is said by --device.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+PASSED = ("OMP_NUM_THREADS", "PYTHONPATH")
+"""Variables that runs get from the driver, beside those that begin with RIGLSTM_."""
+
+
+class Driver(NamedTuple):
+    """What a task has to know of the program that asks for its run."""
+
+    folder: str
+    """Where it runs: paths of jobs may be relative."""
+    token: str
+    """A file that it has made beside the runs, for nodes to see."""
+    command: list[str]
+    variables: dict[str, str]
+    deadline: Deadline
+    progress: bool
+
+
+class Outcome(NamedTuple):
+    """What a task says of its run."""
+
+    error: str = ""
+    finished: bool = False
+    """Whether the folder holds a result, or the reason why there is none."""
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """As many runs at a time as the nodes of a cluster have room for."""
+
+    address: str = HERE
+    """Or ray://HOST:PORT."""
+    gpus: float = 0.0
+    """Share of a GPU for each run."""
+    cores: int = 1
+    """Cores for each run, and its threads."""
+    deadline: Deadline = NEVER
+    progress: bool = True
+    """Print the lines of the runs, each with its run's label."""
+
+    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+        """Make runs."""
+        if not jobs:
+            return
+        with connected(self.address, self.progress) as ray, shown(jobs) as token:
+            driver = Driver(
+                *(os.getcwd(), token, sys.argv, variables(self.cores)),
+                *(self.deadline, self.progress),
+            )
+            at_a_time = self._room(ray)
+            task, share = ray.remote(make_run), {"num_cpus": self.cores, "num_gpus": self.gpus}
+            left = {
+                task.options(**share, max_retries=TRIES).remote(
+                    job, driver, number < at_a_time
+                ): job
+                for number, job in enumerate(jobs)
+            }
+
+            def close(at_once: bool) -> None:
+                for task in left:
+                    ray.cancel(task, force=at_once)
+
+            def look() -> list[Ended] | None:
+                if not left:
+                    return None
+                over, _ = ray.wait(list(left), timeout=POLL)
+                ends = [_end(ray, task, left.pop(task)) for task in over]
+                return [end for end in ends if end is not None]
+
+            attend(look, close, ended, self.deadline)
+
+    def _room(self, ray: Any) -> int:
+        """How many runs the cluster has room for now; nodes may come and go."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        by_node = [
+            min(
+                int(node.get("CPU", 0) // self.cores),
+                int(node.get("GPU", 0) / self.gpus + 1e-9) if self.gpus else sys.maxsize,
+            )
+            for node in nodes
+        ]
+        room = sum(by_node)
+        words = f"Ray: {len(nodes)} nodes with room for {room} runs at a time"
+        if not room:
+            words += f"; runs wait for one with {self.cores} cores and {self.gpus} GPUs"
+        if self.progress or not room:
+            say(words)
+        return max(room, 1)
+
+
+def available() -> None:
+    """Raise ModuleNotFoundError where Ray is not installed."""
+    importlib.import_module("ray")
+
+
+@contextlib.contextmanager
+def connected(address: str, progress: bool) -> Iterator[Any]:
+    """Ray, connected to the cluster, which is left as it was found."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    ray = importlib.import_module("ray")
+    how: dict[str, Any] = {"log_to_driver": progress, "logging_level": "ERROR"}
+    try:
+        ray.init("auto" if address == HERE else address, **how)
+    except ConnectionError as error:
+        if address != HERE or "RAY_ADDRESS" in os.environ:
+            where = address if address != HERE else os.environ["RAY_ADDRESS"]
+            raise ConnectionError(
+                f"--on ray needs a cluster that answers at {where}, got none ({error}); "
+                "`ray start --head` begins one"
+            ) from None
+        ray.init("local", include_dashboard=False, object_store_memory=OBJECTS, **how)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def shown(jobs: Sequence[Job]) -> Iterator[str]:
+    """A file beside the runs, by which nodes know that they see the driver's folder."""
+    path = Path(jobs[0].folder).parent.absolute() / f".ray-{uuid.uuid4().hex}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    try:
+        yield str(path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def variables(cores: int) -> dict[str, str]:
+    """What a run's process has in its environment, whatever its node has."""
+    threads = str(cores)
+    own = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    if (made_by := commit()) is not None:
+        own["RIGLSTM_COMMIT"] = made_by
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED or name.startswith("RIGLSTM_")
+    }
+    return {**own, **given}
+
+
+def _end(ray: Any, task: Any, job: Job) -> Ended | None:
+    """What became of a task that is over; None where its run was not begun."""
+    try:
+        said = ray.get(task)
+    except ray.exceptions.TaskCancelledError:
+        return None
+    except ray.exceptions.RayError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return Ended(job, lines[-1].strip() if lines else type(error).__name__)
+    if said is None:
+        return None
+    until = time.monotonic() + SEEN
+    while said.finished and not _is_finished(job.folder) and time.monotonic() < until:
+        time.sleep(POLL)
+    return Ended(job, said.error)
+
+
+def _is_finished(path: Path) -> bool:
+    folder = RunFolder(path)
+    return folder.state == "done" or folder.failed.exists()
+
+
+# The task, on a node.
+
+
+def make_run(job: Job, driver: Driver, first: bool) -> Outcome | None:
+    """Make a run on this node; None where it is not begun, as too little time is left.
+
+    The first ones are begun in any case: each call gets further.
+    """
+    if not first and driver.deadline.left < TO_BEGIN:
+        return None
+    folder = Path(driver.folder, job.folder)
+    if not Path(driver.token).exists():
+        return Outcome(
+            f"expected a folder that all nodes see, got {folder.parent}, which the node "
+            f"{platform.node()} does not; --out must name one on a shared file system"
+        )
+    for number in range(TRIES):
+        if number:
+            time.sleep(PAUSE)
+        process = RunProcess(job, {**os.environ, **driver.variables}, driver.command, driver.folder)
+        stopped, code, last = _wait(process, driver.progress)
+        well = code == 0 or (stopped and code in ASKED)
+        finished = _is_finished(folder)
+        # One that ends well, and has not finished its run, has found the folder held by another.
+        if stopped or not well or finished or driver.deadline.left < TO_BEGIN:
+            break
+    return Outcome("" if well else last or f"exit code {code}", finished)
+
+
+def _wait(process: RunProcess, progress: bool) -> tuple[bool, int, str]:
+    """Wait for the end of a run's process; whether it was asked to stop, its exit code, last line.
+
+    Ray cancels a task by KeyboardInterrupt, which Python raises between two looks.
+    """
+    stopped = False
+    with ThreadPoolExecutor(1) as thread:
+        heard = thread.submit(process.hear, progress)
+        while not heard.done():
+            try:
+                wait([heard], POLL)
+                process.bury()
+            except KeyboardInterrupt:
+                stopped = True
+                process.ask_to_stop()
+    return stopped, *heard.result()

@@ -1,0 +1,353 @@
+"""The Ray engine with a Ray of threads in Ray's place; tests/test_cluster.py has real nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from riglstm.lab.cli import UsageError, engine
+from riglstm.lab.cli.engine import Engine, place
+from riglstm.lab.cli.main import main
+from riglstm.lab.tables import on_ray, reproduce
+from riglstm.lab.tables.executor import Ended, Job
+from riglstm.lab.tables.on_ray import OnRay, Outcome
+from riglstm.lab.tables.overview import Overview
+from riglstm.lab.tables.plan import Planned, RunSpec
+from riglstm.lab.tables.reproduce import Rendered
+from riglstm.lab.train.config import Fit
+from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.stopping import NEVER, Deadline
+
+
+class RayError(Exception):
+    """Ray's own errors."""
+
+
+class TaskCancelledError(RayError):
+    """Of a task that was not begun, or did not catch its interrupt."""
+
+
+class FakeRay:
+    """As much of Ray as the engine uses: a cluster of one node with two cores."""
+
+    exceptions = SimpleNamespace(RayError=RayError, TaskCancelledError=TaskCancelledError)
+
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(2)
+        self.stop = threading.Event()
+        self.forced: list[bool] = []
+        self.shares: list[dict[str, Any]] = []
+        self.address = ""
+
+    def init(self, address: str, **options: Any) -> None:
+        if address == "auto" and not self.address:
+            self.address = "begun here"
+            raise ConnectionError("no cluster runs here")
+        self.address = address
+
+    def shutdown(self) -> None:
+        self.threads.shutdown(cancel_futures=True)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {}}]
+
+    def remote(self, function: Callable[..., Any]) -> Any:
+        def submit(*arguments: Any) -> Future[Any]:
+            return self.threads.submit(function, *arguments)
+
+        def options(**share: Any) -> Any:
+            self.shares.append(share)
+            return SimpleNamespace(remote=submit)
+
+        return SimpleNamespace(options=options)
+
+    def wait(self, tasks: list[Future[Any]], timeout: float) -> tuple[list[Future[Any]], None]:
+        over = wait(tasks, timeout, "FIRST_COMPLETED").done
+        return [task for task in tasks if task in over], None
+
+    def get(self, task: Future[Any]) -> Any:
+        if task.cancelled():
+            raise TaskCancelledError
+        return task.result()
+
+    def cancel(self, task: Future[Any], force: bool) -> None:
+        self.forced.append(force)
+        task.cancel()
+        self.stop.set()
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    made = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", made)
+    # What it sets is for Ray alone.
+    for name in on_ray.SETTINGS:
+        monkeypatch.setenv(name, "0")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return made
+
+
+def jobs(root: Path, names: str) -> list[Job]:
+    return [Job(f"run {name}", root / name, print) for name in names]
+
+
+def make_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Outcome | None]) -> None:
+    monkeypatch.setattr(on_ray, "make_run", lambda job, *_: make(job.folder.name))
+
+
+def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
+    ray: FakeRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def make(name: str) -> Outcome | None:
+        if name == "c":
+            raise RayError("a long story\n  and the node has died\n")
+        return None if name == "d" else Outcome("no memory" if name == "b" else "")
+
+    make_by(monkeypatch, make)
+    ends: list[Ended] = []
+    OnRay(gpus=0.25, cores=2).run(jobs(tmp_path, "abcd"), ends.append)
+    found = {end.job.folder.name: end.error for end in ends}
+    assert found == {"a": "", "b": "no memory", "c": "and the node has died"}
+    share = {"num_cpus": 2, "num_gpus": 0.25, "max_retries": on_ray.TRIES}
+    assert ray.shares == [share] * 4
+    # There was none to connect to, and the file that nodes look for is gone.
+    assert ray.address == "local"
+    assert list(tmp_path.iterdir()) == []
+    assert "Ray: 1 nodes with room for 0 runs at a time; runs wait" in capsys.readouterr().err
+
+
+def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[str] = []
+
+    def make(name: str) -> Outcome:
+        if name == "a":
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert ray.stop.wait(20)
+        saved.append(name)
+        return Outcome()
+
+    make_by(monkeypatch, make)
+    with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
+        OnRay(progress=False).run(jobs(tmp_path, "abc"), lambda end: None)
+    assert sorted(saved) == ["a", "b"]
+    assert set(ray.forced) == {False}
+
+
+def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop_on_ray_too(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_by(monkeypatch, lambda name: Outcome("" if ray.stop.wait(20) else "it was not asked"))
+    monkeypatch.setattr("riglstm.lab.tables.executor.TO_SAVE", 1.0)
+    ends: list[Ended] = []
+    OnRay(deadline=Deadline.after(2 / 60), progress=False).run(jobs(tmp_path, "a"), ends.append)
+    assert [end.error for end in ends] == [""]
+
+
+def test_a_cluster_that_does_not_answer_is_told_of(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    words = "a cluster that answers at 10.0.0.1:6379, got none"
+    with pytest.raises(ConnectionError, match=words):
+        OnRay().run(jobs(tmp_path, "a"), lambda end: None)
+
+
+# What a task does on its node.
+
+
+def driver(root: Path, **changes: Any) -> on_ray.Driver:
+    token = root / "token"
+    token.touch()
+    made = on_ray.Driver(str(root), str(token), ["riglstm"], {}, NEVER, False)
+    return made._replace(**changes)
+
+
+def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    start = "import os, sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
+    monkeypatch.setattr(
+        "riglstm.lab.tables.executor.WORKER", (sys.executable, "-c", start + script)
+    )
+
+
+FINISH = "folder.mkdir(exist_ok=True); (folder / 'result.json').write_text('{}')"
+
+
+def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_script(monkeypatch, f"{FINISH}; Path('said').write_text(os.environ['RIGLSTM_DATA'])")
+    job = Job("run a", Path("a"), print)
+    place = driver(tmp_path, variables={"RIGLSTM_DATA": "elsewhere"})
+    assert on_ray.make_run(job, place, True) == Outcome("", finished=True)
+    assert (tmp_path / "said").read_text() == "elsewhere"
+
+
+def test_a_task_says_how_its_process_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_script(monkeypatch, "sys.exit('the disk is full')")
+    made = on_ray.make_run(Job("run a", tmp_path / "a", print), driver(tmp_path), True)
+    assert made == Outcome("the disk is full")
+
+
+def test_a_node_that_does_not_see_the_folder_makes_no_run(tmp_path: Path) -> None:
+    place = driver(tmp_path, token=str(tmp_path / "gone"))
+    made = on_ray.make_run(Job("run a", tmp_path / "a", print), place, True)
+    assert made is not None
+    assert made.error.startswith(f"expected a folder that all nodes see, got {tmp_path}, which ")
+
+
+def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_ray, "PAUSE", 0.01)
+    # The first attempt finds it held, and passes it over.
+    use_script(
+        monkeypatch, f"seen = Path('seen').exists(); Path('seen').touch()\nif seen: {FINISH}"
+    )
+    made = on_ray.make_run(Job("run a", tmp_path / "a", print), driver(tmp_path), True)
+    assert made == Outcome("", finished=True)
+
+
+def test_a_task_that_ray_cancels_lets_its_process_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit(130)")
+
+    def interrupt() -> None:
+        while not (tmp_path / "a").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt, daemon=True).start()
+    made = on_ray.make_run(Job("run a", tmp_path / "a", print), driver(tmp_path), True)
+    signal.signal(signal.SIGINT, before)
+    assert made == Outcome()
+
+
+def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path) -> None:
+    place = driver(tmp_path, deadline=Deadline.after(0.01))
+    assert on_ray.make_run(Job("run a", tmp_path / "a", print), place, False) is None
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    ("asked", "jobs", "device", "words"),
+    [
+        (Engine(on="rey"), 1, "auto", "--on must be processes, ray or ray://HOST:PORT, got 'rey'"),
+        (Engine(gpus_per_run=0.5), 1, "auto", "are shares of a Ray cluster"),
+        (Engine(on="ray"), 4, "auto", "--jobs 4 is for one machine"),
+        (Engine(on="ray", gpus_per_run=2), 1, "auto", "--gpus-per-run must be from 0 to 1, got 2"),
+        (Engine(on="ray"), 1, "cuda", "--device must be auto or cpu with --gpus-per-run 0"),
+        (Engine(on="ray", gpus_per_run=1), 1, "cuda:1", "--device must be auto or cuda with"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    asked: Engine, jobs: int, device: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        place(asked, jobs, device, NEVER)
+
+
+def test_a_share_of_a_gpu_says_the_device_and_how_many_runs_it_has(ray: FakeRay) -> None:
+    assert place(Engine(), 3, "auto", NEVER) == (None, 3, "auto")
+    made = place(Engine(on="ray", gpus_per_run=0.25, cores_per_run=2), 1, "auto", NEVER)
+    assert made == (OnRay("ray", 0.25, 2), 4, "cuda")
+    assert place(Engine(on="ray://head:10001"), 1, "auto", NEVER).device == "cpu"
+
+
+def test_without_ray_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray")
+
+    monkeypatch.setattr(engine.on_ray, "available", missing)
+    assert main(["reproduce", "copying", "--on", "ray"]) == 2
+    said = "riglstm: --on ray needs ray, which is not installed: pip install 'riglstm[ray]'\n"
+    assert capsys.readouterr().err == said
+
+
+def test_nothing_imports_ray_before_it_is_asked_for() -> None:
+    code = "import sys, riglstm.lab.cli.main; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# One view of all runs.
+
+
+def planned(root: Path, name: str) -> Planned:
+    spec = RunSpec("copying", {}, "lstm", 8, {}, Fit(updates=200), 0)
+    return Planned(spec, root / name, "new", f"M={name}", "lstm")
+
+
+def test_the_view_of_all_runs_counts_them_and_says_the_time_left(tmp_path: Path) -> None:
+    runs = [planned(tmp_path, name) for name in "1248"]
+    view = Overview(runs)
+    assert view.line() == "4 runs: 0 done, 0 running, 4 waiting, 0 failed; time left not known yet"
+    done, running, failed = (RunFolder(run.folder) for run in runs[:3])
+    for folder in (done, running, failed):
+        folder.path.mkdir()
+        folder.config.write_text("{}")
+        folder.metrics.write_text("step,name,value\n50,lr,0.1\n100,lr,0.1\n150,lr")
+    done.result.write_text("{}")
+    failed.failed.write_text("{}")
+    running.lock.touch()
+    # Two and a half of four in 50 seconds.
+    view.began = time.monotonic() - 50
+    with view:
+        pass
+    head, _, *lines = (tmp_path / "progress.txt").read_text().splitlines()
+    assert head == "4 runs: 1 done, 1 running, 1 waiting, 1 failed; about 0:00:30 left"
+    assert lines == [
+        "state      updates  run",
+        "done           100  lstm M=1 seed 0",
+        "running        100  lstm M=2 seed 0",
+        "failed         100  lstm M=4 seed 0",
+        "waiting          0  lstm M=8 seed 0",
+    ]
+
+
+@pytest.mark.parametrize(("cheap", "written"), [(60.0, 4), (-1.0, 2)])
+def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(
+    cheap: float, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Three:
+        def run(self, jobs: object, ended: Callable[[Ended], None]) -> None:
+            for name in "abc":
+                ended(Ended(Job(name, Path(name), print)))
+
+    writes: list[Rendered] = []
+
+    def write() -> tuple[Rendered, tuple[Path, ...]]:
+        writes.append(Rendered("a table"))
+        return writes[-1], ()
+
+    monkeypatch.setattr(reproduce, "CHEAP", cheap)
+    reproduce.complete([], [], raises, write, Three())
+    # The last one is made when all runs have ended.
+    assert len(writes) == written
+
+
+def raises(*_: object, **__: object) -> None:
+    raise AssertionError("nothing waits")
