@@ -114,7 +114,7 @@ def _checked(name: str, options: type[TaskConfig]) -> type[TaskConfig]:
             "a task's name must be letters, digits, _ and -, as it names a folder, and begin with "
             f"a letter, got {name!r}"
         )
-    frozen = is_dataclass(options) and options.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = is_dataclass(options) and options.__dataclass_params__.frozen
     if not isinstance(options, type) or not frozen or not callable(getattr(options, "open", None)):
         raise ValueError(
             f"a task's options must be a frozen dataclass with the method open, got {options!r}; "
