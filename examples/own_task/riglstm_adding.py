@@ -6,8 +6,9 @@ sum of the two marked numbers. It is trained on 20 steps and tested on 40 and 80
     pip install ./examples/own_task
     riglstm train adding --hidden-size 60 --lr 0.005 --updates 600
 
-It takes about 30 seconds on one core. With `--model lstm` the same command trains an LSTM, and
-`riglstm report runs` compares both. Who always says 1, the mean, has an error of 0.167.
+It takes about 40 seconds on one core. With `--model lstm` the same command trains an LSTM, and
+`riglstm report runs` compares both. Over three seeds, with this step size, the error at 80 steps
+was 0.005 to 0.017, and the LSTM's 0.27 to 2.5. Who always says 1, the mean, has 0.167.
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class AddingTask:
     def score(self, net, condition, split, share=(0, 1)):
         length = int(condition.removeprefix("length="))
         rows = part(self.size(split), share)
-        inputs, targets = self._draw(length, self.size(split), rows, *SEEDS[split], length)
+        seed = {"validation": 1, "test": 2}[split]  # training has 0
+        inputs, targets = self._draw(length, self.size(split), rows, seed, length)
         error = F.mse_loss(net(inputs), targets, reduction="sum").double()
         return {"loss": error, "mse": error, "count": torch.tensor(len(targets)).double()}
 
@@ -75,9 +77,6 @@ class AddingTask:
         marks = torch.zeros(length, size).scatter(0, marked, 1)
         inputs = torch.stack((numbers, marks), dim=-1)[:, rows]  # (T, B, 2)
         return Batch(inputs.to(self.device), (numbers * marks).sum(0)[rows].to(self.device))
-
-
-SEEDS = {"validation": (1,), "test": (2,)}
 
 
 class AddingNetwork(nn.Module):
