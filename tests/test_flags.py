@@ -154,7 +154,7 @@ def test_several_dataclasses_are_groups_of_one_command_line_without_a_flag_in_co
     out = capsys.readouterr().out
     assert out.index("sizes:") < out.index("--steps") < out.index("other:") < out.index("--speed")
 
-    with pytest.raises(TypeError, match="speed is a flag of a and of b"):
+    with pytest.raises(UsageError, match="speed is a flag of a and of b; rename the field"):
         flags.read("riglstm both", "", {"a": Other, "b": Child}, [])
 
 

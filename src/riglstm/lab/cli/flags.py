@@ -59,7 +59,9 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
         kinds, said = get_type_hints(config), docs(config)
         for flag in fields(config):
             if flag.name in owners:
-                raise TypeError(f"{flag.name} is a flag of {owners[flag.name]} and of {title}")
+                raise UsageError(
+                    f"{flag.name} is a flag of {owners[flag.name]} and of {title}; rename the field"
+                )
             owners[flag.name] = title
             _add(group, flag, kinds[flag.name], said.get(flag.name, ""))
     last = parser.add_argument_group("help")
@@ -187,6 +189,12 @@ def _argument(kind: Any) -> Callable[[str], Any]:
 def _metavar(kind: Any) -> str:
     """A type as help shows it: INT|none."""
     kind, may_lack = strip_none(kind)
+    if get_origin(kind) is not Literal and kind not in WORDS:
+        takes = ", ".join(known.__name__ for known in WORDS)
+        raise UsageError(
+            f"a flag must be {takes}, a Literal, a tuple of one of these, or one of these or None, "
+            f"got {kind}; change the type of the field"
+        )
     choices = map(str, get_args(kind)) if get_origin(kind) is Literal else [WORDS[kind][0]]
     return "|".join([*choices, "none"] if may_lack else choices)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 from riglstm import VARIANTS
+from riglstm.lab import tasks
 from riglstm.lab.cli import flags
-from riglstm.lab.cli.train import option_types
+from riglstm.lab.cli.train import option_types, summary
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.tables.recipes import NAMES, TABLES
-from riglstm.lab.tasks import TASKS
 from riglstm.models import MODELS
 from riglstm.scan import BACKENDS
 
@@ -29,10 +27,12 @@ def main(args: Sequence[str]) -> None:
     """Print the names of tasks, models, tables, variants and backends."""
     flags.read_one("riglstm list", List, args)
     print("tasks: riglstm train NAME")
-    for name, config in TASKS.items():
-        print(f"  {name:<24}{(inspect.getdoc(config) or '').splitlines()[0]}")
-        default: dict[str, Any] = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]
-        print(f"  {'':<24}tested on {' '.join(default['conditions'])} (--conditions)")
+    for name in tasks.names():
+        print(f"  {name:<24}{summary(name)}")
+        for conditions in _tested_on(name):
+            print(f"  {'':<24}tested on {' '.join(conditions)} (--conditions)")
+    for line in tasks.clashes():
+        print(f"  {line}")
     print("families: riglstm train minigrid --family NAME")
     for name, family in FAMILIES.items():
         text = " (the goal is in a text that no agent here reads)" if family.text else ""
@@ -53,3 +53,12 @@ def main(args: Sequence[str]) -> None:
     print("backends: riglstm train TASK --set backend=NAME; RigLSTM(..., backend=NAME)")
     for name in ("auto", *BACKENDS):
         print(f"  {name}")
+
+
+def _tested_on(task: str) -> list[tuple[str, ...]]:
+    """The default of a task's option `conditions`, if it can be used and has one."""
+    try:
+        found = fields(tasks.find(task))  # type: ignore[arg-type]
+    except ValueError:
+        return []
+    return [f.default for f in found if f.name == "conditions" and isinstance(f.default, tuple)]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from riglstm import VARIANTS, RigLSTM
+from riglstm.lab import tasks
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.plan import PLACE, RunSpec
 from riglstm.lab.tables.result import read_reason, read_record
 from riglstm.lab.tables.run import run
-from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import rank
@@ -81,10 +81,11 @@ def main(args: Sequence[str]) -> None:
         from riglstm.lab.cli import minigrid
 
         return minigrid.train(rest)
-    flags.check_name("the task", task, (*TASKS, MINIGRID))
-    doc = (inspect.getdoc(TASKS[task]) or "").replace("\n\n", "\n")
+    flags.check_name("the task", task, (*tasks.names(), MINIGRID))
+    options = tasks.find(task)
+    doc = (inspect.getdoc(options) or "").replace("\n\n", "\n")
     about = ABOUT.format(about=f"{task}. {doc}", task=task, example=EXAMPLES.get(task, ""))
-    groups: dict[str, type] = {"task": TASKS[task], "model": Model, "training": Fit, "run": Run}
+    groups: dict[str, type] = {"task": options, "model": Model, "training": Fit, "run": Run}
     given = flags.read(f"riglstm train {task}", about, groups, rest)
     model, where = given["model"], given["run"]
     deadline = flags.deadline(where.minutes)
@@ -118,6 +119,14 @@ def main(args: Sequence[str]) -> None:
     if result:
         title += f", {result['updates']} updates"
         print(f"\n{_shown(result, title)}\n\nwritten to {out}")
+
+
+def summary(task: str) -> str:
+    """The first line on a task; of one that cannot be used, why."""
+    try:
+        return (inspect.getdoc(tasks.find(task)) or "").partition("\n")[0]
+    except ValueError as error:
+        return str(error)
 
 
 def _shown(result: Mapping[str, Any], title: str) -> str:
@@ -158,12 +167,12 @@ def read_options(model: str, pairs: Sequence[str]) -> dict[str, Any]:
 def _without_task(args: Sequence[str]) -> None:
     """`riglstm train --help`, or an error."""
     if "-h" not in args and "--help" not in args:
-        known = flags.one_of((*TASKS, MINIGRID))
+        known = flags.one_of((*tasks.names(), MINIGRID))
         raise UsageError(f"train must be followed by a task, {known}, got none")
-    summaries = {name: (inspect.getdoc(t) or "").partition(";")[0] for name, t in TASKS.items()}
+    summaries = {name: summary(name).partition(";")[0] for name in tasks.names()}
     summaries[MINIGRID] = "An agent with a memory, trained by recurrent PPO"
-    tasks = "\n".join(f"  {name:<10}{text.splitlines()[0]}" for name, text in summaries.items())
-    about = f"a task. `riglstm train TASK --help` has its own flags.\n\ntasks:\n{tasks}"
+    listed = "\n".join(f"  {name:<10}{text}" for name, text in summaries.items())
+    about = f"a task. `riglstm train TASK --help` has its own flags.\n\ntasks:\n{listed}"
     about = ABOUT.format(about=about, task="copying", example=EXAMPLES["copying"])
     flags.read("riglstm train TASK", about, {"model": Model, "training": Fit, "run": Run}, args)
 

@@ -194,14 +194,17 @@ METRICS = {
     "accuracy": ("test accuracy in %", True, 100.0),
     "bce": ("100 × BCE in nats per pixel and frame", False, 100.0),
 }
-"""How metrics of tasks are printed, whether more is better, their factor; others as they are."""
+"""How metrics of tasks are printed, whether more is better, their factor.
+
+Another task's is printed as it is, and its results say whether more is better."""
 
 
 def _by_task(title: str, runs: Sequence[Record]) -> Group:
     """Runs that are in no table of the paper: each configuration is a line, its seeds together."""
     runs = sorted(runs, key=lambda r: (list(MODELS).index(r.spec.model), r.spec.seed))
     trained_on, metric = str(runs[0].trained_on), str(runs[0].metric)
-    measure, higher_is_better, scale = METRICS.get(metric, (metric, True, 1.0))
+    higher = all(r.result.get("higher_is_better", True) for r in runs if r.result is not None)
+    measure, higher_is_better, scale = METRICS.get(metric, (f"test {metric}", higher, 1.0))
     tested = [row["condition"] for record in runs for row in record.rows]
     validated = (c for record in runs for c in record.validated)
     conditions = tuple(dict.fromkeys((trained_on, *tested, *validated)))

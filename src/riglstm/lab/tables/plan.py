@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from riglstm import RigLSTM
+from riglstm.lab import tasks
 from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
-from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.base import TaskConfig, options
 from riglstm.lab.train.config import FREE, Fit, Precision
 from riglstm.lab.train.folder import RunFolder, differences
@@ -49,7 +49,7 @@ class RunSpec:
     """A model, a task, and how the one learns the other."""
 
     task: str
-    """A key of `riglstm.lab.tasks.TASKS`."""
+    """A name that `riglstm.lab.tasks.find` knows."""
     task_options: dict[str, Any]
     """Fields of the task's configuration that differ from its defaults."""
     model: str
@@ -64,11 +64,9 @@ class RunSpec:
     """Of the weights, of the training data, and of what the model draws."""
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"the task must be one of {', '.join(TASKS)}, got {self.task!r}")
         if self.model not in MODELS:
             raise ValueError(f"the model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        known = tuple(f.name for f in fields(TASKS[self.task]))  # type: ignore[arg-type]
+        known = tuple(f.name for f in fields(tasks.find(self.task)))  # type: ignore[arg-type]
         _check_known("task", self.task, self.task_options, known)
         check_options(self.model, self.model_options)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
@@ -86,7 +84,8 @@ class RunSpec:
     def task_config(self) -> TaskConfig:
         """The task's configuration."""
         said = self.task_options.items()
-        return TASKS[self.task](**{k: tuple(v) if isinstance(v, list) else v for k, v in said})
+        found = {k: tuple(v) if isinstance(v, list) else v for k, v in said}
+        return tasks.find(self.task)(**found)
 
     def resolved(self) -> dict[str, Any]:
         """As JSON has it, with the defaults of task and model written out."""

@@ -57,6 +57,7 @@ def check_result(
         ("jobs, a whole number", is_count(result.get("jobs", 1))),
         ("device, commit and stopped, names or null", all(map(_named, map(result.get, PLACES)))),
         ("yardsticks, figures by condition and name", bars is None or _yardsticks(bars)),
+        ("higher_is_better, true or false", type(result.get("higher_is_better", True)) is bool),
     ):
         if not sound:
             raise RunError(
@@ -84,12 +85,14 @@ def is_name(value: object) -> bool:
 
 
 def is_possible(metric: str, value: object) -> bool:
-    """A figure that the metric can have: shares are from 0 to 1, and no loss is below 0."""
-    most = 1.0 if metric in SHARES else MOST
-    return isinstance(value, int | float) and is_number(value) and 0 <= value <= most
+    """A figure that the metric can have; one of a task that is not ours can be any number."""
+    low, high = RANGES.get(metric, (-MOST, MOST))
+    return isinstance(value, int | float) and is_number(value) and low <= value <= high
 
 
-SHARES = ("accuracy", "success", "success_greedy")
+SHARE = (0, 1)
+RANGES = {"accuracy": SHARE, "success": SHARE, "success_greedy": SHARE, "bce": (0, MOST)}
+"""Lowest and highest figure of metrics that are known."""
 
 
 def _row(row: object) -> bool:

@@ -117,6 +117,7 @@ def run(
             "rows": figures,
             "chosen": chosen,
             "metric": task.metric.name,
+            "higher_is_better": task.metric.higher_is_better,
             "trained_on": task.trained_on,
             "updates": fitted.updates,
             "stopped": fitted.stopped,

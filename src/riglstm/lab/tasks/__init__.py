@@ -1,11 +1,19 @@
-"""The tasks of the paper's comparison, by name, behind one contract: `riglstm.lab.tasks.base.Task`.
+"""Tasks by name, behind one contract (`base.Task`): ours, those of packages, those of scripts.
 
->>> from riglstm.lab.tasks import TASKS
->>> task = TASKS["copying"](M=2).open(torch.device("cpu"))
+>>> from riglstm.lab import tasks
+>>> task = tasks.find("copying")(M=2).open(torch.device("cpu"))
 >>> tokens, targets = task.batch(seed=0, step=0)       # (T, B, M), made on the device
+
+A package offers a task of its own as an entry point of the group `riglstm.tasks`; a script or a
+notebook calls `register`. `docs/own-tasks.md` shows both.
 """
 
 from __future__ import annotations
+
+import functools
+import re
+from dataclasses import is_dataclass
+from importlib.metadata import EntryPoint, entry_points
 
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.base import TaskConfig
@@ -19,5 +27,108 @@ TASKS: dict[str, type[TaskConfig]] = {
     "cifar": CIFAR10,
     "balls": Balls,
 }
+"""Ours alone; `find` knows others too."""
 
-__all__ = ["TASKS"]
+GROUP = "riglstm.tasks"
+"""The group of entry points."""
+
+TAKEN = (*TASKS, "minigrid")
+"""Names that no other task can have; the last is trained in another way."""
+
+_registered: dict[str, type[TaskConfig]] = {}
+
+
+def find(name: str) -> type[TaskConfig]:
+    """The options of a task; raises ValueError where there is none, or where it is broken."""
+    return TASKS.get(name) or _registered.get(name) or _installed(name)
+
+
+def names() -> list[str]:
+    """What `find` can be asked for: our tasks, registered ones, those of packages; none loaded."""
+    theirs = sorted(point.name for point in offered() if point.name not in TAKEN)
+    return list(dict.fromkeys((*TASKS, *_registered, *theirs)))
+
+
+def register(name: str, options: type[TaskConfig]) -> None:
+    """Make a task known in this process, for scripts and notebooks that are no packages.
+
+    A cell or module that is run again registers its class again; another class is refused.
+    """
+    before = _registered.get(name)
+    if before is not None and _place(before) != _place(options):
+        raise ValueError(
+            f"a task's name must be new, got {name!r}, which is {_place(before)}; take another name"
+        )
+    owners = ["riglstm"] if name in TAKEN else [_owner(point) for point in offered(name)]
+    if owners:
+        raise ValueError(
+            f"a task's name must be new, got {name!r}, which {owners[0]} has; take another name"
+        )
+    _registered[name] = _checked(name, options)
+
+
+def offered(name: str | None = None) -> list[EntryPoint]:
+    """The tasks of all packages that are installed, or those of one name; none is loaded."""
+    return list(entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name))
+
+
+def clashes() -> list[str]:
+    """A line on each task of a package that has a name of ours, and is left out."""
+    return [
+        f"{_owner(point)} offers a task {point.name!r}, a name that riglstm has: left out; "
+        "rename its entry point"
+        for point in offered()
+        if point.name in TAKEN
+    ]
+
+
+@functools.cache
+def _installed(name: str) -> type[TaskConfig]:
+    """The options of a package's task, loaded once."""
+    points = offered(name)
+    if not points:
+        raise ValueError(
+            f"the task must be one of {', '.join(names())}, got {name!r}; one of your own is "
+            "found once its package is installed, or after riglstm.lab.tasks.register"
+        )
+    if len(points) > 1:
+        raise ValueError(
+            f"the task {name!r} must be of one package, got {' and '.join(map(_owner, points))}; "
+            "uninstall one of them"
+        )
+    (point,) = points
+    try:
+        return _checked(name, point.load())
+    # Whatever a package does when it is imported: its task alone is lost.
+    except Exception as error:
+        raise ValueError(
+            f"the task {name!r} of {_owner(point)} cannot be loaded from {point.value}: "
+            f"{type(error).__name__}: {error}; repair or uninstall that package"
+        ) from error
+
+
+def _checked(name: str, options: type[TaskConfig]) -> type[TaskConfig]:
+    """Raise ValueError for what cannot be a task."""
+    if not re.fullmatch(r"[A-Za-z]\w*(-\w+)*", name):
+        raise ValueError(
+            "a task's name must be letters, digits, _ and -, as it names a folder, and begin with "
+            f"a letter, got {name!r}"
+        )
+    frozen = is_dataclass(options) and options.__dataclass_params__.frozen
+    if not isinstance(options, type) or not frozen or not callable(getattr(options, "open", None)):
+        raise ValueError(
+            f"a task's options must be a frozen dataclass with the method open, got {options!r}; "
+            "riglstm.lab.tasks.base.TaskConfig says what open gives"
+        )
+    return options
+
+
+def _owner(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+
+
+def _place(options: type) -> str:
+    return f"{options.__module__}.{options.__qualname__}"
+
+
+__all__ = ["TASKS", "clashes", "find", "names", "offered", "register"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +44,6 @@ class Balls:
     A condition is "4", "678" (six to eight balls), "curtain" (three larger balls, and a square
     that hides a part of the picture), or one's own: "balls=5", "balls=2-4", "balls=3,curtain".
     """
-
-    needs_data: ClassVar[bool] = False
 
     balls: str = "4"
     """The condition of the training data."""

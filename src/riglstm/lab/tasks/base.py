@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -93,13 +93,6 @@ class Task(Protocol):
 
 class TaskConfig(Protocol):
     """A task's options: a frozen dataclass whose fields are flags, recorded with every run."""
-
-    needs_data: ClassVar[bool]
-    """Whether `data_dir` has to hold files."""
-
-    @property
-    def batch_size(self) -> int:
-        """Sequences in an update."""
 
     def open(
         self,

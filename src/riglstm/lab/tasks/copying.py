@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +43,6 @@ class Condition(NamedTuple):
 @dataclass(frozen=True)
 class Copying:
     """Remember digits through a dormant phase, then repeat them."""
-
-    needs_data: ClassVar[bool] = False
 
     M: int = 1
     """Digits a step."""

@@ -96,7 +96,6 @@ def split_up(
 class SequentialImages:
     """What the picture tasks have in common."""
 
-    needs_data: ClassVar[bool] = True
     dataset: ClassVar[str]
     """As in `riglstm.lab.tasks.datasets.DATASETS`."""
     channels: ClassVar[int]

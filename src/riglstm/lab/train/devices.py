@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import riglstm
+from riglstm.lab.tasks import offered
 from riglstm.lab.train.config import Fit, Precision
 
 PACKAGES = ("pytorch-lightning", "numpy", "safetensors", "triton")
@@ -114,6 +115,7 @@ def surroundings() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
+    versions |= {point.dist.name: point.dist.version for point in offered() if point.dist}
     return {
         "versions": versions,
         "cuda": torch.version.cuda,
