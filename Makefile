@@ -9,13 +9,14 @@ READY  := $(VENV)/.ready
 # Bytecode is kept, whatever the environment says: nothing is compiled before it is imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow style check test-gpu bench wheel clean
+.PHONY: help demo test test-slow style check test-gpu bench site wheel clean
 help:
 	@grep -E '^#   make' Makefile | sed 's/^#   //'
 	@echo "make check     ruff and mypy"
 	@echo "make bench     speed on this CPU, beside nn.LSTM; riglstm bench --device cuda on a GPU"
 	@echo "make test-slow the tests that take long: frameworks, faults, compilers, wheels"
 	@echo "make test-gpu  the tests that need a CUDA device"
+	@echo "make site      the guide as a website, in build/site"
 	@echo "make wheel     build the package into dist/"
 	@echo "make clean     remove the environment and everything built"
 
@@ -60,6 +61,13 @@ test-gpu: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m riglstm bench --device cpu
+
+# The pages link files beside docs/, so the site is made of a copy of the same tree.
+PAGES := README.md CONTRIBUTING.md CITATION.cff LICENSE docs results protocol src
+site: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	rm -rf build/pages && mkdir -p build/pages && cp -R $(PAGES) build/pages
+	$(BIN)/python -m mkdocs build --strict
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

@@ -242,7 +242,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def table(rows: Iterable[dict[str, str]]) -> str:
-    """A line a setting: for each problem the mean over seeds, short and long."""
+    """A line a setting: for each problem the mean over seeds, short and long; how many seeds."""
     found: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         found.setdefault((row["problem"], row["setting"]), []).append(row)
@@ -267,7 +267,12 @@ def table(rows: Iterable[dict[str, str]]) -> str:
                 said = "–" if value is None else f"{value:.{digits}f}"
                 cells.append(f"**{said}**" if value == best[problem, part] else said)
         lines.append(f"| {setting} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    counts = []
+    for problem in PROBLEMS:
+        seeds = [len(found.get((problem, setting), ())) for setting in SETTINGS]
+        least, most = min(seeds), max(seeds)
+        counts += 2 * [str(least) if least == most else f"{least} to {most}"]
+    return "\n".join((*lines, f"| *seeds* | {' | '.join(counts)} |"))
 
 
 def main() -> None:

@@ -34,19 +34,21 @@ ON_A_GPU = [
 ]
 """Marks of files whose tests run the kernels for real, in memory that is poisoned."""
 
-GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
+GUIDE = Path(__file__).parents[1] / "docs"
 
 
-def guide_blocks(title: str) -> list[str]:
-    """The code in one section of docs/frameworks.md."""
-    section = GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+def guide_blocks(page: Path, title: str = "") -> list[str]:
+    """The Python code of a page, or of one of its sections."""
+    text = page.read_text(encoding="utf-8")
+    if title:
+        text = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
 
 
-def run_guide(title: str, **names: Any) -> dict[str, Any]:
-    """What the code of a section defines, given what stands before it on the page."""
+def run_guide(page: str, title: str, **names: Any) -> dict[str, Any]:
+    """What the code of a section of the guide defines, given what stands before it on the page."""
     names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
-    for block in guide_blocks(title):
+    for block in guide_blocks(GUIDE / f"{page}.md", title):
         exec(block, names)
     return names
 

@@ -1,13 +1,17 @@
-"""The guide: links that lead somewhere, and figures that are those of the results."""
+"""The guide: links that lead somewhere, code that runs, figures that are those of the results."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
+from helpers import guide_blocks
 from riglstm.lab.cli.bench import speed_tables
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +54,57 @@ def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
     links = "[a](no.md) [b](page.md#no) [c](#no) [d](page.md#a-page-of-x) `[e](no)`"
     page.write_text(f"# A page, of `x`\n\n{links}\n", encoding="utf-8")
     assert broken(page) == ["no.md", "page.md#no", "#no"]
+
+
+ELSEWHERE = {
+    "frameworks.md": "test_sb3.py test_torchrl.py",
+    "many-gpus.md": "test_frameworks.py",
+    "own-tasks.md": "test_examples.py",
+    "gallery.md": "test_plot.py",
+}
+"""Pages whose code needs other packages or several processes, and the tests that run it."""
+SLOW = {"deploying.md"}
+WITH_CODE = [
+    pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW), id=page.name)
+    for page in PAGES
+    if guide_blocks(page) and page.name not in ELSEWHERE
+]
+
+
+# torch's exporters warn of their own code.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").symlink_to(ROOT / "weights")
+    # Whether a graph is whole is the question here; building it takes the compiler long.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    names = {"__name__": "guide", "torch": torch}
+    for block in guide_blocks(page):
+        exec(block, names)
+
+
+def test_code_that_is_not_run_here_is_run_elsewhere() -> None:
+    for page, tests in ELSEWHERE.items():
+        assert guide_blocks(ROOT / "docs" / page)
+        for test in tests.split():
+            assert page.removesuffix(".md") in (ROOT / "tests" / test).read_text()
+
+
+def test_the_table_of_settings_is_that_of_the_study() -> None:
+    study = runpy.run_path(str(ROOT / "benchmarks" / "choosing.py"))
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    said = page.split("<!-- choosing: begin -->\n")[1].split("\n<!-- choosing: end -->")[0]
+    assert said == study["table"](study["read"](ROOT / study["RESULTS"]))
+
+
+def test_the_guide_names_every_page() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    missing = [page for page in sorted(pages) if f"]({page})" not in listed]
+    assert not missing
 
 
 def test_the_page_of_kernels_has_the_tables_of_every_bench_on_a_gpu() -> None:

@@ -171,7 +171,8 @@ def run_in(title: str, rank: int, port: int) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    assert all(p.grad is not None for p in run_guide(title)["rnn"].parameters())
+    names = run_guide("many-gpus", f"Your own loop: {title}")
+    assert all(p.grad is not None for p in names["rnn"].parameters())
 
 
 def two_processes(worker: Callable[[int, int, str], None], folder: Path) -> list[dict[str, Tensor]]:
@@ -230,9 +231,11 @@ def test_fsdp2_trains_as_one_process_does(tmp_path: Path) -> None:
         assert_as_plain(weights, torch.float64)
 
 
-def test_each_row_of_the_guides_table_has_a_test() -> None:
-    table = GUIDE.read_text().split("| Framework |")[1].split("\n\n")[0]
-    rows = [line for line in table.splitlines()[2:] if line.startswith("|")]
+def test_each_row_of_the_guides_tables_has_a_test() -> None:
+    rows = []
+    for page, head in (("frameworks", "| framework |"), ("deploying", "| way |")):
+        table = (GUIDE / f"{page}.md").read_text().split(head)[1].split("\n\n")[0]
+        rows += [line for line in table.splitlines()[2:] if line.startswith("|")]
     assert len(rows) >= 18
     for row in rows:
         ((file, test),) = re.findall(r"`(test_\w+\.py)::(\w+)`", row)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from helpers import run_guide
 from riglstm import RigLSTM, RigLSTMCell, no_decay_parameters
-
-GUIDE = Path(__file__).parents[1] / "docs" / "frameworks.md"
-
-
-def run_blocks(title: str, **names: Any) -> dict[str, Any]:
-    """What the code in a section of docs/frameworks.md defines."""
-    names |= {"__name__": "guide", "torch": torch, "RigLSTM": RigLSTM}
-    section = GUIDE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S):
-        exec(block, names)
-    return names
 
 
 def test_positional_arguments_are_those_of_nn_lstm() -> None:
@@ -111,14 +99,14 @@ def test_weight_decay_leaves_biases_and_vectors_of_a_whole_model_alone() -> None
 
 def test_guides_groups_decay_what_they_should() -> None:
     model = nn.Sequential(nn.Linear(20, 20), RigLSTM(20, 60))
-    adam = run_blocks("Weight decay", model=model)["optimizer"]
+    adam = run_guide("swapping-in", "Weight decay", model=model)["optimizer"]
     decay = {id(p): g["weight_decay"] for g in adam.param_groups for p in g["params"]}
     for name, p in model.named_parameters():
         assert decay[id(p)] == (0.0 if "bias" in name or "offset" in name else 0.1), name
 
 
 def test_guides_start_values_are_what_it_says() -> None:
-    rnn = run_blocks("Start values")["rnn"]
+    rnn = run_guide("swapping-in", "Start values")["rnn"]
     K, d = rnn.num_views, rnn.cell_size
     for cell in rnn.weight_gates_l0:
         columns = cell[K * d :]  # (N·d, 4·d): its columns are of length 1, and stand apart

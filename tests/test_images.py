@@ -45,7 +45,7 @@ def noise(train: int = 50, test: int = 20, channels: int = 1, side: int = 28) ->
 def small(images: Images | None = None, **options: Any) -> ImageTask:
     """A task of 4x4 pictures and a width of 6, so that it takes no time."""
     config = MNIST(**{"size": 4, "conditions": ("5x5",), "input_size": 6, **options})
-    return ImageTask(config, images or noise(), CPU)
+    return ImageTask(config, lambda: images or noise(), CPU)
 
 
 def marked(n: int) -> Images:
@@ -117,14 +117,14 @@ def test_a_pixel_is_white_from_the_threshold_on_before_the_picture_is_resized() 
     rows, columns = (torch.arange(n) * 28 // n for n in (14, 19))
     pixels = images.test_images[:, 0, rows][:, :, columns].flatten(1).mT
     for threshold in (128, 1, 255):
-        task = ImageTask(MNIST(threshold=threshold, input_size=6), images, CPU)
+        task = ImageTask(MNIST(threshold=threshold, input_size=6), lambda: images, CPU)
         shown = task.examples("14x19", "test").inputs
         assert torch.equal(shown[..., 0].bool(), pixels >= threshold)
 
 
 def test_a_step_of_cifar_shows_red_green_and_blue_of_one_pixel() -> None:
     images = noise(train=10, test=4, channels=3, side=32)
-    task = ImageTask(CIFAR10(input_size=6), images, CPU)
+    task = ImageTask(CIFAR10(input_size=6), lambda: images, CPU)
     shown, labels = task.examples("24x24", "test")
     assert shown.shape == (576, 4, 3)
     assert torch.equal(labels, images.test_labels)
@@ -165,9 +165,9 @@ def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
 def test_a_split_larger_than_its_data_is_refused() -> None:
     message = "train_size must be a whole number from 1 to 40, got 41"
     with pytest.raises(ValueError, match=message):
-        small(train_size=41)
+        small(train_size=41).ready()
     with pytest.raises(ValueError, match="validation_size must be a whole number from 1 to 10"):
-        small(validation_size=11)
+        small(validation_size=11).ready()
 
 
 @pytest.mark.parametrize("batch_size", [8, 7, 40, 100])
@@ -194,7 +194,9 @@ def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
 def test_on_a_gpu_nothing_waits_within_an_epoch_and_batches_are_those_of_the_cpu() -> None:
     config = MNIST(batch_size=16, train_size=200, input_size=6)
     images = noise(train=300)
-    task, here = ImageTask(config, images, torch.device("cuda")), ImageTask(config, images, CPU)
+    task, here = (
+        ImageTask(config, lambda: images, device) for device in (torch.device("cuda"), CPU)
+    )
     net = task.network(build("lstm", 6, 6)).cuda()
     task.loss(net, task.batch(0, 0))[0].backward()
     try:
@@ -264,10 +266,10 @@ def test_the_loss_is_cross_entropy_smoothed_in_training_with_a_gradient_for_ever
 
 
 def test_each_colour_has_a_table_of_its_own() -> None:
-    grey = ImageTask(MNIST(), noise(), CPU).network(build("lstm", 600, 600))
+    grey = ImageTask(MNIST(), noise, CPU).network(build("lstm", 600, 600))
     assert grey.get_parameter("tables.weight").shape == (2, 600)
     assert sum(p.numel() for p in grey.parameters()) == 2_892_010
-    task = ImageTask(CIFAR10(size=2), noise(channels=3, side=32), CPU)
+    task = ImageTask(CIFAR10(size=2), lambda: noise(channels=3, side=32), CPU)
     net = task.network(build("lstm", 600, 6))
     table = net.get_parameter("tables.weight")
     assert table.shape == (3 * 256, 200)
@@ -308,7 +310,7 @@ def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming: bool) 
 def test_conditions_begin_with_the_size_of_training(
     config: SequentialImages, conditions: tuple[str, ...]
 ) -> None:
-    task = ImageTask(config, noise(10, 5, config.channels, 32), CPU)
+    task = ImageTask(config, noise, CPU)
     assert task.conditions == conditions
     assert task.trained_on == conditions[0]
 
@@ -362,7 +364,9 @@ def test_tables_and_readout_start_in_the_range_that_is_asked_for(start_range: fl
 def test_half_of_the_pictures_are_mirrored() -> None:
     options = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 40}
     images = noise(channels=3, side=32)
-    plain, flipped = (ImageTask(CIFAR10(**options, flip=f), images, CPU) for f in (False, True))
+    plain, flipped = (
+        ImageTask(CIFAR10(**options, flip=f), lambda: images, CPU) for f in (False, True)
+    )
     before, after = plain.batch(0, 3).inputs, flipped.batch(0, 3).inputs  # (T, B, C)
     mirror = before.unflatten(0, (4, 4)).flip(1).flatten(0, 1)
     kept = [torch.equal(after[:, b], before[:, b]) for b in range(40)]

@@ -1,10 +1,9 @@
-"""MiniGrid: levels, worker processes, runs in folders, tests of agents, the guide's blocks."""
+"""MiniGrid: levels, worker processes, runs in folders, tests of agents."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from riglstm import RigLSTM
 from riglstm.lab.minigrid.ppo import PPO
 
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
@@ -387,36 +385,3 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
 def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(spec(), **changes)
-
-
-def block(word: str) -> dict[str, Any]:
-    """What the guide's block with that word in it defines, run."""
-    guide = Path(__file__).parents[1] / "docs" / "minigrid.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", guide.read_text(), re.M | re.S)
-    (text,) = [b for b in blocks if word in b]
-    names: dict[str, Any] = {"__name__": "guide"}
-    exec(text, names)
-    return names
-
-
-def test_sb3_contrib_learns_on_a_level() -> None:
-    pytest.importorskip("sb3_contrib", reason="needs the extra riglstm[sb3]")
-    torch.manual_seed(0)
-    model = block("RecurrentPPO")["model"]
-    assert model.num_timesteps == 64
-    layers = [m for m in model.policy.modules() if isinstance(m, RigLSTM)]
-    assert [layer.input_size for layer in layers] == [147, 147]
-    before = [p.detach().clone() for layer in layers for p in layer.parameters()]
-    model.learn(64)
-    after = [p for layer in layers for p in layer.parameters()]
-    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_torchrl_steps_and_sequences_agree_on_a_level() -> None:
-    pytest.importorskip("torchrl", reason="needs the extra riglstm[torchrl]")
-    torch.manual_seed(0)
-    names = block("LSTMModule")
-    data = names["data"]
-    assert data["is_init"][1:].any(), "no episode starts inside the rollout"
-    assert isinstance(names["rnn"].lstm, RigLSTM)
-    torch.testing.assert_close(names["features"], data["embed"], rtol=0, atol=1e-5)

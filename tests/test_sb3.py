@@ -39,7 +39,7 @@ class FiveSteps(gymnasium.Env):  # type: ignore[name-defined, misc]
 @pytest.fixture(scope="module")
 def guide() -> dict[str, Any]:
     """What the page's section defines."""
-    return run_guide("sb3-contrib")
+    return run_guide("frameworks", "sb3-contrib")
 
 
 def build(guide: dict[str, Any], policy: str, **options: Any) -> Any:

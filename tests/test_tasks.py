@@ -27,7 +27,7 @@ def pictures(config: SequentialImages) -> ImageTask:
         shape = (n, config.channels, 28, 28)
         parts.append(torch.randint(256, shape, generator=gen, dtype=torch.uint8))
         parts.append(torch.randint(10, (n,), generator=gen))
-    return ImageTask(config, Images(*parts), CPU)
+    return ImageTask(config, lambda: Images(*parts), CPU)
 
 
 SMALL: dict[str, Any] = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 7}

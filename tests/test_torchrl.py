@@ -88,7 +88,7 @@ def test_backends_that_bypass_the_layer_raise() -> None:
 
 
 def test_guides_rollout_equals_its_recurrent_pass() -> None:
-    names = run_guide("torchrl")
+    names = run_guide("frameworks", "torchrl")
     data, features = names["data"], names["features"]
     assert isinstance(names["rnn"].lstm, RigLSTM)
     assert data["is_init"][1:].any(), "the rollout has no episode that starts inside it"

@@ -109,8 +109,11 @@ def open_run(
     data_dir: Path | None,
     show: Callable[[str], None] | None = None,
 ) -> Loaded:
-    """Load a finished run; `show` gets a line on what takes long."""
-    return Loaded(label, path, *load(path, device, data_dir, show))
+    """Load a finished run, and its images; `show` gets a line on what takes long."""
+    spec, task, net = load(path, device, data_dir, show)
+    if isinstance(task, ImageTask):
+        task.ready()
+    return Loaded(label, path, spec, task, net)
 
 
 def before_training(run: Loaded, data_dir: Path | None) -> Loaded:

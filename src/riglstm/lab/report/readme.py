@@ -1,4 +1,4 @@
-"""What the rows in results/ say, for readers: README's tables, a page of all tables, and figures.
+"""What the rows in results/ say, for readers: README's table, a page of all tables, and figures.
 
 Figures are known by a digest of what they were drawn from, of their words and of their files, which
 `sources.json` holds beside them: whether they are up to date can be told without drawing, and on
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from riglstm.lab.minigrid import table as minigrid
 from riglstm.lab.report import cells
 from riglstm.lab.report.curves import Shift, draw_shift, shift
 from riglstm.lab.report.style import Picture, png
@@ -39,7 +40,7 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 NOTHING = (
     "No runs at the paper's sizes yet: `riglstm reproduce` makes them, `riglstm report` this table."
 )
-DOCS = "docs/experiments.md"
+DOCS = "docs/reproducing.md"
 """What describes the recipes."""
 FOUND = {
     "tuned": "It was chosen on validation data of all conditions, the shifted ones included "
@@ -76,7 +77,7 @@ def publish(
     data_dir: Path | None = None,
     show: Callable[[str], None] | None = None,
 ) -> list[Path]:
-    """Write README's tables, the page of all tables and the figures anew; returns what changed.
+    """Write README's table, the page of all tables and the figures anew; returns what changed.
 
     `results`: the folder of the CSV files; `weights`: of exported networks, whose cells are drawn
     if they read images. Figures that are as they were drawn from their source are left alone, and
@@ -111,7 +112,7 @@ def publish(
         say(f"{path} is no figure of these results; remove it")
     if kept or known:
         changed += _write(folder / SOURCES, f"{json.dumps(kept, indent=1)}\n".encode())
-    changed += _write(results / "README.md", page(found, kept).encode())
+    changed += _write(results / "README.md", page(results, found, kept).encode())
     return [*changed, *_write(readme, inserted(readme, block(found)).encode())]
 
 
@@ -124,7 +125,10 @@ def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
         folder / one.name for one in wanted if not one.is_there(folder, known.get(one.name, {}))
     ]
     stale += _unwanted(folder, {one.name: {} for one in wanted})
-    texts = {readme: inserted(readme, block(found)), results / "README.md": page(found, known)}
+    texts = {
+        readme: inserted(readme, block(found)),
+        results / "README.md": page(results, found, known),
+    }
     stale += [path for path, text in texts.items() if _differs(path, text.encode())]
     return list(map(str, stale))
 
@@ -140,24 +144,19 @@ def inserted(readme: Path, text: str) -> str:
 
 
 def block(found: Sequence[Table]) -> str:
-    """README's tables, one a task: means, the best in bold, the paper's figures beside them."""
+    """README's one table, the first that has rows: means, the best in bold."""
     if not found:
         return f"{NOTHING}\n"
-    first = {table.task: name for name, table in reversed(TABLES.items())}
-    parts = [markdown(text_table(t, brief=True)) for t in found if t.name in first.values()]
-    there = {table.name for table in found}
-    rest = ", ".join(table.title for name, table in TABLES.items() if name not in there)
+    table = found[0]
     said = (
-        "Means over runs; the best is bold, and the paper's figures stand beside them. Checkpoints "
-        "are chosen on validation data of the training condition. [The full tables]"
-        "(results/README.md) have deviations, ablations and the rule of earlier papers. "
-        f"{recipes(found)}{f' Not run yet: {rest}.' if rest else ''}\n"
+        "Means over runs; the best is bold. Checkpoints are chosen on validation data of the "
+        f"training condition. {recipes([table])}\n"
     )
-    return "\n".join((*parts, said))
+    return f"{markdown(text_table(table, brief=True))}\n{said}"
 
 
-def page(found: Sequence[Table], sources: Mapping[str, Mapping[str, str]]) -> str:
-    """All tables and figures, as Markdown."""
+def page(results: Path, found: Sequence[Table], sources: Mapping[str, Mapping[str, str]]) -> str:
+    """All tables and figures, as Markdown; agents have theirs from the folders of their runs."""
     parts = [
         "# Results",
         "`riglstm report --results results` makes this page from the CSV files of this folder, "
@@ -166,9 +165,17 @@ def page(found: Sequence[Table], sources: Mapping[str, Mapping[str, str]]) -> st
         f"{RULES} {recipes(found, '../')}" if found else NOTHING,
     ]
     parts += [markdown(text_table(table)).rstrip() for table in found]
+    there = {table.name for table in found}
+    if rest := ", ".join(table.title for name, table in TABLES.items() if name not in there):
+        parts.append(f"Not run yet: {rest}.")
     for name, said in sources.items():
         alt, title, caption = (plain(said[part]) for part in ("alt", "title", "caption"))
         parts.append(f"![{alt}](figures/{name})\n\n**{title}.** {caption}")
+    runs = [minigrid.read(path.parent) for path in results.glob("minigrid/*/config.json")]
+    if runs:
+        shown, notes = minigrid.tables(sorted(runs, key=lambda run: run.path))
+        parts += ["## MiniGrid", *notes]
+        parts += [markdown(text_table(table)).rstrip() for table in shown]
     return "\n\n".join(parts) + "\n"
 
 

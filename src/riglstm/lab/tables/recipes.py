@@ -3,7 +3,7 @@
 `paper` has the paper's sizes, what it says of training, and RigLSTM's soft update as printed (P18);
 `tuned` the same sizes with what was found in `docs/recipes.md`, which changes that update too;
 `quick` small models for a look, RigLSTM with the layer's defaults. What the paper leaves open is
-decided in `docs/paper_notes.md` (P8, P9, P23 to P25) and in `docs/experiments.md`.
+decided in `docs/paper_notes.md` (P8, P9, P23 to P25) and in `docs/reproducing.md`.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class TextTable:
 def text_table(table: Table, brief: bool = False) -> TextTable:
     """Models as lines, conditions as columns; the figures by the other rule stand to the right.
 
-    `brief`: means alone and the paper's figures, with runs in one column, and what is missing.
+    `brief`: means by the first rule alone, with runs in one column, and what is missing.
     """
     lines, heads = table.lines, list[str]()
     columns: list[list[str]] = []
@@ -173,8 +173,8 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
             known = [cell.values and not cell.exact for cell in ours]
             runs = zip(ours, known, strict=True)
             add(f"{c}, best run", [number(table.best_of(r)) if k else "–" for r, k in runs])
-        if any(c in line.paper for line in lines):
-            add("paper" if brief else f"{c}, paper", [line.paper.get(c, "–") for line in lines])
+        if any(c in line.paper for line in lines) and not brief:
+            add(f"{c}, paper", [line.paper.get(c, "–") for line in lines])
     for c in table.conditions if any(line.there for line in lines) and not brief else ():
         # Where all are trained on it, both rules choose the same.
         if homes != {c}:

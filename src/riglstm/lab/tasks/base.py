@@ -56,12 +56,14 @@ class Task(Protocol):
     """The condition of the training data; checkpoints are chosen on its validation data."""
     conditions: tuple[str, ...]
     """Where the trained model is tested, `trained_on` first."""
-    updates_per_epoch: int
-    """Updates that see each training sequence once, the last of them perhaps some twice.
-
-    Where sequences never repeat, a round number.
-    """
     device: torch.device
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Updates that see each training sequence once, the last of them perhaps some twice.
+
+        Where sequences never repeat, a round number.
+        """
 
     def ready(self) -> None:
         """Make or read all that training and testing will use: what fails, fails before training.

@@ -5,6 +5,7 @@ Shapes: n pictures, C channels, T = size² steps, B sequences.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -175,8 +176,9 @@ class SequentialImages:
         data_dir: Path | None = None,
         show: Callable[[str], None] | None = None,
     ) -> ImageTask:
-        """The task with its pictures, which are downloaded if no folder was named for them."""
-        return ImageTask(self, obtain(self.dataset, data_dir, show), torch.device(device))
+        """The task; its pictures are read at first use, or downloaded if no folder was named."""
+        read = functools.partial(obtain, self.dataset, data_dir, show)
+        return ImageTask(self, read, torch.device(device))
 
 
 @dataclass(frozen=True)
@@ -249,37 +251,70 @@ class CIFAR10(SequentialImages):
         return (images.int() * self.levels // 256).to(torch.uint8)
 
 
+class Pictures(NamedTuple):
+    """The data of a task on its device."""
+
+    train: Tensor
+    """(n, T, C), at the size of training."""
+    tokens: dict[str, Tensor]
+    """Of "validation" and "test", (n, C, pixels) at the original size."""
+    labels: dict[str, Tensor]
+    """Of these two and of "training"."""
+    side: int
+    """Of an original picture."""
+    shuffled: Shuffled
+
+
 class ImageTask:
-    """See `SequentialImages`; all pictures lie on the device, a batch is chosen there."""
+    """See `SequentialImages`; all pictures lie on the device, a batch is chosen there.
+
+    `read` is called when they are first needed: a network is built without them.
+    """
 
     metric = Metric("accuracy", higher_is_better=True)
 
-    def __init__(self, config: SequentialImages, images: Images, device: torch.device) -> None:
+    def __init__(
+        self, config: SequentialImages, read: Callable[[], Images], device: torch.device
+    ) -> None:
         self.config = config
         self.device = device
         self.input_size = config.input_size
         self.trained_on = f"{config.size}x{config.size}"
         self.conditions = tuple(dict.fromkeys((self.trained_on, *config.conditions)))
-        self.side = images.train_images.shape[-1]
-        chosen = split_up(images, config.train_size, config.validation_size, config.test_size)
-        pixels = {name: config.prepare(shown).flatten(2) for name, (shown, _) in chosen.items()}
-        self._pixels = {name: pixels[name].to(device) for name in ("validation", "test")}
-        self._labels = {name: labels.to(device) for name, (_, labels) in chosen.items()}
-        shown = pixels["training"][:, :, positions(self.side, read_size(self.trained_on))]
-        self._train = shown.transpose(1, 2).contiguous().to(device)  # (n, T, C)
-        self._shuffled = Shuffled(len(self._train), config.batch_size, device)
-        self.updates_per_epoch = self._shuffled.updates_per_epoch
+        self._read = read
         self._positions: dict[Size, Tensor] = {}
         rows = torch.arange(config.size**2, device=device).view(config.size, config.size)
         self._mirror = rows.flip(1).flatten()
         """Where the pixels of a training picture come from in its mirror image."""
 
+    @functools.cached_property
+    def pictures(self) -> Pictures:
+        """What is read at first use."""
+        config, device, images = self.config, self.device, self._read()
+        side = images.train_images.shape[-1]
+        chosen = split_up(images, config.train_size, config.validation_size, config.test_size)
+        pixels = {name: config.prepare(shown).flatten(2) for name, (shown, _) in chosen.items()}
+        shown = pixels["training"][:, :, positions(side, read_size(self.trained_on))]
+        return Pictures(
+            train=shown.transpose(1, 2).contiguous().to(device),
+            tokens={name: pixels[name].to(device) for name in ("validation", "test")},
+            labels={name: labels.to(device) for name, (_, labels) in chosen.items()},
+            side=side,
+            shuffled=Shuffled(len(shown), config.batch_size, device),
+        )
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Updates that see each training picture once."""
+        return self.pictures.shuffled.updates_per_epoch
+
     def ready(self) -> None:
-        """All pictures are there from the start."""
+        """Read the pictures, if that was not done yet."""
+        _ = self.pictures
 
     def size(self, split: Split) -> int:
         """Pictures, at each size."""
-        return len(self._pixels[split])
+        return len(self.pictures.tokens[split])
 
     def network(self, core: Core) -> nn.Module:
         """See `SequentialImages.network`."""
@@ -290,14 +325,15 @@ class ImageTask:
 
         The pictures are shuffled anew for each epoch, and each is seen once in it.
         """
-        chosen = self._shuffled.batch(seed, step)[rows]
-        pixels = self._train.index_select(0, chosen)  # (B, T, C)
+        chosen = self.pictures.shuffled.batch(seed, step)[rows]
+        pixels = self.pictures.train.index_select(0, chosen)  # (B, T, C)
         if self.config.mirrored:
             gen = generator(CPU, seed, step, FLIPS)
             flipped = torch.rand(self.config.batch_size, generator=gen)[rows] < 0.5
             flipped = flipped[:, None, None].to(self.device)
             pixels = torch.where(flipped, pixels[:, self._mirror], pixels)
-        return Batch(pixels.transpose(0, 1), self._labels["training"].index_select(0, chosen))
+        labels = self.pictures.labels["training"].index_select(0, chosen)
+        return Batch(pixels.transpose(0, 1), labels)
 
     def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross entropy, and the share of pictures whose class is right."""
@@ -330,6 +366,7 @@ class ImageTask:
         check_split(split)
         size = read_size(condition)
         if size not in self._positions:
-            self._positions[size] = positions(self.side, size).to(self.device)
-        pixels = self._pixels[split][rows].index_select(2, self._positions[size])  # (B, C, T)
-        return Batch(pixels.permute(2, 0, 1), self._labels[split][rows])
+            self._positions[size] = positions(self.pictures.side, size).to(self.device)
+        tokens, labels = self.pictures.tokens[split], self.pictures.labels[split]
+        pixels = tokens[rows].index_select(2, self._positions[size])  # (B, C, T)
+        return Batch(pixels.permute(2, 0, 1), labels[rows])
