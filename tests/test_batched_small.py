@@ -154,3 +154,32 @@ def test_a_gradient_alone_is_the_same_as_among_all(wanted: str) -> None:
         other.requires_grad_(other is leaf)
     (alone,) = torch.autograd.grad(layer(x)[0].square().sum(), leaf)
     assert torch.equal(alone, among_all)
+
+
+@pytest.mark.parametrize("views", ["linear", "split"])
+def test_autocast_around_the_backward_pass_alone_changes_nothing(views: str) -> None:
+    layer = RigLSTM(12, 12, input_views=views)
+    x = torch.randn(5, 2, 12, requires_grad=True)
+    found = []
+    for on in (False, True):
+        loss = layer(x)[0].square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            loss.backward()
+        found.append([x.grad, *(p.grad for p in layer.parameters())])
+        x.grad = None
+        layer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_another_default_device_is_not_asked() -> None:
+    layer, x = RigLSTM(3, 15, num_cells=5, dtype=torch.float64), torch.randn(3, 2, 3).double()
+    small._places.cache_clear()
+    with torch.device("meta"):
+        output, _ = layer(x)
+    assert torch.equal(output, layer(x)[0])
+
+
+def test_many_tiny_cells_are_not_ranked_by_all_their_pairs() -> None:
+    small._places.cache_clear()
+    RigLSTM(3, 40, num_cells=20)(torch.randn(2, 2, 3))
+    assert small._places.cache_info().currsize == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -340,6 +341,34 @@ def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
         p = random_problem(seeded(seed), T=4, update_bias=True, **ALL_VARIANTS[name], **flags)
         assert_as_the_reference(p)
         assert captures(cache) == known, "captured when a kind comes again, and once"
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["loop", "graph"])
+def test_a_gradient_is_not_differentiated_again(calls: int, cache: cuda_graphs.Cache) -> None:
+    layer, x = soft(), torch.randn(4, 2, D, dtype=torch.float64, requires_grad=True)
+    for _ in range(calls):
+        output, _ = layer(x)
+        (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    assert captures(cache) == [calls - 1]
+    with pytest.raises(NotImplementedError, match=r"once .* use backend='reference'"):
+        (output.square().mean() + grad.square().sum()).backward()
+
+
+def test_several_gradients_at_once_are_refused_by_name(cache: cuda_graphs.Cache) -> None:
+    x = torch.randn(4, 2, D, dtype=torch.float64, requires_grad=True)
+    output, _ = soft()(x)
+    with pytest.raises(NotImplementedError, match="one gradient at a time"):
+        torch.autograd.grad(output, x, torch.ones(2, *output.shape).double(), is_grads_batched=True)
+
+
+def test_a_loop_leaves_the_filters_of_warnings_alone() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            warnings.warn("mine", UserWarning, stacklevel=1)
+            cuda_graphs.Loop(lambda v: (v * 2,), (x,))(x)[0].sum().backward()
+    assert [str(w.message) for w in shown] == ["mine"], "once for a place in the code"
 
 
 def losses(layer: RigLSTM, *seeds: int) -> list[Tensor]:

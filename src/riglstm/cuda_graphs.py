@@ -19,9 +19,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from riglstm.checks import learns, watched
+from riglstm.checks import learns, refuse_batched, watched
 
 Given: TypeAlias = Sequence[Tensor | None]
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -77,8 +76,12 @@ class Loop:
     output_grads: Sequence[Tensor | None]
     """Where the backward pass starts from; of the differentiable outputs."""
 
-    def __init__(self, function: Function, given: Given, fixed: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self, function: Function, given: Given, fixed: Sequence[Tensor] = (), quiet: bool = False
+    ) -> None:
         self.function, self.fixed = function, tuple(fixed)
+        # Only where a compiler may be at work: filters of warnings are the whole process's.
+        self.quiet = _quiet if quiet else contextlib.nullcontext
         self.learns = learns(*given, *fixed)
         self.device = next(t.device for t in given if t is not None)
         # Casts that autocast remembers from before a capture would not be repeated by it.
@@ -117,7 +120,7 @@ class Loop:
         return (*self.own, *self.fixed)
 
     def _forward(self) -> tuple[Tensor, ...]:
-        with torch.set_grad_enabled(self.learns), self.autocast, _quiet():
+        with torch.set_grad_enabled(self.learns), self.autocast, self.quiet():
             self.outputs = self.function(*self.own)
         self.differentiable = tuple(o.requires_grad for o in self.outputs)
         return tuple(o.detach() for o in self.outputs)
@@ -127,7 +130,7 @@ class Loop:
         outputs, grads = zip(*((o, g) for o, g in pairs if g is not None), strict=True)
         learned = [t for t in self.all() if t is not None and t.requires_grad]
         del self.outputs
-        with _quiet():
+        with self.quiet():
             return torch.autograd.grad(outputs, learned, grads, allow_unused=True)
 
 
@@ -143,7 +146,7 @@ class Graphed(Loop):
     def __init__(
         self, function: Function, given: Given, fixed: Sequence[Tensor] = (), warmup: int = 2
     ) -> None:
-        super().__init__(function, given, fixed)
+        super().__init__(function, given, fixed, quiet=True)
         self.own = tuple(
             None
             if t is None
@@ -205,6 +208,7 @@ class _Node(torch.autograd.Function):
         with loop.lock:
             made = loop.run(arguments)
             loop.holds = weakref.ref(ctx.call)
+        ctx.versions = [t._version for t in loop.fixed]
         if not loop.fixed:
             ctx.save_for_backward(*arguments)
         ctx.set_materialize_grads(False)
@@ -213,12 +217,24 @@ class _Node(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_batched("compiled", *grads)
         loop: Loop = ctx.loop
         given = ctx.saved_tensors
         if all(g is None for g in grads):
             return (None,) * len(ctx.needs_input_grad)
+        with torch.no_grad():
+            found = _Node._gradients(ctx, loop, given, grads)
+        if torch.is_grad_enabled():
+            # A gradient without a graph would count as a constant in a second backward pass.
+            like = next(t for t in (*given, *loop.fixed) if t is not None and t.requires_grad)
+            found = tuple(None if g is None else _Once.apply(g, like) for g in found)  # type: ignore[no-untyped-call]
+        return None, *found
+
+    @staticmethod
+    def _gradients(
+        ctx: Any, loop: Loop, given: Given, grads: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
         with loop.lock:
             if loop.holds() is not ctx.call:
                 if loop.fixed:
@@ -229,12 +245,32 @@ class _Node(torch.autograd.Function):
                         "capture once for each"
                     )
                 loop.run(given)
+            if ctx.versions != [t._version for t in loop.fixed]:
+                raise RuntimeError(
+                    "captured graphs read weights where they are: expected those of the forward "
+                    "pass, got weights that were changed in place; call backward before the update"
+                )
             loop.holds = _nobody
             wanted = [g for g, learns in zip(grads, loop.differentiable, strict=True) if learns]
             found = loop.back(wanted)
-            return None, *(
+            return tuple(
                 next(found) if t is not None and t.requires_grad else None for t in loop.all()
             )
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated again, which it says."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, like: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            "backend='compiled' can be differentiated once on a GPU; for double backward use "
+            "backend='reference'"
+        )
 
 
 @dataclass
@@ -271,14 +307,15 @@ class Cache:
         with self.lock:
             this = self._find((kind, *_kind(given)))
             graph = next((g for g in this.graphs if g.holds() is None), None)
+            busy = this.graphs[0] if this.graphs else None
+            first = this.calls == 0
             full = self._count() >= self.most_graphs
             wanted = not full if this.graphs else this.calls >= this.wait
             this.calls += not this.graphs
         if graph is None and wanted:
             graph = self._capture(this, function, given)
-        if graph is None and this.graphs:
-            graph = this.graphs[0]
-        return (Loop(function, given) if graph is None else graph)(*given)
+        graph = busy if graph is None else graph
+        return (Loop(function, given, quiet=first) if graph is None else graph)(*given)
 
     def _find(self, key: Hashable) -> Kind:
         """A kind, as the most recently used one."""
@@ -303,7 +340,8 @@ class Cache:
                         other.graphs, other.calls, other.wait = [], 0, 4 * other.wait
             graph = self.capture(function, given)
         except RuntimeError as error:
-            kind.wait = math.inf
+            full = isinstance(error, torch.OutOfMemoryError)
+            kind.calls, kind.wait = 0, 4 * kind.wait if full else math.inf
             warnings.warn(
                 f"the loop could not be captured as a CUDA graph, and is slower without: {error}",
                 stacklevel=2,

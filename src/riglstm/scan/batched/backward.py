@@ -67,18 +67,20 @@ def run_backward(
 ) -> list[Tensor]:
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    if is_small(W, sel, product, dh.dtype):
-        from riglstm.scan.batched import small
+    # What rounds was decided in the forward pass.
+    with torch.autocast(dh.device.type, enabled=False):
+        if is_small(W, sel, product, dh.dtype):
+            from riglstm.scan.batched import small
 
-        dx, dh, dc, grads = small.backward(
-            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, idle),
-            *(for_input, for_gates),
-        )
-    else:
-        dx, dh, dc, grads = backward(
-            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
-            *(for_input, for_gates),
-        )
+            dx, dh, dc, grads = small.backward(
+                *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, idle),
+                *(for_input, for_gates),
+            )
+        else:
+            dx, dh, dc, grads = backward(
+                *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
+                *(for_input, for_gates),
+            )
     wanted = asked(dx, grads, for_input, for_gates)
     return [dh, dc, *(g for g in wanted if g is not None)]
 

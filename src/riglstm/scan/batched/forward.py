@@ -155,7 +155,9 @@ def is_small(W: Tensor, sel: Selection, product: torch.dtype, dtype: torch.dtype
     """True if `small` runs: small cells, hard rules, everything in float32 or float64."""
     soft = "soft" in (sel.views, sel.peers)
     exact = product == dtype and dtype in (torch.float32, torch.float64)
-    return exact and not soft and W.numel() <= LARGEST_SMALL
+    # Ranks are counted from all pairs of cells, for each of them.
+    few = max(sel.N, sel.K) <= 16
+    return exact and not soft and few and W.numel() <= LARGEST_SMALL
 
 
 def awake_only(device: torch.device, sel: Selection) -> bool:
@@ -323,7 +325,7 @@ def forward(
             h_flat.index_copy_(0, pair, h_new)
             c_flat.index_copy_(0, pair, c_new)
         if save and skip:
-            saved.counts.copy_(torch.tensor(counts))
+            saved.counts.copy_(torch.tensor(counts, device="cpu"))
     return y, y[-1].clone(), c, active, saved
 
 

@@ -78,7 +78,7 @@ def _apart(wide: Tensor, weights: Weights, K: int) -> tuple[Tensor, Tensor | Non
     return dW, db, dW_q.sum(0) if weights.W_q.dim() == 2 else dW_q
 
 
-@functools.cache
+@functools.lru_cache(64)
 def _places(
     rows: int, n: int, k: float, own: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def _places(
     `selection.top_mask` for numbers: each pair is looked at once, and of equals the lower index is
     ahead. With `own`, row j leaves out entry j, which is always true.
     """
-    at = torch.arange(n)
+    at = torch.arange(n, device="cpu")
     i, j, p = at.view(1, n, 1), at.view(1, 1, n), at.view(n, 1, 1)
     count = ((p == i).float() - (p == j).float()) * (i < j)
     count = count.repeat(rows, 1, 1, 1)  # (rows, n, n, n)
@@ -111,7 +111,7 @@ def _choices(sel: Selection) -> dict[str, tuple[int, int, float, bool]]:
     }
 
 
-@functools.cache
+@functools.lru_cache(64)
 def _joint_places(
     sel: Selection, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
