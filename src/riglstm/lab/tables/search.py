@@ -265,10 +265,10 @@ def plan(
     return found
 
 
-def runs(space: Space) -> set[str]:
-    """The names of all runs of a space."""
-    every = product(space.models, space.labels(), space.seeds)
-    return {folder_name(spec(space, *trial)) for trial in every}
+def runs(space: Space) -> dict[str, str]:
+    """The names of all runs of a space, each with its trial; of two that are one run the first."""
+    every = [*product(space.models, space.labels(), space.seeds)]
+    return {folder_name(spec(space, *trial)): trial[1] for trial in reversed(every)}
 
 
 def line(space: Space, planned: Planned) -> dict[str, Any] | None:
