@@ -140,7 +140,11 @@ def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) ->
     assert space.setting in space.final_updates
     assert len(space.final_seeds) >= 3
     seeds = {*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)}
-    assert not seeds & {*(space.source or space).seeds}
+    # Nor had the leads, whose trials the spaces were made from.
+    spaces = [read_space(path) for path in (ROOT / "protocol").glob("*.toml")]
+    assert not seeds & {seed for one in spaces for seed in one.seeds}
+    lines = [search.read_lines(path) for path in (ROOT / "results" / "trials").glob("*.jsonl")]
+    assert not seeds & {said["seed"] for own in lines for said in own}
 
 
 def test_the_trials_on_mnist_are_runs_of_its_space_and_four_models_have_all() -> None:
