@@ -133,6 +133,7 @@ def test_what_is_too_large_or_of_another_kind_is_refused(port: int) -> None:
     json_type = {"Content-Type": "application/json"}
     for path, headers, status, said in (
         ("/api/read", {**json_type, "Content-Length": "65537"}, 413, "at most 65536 bytes, got"),
+        ("/api/read", {**json_type, "Content-Length": "9" * 5000}, 413, "bytes, got 99999999"),
         ("/api/read", {**json_type, "Content-Length": "x"}, 411, "the header Content-Length"),
         ("/api/read", {"Content-Type": "text/plain"}, 415, "expected a request in JSON"),
         ("/api/other", json_type, 404, "there is no page /api/other"),
@@ -141,6 +142,26 @@ def test_what_is_too_large_or_of_another_kind_is_refused(port: int) -> None:
         assert code == status
         assert said in json.loads(answer)["error"]
     assert ask(port, "GET", "/../server.py")[0] == 404
+
+
+def test_what_goes_wrong_in_a_reading_is_said(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(server, "read", fails)
+    status, _, answer = ask(port, "POST", "/api/read", asked())
+    assert status == 500
+    assert json.loads(answer)["error"] == "the picture could not be read: no memory"
+
+
+def test_a_request_that_does_not_come_is_refused(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.Handler, "timeout", 0.2)
+    headers = {"Content-Type": "application/json", "Content-Length": "9"}
+    status, _, answer = ask(port, "POST", "/api/read", b"", headers)
+    assert status == 400
+    assert json.loads(answer)["error"].startswith("expected a request of 9 bytes, got Timeout")
 
 
 def test_the_page_needs_nothing_from_elsewhere(port: int) -> None:

@@ -89,9 +89,32 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
         ("lstm", "M=1", 2, "2", SHIFTED),
         ("lstm", "M=2", 2, "2", SHIFTED),
     ]
-    done = [final.planned.folder.name for final in made]
-    assert len({*done}) == len(done)
-    assert plan(space, space.models, lines, tiny.parent, "cpu", done[1:]) == made[:1]
+    names = [final.planned.folder.name for final in made]
+    assert len({*names}) == len(names)
+    done = {(f.planned.folder.name, rule) for f in made[1:] for rule in f.rule.split(", ")}
+    assert plan(space, space.models, lines, tiny.parent, "cpu", done) == made[:1]
+
+
+def test_a_run_that_another_rule_chooses_later_gets_rows_by_that_rule(tiny: Path) -> None:
+    space = read_space(tiny)
+
+    def made(lines: list[dict[str, Any]], *done: tuple[str, str]) -> list[finals.Final]:
+        return plan(space, ["lstm"], lines, tiny.parent, "cpu", done)
+
+    first = made(lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6)))
+    now = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.4, 0.2), t2=(0.5, 0.6))
+    left = made(now, *((final.planned.folder.name, final.rule) for final in first))
+    assert {(final.trial, final.rule) for final in left} == {("2", AT_HOME)}
+    assert len(left) == len(first) / 2
+
+
+def test_a_trial_is_known_by_its_run_and_not_by_the_label_in_its_line(tiny: Path) -> None:
+    space = read_space(tiny)
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
+    for label in ("0", "gone"):
+        other = [{**said, "trial": label} for said in lines]
+        assert choices(space, "lstm", other) == {"1": [AT_HOME], "2": [SHIFTED]}
+        assert plan(space, ["lstm"], other, tiny.parent, "cpu")
 
 
 def test_a_final_run_is_its_trial_for_longer_with_another_seed_and_test_data(tiny: Path) -> None:
@@ -117,14 +140,18 @@ def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) ->
     assert space.setting in space.final_updates
     assert len(space.final_seeds) >= 3
     seeds = {*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)}
-    assert not seeds & {*(space.source or space).seeds}
+    # Nor had the leads, whose trials the spaces were made from.
+    spaces = [read_space(path) for path in (ROOT / "protocol").glob("*.toml")]
+    assert not seeds & {seed for one in spaces for seed in one.seeds}
+    lines = [search.read_lines(path) for path in (ROOT / "results" / "trials").glob("*.jsonl")]
+    assert not seeds & {said["seed"] for own in lines for said in own}
 
 
 def test_the_trials_on_mnist_are_runs_of_its_space_and_four_models_have_all() -> None:
     space = read_space(ROOT / "protocol" / "mnist.toml")
     lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
     assert len(lines) >= 40
-    assert {said["run"] for said in lines} <= search.runs(space)
+    assert {said["run"] for said in lines} <= search.runs(space).keys()
     for model in ("lstm", "gridlstm", "transformer", "riglstm"):
         assert not lacking(space, model, lines)
 
@@ -244,6 +271,21 @@ def test_a_column_of_a_rule_has_the_recipe_of_that_rule_alone() -> None:
     assert cells([replace(row, rule=BOTH) for row in found[:2]]) == ("50.0", "60.0")
     (table,) = tables(found)
     assert table.lines[0].made["trial"] == f"5 ({AT_HOME}), 4 ({SHIFTED})"
+
+
+def test_a_mean_has_no_two_recipes_where_a_rule_has_chosen_anew() -> None:
+    rows_of_both = [
+        replace(ROW, seed=seed, run=f"{seed}", value=0.5, rule=BOTH, chosen_on=f"validation@{at}")
+        for seed in (1, 2)
+        for at in ("14x14", "16x16")
+    ]
+    anew = replace(ROW, run="anew", recipe="b", trial="4", value=0.9)
+    assert cells([*rows_of_both, anew]) == ("90.0", "50.0, 50.0")
+    # The other way round nothing of the older recipe is left, nor are its runs counted.
+    (table,) = tables([anew, *rows_of_both])
+    assert table.lines[0].ours["16x16"].figures() == "50.0, 50.0"
+    assert table.lines[0].made["trial"] == "5"
+    assert any("2 runs of" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,37 @@ def test_cells_of_any_sequence_are_rows_under_its_input() -> None:
     assert len(with_images(plot.cells(traces[0]))) == 3
 
 
+def test_one_number_a_step_is_a_line_and_no_picture_of_one_column() -> None:
+    rnn, x = RigLSTM(1, 12, batch_first=True, **OPTIONS), torch.randn(2, 50, 1)
+    figure = plot.cells(rnn.trace(x), x)
+    assert len(with_images(figure)) == 2
+    (line,) = figure.get_axes()[0].get_lines()
+    np.testing.assert_array_equal(line.get_ydata(), x[0, :, 0])
+
+
+def test_a_trace_in_bfloat16_is_drawn(rnn: RigLSTM) -> None:
+    x = torch.randn(9, 1, 2, dtype=torch.bfloat16)
+    (trace,) = rnn.to(torch.bfloat16).trace(x)
+    trace = trace._replace(keep=trace.keep.bfloat16())
+    first, *_ = with_images(plot.keep(trace, x[..., :1]))
+    np.testing.assert_array_equal(shown(first).data, trace.keep[:, 0].T.float())
+    for step in (None, 3):
+        plot.views(trace, step=step).draw_without_rendering()
+    plot.cells(trace, x).draw_without_rendering()
+
+
+@pytest.mark.parametrize("scores", [[[1.0, math.nan], [3.0, -4.0]], [[math.nan] * 2] * 2])
+def test_scores_that_are_no_numbers_are_left_empty(scores: list[list[float]]) -> None:
+    found = made([True, False], [[True, False], [True, True]], scores)
+    left = with_images(plot.views(found, step=1))[0]
+    said = [text.get_text() for text in left.texts]
+    assert [not text for text in said] == [math.isnan(v) for row in scores for v in row]
+    none = found._replace(keep=torch.full_like(found.keep, math.nan))
+    figure = plot.keep(none, torch.tensor([[[math.nan, 1.0]]]))
+    figure.draw_without_rendering()
+    assert shown(with_images(figure)[1]).mask.all()
+
+
 def test_keep_is_drawn_where_a_cell_was_awake(rnn: RigLSTM) -> None:
     x = torch.randn(9, 1, 2)
     (trace,) = rnn.trace(x)

@@ -164,13 +164,50 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
 
 
 def test_half_a_line_is_no_trial_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
-    path, whole = tmp_path / "lines.jsonl", {"run": "a", "model": "lstm", "trial": "0"}
-    search.append(path, whole)
+    path, one = tmp_path / "lines.jsonl", {"run": "a", "model": "lstm", "trial": "0"}
+    two = {**one, "run": "b"}
+    search.append(path, one)
     first = path.read_bytes()
-    path.write_bytes(first + first[:9])
-    assert search.read_lines(path) == [whole]
-    search.append(path, whole)
-    assert path.read_bytes() == 2 * first
+    for before, there in ((first[:9], []), (first + first[:9], [one]), (first[:-1], [one])):
+        path.write_bytes(before)
+        assert search.read_lines(path) == there
+        search.append(path, two)
+        assert search.read_lines(path) == [*there, two]
+        assert path.read_bytes().count(b"\n") == len(there) + 1
+
+
+def test_a_run_has_one_line_and_the_first_stays(tmp_path: Path) -> None:
+    path, one = tmp_path / "lines.jsonl", {"run": "a", "model": "lstm", "trial": "0"}
+    for seconds in (1, 2):
+        search.append(path, {**one, "seconds": seconds})
+    assert search.read_lines(path) == [{**one, "seconds": 1}]
+
+
+@pytest.mark.parametrize(
+    ("name", "trials", "message"),
+    [
+        ("taking", "trials = 0", "recipe_of must name a space with trials, got one that has"),
+        ("other", "trials = 0", "recipe_of must name a space with trials, got one that has"),
+        ("tiny", "trials = 2", "must have trials = 0 and nothing named, got the trials 0, 1"),
+        ("tiny", "trials = 0\nnamed.a = {}", "and nothing named, got the trials a"),
+    ],
+)
+def test_a_recipe_is_taken_from_a_space_that_has_trials_and_for_one_that_has_none(
+    name: str, trials: str, message: str, tiny: Path
+) -> None:
+    def space(of: str, trials: str = "trials = 0") -> str:
+        return (
+            f'table = "copying"\nsetting = "M=1"\nbudget = "quick"\nmodels = ["lstm"]\n'
+            f'recipe_of = ["{of}", "lstm"]\n{trials}\n'
+        )
+
+    taking = tiny.with_name("taking.toml")
+    taking.write_text(space("tiny"))
+    assert read_space(taking).source is not None
+    tiny.with_name("other.toml").write_text(space("taking"))
+    taking.write_text(space(name, trials))
+    with pytest.raises(ValueError, match=message):
+        read_space(taking)
 
 
 def test_two_trials_that_are_one_run_are_made_once(tiny: Path, tmp_path: Path) -> None:

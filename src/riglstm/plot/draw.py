@@ -18,6 +18,7 @@ from riglstm.plot.trace import (
     Layer,
     Traces,
     correlation,
+    largest,
     number,
     percent,
     read_input,
@@ -86,7 +87,8 @@ def _looks() -> dict[str, _Look]:
 def _kept(layer: Layer) -> Any:
     import numpy as np
 
-    return np.ma.masked_where(~layer.awake.numpy(), layer.part("keep").numpy())
+    kept = np.ma.masked_invalid(layer.part("keep").numpy())
+    return np.ma.masked_where(~layer.awake.numpy(), kept)
 
 
 def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
@@ -104,7 +106,10 @@ def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
 def _say_kept(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
     awake, kept = layer.awake, layer.part("keep").double()
     means = (kept * awake).sum(0) / awake.sum(0)
-    return [["slept" if math.isnan(m) else f"keeps {m:.2f}" for m in row] for row in means.tolist()]
+    return [
+        [f"keeps {m:.2f}" if a else "slept" for m, a in zip(*row, strict=True)]
+        for row in zip(means.tolist(), awake.any(0).tolist(), strict=True)
+    ]
 
 
 def _draw_pictures(
@@ -148,8 +153,10 @@ def _draw_pictures(
 
 def _limits(values: Sequence[Any]) -> dict[str, float]:
     """The colours' scale, from 0 to the largest value of any layer; bools have 0 and 1."""
-    largest = max(float(one.max()) if one.size else 0.0 for one in values)
-    return {"vmin": 0.0, "vmax": 1.0 if values[0].dtype == bool else largest or 1.0}
+    import numpy as np
+
+    most = max(float(one.max()) if np.ma.count(one) else 0.0 for one in values)
+    return {"vmin": 0.0, "vmax": 1.0 if values[0].dtype == bool else most or 1.0}
 
 
 def _draw_picture(axes: Axes, shown: Input, b: int) -> None:
@@ -210,7 +217,7 @@ def _draw_input(axes: Axes, values: Tensor) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     else:
         x = values.double()
-        limit = float(x.abs().max()) or 1.0
+        limit = largest(x) or 1.0
         where = (0.5, T + 0.5, C - 0.5, -0.5)
         options: dict[str, Any] = {"vmin": -limit, "vmax": limit, "cmap": "RdBu_r"}
         axes.imshow(x.T.numpy(), extent=where, aspect="auto", interpolation="nearest", **options)
@@ -314,14 +321,15 @@ def _draw_scores(
 
     power = _power(scores)
     scaled = scores.double() / 10.0**power
-    limit = float(scaled.abs().max()) or 1.0
+    limit = largest(scaled) or 1.0
     shown = axes.imshow(scaled.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="equal")
     places = max(0, 1 - math.floor(math.log10(limit)))
     for j, row in enumerate(scaled.tolist()):
         for k, value in enumerate(row):
             colour = "white" if abs(value) > 0.6 * limit else INK
             # + 0.0: a rounded -0.0 would keep its sign.
-            text = f"{round(value, places) + 0.0:.{places}f}".replace("-", "−")
+            said = f"{round(value, places) + 0.0:.{places}f}".replace("-", "−")
+            text = "" if math.isnan(value) else said
             axes.text(k, j, text, ha="center", va="center", fontsize=7.5, color=colour)
             if chosen is not None and awake[j] and chosen[j, k]:
                 line = ":" if own and j == k else "-"
@@ -350,6 +358,6 @@ def _finish_map(axes: Axes, awake: Tensor, columns: Sequence[str], word: str) ->
 
 def _power(scores: Tensor) -> int:
     """The power of ten to take out of scores, so that four signs are enough for each."""
-    largest = float(scores.abs().max())
-    power = math.floor(math.log10(largest)) if largest > 0 else 0
+    most = largest(scores)
+    power = math.floor(math.log10(most)) if most > 0 else 0
     return power if not -1 <= power <= 2 else 0

@@ -51,7 +51,9 @@ class Layer(NamedTuple):
             raise ValueError(
                 f"expected a trace with {name!r}, got one of a model that has none; RigLSTM has"
             )
-        return found.detach().cpu()
+        found = found.detach().cpu()
+        # NumPy has no bfloat16.
+        return found.float() if found.dtype == torch.bfloat16 else found
 
 
 class Input(NamedTuple):
@@ -90,10 +92,11 @@ def read_input(given: Any, T: int, B: int) -> Input:
     shape = tuple(x.shape)
     if shape[:2] == (T, B) and x.dim() <= 3:
         return Input(x.reshape(T, B, -1), None)
-    if x.dim() in (3, 4) and shape[0] == B and shape[1] * shape[2] == T:
-        return Input(x.reshape(B, T, -1).transpose(0, 1), (shape[1], shape[2]))
+    # Before pictures: one number a step is no picture of one column.
     if shape[:2] == (B, T) and x.dim() == 3:
         return Input(x.transpose(0, 1), None)
+    if x.dim() in (3, 4) and shape[0] == B and shape[1] * shape[2] == T:
+        return Input(x.reshape(B, T, -1).transpose(0, 1), (shape[1], shape[2]))
     if B == 1 and shape[:1] == (T,) and x.dim() <= 2:
         return Input(x.reshape(T, 1, -1), None)
     raise ValueError(
@@ -133,6 +136,12 @@ def correlation(active: Tensor, brightness: Tensor) -> Tensor:
     a, p = (x.double() - x.double().mean(0) for x in (active, brightness.unsqueeze(2)))
     scale = ((a * a).sum(0) * (p * p).sum(0)).sqrt()
     return torch.where(scale > 0, (a * p).sum(0) / scale, math.nan)
+
+
+def largest(values: Tensor) -> float:
+    """The largest absolute value that is a number; 0 where there is none."""
+    found = values[values.isfinite()].abs()
+    return float(found.max()) if found.numel() else 0.0
 
 
 def percent(share: float) -> str:

@@ -122,7 +122,8 @@ def _finals(
     table = config.results / f"{space.table}.csv"
 
     def left() -> list[finals.Final]:
-        done = {row.run for row in rows.read(table)} if table.exists() else set[str]()
+        there = rows.read(table) if table.exists() else []
+        done = {(row.run, rule) for row in there for rule in search.RULES if row.counts_by(rule)}
         return finals.plan(space, ready, lines, config.out, where.device, done)
 
     waiting = left()

@@ -141,6 +141,10 @@ class Handler(BaseHTTPRequestHandler):
             # What was not read of the body would be taken for the next request.
             self.close_connection = True
             self._send_json(error.status, {"error": str(error)})
+        except Exception as error:
+            self.close_connection = True
+            said = f"the picture could not be read: {error}"
+            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": said})
 
     def _body(self) -> bytes:
         if self.path != "/api/read":
@@ -151,12 +155,16 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "expected the header Content-Length")
-        if int(length) > MOST_BYTES:
+        # Python makes no number of thousands of digits.
+        if len(length) > len(str(MOST_BYTES)) or int(length) > MOST_BYTES:
             raise RefusedError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"expected a request of at most {MOST_BYTES} bytes, got {int(length)}",
+                f"expected a request of at most {MOST_BYTES} bytes, got {length[:20]}",
             )
-        return self.rfile.read(int(length))
+        try:
+            return self.rfile.read(int(length))
+        except OSError as error:
+            raise _wrong(f"a request of {length} bytes", error) from None
 
     def _send_json(self, status: HTTPStatus, content: Any) -> None:
         self._send(status, json.dumps(content).encode(), "application/json")

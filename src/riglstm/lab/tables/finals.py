@@ -7,7 +7,7 @@ as often on the way. Where both rules have chosen one trial, one run serves both
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -36,11 +36,12 @@ def plan(
     lines: Sequence[Mapping[str, Any]],
     root: Path,
     device: str,
-    done: Iterable[str] = (),
+    done: Collection[tuple[str, str]] = (),
 ) -> list[Final]:
-    """The final runs of models whose trials are all done, but for those in `done`, by their names.
+    """The final runs of models whose trials are all done, but for those in `done`.
 
-    By rule, then seed by seed, so that a whole table is there early.
+    `done`: a run's name and a rule that its rows count by; a run that another rule chooses later
+    gets rows by that rule, too. By rule, then seed by seed, so that a whole table is there early.
     """
     found: dict[str, Final] = {}
     chosen = {model: choices(space, model, lines) for model in models}
@@ -53,9 +54,10 @@ def plan(
             made = spec(space, model, label, setting, seed)
             made = replace(made, fit=replace(made.fit, device=device))
             name = folder_name(made)
-            if rule in rules and name not in (*found, *done):
+            new = [rule for rule in rules if (name, rule) not in done]
+            if rule in new and name not in found:
                 planned = Planned(made, root / name, state(made, root / name), setting, model)
-                found[name] = Final(planned, label, ", ".join(rules))
+                found[name] = Final(planned, label, ", ".join(new))
     return list(found.values())
 
 
@@ -63,7 +65,9 @@ def choices(space: Space, model: str, lines: Sequence[Mapping[str, Any]]) -> dic
     """The trials that were chosen for a model, each with the rules that chose it."""
     searched, of = _searched(space, model)
     runs = search.runs(replace(searched, models=(of,)))
-    best = search.winners(lines, runs, TABLES[searched.table].higher_is_better)[of]
+    # A run's name holds its options; the label in its line may be of a space before a change.
+    own = [{**a, "model": of, "trial": runs[a["run"]]} for a in lines if a["run"] in runs]
+    best = search.winners(own, runs, TABLES[searched.table].higher_is_better)[of]
     found: dict[str, list[str]] = {}
     for rule, said in zip(search.RULES, best, strict=True):
         if rule in space.rules:
@@ -89,7 +93,7 @@ def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str
     searched, of = _searched(space, model)
     asked = search.runs(replace(searched, models=(of,)))
     own = [said for said in lines if said["run"] in asked]
-    left = len(asked - {said["run"] for said in own})
+    left = len(asked.keys() - {said["run"] for said in own})
     if left:
         return (
             f"{of} must have all its {len(asked)} trials before its final runs, got "

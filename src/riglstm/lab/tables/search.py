@@ -92,12 +92,17 @@ class Space:
         return [*map(str, range(self.trials)), *self.named]
 
 
-def read_space(path: Path) -> Space:
-    """A space from its file; raises ValueError where it is none."""
+def read_space(path: Path, *, chooses: bool = False) -> Space:
+    """A space from its file; raises ValueError where it is none.
+
+    `chooses`: another space takes its recipe from this one, which must have trials itself.
+    """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         data |= {name: tuple(data[name]) for name in TUPLES if name in data}
         space = Space(path.stem, **data)
+        if space.recipe_of and chooses:
+            raise ValueError("recipe_of must name a space with trials, got one that has recipe_of")
         if space.recipe_of:
             space = replace(space, source=_source(path, space.recipe_of))
         how = recipe(space.table, space.budget)
@@ -128,7 +133,7 @@ TUPLES = ("seeds", "models", "final_seeds", "recipe_of", "rules")
 def _source(path: Path, recipe_of: Sequence[str]) -> Space:
     """The space beside a file whose trials choose the recipe of all its rows."""
     name, model = recipe_of
-    found = read_space(path.with_name(f"{name}.toml"))
+    found = read_space(path.with_name(f"{name}.toml"), chooses=True)
     if model not in found.models:
         raise ValueError(f"recipe_of must name one of {', '.join(found.models)}, got {model!r}")
     return found
@@ -138,6 +143,11 @@ def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
     for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
         check_whole(name, value, least)
+    if space.recipe_of and space.labels():
+        raise ValueError(
+            "a space with recipe_of has no trials of its own and must have trials = 0 and nothing "
+            f"named, got the trials {', '.join(space.labels())}"
+        )
     for rule in space.rules:
         if rule not in RULES:
             raise ValueError(f"rules must be some of {', '.join(RULES)}, got {rule!r}")
@@ -265,10 +275,10 @@ def plan(
     return found
 
 
-def runs(space: Space) -> set[str]:
-    """The names of all runs of a space."""
-    every = product(space.models, space.labels(), space.seeds)
-    return {folder_name(spec(space, *trial)) for trial in every}
+def runs(space: Space) -> dict[str, str]:
+    """The names of all runs of a space, each with its trial; of two that are one run the first."""
+    every = [*product(space.models, space.labels(), space.seeds)]
+    return {folder_name(spec(space, *trial)): trial[1] for trial in reversed(every)}
 
 
 def line(space: Space, planned: Planned) -> dict[str, Any] | None:
@@ -315,10 +325,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     found: list[dict[str, Any]] = []
     try:
-        text = path.read_text(encoding="utf-8")
-        for number, line in enumerate(text.splitlines(keepends=True), start=1):
-            if not line.endswith("\n") and found:
-                break
+        for number, line in enumerate(_whole(path.read_bytes()).splitlines(), start=1):
             found.append(json.loads(line))
             if not isinstance(found[-1], dict) or not {"run", "model", "trial"} <= found[-1].keys():
                 raise ValueError(f"line {number} is {line[:80]!r}")
@@ -330,14 +337,31 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def _whole(content: bytes) -> bytes:
+    """The lines of a file without half a line at the end; a whole one there ends in a newline."""
+    lines, newline, last = content.rpartition(b"\n")
+    try:
+        json.loads(last)
+    except ValueError:
+        # One line that does not begin as ours is another file, which is not to be written over.
+        return lines + newline if newline or last.startswith(b'{"') else content
+    return content + b"\n"
+
+
 def append(path: Path, said: Mapping[str, Any]) -> None:
-    """Add a trial's line, whole, in the place of half a line that a kill has left."""
+    """Add a trial's line, whole, in the place of half a line that a kill has left.
+
+    A run that has its line keeps it: a second one would make the trial the best of two.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         lock(file.fileno())
-        whole = path.read_bytes().rpartition(b"\n")
-        file.truncate(len(whole[0]) + len(whole[1]))
-        file.write(json.dumps(said).encode() + b"\n")
+        if any(line["run"] == said["run"] for line in read_lines(path)):
+            return
+        content = path.read_bytes()
+        whole = _whole(content)
+        file.truncate(min(len(content), len(whole)))
+        file.write(whole[len(content) :] + json.dumps(said).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

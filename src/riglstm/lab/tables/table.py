@@ -299,6 +299,7 @@ def line(
 
     def cell(condition: str, chooser: str, rule: str) -> Cell:
         own = [row for row in rows if row.counts_by(rule)]
+        own = [row for row in own if row.recipe == own[-1].recipe]
         tested = sorted((row for row in own if row.metric != FAILED), key=lambda row: row.seed)
         found = {
             row.run: scale * row.value
@@ -344,12 +345,20 @@ def newest(rows: Sequence[ResultRow]) -> list[ResultRow]:
     # Those of the table's budget and precision after all others, each in their order.
     ordered = sorted(full, key=lambda row: (row.budget, row.precision) == how[row.table])
     searched = {(r.table, r.setting, r.model): r.budget == SEARCHED for r in ordered}
-    last = {(r.table, r.setting, r.model, r.rule): r.recipe for r in ordered}
+    last = {
+        (r.table, r.setting, r.model, rule): r.recipe
+        for r in ordered
+        for rule in (AT_HOME, SHIFTED)
+        if r.counts_by(rule)
+    }
     return [
         row
         for row in full
         if searched[row.table, row.setting, row.model] == (row.budget == SEARCHED)
-        and last[row.table, row.setting, row.model, row.rule] == row.recipe
+        and any(
+            row.counts_by(rule) and last[row.table, row.setting, row.model, rule] == row.recipe
+            for rule in (AT_HOME, SHIFTED)
+        )
     ]
 
 
