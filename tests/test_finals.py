@@ -249,6 +249,30 @@ ROW = rows.ResultRow(
 )
 
 
+def test_what_the_other_rule_chose_before_is_not_trained_again(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space, table = read_space(tiny), tmp_path / "copying.csv"
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.4, 0.2), t2=(0.5, 0.6))
+    for said in lines:
+        search.append(tmp_path / "trials" / "tiny.jsonl", said)
+    made = plan(space, ["lstm"], lines, tmp_path, "cpu")
+    for final in made:
+        told = final.planned
+        row = replace(
+            ROW,
+            **{"table": "copying", "seed": told.spec.seed, "setting": told.setting},
+            **{"metric": "accuracy@P=6", "chosen_on": "validation@P=6", "trial": "2"},
+            **{"recipe": told.spec.recipe(), "run": told.folder.name, "rule": SHIFTED},
+        )
+        rows.append(table, [row])
+    words = ["sweep", str(tiny), "--finals", "--results", str(tmp_path), "--models", "lstm"]
+    assert main([*words, "--out", str(tmp_path / "runs"), "--device", "cpu"]) == 0
+    assert "0 final runs to make" in capsys.readouterr().out
+    found = {(row.run, row.rule) for row in rows.read(table)}
+    assert found == {(f.planned.folder.name, r) for f in made for r in (AT_HOME, SHIFTED)}
+
+
 def cells(found: Sequence[rows.ResultRow]) -> tuple[str, str]:
     """At 16x16, by both rules."""
     (table,) = tables(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,11 +121,19 @@ def _finals(
     ready = [model for model in models if model not in refused]
     table = config.results / f"{space.table}.csv"
 
+    def there() -> list[rows.ResultRow]:
+        return rows.read(table) if table.exists() else []
+
     def left() -> list[finals.Final]:
-        there = rows.read(table) if table.exists() else []
-        done = {(row.run, rule) for row in there for rule in search.RULES if row.counts_by(rule)}
+        done = {(row.run, rule) for row in there() for rule in search.RULES if row.counts_by(rule)}
         return finals.plan(space, ready, lines, config.out, where.device, done)
 
+    # What another rule has chosen before has been trained, and has its figures.
+    known = there()
+    for one in left():
+        own = [row for row in known if row.run == one.planned.folder.name]
+        if own:
+            rows.append(table, [replace(row, trial=one.trial, rule=one.rule) for row in own])
     waiting = left()
     print(f"{space.name}: {len(waiting)} final runs to make, figures in {table}", flush=True)
     by_folder = {final.planned.folder: final for final in waiting}
@@ -134,7 +142,7 @@ def _finals(
         rows.append(table, finals.rows(space, by_folder[folder]))
 
     errors = _make(config, [final.planned for final in waiting], ended, where, deadline, again)
-    for shown in tables(rows.read(table)) if table.exists() else ():
+    for shown in tables(there()):
         if shown.name == space.table:
             print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
     _tell("final runs", errors, len(left()), again)
