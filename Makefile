@@ -6,6 +6,7 @@ VENV   ?= .venv
 WORKERS ?= 2
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+LAB    := $(VENV)/.lab
 # Bytecode is kept, whatever the environment says: nothing is compiled before it is imported.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -20,16 +21,24 @@ help:
 	@echo "make wheel     build the package into dist/"
 	@echo "make clean     remove the environment and everything built"
 
-$(READY): pyproject.toml constraints.txt
-	@echo "== creating $(VENV) with $$($(PYTHON) --version), and installing riglstm and its tools"
+define install
+	@echo "== creating $(VENV) with $$($(PYTHON) --version), and installing riglstm[$(1)]"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || (echo "riglstm needs Python 3.11 or newer, got $$($(PYTHON) --version); use make PYTHON=..." && false)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# Without compiling all of it to bytecode, which takes as long as the rest: most is never imported.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	@touch $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(1)]'
+endef
 
-demo: $(READY)
+$(READY): pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $(LAB) $(READY)
+
+$(LAB): pyproject.toml constraints.txt
+	$(call install,lab)
+	@touch $(LAB)
+
+demo: $(LAB)
 	@echo "== training RigLSTM and an LSTM on a small copying problem, on the CPU"
 	$(BIN)/python -m riglstm demo
 

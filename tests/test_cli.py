@@ -199,7 +199,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     assert exit_code("demo") == 2
     assert capsys.readouterr().err == (
         "riglstm: training needs lightning_fabric, which is not installed: "
-        "pip install 'riglstm[train]'\n"
+        "pip install 'riglstm[lab]'\n"
     )
 
 

@@ -84,7 +84,7 @@ def test_wheel_runs_the_readme_example_with_torch_alone(tmp_path: Path) -> None:
     demo = [python, "-I", "-m", "riglstm", "demo"]
     broken = subprocess.run(demo, capture_output=True, text=True, cwd=tmp_path)
     assert broken.returncode == 2
-    assert "riglstm[train]" in broken.stderr
+    assert "riglstm[lab]" in broken.stderr
     # What a flag means is read from the source, which a wheel has to carry.
     said = run(python, "-W", quiet, "-I", "-m", "riglstm", "list")
     assert "copying" in said
@@ -165,7 +165,7 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
     for message, (code, _, err) in zip(fails, said[len(works) :], strict=True):
         assert code == 2
         assert message in err
-        assert "pip install 'riglstm[train]'" in err
+        assert "pip install 'riglstm[lab]'" in err
         assert len(err.splitlines()) == 1
     assert heavy == []
 
@@ -198,7 +198,7 @@ def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path: Path) -> N
     assert len(fetched[2].splitlines()) == 1
     assert shown[0] == 0, shown
     assert "digits right" in shown[1]
-    assert "The page needs matplotlib: pip install 'riglstm[train]'" in shown[1]
+    assert "The page needs matplotlib: pip install 'riglstm[lab]'" in shown[1]
 
 
 def test_it_runs_as_a_module_and_a_reader_may_leave_early() -> None:

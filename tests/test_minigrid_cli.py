@@ -14,7 +14,7 @@ import torch
 from riglstm.lab.minigrid.ppo import PPO
 
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
-pytest.importorskip("matplotlib", reason="needs the extra riglstm[train]")
+pytest.importorskip("matplotlib", reason="needs the extra riglstm[lab]")
 from PIL import Image
 
 from riglstm.lab.cli import UsageError

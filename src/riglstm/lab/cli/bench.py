@@ -110,7 +110,7 @@ def check(config: Bench) -> None:
     if "harness" in config.tables and importlib.util.find_spec("lightning_fabric") is None:
         raise UsageError(
             "--tables harness needs lightning_fabric, which is not installed: "
-            "pip install 'riglstm[train]', or name the other tables only"
+            "pip install 'riglstm[lab]', or name the other tables only"
         )
     flags.check_at_least("seed", config.seed, 0)
     flags.check_at_least("rounds", rounds(config), 1)

@@ -109,7 +109,7 @@ def draw(folders: Sequence[Path], out: Path) -> str:
     try:
         from riglstm.lab.report import report
     except ModuleNotFoundError as error:
-        return f"The page needs {error.name}: pip install 'riglstm[train]', and the command again."
+        return f"The page needs {error.name}: pip install 'riglstm[lab]', and the command again."
     drawn = report(folders, out / "report.html", figures=out / "figures")
     curve = next((out / "figures").glob("*shift*.png"))
     return f"the curve: {curve}\nthe page: {drawn}"

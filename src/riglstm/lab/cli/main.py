@@ -55,7 +55,7 @@ Example: riglstm demo
 
 `riglstm VERB --help` explains a verb; `riglstm --version` prints the version."""
 
-TRAINS = "pip install 'riglstm[train]'"
+TRAINS = "pip install 'riglstm[lab]'"
 EXTRAS: dict[str, tuple[str, str]] = {
     "lightning_fabric": ("training", TRAINS),
     "lightning_utilities": ("training", TRAINS),
