@@ -241,6 +241,7 @@ COMMANDS_OF: list[tuple[int, list[str]]] = [
     (1, ["sweep", "space.toml", "--minutes", "0.001", "--out", "new", "--results", "new"]),
     (1, ["report", "done", "--out", "new.html"]),
     (1, ["bench", "--quick", "--tables", "speed"]),
+    (1, ["explore", "--weights", "no-such-file"]),
     (1, ["data"]),
     (1, ["list"]),
 ]

@@ -205,7 +205,7 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
     p = replace(p, weights=p.weights._replace(b_in=normal(K * d) if bias else None))
     x = p.x.to(kind)
     *_, saved = forward.forward(
-        x, p.h, p.c, p.weights, p.sel, None, None, product, save=True, keep=True
+        x, p.h, p.c, p.weights, p.sel, None, None, None, product, save=True, keep=True
     )
     assert plans[0].inside
     unit = torch.ones(25) if product == torch.bfloat16 else saved.unit.flatten()
@@ -235,7 +235,8 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
     others = (~p.run("reference")[3][0, :, 0]).nonzero().flatten()
     live = torch.ones(2, 37, dtype=torch.bool)
     live[0] = torch.isin(torch.arange(37), others[:3])
-    given = (p.x, p.h, p.c, p.weights, p.sel, live, None, torch.bfloat16)
+    wake = -live.int()  # all bits
+    given = (p.x, p.h, p.c, p.weights, p.sel, wake, None, None, torch.bfloat16)
     *_, saved = forward.forward(*given, save=True, keep=True)
     x = p.x.flatten(0, 1)
     assert torch.equal(saved.x[:, :260], x.bfloat16())
@@ -264,7 +265,7 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
     monkeypatch.setattr(forward, "plan_forward", more)
     sizes = {"T": T, "B": B, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1, "K_h": 0}
     p = random_problem(seeded(0), **sizes, soft_update=False).to(torch.float32)
-    given = (p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
+    given = (p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
     *got, kept = forward.forward(p.x, *given, save=save, keep=True)
     x = p.x.flatten(0, 1).bfloat16()
     assert torch.equal(kept.x, nn.functional.pad(x, (0, 3))) if save else not kept.x.numel()
@@ -296,7 +297,7 @@ def test_the_first_two_steps_are_mapped_before(
 
     monkeypatch.setattr(launch, "__call__", spy)
     p = random_problem(seeded(0), T=T, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
-    forward.run(p.x, p.h, p.c, p.weights, p.sel, None, None, torch.bfloat16)
+    forward.run(p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
     assert firsts == [rows]
 
 
@@ -326,5 +327,6 @@ def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save: bool) -> 
     from riglstm.scan.triton import autograd
 
     p = clear_problem(T=1, B=65, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
-    args = (p.x, p.h, p.c, *p.weights, None, None, *flat(p.sel), torch.bfloat16, save)
+    masks = (None, None, None)
+    args = (p.x, p.h, p.c, *p.weights, *masks, *flat(p.sel), torch.bfloat16, save)
     torch.library.opcheck(autograd.forward, args, test_utils=("test_faketensor",))
