@@ -43,8 +43,8 @@ NOTHING = (
 DOCS = "docs/reproducing.md"
 """What describes the recipes."""
 FOUND = {
-    "tuned": "The recipe was chosen on validation data of all conditions, the shifted ones included "
-    "([how]({}docs/recipes.md)).",
+    "tuned": "The recipe was chosen on validation data of all conditions, the shifted ones "
+    "included ([how]({}docs/recipes.md)).",
     SEARCHED: "Every model had as many trials; the recipe of a column was chosen by the same data "
     "as its checkpoint ([how]({}docs/protocol.md)).",
 }
