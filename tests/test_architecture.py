@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": set(),
     "lab.tasks": {"models"},
     "lab.train": {"cuda_graphs", "lab.tasks", "models", "riglstm"},
-    "lab.bench": {"lab.tasks", "lab.train", "layer", "scan"},
+    "lab.bench": {"lab.tasks", "lab.train", "checks", "layer", "scan"},
     "lab.tables": {"lab.tasks", "lab.train", "lab.bench", "models", "layer", "riglstm"},
     "lab.minigrid": {"lab.tasks", "lab.train", "lab.tables", "models"},
     "lab.report": {

@@ -579,7 +579,8 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
     for weights in (p.weights, p.weights._replace(W_q=None)):
         leaves = [v.clone().requires_grad_() for v in (p.x, p.h, p.c)]
         args = (*leaves, *weights, None, None, None, p.live, p.reset, *flat(p.sel))
-        torch.library.opcheck(forward.forward_op, (*args, torch.float64, True))
+        for at_once in (True, False):
+            torch.library.opcheck(forward.forward_op, (*args, torch.float64, at_once, True))
 
 
 @pytest.mark.slow

@@ -200,7 +200,14 @@ def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_compiled_layer_takes_strided_input_and_state() -> None:
+@pytest.mark.parametrize("largest", [2**17, 0])
+def test_compiled_layer_takes_strided_input_and_state(
+    largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By both ways of `batched`: torch keeps graphs on disk and takes neither for the other."""
+    from riglstm.scan.batched import forward
+
+    monkeypatch.setattr(forward, "LARGEST_SMALL", largest)
     layer = build(backend="batched", batch_first=True)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True)

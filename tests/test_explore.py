@@ -19,6 +19,7 @@ from riglstm.lab.cli.main import main
 from riglstm.lab.explore import server
 from riglstm.lab.explore.digits import SIDE, STROKES, drawn
 from riglstm.lab.explore.networks import Network, Request, disturbed, open_networks
+from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.images import Size, positions
 from riglstm.models import build
 
@@ -32,7 +33,9 @@ def networks() -> list[Network]:
     torch.manual_seed(0)
     (rig,) = open_networks([ROOT / "weights"])
     core: Any = build("lstm", rig.config.input_size, 12)
-    return [rig, Network("lstm", "drawn", {}, rig.config, rig.config.network(core).eval())]
+    lstm = rig.config.open(torch.device("cpu")).network(core)
+    assert isinstance(lstm, TokenNetwork)
+    return [rig, Network("lstm", "drawn", {}, rig.config, lstm.eval())]
 
 
 @pytest.fixture(scope="module")

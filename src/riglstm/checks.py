@@ -133,6 +133,18 @@ def refuse_batched(backend: str, *grads: Tensor | None) -> None:
         )
 
 
+def refuse_second_backward(backend: str) -> Callable[..., Any]:
+    """The derivative of a backward operator: there is none, which it says."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            f"backend={backend!r} can be differentiated once; for double backward use "
+            "backend='reference'"
+        )
+
+    return refuse
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """A named option is one of its choices."""
     if value not in choices:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from riglstm.checks import learns, refuse_batched, watched
+from riglstm.checks import learns, refuse_batched, refuse_second_backward, watched
 
 Given: TypeAlias = Sequence[Tensor | None]
 Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -265,12 +265,7 @@ class _Once(torch.autograd.Function):
     def forward(ctx: Any, grad: Tensor, like: Tensor) -> Tensor:
         return grad.view_as(grad)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError(
-            "backend='compiled' can be differentiated once on a GPU; for double backward use "
-            "backend='reference'"
-        )
+    backward = staticmethod(refuse_second_backward("compiled"))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights
+from riglstm.cell import Weights, gather_query, spread_query
 from riglstm.inputs import State as State
 from riglstm.inputs import begin as begin
 from riglstm.selection import Noise, Selection
@@ -43,16 +43,21 @@ def handed_out(
     return [None if t is None else next(given) for t in asked(x, weights, *wanted)]
 
 
-def refuse_second_backward(backend: str) -> Callable[..., Any]:
-    """The derivative of a backward operator: there is none, which it says."""
+def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:
+    """W (N, (K+N)·d, 4·d) with W_q as a fifth gate, (N, (K+N)·d, 5·d)."""
+    if W_q is None:
+        return W
+    return torch.cat((W, spread_query(W_q, W.shape[0], K).flatten(1, 2)), dim=2)
 
-    def refuse(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError(
-            f"backend={backend!r} can be differentiated once; for double backward use "
-            "backend='reference'"
-        )
 
-    return refuse
+def split_gates(dW5: Tensor, W_q: Tensor | None, K: int) -> tuple[Tensor, Tensor | None]:
+    """The inverse for gradients: dW, and dW_q, summed over cells where they share it."""
+    if W_q is None:
+        return dW5, None
+    d = dW5.shape[2] // 5
+    dW, fifth = dW5.split((4 * d, d), dim=2)
+    dW_q = gather_query(fifth.unflatten(1, (-1, d)), K)  # (N, (K+N-1)·d, d)
+    return dW.contiguous(), dW_q.sum(0) if W_q.dim() == 2 else dW_q
 
 
 class Scan(Protocol):

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch._C import _functorch
 
-from riglstm.cell import Weights, cell_scores, gated, input_views, scores, spread_query
+from riglstm.cell import Weights, cell_scores, gated, input_views, scores
 from riglstm.checks import learns, product_dtype
 from riglstm.cuda_graphs import Cache
 from riglstm.scan import reference
-from riglstm.scan.base import BackendError, State, begin, loop
+from riglstm.scan.base import BackendError, State, begin, five_gates, loop
 from riglstm.selection import Noise, Selection, choose_cells, weigh_peers, weigh_views
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -102,9 +102,7 @@ def step(
 def _hoisted(x: Tensor, weights: Weights, sel: Selection) -> tuple[Tensor, Weights]:
     """What no step changes: all views (T, B, K, d), and W_q beside the gates, (N, (K+N)·d, 5·d)."""
     views = input_views(x, weights.W_in, weights.b_in, sel.K)
-    W = weights.W
-    if weights.W_q is not None:
-        W = torch.cat((W, spread_query(weights.W_q, sel.N, sel.K).flatten(1, 2)), dim=2)
+    W = five_gates(weights.W, weights.W_q, sel.K)
     return views, Weights(None, None, W, weights.b, None, weights.update_bias)
 
 

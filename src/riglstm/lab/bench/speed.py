@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from riglstm.checks import fitting_cells
 from riglstm.lab.bench.timing import METERS, Spread, interleave, spread
 from riglstm.lab.train.config import Precision
 from riglstm.lab.train.devices import autocast, products
@@ -31,11 +32,6 @@ CAPTURED, ONEDNN_OFF = " captured", ", oneDNN off"
 FIGURES = (LSTM, LSTM + CAPTURED, LSTM + ONEDNN_OFF, OURS, OURS + CAPTURED)
 """The names of what is timed, in the order of columns."""
 
-CELLS = {
-    **{12: 6, 32: 8, 60: 6, 64: 8, 100: 5, 128: 8, 256: 8, 512: 8},
-    **{600: 6, 1000: 5, 1024: 8, 1200: 6},
-}
-"""The number of cells of each width: the layer's default."""
 WORKS = ("inference", "training")
 WARM_UPS = {"cpu": 1, "cuda": 5}
 """Untimed calls: kernels are compiled, launches cached, and a GPU's clock rises."""
@@ -129,8 +125,7 @@ def measure(
     seconds: dict[str, list[float]] = {}
     torch.manual_seed(seed)
     try:
-        size, N = (D, case.hidden_size), CELLS[case.hidden_size]
-        ours = RigLSTM(*size, num_cells=N, device=device, **case.options)
+        ours = RigLSTM(D, case.hidden_size, device=device, **case.options)
         dtype = next(ours.parameters()).dtype
         backend = resolve(ours.backend, device, ours.selection, ours.cell_size, dtype, case.B)
         x = torch.randn(case.T, case.B, D, device=device, requires_grad=True)
@@ -148,7 +143,7 @@ def measure(
         failed |= dict.fromkeys(ready or (OURS,), _said(error))
     us = {name: spread([1e6 * s / case.T for s in found]) for name, found in seconds.items()}
     return Row(
-        *(table, work, case.hidden_size, CELLS[case.hidden_size], D, case.B, case.T),
+        *(table, work, case.hidden_size, fitting_cells(case.hidden_size), D, case.B, case.T),
         *(case.precision, dict(case.options), backend, us, failed),
     )
 

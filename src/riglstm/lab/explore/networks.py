@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from riglstm import models
 from riglstm.lab.explore.digits import SIDE
-from riglstm.lab.tables.run import check_finite, finished
+from riglstm.lab.tables.run import finished, load
 from riglstm.lab.tasks.base import generator
 from riglstm.lab.tasks.common import CPU, TokenNetwork
 from riglstm.lab.tasks.images import CLASSES, MNIST, Size, positions
@@ -92,25 +91,20 @@ def open_networks(paths: Sequence[Path]) -> list[Network]:
 
 def _open(path: Path) -> Network | None:
     """A network; None if it reads no digits, or not one pixel after the other."""
-    from riglstm.lab.train.weight_files import load_weights
-
     run = finished(path)
-    spec, config = run.spec, run.spec.task_config()
-    if spec.task != "mnist" or not isinstance(config, MNIST):
+    config = run.spec.task_config()
+    if run.spec.task != "mnist" or not isinstance(config, MNIST):
         return None
-    core: Any = models.build(spec.model, config.input_size, spec.hidden_size, **spec.model_options)
-    if not core.streaming:
+    spec, _, net = load(path, "cpu")
+    if not isinstance(net, TokenNetwork) or not net.core.streaming:
         return None
-    net, file = config.network(core), run.weights_of(run.result["chosen"][run.home]["step"])
-    check_finite(file)
-    load_weights(net, file)
     own = [row for row in run.result["rows"] if row["chosen_on"].endswith(f"@{run.home}")]
     return Network(
         spec.name,
         f"{path.name}: seed {spec.seed}, trained on {run.home}",
         {row["condition"]: row["value"] for row in own},
         config,
-        net.eval(),
+        net,
     )
 
 

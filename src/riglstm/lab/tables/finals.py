@@ -117,13 +117,9 @@ def rows(space: Space, final: Final) -> list[ResultRow]:
         return []
     return rows_of(
         read_record(planned.folder, curves=False),
+        **planned.identity(),
         table=space.table,
-        model=planned.row,
-        seed=planned.spec.seed,
         budget=SEARCHED,
-        setting=planned.setting,
-        precision=planned.spec.fit.precision,
-        recipe=planned.spec.recipe(),
         run=planned.folder.name,
         trial=final.trial,
         rule=final.rule,

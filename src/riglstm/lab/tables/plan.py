@@ -198,6 +198,16 @@ class Planned(NamedTuple):
     """What it is trained in, as the table says it."""
     row: str
 
+    def identity(self) -> dict[str, Any]:
+        """What every row of figures says of the run; of runs on MiniGrid rows say other things."""
+        return {
+            "model": self.row,
+            "seed": self.spec.seed,
+            "setting": self.setting,
+            "precision": self.spec.fit.precision,
+            "recipe": self.spec.recipe(),
+        }
+
 
 def plan(
     name: str,

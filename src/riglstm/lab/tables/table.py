@@ -530,13 +530,9 @@ def table_of_runs(
         runs.setdefault(p.setting, []).append(run)
         found += rows_of(
             run,
+            **p.identity(),
             table=name,
-            model=p.row,
-            seed=p.spec.seed,
             budget=budget,
-            setting=p.setting,
-            precision=p.spec.fit.precision,
-            recipe=p.spec.recipe(),
             # On a page, folders of several parents may have one name.
             run=p.folder.name if records is None else str(p.folder),
         )

@@ -157,19 +157,6 @@ class SequentialImages:
         """The values of pixels as they are shown, before any resizing."""
         raise NotImplementedError
 
-    def network(self, core: Core) -> TokenNetwork:
-        """A table for each channel, the core, and ten classes read from its summary."""
-        check_core(core, self.input_size)
-        return TokenNetwork(
-            core,
-            self.channels,
-            self.values,
-            (CLASSES,),
-            dropout=self.dropout,
-            summarise=True,
-            start_range=self.start_range,
-        )
-
     def open(
         self,
         device: torch.device,
@@ -317,8 +304,18 @@ class ImageTask:
         return len(self.pictures.tokens[split])
 
     def network(self, core: Core) -> nn.Module:
-        """See `SequentialImages.network`."""
-        return self.config.network(core)
+        """A table for each channel, the core, and ten classes read from its summary."""
+        check_core(core, self.input_size)
+        config = self.config
+        return TokenNetwork(
+            core,
+            config.channels,
+            config.values,
+            (CLASSES,),
+            dropout=config.dropout,
+            summarise=True,
+            start_range=config.start_range,
+        )
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
         """Always `batch_size` pictures: where an epoch ends within a batch, the next one begins.

@@ -11,21 +11,28 @@ gradients of weights and inputs are large products after it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.checks import refuse_batched, watched
-from riglstm.scan.base import asked, handed_out, input_map_gradients, needed, refuse_second_backward
+from riglstm.cell import Weights
+from riglstm.checks import refuse_batched, refuse_second_backward, watched
+from riglstm.scan.base import (
+    asked,
+    five_gates,
+    handed_out,
+    input_map_gradients,
+    needed,
+    split_gates,
+)
 from riglstm.scan.batched.forward import (
     Rows,
     Saved,
     all_rows,
     forward_op,
-    is_small,
     keep,
     rows_of,
     run_forward,
@@ -61,6 +68,7 @@ def run_backward(
     peers: str,
     update_scale: float,
     product: torch.dtype,
+    small: bool,
     idle: bool,
     for_input: bool,
     for_gates: bool,
@@ -68,11 +76,12 @@ def run_backward(
     sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
     weights = Weights(W_in, b_in, W, b, W_q, update_bias)
     # What rounds was decided in the forward pass.
-    with torch.autocast(dh.device.type, enabled=False):
-        if is_small(W, sel, product, dh.dtype):
-            from riglstm.scan.batched import small
+    cast = torch.is_autocast_enabled(dh.device.type)
+    with torch.autocast(dh.device.type, enabled=False) if cast else contextlib.nullcontext():
+        if small:
+            from riglstm.scan.batched.small import backward as backward_small
 
-            dx, dh, dc, grads = small.backward(
+            dx, dh, dc, grads = backward_small(
                 *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, idle),
                 *(for_input, for_gates),
             )
@@ -103,7 +112,7 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
     if not ctx.saves:
         with torch.no_grad():
             h, c, *others = kept
-            again = forward_op(x, h, c, *weights, *others, reset, *ctx.rules, ctx.product, True)
+            again = forward_op(x, h, c, *weights, *others, reset, *ctx.rules, True)
         kept = again[3:]
     active, *saved = kept
     like = saved[0]
@@ -118,11 +127,11 @@ def _apply_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...
     operator = torch.is_grad_enabled() or watched(*grads)
     run: Callable[..., list[Tensor]] = backward_op if operator else run_backward
     dh, dc, *out = run(
-        *(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.product, ctx.idle),
+        *(dy, dh, dc, x, active, saved, *weights, reset, *ctx.rules, ctx.idle),
         *wanted,
     )
     dx, *dw = handed_out(out, x, weights, *wanted)
-    nothing = (None,) * (3 + 2 + len(ctx.rules) + 2)
+    nothing = (None,) * (3 + 2 + len(ctx.rules) + 1)
     return dx, dh, dc, *dw, *nothing
 
 
@@ -141,23 +150,6 @@ class Eager(torch.autograd.Function):
         return output[:4]
 
     backward = staticmethod(_apply_backward)
-
-
-def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:
-    """W (N, (K+N)·d, 4·d) with W_q as a fifth gate, (N, (K+N)·d, 5·d)."""
-    if W_q is None:
-        return W
-    return torch.cat((W, spread_query(W_q, W.shape[0], K).flatten(1, 2)), dim=2)
-
-
-def split_gates(dW5: Tensor, W_q: Tensor | None, K: int) -> tuple[Tensor, Tensor | None]:
-    """The inverse for gradients: dW, and dW_q, summed over cells where they share it."""
-    if W_q is None:
-        return dW5, None
-    d = dW5.shape[2] // 5
-    dW, fifth = dW5.split((4 * d, d), dim=2)
-    dW_q = gather_query(fifth.unflatten(1, (-1, d)), K)  # (N, (K+N-1)·d, d)
-    return dW.contiguous(), dW_q.sum(0) if W_q.dim() == 2 else dW_q
 
 
 def backward(

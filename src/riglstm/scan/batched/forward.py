@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, cell_scores, others
-from riglstm.checks import learns, product_dtype, refuse_transforms, watched
+from riglstm.checks import learns, product_dtype, refuse_transforms, untraced, watched
 from riglstm.inputs import State, begin, flat
 from riglstm.scan.base import vmap_by_loop
 from riglstm.selection import (
@@ -52,7 +52,7 @@ def scan(
     """See `riglstm.scan.scan`."""
     h, c = begin(x, h, c, weights, sel)
     product = product_dtype(x.device, h.dtype)
-    save = learns(x, h, c, *weights)
+    small, save = is_small(weights.W, sel, product, h.dtype), learns(x, h, c, *weights)
     given = (x, h, c, *weights, *(noise or Noise()), live, reset)
     # An operator's first call reads torch's compiler, for a second; it is for those who look on.
     run: Callable[..., tuple[Tensor, ...]] = run_forward
@@ -62,7 +62,7 @@ def scan(
         from riglstm.scan.batched.backward import Eager
 
         run = Eager.apply
-    y, h, c, active, *_ = run(*given, *flat(sel), product, save)
+    y, h, c, active, *_ = run(*given, *flat(sel), product, small, save)
     return y, (h, c), active
 
 
@@ -91,6 +91,7 @@ def run_forward(
     peers: str,
     update_scale: float,
     product: torch.dtype,
+    small: bool,
     save: bool,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor,
@@ -101,10 +102,10 @@ def run_forward(
     refuse_transforms("batched")  # in a graph nobody has asked before
     x, h = x.contiguous(), h.contiguous()
     noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
-    if is_small(W, sel, product, h.dtype):
-        from riglstm.scan.batched import small
+    if small:
+        from riglstm.scan.batched.small import forward as forward_small
 
-        y, h, c, active, saved = small.forward(x, h, c, weights, sel, noise, live, reset, save)
+        y, h, c, active, saved = forward_small(x, h, c, weights, sel, noise, live, reset, save)
     else:
         y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
     return y, h, c, active, *saved
@@ -116,12 +117,12 @@ forward_op = torch.library.custom_op("riglstm::batched_forward", run_forward, mu
 @forward_op.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     refuse_transforms("batched")
-    W, W_q, rules, product, save = args[2], args[4], args[11:20], args[20], args[21]
+    W_q, rules, small, save = args[4], args[11:20], *args[21:]
     T, sel = x.shape[0], Selection(*rules)
-    if is_small(W, sel, product, h.dtype):
-        from riglstm.scan.batched import small
+    if small:
+        from riglstm.scan.batched.small import empty_saved as empty_small
 
-        saved = small.empty_saved(T, save, h, sel, W_q is not None)
+        saved = empty_small(T, save, h, sel, W_q is not None)
     else:
         saved = empty_saved(T if save else 1, h, sel, W_q is not None)
     y = h.new_empty(x.shape[0], *h.shape)
@@ -139,20 +140,25 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save a call's inputs, and what it gives beyond y, h and c."""
     x, *state, W_in, b_in, W, b, W_q, update_bias = inputs[:9]
     *drawn, live, reset = inputs[9:14]
-    *rules, product, ctx.saves = inputs[14:]
+    *rules, product, small, ctx.saves = inputs[14:]
     ctx.set_materialize_grads(False)
     # A graph that was made without gradients, by torch.export say, saves nothing.
     kept = output[3:] if ctx.saves else (*state, *drawn, live)
     ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
     ctx.idle = some_idle(x.device, Selection(*rules), live)
-    ctx.rules, ctx.product, ctx.shape = tuple(rules), product, output[0].shape
+    ctx.rules, ctx.shape = (*rules, product, small), output[0].shape
 
 
 forward_op.register_vmap(vmap_by_loop(forward_op))
 
 
+@untraced
 def is_small(W: Tensor, sel: Selection, product: torch.dtype, dtype: torch.dtype) -> bool:
-    """True if `small` runs: small cells, hard rules, everything in float32 or float64."""
+    """True if `small` runs: small cells, hard rules, everything in float32 or float64.
+
+    Asked once a call and told to the operators: the shapes of what they save follow from it, and
+    torch.compile keeps graphs, between processes too, by their operators' arguments alone.
+    """
     soft = "soft" in (sel.views, sel.peers)
     exact = product == dtype and dtype in (torch.float32, torch.float64)
     # Ranks are counted from all pairs of cells, for each of them.

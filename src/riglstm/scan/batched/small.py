@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights, gather_query, spread_query
-from riglstm.scan.base import input_map_gradients
+from riglstm.cell import Weights, spread_query
+from riglstm.scan.base import input_map_gradients, split_gates
 from riglstm.scan.batched.forward import Saved
 from riglstm.selection import Noise, Selection
 
@@ -69,13 +69,9 @@ def side_by_side(weights: Weights, K: int) -> Tensor:
 
 def _apart(wide: Tensor, weights: Weights, K: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of W, b and W_q from that of `side_by_side`; a shared W_q is summed."""
-    n = weights.W.shape[2]
-    dW = wide[:, 1:, :n].contiguous()
-    db = None if weights.b is None else wide[:, 0, :n].contiguous()
-    if weights.W_q is None:
-        return dW, db, None
-    dW_q = gather_query(wide[:, 1:, n:].unflatten(1, (-1, n // 4)), K)
-    return dW, db, dW_q.sum(0) if weights.W_q.dim() == 2 else dW_q
+    dW, dW_q = split_gates(wide[:, 1:], weights.W_q, K)
+    db = None if weights.b is None else wide[:, 0, : dW.shape[2]].contiguous()
+    return dW.contiguous(), db, dW_q
 
 
 @functools.lru_cache(64)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.checks import refuse_batched, refuse_transforms
+from riglstm.checks import refuse_batched, refuse_second_backward, refuse_transforms
 from riglstm.inputs import begin, flat
-from riglstm.scan.base import asked, handed_out, needed, refuse_second_backward, vmap_by_loop
+from riglstm.scan.base import asked, handed_out, needed, vmap_by_loop
 from riglstm.scan.triton.backward import Needs, backward
 from riglstm.scan.triton.forward import on_device, plain, whole
 from riglstm.scan.triton.launch import watched
