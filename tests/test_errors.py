@@ -26,7 +26,7 @@ from riglstm.selection import Selection
 
 OTHERS = (
     *("test_paper_parameters.py", "test_start_values.py", "test_deploy.py"),
-    "test_ecosystem_torch.py",
+    *("test_ecosystem_torch.py", "test_graphs.py"),
 )
 MODULES = ("checks", "inputs", "layer", "parameters", "scan/__init__")
 
