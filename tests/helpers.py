@@ -18,8 +18,7 @@ from riglstm.cell import Seen, Weights
 from riglstm.layer import VARIANTS
 from riglstm.parameters import shapes, to_paper
 from riglstm.scan import reference, scan
-from riglstm.scan.batched import small
-from riglstm.scan.batched.forward import forward, is_small
+from riglstm.scan.batched.forward import forward
 from riglstm.selection import Noise, Selection
 
 # A CPU without bf16 instructions says so once, and multiplies another way.
@@ -246,15 +245,8 @@ def selections(
         return seen.active, seen.views, seen.peers
     assert backend == "batched", f"{backend} does not tell"
     product, given = product or p.h.dtype, (p.noise, p.live, p.reset)
-    N, S = p.sel.N, p.sel.K + p.sel.N
-    if is_small(p.weights.W, p.sel, product, p.h.dtype):
-        *_, active, saved = small.forward(p.x, p.h, p.c, p.weights, p.sel, *given, save=True)
-        masks = saved.weight[:, : N * S].unflatten(1, (N, S)).movedim(-1, 1)
-        weight = masks if len(masks) else active.new_ones(*active.shape, S)
-    else:
-        *_, active, saved = forward(p.x, p.h, p.c, p.weights, p.sel, *given, product, save=True)
-        weight = saved.weight
-    views, peers = weight.split((p.sel.K, N), dim=3)
+    *_, active, saved = forward(p.x, p.h, p.c, p.weights, p.sel, *given, product, save=True)
+    views, peers = saved.weight.split((p.sel.K, p.sel.N), dim=3)
     return (
         active,
         views if p.sel.views == "soft" else views.bool(),

@@ -39,7 +39,7 @@ from riglstm import RigLSTM
 from riglstm.cell import input_views, scores
 from riglstm.inputs import flat
 from riglstm.scan import compiled
-from riglstm.scan.batched import backward, forward, small
+from riglstm.scan.batched import backward, forward, native
 from riglstm.selection import CELL_RULES, SLOT_RULES, draw_noise, top_mask
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
@@ -109,9 +109,9 @@ def test_the_oracle_equals_the_backend_at_any_size(
 ) -> None:
     p = random_problem(seeded(seed), **problem)
     answer = ask_oracle(p)
-    for largest in (forward.LARGEST_SMALL, 0)[: 2 if backend == "batched" else 1]:
+    for largest in (native.LARGEST, 0)[: 2 if backend == "batched" else 1]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(forward, "LARGEST_SMALL", largest)
+            patch.setattr(native, "LARGEST", largest)
             assert_selects_and_equals(p, backend, answer)
 
 
@@ -233,11 +233,11 @@ def layer_gradients(
     return dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True)), out
 
 
-@pytest.fixture(params=["awake", "every row", "small"])
+@pytest.fixture(params=["awake", "every row", "native"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """That of large layers on a CPU, on other devices (a row for every cell), and of small ones."""
-    if request.param != "small":
-        monkeypatch.setattr(forward, "LARGEST_SMALL", 0)
+    if request.param != "native":
+        monkeypatch.setattr(native, "LARGEST", 0)
     if request.param == "every row":
         monkeypatch.setattr(forward, "awake_only", lambda device, sel: False)
     return str(request.param)
@@ -288,7 +288,7 @@ def test_backends_agree_in_every_gradient_at_any_size(problem: dict[str, Any], s
     want = gradients(p, "reference")
     assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "LARGEST_SMALL", 0)
+        patch.setattr(native, "LARGEST", 0)
         assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
 
 
@@ -527,23 +527,18 @@ def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
     assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])
 @pytest.mark.parametrize("rows_at_once", [1, 13, 20])
 def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
     rows_at_once: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
-    pieces = []
-    for module, name in ((backward, "_loop"), (small, "_loop_back")):
-        loop = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *args, loop=loop: (pieces.append(args), loop(*args))
-        )
+    monkeypatch.setattr(native, "LARGEST", 0)
+    pieces, loop = [], backward._loop
+    monkeypatch.setattr(backward, "_loop", lambda *args: (pieces.append(args), loop(*args)))
     whole = gradients(p, "batched")
     assert len(pieces) == 1
     monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows_at_once)
-    monkeypatch.setattr(small, "ROWS_AT_ONCE", rows_at_once // 2)
     assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
     assert len(pieces) > 2
 
@@ -564,7 +559,7 @@ def test_steps_are_kept_only_for_a_gradient(
         return out
 
     monkeypatch.setattr(forward, "forward", spy)
-    monkeypatch.setattr(forward, "LARGEST_SMALL", 0)
+    monkeypatch.setattr(native, "LARGEST", 0)
     p = random_problem(seeded(54), T=6)
     p.weights.W.requires_grad_(learns)
     with nullcontext() if graph else torch.no_grad():
@@ -579,8 +574,7 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
     for weights in (p.weights, p.weights._replace(W_q=None)):
         leaves = [v.clone().requires_grad_() for v in (p.x, p.h, p.c)]
         args = (*leaves, *weights, None, None, None, p.live, p.reset, *flat(p.sel))
-        for at_once in (True, False):
-            torch.library.opcheck(forward.forward_op, (*args, torch.float64, at_once, True))
+        torch.library.opcheck(forward.forward_op, (*args, torch.float64, True))
 
 
 @pytest.mark.slow

@@ -200,14 +200,7 @@ def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("largest", [2**17, 0])
-def test_compiled_layer_takes_strided_input_and_state(
-    largest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By both ways of `batched`: torch keeps graphs on disk and takes neither for the other."""
-    from riglstm.scan.batched import forward
-
-    monkeypatch.setattr(forward, "LARGEST_SMALL", largest)
+def test_compiled_layer_takes_strided_input_and_state() -> None:
     layer = build(backend="batched", batch_first=True)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True)
@@ -219,10 +212,10 @@ def test_compiled_layer_takes_strided_input_and_state(
 
 
 def test_backward_computes_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan.batched import forward
+    from riglstm.scan.batched import native
     from riglstm.scan.batched.forward import Rows
 
-    monkeypatch.setattr(forward, "LARGEST_SMALL", 0)
+    monkeypatch.setattr(native, "LARGEST", 0)
     products = []
     outer = Rows.outer
 

@@ -10,13 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights
 from riglstm.models.base import Core, Recurrent, State, Step, prepare
 from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rig import Rig
-from riglstm.scan.batched.forward import is_small
-from riglstm.scan.batched.small import selects, side_by_side
-from riglstm.selection import Selection
 
 
 def run_with_resets(core: Core, x: Tensor, state: State, reset: Tensor) -> tuple[Tensor, State]:
@@ -101,10 +97,6 @@ def stepper(core: Core) -> Step:
         core = core.stack
     if isinstance(core, LSTM):
         return _lstm(core)
-    if isinstance(core, Rig) and core.layer.num_layers == 1 and core.streaming:
-        weights, sel = core.layer.weights(), core.layer.selection
-        if is_small(weights.W, sel, weights.W.dtype, weights.W.dtype) and not selects(sel):
-            return _rig(weights, sel)
     return cast(Recurrent, core).step
 
 
@@ -120,38 +112,6 @@ def _lstm(core: LSTM) -> Step:
         i, f = if_.sigmoid_().split(H, dim=1)
         c = (f * c[0]).addcmul_(i, g.tanh_())
         y = o.sigmoid_() * c.tanh()
-        return y, (y.unsqueeze(0), c.unsqueeze(0))
-
-    return step
-
-
-def _rig(weights: Weights, sel: Selection) -> Step:
-    """Where nothing is selected: see `scan/batched/small.py`."""
-    N, d = sel.N, weights.W.shape[2] // 4
-    H = N * d
-    wide = side_by_side(weights, sel.K).unflatten(2, (-1, d))
-    b5, W5 = wide.permute(1, 2, 0, 3).flatten(1).split((1, wide.shape[1] - 1))
-    if weights.W_in is not None:
-        # The views are a product too, and two products are one.
-        W_x, W_h = W5.split((W5.shape[0] - H, H))
-        W5 = torch.cat((weights.W_in @ W_x, W_h))
-        if weights.b_in is not None:
-            b5 = b5 + weights.b_in @ W_x
-
-    def step(x: Tensor, state: State) -> tuple[Tensor, State]:
-        h, c = state[0][0], state[1][0]
-        gates = torch.addmm(b5, torch.cat((x, h), dim=1), W5)  # (B, 5·H): f, i, o, g, q
-        f, i, o = gates[:, : 3 * H].sigmoid_().chunk(3, dim=1)
-        c = (f * c).addcmul_(i, gates[:, 3 * H : 4 * H].tanh_())
-        y = o * c.tanh()
-        if weights.W_q is not None:
-            way = y.sub_(h).view(-1, N, H // N)
-            z = (way * gates[:, 4 * H :].view_as(way)).sum(-1, keepdim=True)
-            if sel.update_scale != 1:
-                z *= sel.update_scale
-            if weights.update_bias is not None:
-                z += weights.update_bias.unsqueeze(-1)
-            y = torch.addcmul(h.view_as(way), way, z.sigmoid_()).view_as(h)
         return y, (y.unsqueeze(0), c.unsqueeze(0))
 
     return step

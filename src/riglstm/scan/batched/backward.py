@@ -28,6 +28,7 @@ from riglstm.scan.base import (
     needed,
     split_gates,
 )
+from riglstm.scan.batched import native
 from riglstm.scan.batched.forward import (
     Rows,
     Saved,
@@ -68,7 +69,6 @@ def run_backward(
     peers: str,
     update_scale: float,
     product: torch.dtype,
-    small: bool,
     idle: bool,
     for_input: bool,
     for_gates: bool,
@@ -78,18 +78,10 @@ def run_backward(
     # What rounds was decided in the forward pass.
     cast = torch.is_autocast_enabled(dh.device.type)
     with torch.autocast(dh.device.type, enabled=False) if cast else contextlib.nullcontext():
-        if small:
-            from riglstm.scan.batched.small import backward as backward_small
-
-            dx, dh, dc, grads = backward_small(
-                *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, idle),
-                *(for_input, for_gates),
-            )
-        else:
-            dx, dh, dc, grads = backward(
-                *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
-                *(for_input, for_gates),
-            )
+        dx, dh, dc, grads = backward(
+            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
+            *(for_input, for_gates),
+        )
     wanted = asked(dx, grads, for_input, for_gates)
     return [dh, dc, *(g for g in wanted if g is not None)]
 
@@ -172,6 +164,8 @@ def backward(
     `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
     computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
     """
+    if native.takes(weights, sel, product, dh.dtype):
+        return _native(*(dy, dh, dc, x, active, saved, weights, sel, reset), for_input, for_gates)
     T, B, S, d = saved.V.shape
     K, N, R = sel.K, sel.N, saved.pair.shape[1]
     W5 = five_gates(weights.W, weights.W_q, K).to(product)  # (N, (K+N)·d, 5·d)
@@ -230,6 +224,36 @@ def backward(
     db = None if weights.b is None else db5[:, : 4 * d].contiguous()
     grads = Weights(dW_in, db_in, dW, db, dW_q, d_bias)
     return dx, dh.view(B, N, d), dc.view(B, N, d), grads
+
+
+def _native(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    active: Tensor,
+    saved: Saved,
+    weights: Weights,
+    sel: Selection,
+    reset: Tensor | None,
+    for_input: bool,
+    for_gates: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
+    """`backward` by the loop in C++; the large products of the input's map remain."""
+    K, (T, B, S, d) = sel.K, saved.V.shape
+    dh, dc = dh.clone(), dc.clone()
+    dV_x = saved.V.new_zeros(T, B, K, d) if for_input else None
+    dW5, d_bias = native.backward(
+        *(dy, dh, dc, x, active, saved, weights, sel, reset, dV_x, for_gates)
+    )
+    dx = dW_in = db_in = dW = db = dW_q = None
+    if dV_x is not None:
+        dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, dh.dtype)
+    if dW5 is not None:
+        dW, dW_q = split_gates(dW5[:, : S * d], weights.W_q, K)
+        dW = dW.contiguous()
+        db = None if weights.b is None else dW5[:, S * d, : 4 * d].contiguous()
+    return dx, dh, dc, Weights(dW_in, db_in, dW, db, dW_q, d_bias)  # type: ignore[arg-type]
 
 
 class _Factors(NamedTuple):

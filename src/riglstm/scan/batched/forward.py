@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights, cell_scores, others
-from riglstm.checks import learns, product_dtype, refuse_transforms, untraced, watched
+from riglstm.checks import learns, product_dtype, refuse_transforms, watched
 from riglstm.inputs import State, begin, flat
 from riglstm.scan.base import vmap_by_loop
+from riglstm.scan.batched import native
 from riglstm.selection import (
     LOWEST,
     Noise,
@@ -32,10 +33,6 @@ from riglstm.selection import (
 
 Steps: TypeAlias = Sequence[Tensor]
 """One tensor for each step."""
-
-LARGEST_SMALL = 2**17
-"""Numbers in the cells' matrices up to which `small` is the quicker way: the time of small cells
-goes into the count of operations, that of large ones into the products."""
 
 
 def scan(
@@ -52,7 +49,7 @@ def scan(
     """See `riglstm.scan.scan`."""
     h, c = begin(x, h, c, weights, sel)
     product = product_dtype(x.device, h.dtype)
-    small, save = is_small(weights.W, sel, product, h.dtype), learns(x, h, c, *weights)
+    save = learns(x, h, c, *weights)
     given = (x, h, c, *weights, *(noise or Noise()), live, reset)
     # An operator's first call reads torch's compiler, for a second; it is for those who look on.
     run: Callable[..., tuple[Tensor, ...]] = run_forward
@@ -62,7 +59,7 @@ def scan(
         from riglstm.scan.batched.backward import Eager
 
         run = Eager.apply
-    y, h, c, active, *_ = run(*given, *flat(sel), product, small, save)
+    y, h, c, active, *_ = run(*given, *flat(sel), product, save)
     return y, (h, c), active
 
 
@@ -91,7 +88,6 @@ def run_forward(
     peers: str,
     update_scale: float,
     product: torch.dtype,
-    small: bool,
     save: bool,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor,
@@ -102,12 +98,7 @@ def run_forward(
     refuse_transforms("batched")  # in a graph nobody has asked before
     x, h = x.contiguous(), h.contiguous()
     noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
-    if small:
-        from riglstm.scan.batched.small import forward as forward_small
-
-        y, h, c, active, saved = forward_small(x, h, c, weights, sel, noise, live, reset, save)
-    else:
-        y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
+    y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
     return y, h, c, active, *saved
 
 
@@ -117,14 +108,8 @@ forward_op = torch.library.custom_op("riglstm::batched_forward", run_forward, mu
 @forward_op.register_fake
 def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     refuse_transforms("batched")
-    W_q, rules, small, save = args[4], args[11:20], *args[21:]
-    T, sel = x.shape[0], Selection(*rules)
-    if small:
-        from riglstm.scan.batched.small import empty_saved as empty_small
-
-        saved = empty_small(T, save, h, sel, W_q is not None)
-    else:
-        saved = empty_saved(T if save else 1, h, sel, W_q is not None)
+    W_q, sel, save = args[4], Selection(*args[11:20]), args[21]
+    saved = empty_saved(x.shape[0] if save else 1, h, sel, W_q is not None)
     y = h.new_empty(x.shape[0], *h.shape)
     active = h.new_empty(x.shape[0], *h.shape[:2], dtype=torch.bool)
     return y, h.new_empty(h.shape), c.new_empty(c.shape), active, *saved
@@ -140,30 +125,16 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save a call's inputs, and what it gives beyond y, h and c."""
     x, *state, W_in, b_in, W, b, W_q, update_bias = inputs[:9]
     *drawn, live, reset = inputs[9:14]
-    *rules, product, small, ctx.saves = inputs[14:]
+    *rules, product, ctx.saves = inputs[14:]
     ctx.set_materialize_grads(False)
     # A graph that was made without gradients, by torch.export say, saves nothing.
     kept = output[3:] if ctx.saves else (*state, *drawn, live)
     ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
     ctx.idle = some_idle(x.device, Selection(*rules), live)
-    ctx.rules, ctx.shape = (*rules, product, small), output[0].shape
+    ctx.rules, ctx.shape = (*rules, product), output[0].shape
 
 
 forward_op.register_vmap(vmap_by_loop(forward_op))
-
-
-@untraced
-def is_small(W: Tensor, sel: Selection, product: torch.dtype, dtype: torch.dtype) -> bool:
-    """True if `small` runs: small cells, hard rules, everything in float32 or float64.
-
-    Asked once a call and told to the operators: the shapes of what they save follow from it, and
-    torch.compile keeps graphs, between processes too, by their operators' arguments alone.
-    """
-    soft = "soft" in (sel.views, sel.peers)
-    exact = product == dtype and dtype in (torch.float32, torch.float64)
-    # Ranks are counted from all pairs of cells, for each of them.
-    few = max(sel.N, sel.K) <= 16
-    return exact and not soft and few and W.numel() <= LARGEST_SMALL
 
 
 def awake_only(device: torch.device, sel: Selection) -> bool:
@@ -248,6 +219,9 @@ def forward(
     y = h.new_empty(T, B, N, d)
     active = torch.empty(T, B, N, dtype=torch.bool, device=h.device)
     c = c.clone(memory_format=torch.contiguous_format)
+    if native.takes(weights, sel, product, h.dtype):
+        native.forward(x, h, c, weights, sel, noise, live, reset, y, active, saved, save)
+        return y, y[-1].clone(), c, active, saved
     # Nothing inside is differentiated, and without autograd's records an operation costs less;
     # what leaves the loop was made outside, as ordinary tensors.
     with torch.inference_mode():

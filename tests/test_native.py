@@ -1,8 +1,12 @@
-"""Small layers, in which every cell is computed and masked, beside oracle and reference."""
+"""The loops in C++ for small cells, beside oracle, reference and the loops in Python."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +24,7 @@ from helpers import (
     selections,
 )
 from riglstm import RigLSTM
-from riglstm.scan.batched import forward, small
+from riglstm.scan.batched import native
 
 SIZES = {"num_cells": 3, "num_views": 4, "dtype": torch.float64}
 EVERYTHING = {"cells": "all", "views": "all", "peers": "all"}
@@ -45,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def fits(layer: RigLSTM, product: torch.dtype = torch.float64) -> bool:
-    return forward.is_small(layer.weights().W, layer.selection, product, torch.float64)
+    return native.takes(layer.weights(), layer.selection, product, torch.float64)
 
 
 def pair(options: dict[str, Any]) -> tuple[RigLSTM, RigLSTM]:
@@ -73,11 +77,8 @@ def everything(layer: RigLSTM, T: int, reset: Tensor | None) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("T", [1, 9])
-def test_small_layers_equal_the_reference(
-    name: str, T: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With episodes that start inside, and the sequence taken in pieces."""
-    monkeypatch.setattr(small, "ROWS_AT_ONCE", 12)
+def test_small_layers_equal_the_reference(name: str, T: int) -> None:
+    """With episodes that start inside."""
     reference, batched = pair(OPTIONS[name])
     assert fits(batched)
     reset = torch.rand(T, 3, generator=torch.Generator().manual_seed(2)) < 0.3
@@ -97,26 +98,26 @@ def test_small_layers_equal_the_reference(
         ({**EVERYTHING, "peers": "soft"}, False),
     ],
 )
-def test_soft_rules_rounded_products_and_large_cells_are_left_to_the_general_path(
+def test_soft_rules_rounded_products_and_large_cells_are_left_to_python(
     options: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = RigLSTM(20, 15, **SIZES, **options)
     assert fits(layer) is expected
     assert not fits(layer, product=torch.bfloat16)
-    monkeypatch.setattr(forward, "LARGEST_SMALL", layer.weights().W.numel())
+    monkeypatch.setattr(native, "LARGEST", layer.weights().W.numel())
     assert fits(layer) is expected
-    monkeypatch.setattr(forward, "LARGEST_SMALL", layer.weights().W.numel() - 1)
+    monkeypatch.setattr(native, "LARGEST", layer.weights().W.numel() - 1)
     assert not fits(layer), "large cells"
 
 
-@pytest.mark.parametrize("largest", [0, 2**30], ids=["general", "small"])
+@pytest.mark.parametrize("largest", [0, 2**30], ids=["Python", "C++"])
 @pytest.mark.parametrize(
     ("N", "d"), [(1, 1), (9, 1), (16, 1), (1, 7), (9, 7), (16, 7), (1, 129), (3, 129), (2, 200)]
 )
 def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
     N: int, d: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "LARGEST_SMALL", largest)
+    monkeypatch.setattr(native, "LARGEST", largest)
     for B, K in ((1, N), (3, 2)):
         counts = {"K_a": max(1, N // 2), "K_x": max(1, K // 2), "K_h": N // 2}
         p = random_problem(seeded(7), T=3, B=B, N=N, K=K, d=d, update_bias=True, **counts)
@@ -131,7 +132,7 @@ def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
 def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
     d: int, B: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "LARGEST_SMALL", 2**30)
+    monkeypatch.setattr(native, "LARGEST", 2**30)
     sizes = {"T": 1, "B": B, "N": 8, "K": 8, "d": d, "K_a": 5, "K_x": 3, "K_h": 4}
     p = random_problem(seeded(42), **sizes, input_views="split", dtype=dtype)
     p = replace(p, x=p.x[:, :, :d].repeat(1, 1, 8), h=p.h[:, :1].repeat(1, 8, 1))
@@ -173,13 +174,63 @@ def test_autocast_around_the_backward_pass_alone_changes_nothing(views: str) -> 
 
 def test_another_default_device_is_not_asked() -> None:
     layer, x = RigLSTM(3, 15, num_cells=5, dtype=torch.float64), torch.randn(3, 2, 3).double()
-    small._places.cache_clear()
     with torch.device("meta"):
         output, _ = layer(x)
     assert torch.equal(output, layer(x)[0])
 
 
-def test_many_tiny_cells_are_not_ranked_by_all_their_pairs() -> None:
-    small._places.cache_clear()
-    RigLSTM(3, 40, num_cells=20)(torch.randn(2, 2, 3))
-    assert small._places.cache_info().currsize == 0
+def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut() -> None:
+    layer = RigLSTM(7, 30, num_cells=5)
+    x = torch.randn(9, 6, 7)
+    y, state = layer(x)
+    alone, _ = layer(x[:, 2:3])
+    assert torch.equal(alone, y[:, 2:3])
+    first, carried = layer(x[:4])
+    rest, last = layer(x[4:], carried)
+    assert torch.equal(torch.cat((first, rest)), y)
+    assert all(map(torch.equal, last, state))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sigmoid_and_tanh_are_torch_s_to_the_last_bits(dtype: torch.dtype) -> None:
+    """One cell that sees its bias alone: c = sigmoid(i)·tanh(g), at values from 1e-8 to 1e4."""
+    values = torch.logspace(-8, 4, 600, dtype=dtype)
+    values = torch.cat((values, -values, torch.tensor([0.0, torch.inf, -torch.inf], dtype=dtype)))
+    for v in values.split(50):
+        d = len(v)
+        layer = RigLSTM(1, d, num_cells=1, soft_update=False, dtype=dtype)
+        for p in layer.parameters():
+            p.data.zero_()
+        far = torch.full_like(v, 1e4)  # f, i, o, g: what is open, and what is asked for
+        for gates, expected in (
+            (torch.cat((v, v, far, far)), v.sigmoid()),
+            (torch.cat((v, far, far, v)), v.tanh()),
+        ):
+            layer.bias_gates_l0.data.copy_(gates.view_as(layer.bias_gates_l0))
+            _, (_, c) = layer(torch.zeros(1, 1, 1, dtype=dtype))
+            eps = torch.finfo(dtype).eps
+            tiny = torch.finfo(dtype).tiny
+            torch.testing.assert_close(c.view(-1), expected, rtol=6 * eps, atol=2 * tiny)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no compiler", "a compiler that fails"])
+def test_without_a_compiler_the_loops_in_python_run(
+    there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false" if there else "no-such-compiler")
+    monkeypatch.setattr(native, "library", native.library.__wrapped__)
+    assert native.library() is None
+    layer = RigLSTM(3, 12)
+    assert not fits(layer, torch.float32)
+    y, _ = layer(torch.randn(2, 2, 3))
+    assert y.isfinite().all()
+
+
+def test_the_loops_are_built_once_and_whole(tmp_path: Path) -> None:
+    """Four processes that begin at once find one file, and leave nothing else behind."""
+    code = "from riglstm.scan.batched import native; assert native.library() is not None"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    begun = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(4)]
+    assert [p.wait() for p in begun] == [0] * 4
+    assert len(list((tmp_path / "riglstm").iterdir())) == 1

@@ -1,0 +1,169 @@
+"""The loops over steps for small cells in C++, `native.cpp`, built by the first call that asks.
+
+The compiler of the machine builds them once, in about four seconds, into the user's cache. Without
+a compiler the loops in Python run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from riglstm.cell import Weights
+from riglstm.selection import Noise, Selection
+
+if TYPE_CHECKING:
+    from riglstm.scan.batched.forward import Saved
+
+SOURCE = Path(__file__).with_name("native.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
+LARGEST = 2**17
+"""Numbers in the cells' matrices up to which these loops are faster than torch's products."""
+MOST_SLOTS = 64
+"""Views, or cells: each is compared with each."""
+
+
+def takes(weights: Weights, sel: Selection, product: torch.dtype, dtype: torch.dtype) -> bool:
+    """True if these loops run: on a CPU, small cells, hard rules, float32 or float64."""
+    W, W_in = weights.W, weights.W_in
+    return (
+        W.device.type == "cpu"
+        and product == dtype
+        and dtype in (torch.float32, torch.float64)
+        and "soft" not in (sel.views, sel.peers)
+        and W.numel() <= LARGEST
+        and (W_in is None or W_in.numel() <= LARGEST)
+        and max(sel.N, sel.K) <= MOST_SLOTS
+        and library() is not None
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled loops; None if this machine cannot build them."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        return None
+    try:
+        file = _cache() / f"native-{_key(compiler)}.so"
+        if not file.exists():
+            _build(compiler, file)
+        return ctypes.CDLL(str(file))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "riglstm"
+
+
+def _key(compiler: str) -> str:
+    """What the built file depends on; nodes with other processors may share the folder."""
+    said = [compiler, *FLAGS, platform.platform(), platform.processor()]
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        said += sorted({line for line in info.read_text().splitlines() if line[:5] == "flags"})
+    return hashlib.sha256(SOURCE.read_bytes() + "\n".join(said).encode()).hexdigest()[:16]
+
+
+def _build(compiler: str, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+        subprocess.run(command, check=True, capture_output=True)
+        made.replace(file)  # whole or not at all, whoever else builds it
+
+
+def forward(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    noise: Noise | None,
+    live: Tensor | None,
+    reset: Tensor | None,
+    y: Tensor,
+    active: Tensor,
+    saved: Saved,
+    save: bool,
+) -> None:
+    """Write y (T, B, N, d), active (T, B, N), what is saved, and the last c over the first."""
+    given = (x, *weights, *_ranked(noise, h.dtype), live, reset, h)
+    _run("forward", x, weights, sel, save, (*map(_whole, given), c, y, active, *saved))
+
+
+def backward(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    x: Tensor,
+    active: Tensor,
+    saved: Saved,
+    weights: Weights,
+    sel: Selection,
+    reset: Tensor | None,
+    dV_x: Tensor | None,
+    for_gates: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Write dh, dc and dV_x (T, B, K, d), of zeros, in place; the gradients of gates and biases.
+
+    They are those of `five_gates` with a line for the biases below, (N, (K+N)·d+1, 5·d), and that
+    of the soft update's bias, (N).
+    """
+    W = weights.W
+    N, lines, d = W.shape[0], W.shape[1], W.shape[2] // 4
+    width = (4 if weights.W_q is None else 5) * d
+    lanes = 64 // W.element_size()
+    dW = W.new_zeros(N, lines + 1, -(-width // lanes) * lanes) if for_gates else None
+    bias = weights.update_bias
+    d_bias = None if bias is None or not for_gates else torch.zeros_like(bias)
+    V, weight, pair, _, c, gates, tanh_c, q, a = saved
+    kept = (active, reset, weight, V, pair, c, gates, tanh_c, q, a)
+    given = (dy, W, weights.W_q, *kept)
+    _run("backward", x, weights, sel, True, (*map(_whole, given), dh, dc, dV_x, dW, d_bias))
+    return (None if dW is None else dW[:, :, :width]), d_bias
+
+
+def _ranked(noise: Noise | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    return tuple(None if v is None else v.to(dtype) for v in noise or Noise())
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _run(
+    name: str,
+    x: Tensor,
+    weights: Weights,
+    sel: Selection,
+    save: bool,
+    tensors: tuple[Tensor | None, ...],
+) -> None:
+    T, B, D = x.shape
+    shared = weights.W_q is not None and weights.W_q.dim() == 2
+    views = sel.K if sel.views == "all" else sel.K_x
+    peers = sel.N if sel.peers == "all" else sel.K_h
+    d = weights.W.shape[2] // 4
+    shape = (ctypes.c_int64 * 11)(
+        *(T, B, D, sel.N, sel.K, d, sel.awake, views, peers, shared, save)
+    )
+    pointers = (ctypes.c_void_p * len(tensors))(
+        *(None if t is None else t.data_ptr() for t in tensors)
+    )
+    kind = "double" if weights.W.dtype == torch.float64 else "float"
+    run: Any = getattr(library(), f"{name}_{kind}")
+    run(shape, pointers, ctypes.c_double(sel.update_scale))
