@@ -102,10 +102,14 @@ def test_soft_rules_rounded_products_and_large_cells_are_left_to_python(
     options: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = RigLSTM(20, 15, **SIZES, **options)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert fits(layer) is expected
     assert not fits(layer, product=torch.bfloat16)
     monkeypatch.setattr(native, "LARGEST", layer.weights().W.numel())
     assert fits(layer) is expected
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not fits(layer), "torch's products have more threads"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(native, "LARGEST", layer.weights().W.numel() - 1)
     assert not fits(layer), "large cells"
 

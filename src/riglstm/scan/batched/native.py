@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
-LARGEST = 2**17
-"""Numbers in the cells' matrices up to which these loops are faster than torch's products."""
+LARGEST = 2**19
+"""Numbers in the cells' matrices up to which these loops are faster than torch's products on one
+thread: 256 units in eight cells. These loops have one thread, torch's products may have more."""
 MOST_SLOTS = 64
 """Views, or cells: each is compared with each."""
 
@@ -42,7 +43,7 @@ def takes(weights: Weights, sel: Selection, product: torch.dtype, dtype: torch.d
         and product == dtype
         and dtype in (torch.float32, torch.float64)
         and "soft" not in (sel.views, sel.peers)
-        and W.numel() <= LARGEST
+        and W.numel() * torch.get_num_threads() <= LARGEST
         and (W_in is None or W_in.numel() <= LARGEST)
         and max(sel.N, sel.K) <= MOST_SLOTS
         and library() is not None
