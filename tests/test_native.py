@@ -47,6 +47,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "drawn": {"cells": "random", "views": "random", "peers": "random", "peers_per_cell": 1},
 }
 
+built = pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler")
+
 
 def fits(layer: RigLSTM, product: torch.dtype = torch.float64) -> bool:
     return native.takes(layer.weights(), layer.selection, product, torch.float64)
@@ -75,6 +77,7 @@ def everything(layer: RigLSTM, T: int, reset: Tensor | None) -> list[Tensor]:
     return [y, *state, *torch.autograd.grad(loss, (x, h, c, *layer.parameters()))]
 
 
+@built
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("T", [1, 9])
 def test_small_layers_equal_the_reference(name: str, T: int) -> None:
@@ -89,6 +92,7 @@ def test_small_layers_equal_the_reference(name: str, T: int) -> None:
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
 
 
+@built
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -183,6 +187,7 @@ def test_another_default_device_is_not_asked() -> None:
     assert torch.equal(output, layer(x)[0])
 
 
+@built
 def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut() -> None:
     layer = RigLSTM(7, 30, num_cells=5)
     x = torch.randn(9, 6, 7)
@@ -195,6 +200,7 @@ def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut() -> None:
     assert all(map(torch.equal, last, state))
 
 
+@built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sigmoid_and_tanh_are_torch_s_to_the_last_bits(dtype: torch.dtype) -> None:
     """One cell that sees its bias alone: c = sigmoid(i)·tanh(g), at values from 1e-8 to 1e4."""
@@ -231,6 +237,7 @@ def test_without_a_compiler_the_loops_in_python_run(
     assert y.isfinite().all()
 
 
+@built
 def test_the_loops_are_built_once_and_whole(tmp_path: Path) -> None:
     """Four processes that begin at once find one file, and leave nothing else behind."""
     code = "from riglstm.scan.batched import native; assert native.library() is not None"

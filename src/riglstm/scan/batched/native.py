@@ -61,7 +61,7 @@ def library() -> ctypes.CDLL | None:
         if not file.exists():
             _build(compiler, file)
         return ctypes.CDLL(str(file))
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
         return None
 
 
