@@ -100,6 +100,19 @@ def test_the_table_of_settings_is_that_of_the_study() -> None:
     assert said == study["table"](study["read"](ROOT / study["RESULTS"]))
 
 
+def test_the_small_table_of_speed_is_that_of_the_bench() -> None:
+    rows = json.loads((ROOT / "results" / "bench" / "h200.json").read_text())["rows"]
+    lines = ["| precision | work | `nn.LSTM` | RigLSTM | ratio |", "|---|---|--:|--:|--:|"]
+    for row in rows:
+        if row["table"] == "speed" and row["B"] == 64:
+            theirs, ours = (row["us"][f"{who} captured"]["median"] for who in ("nn.LSTM", "RigLSTM"))
+            figures = f"{theirs:.1f} | {ours:.1f} | {ours / theirs:.2f}"
+            lines.append(f"| {row['precision']} | {row['work']} | {figures} |")
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    said = page.split("<!-- speed: begin -->\n")[1].split("\n<!-- speed: end -->")[0]
+    assert said == "\n".join(lines)
+
+
 def test_the_guide_names_every_page() -> None:
     listed = (ROOT / "docs" / "README.md").read_text()
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
