@@ -14,6 +14,7 @@ from matplotlib.image import imread
 
 from chromium import MISSING, PROGRAM, Chromium
 from riglstm import RigLSTM, plot
+from riglstm.lab.explore.digits import STROKES, drawn
 from riglstm.lab.explore.networks import Network, open_networks
 from riglstm.lab.explore.server import Server
 
@@ -140,6 +141,17 @@ def test_a_seven_is_drawn_and_read_at_another_size(
             assert image.shape[1] <= width
             assert (image.mean() > 0.6) == (theme == "light")
             assert len(np.unique(image.reshape(-1, 3), axis=0)) > 100
+
+
+def test_a_digit_is_picked_without_drawing(browser: Chromium, address: str) -> None:
+    browser.open(address)
+    browser.wait(f"document.body && {READY}")
+    pick = "[...document.querySelectorAll('#examples button')]"
+    names = browser.run(f"{pick}.map(button => button.getAttribute('aria-label'))")
+    assert names == [f"Digit {digit}" for digit in range(10)]
+    browser.run(f"{pick}[4].click()")
+    browser.wait(f"{READY} && {STATUS}.includes('riglstm reads 4')")
+    assert browser.run("explorer.pad.rows()") == drawn(STROKES["4"]).tolist()
 
 
 def test_a_trace_of_ones_own_is_opened_in_the_second_tab(
