@@ -113,11 +113,21 @@ def test_the_small_table_of_speed_is_that_of_the_bench() -> None:
     assert said == "\n".join(lines)
 
 
-def test_the_guide_names_every_page() -> None:
-    listed = (ROOT / "docs" / "README.md").read_text()
+def test_the_guide_and_the_site_name_every_page() -> None:
+    listed, site = ((ROOT / name).read_text() for name in ("docs/README.md", "mkdocs.yml"))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    missing = [page for page in sorted(pages) if f"]({page})" not in listed]
-    assert not missing
+    assert [page for page in sorted(pages) if f"]({page})" not in listed] == []
+    assert [page for page in PAGES if f" {page.relative_to(ROOT)}\n" not in site] == []
+
+
+def test_the_site_has_every_file_that_its_pages_link_to() -> None:
+    (line,) = re.findall(r"^PAGES := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    copied = set(line.split())
+    for page in PAGES:
+        for link in LINK.findall(text(page)):
+            path = (page.parent / link.partition("#")[0]).resolve()
+            if not re.match(r"[a-z]+:|#", link):
+                assert path.relative_to(ROOT).parts[0] in copied, f"{page.name}: {link}"
 
 
 def test_the_page_of_kernels_has_the_tables_of_every_bench_on_a_gpu() -> None:
