@@ -72,7 +72,7 @@ bench: $(READY)
 	$(BIN)/python -m riglstm bench --device cpu
 
 # The pages link files beside docs/, so the site is made of a copy of the same tree.
-PAGES := README.md CONTRIBUTING.md CITATION.cff LICENSE docs results protocol src
+PAGES := README.md CONTRIBUTING.md CITATION.cff LICENSE docs examples results protocol src
 site: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	rm -rf build/pages && mkdir -p build/pages && cp -R $(PAGES) build/pages

@@ -1,6 +1,6 @@
 """How far rounding and noise carry: a last bit may decide which cell wakes.
 
-`python benchmarks/rounding.py` prints the figures of docs/rounding.md, in a quarter of an hour.
+`python benchmarks/rounding.py` prints the figures of docs/speed.md, in a quarter of an hour.
 It needs `weights/`, and the pictures in `../shared/data`.
 """
 

@@ -13,6 +13,8 @@ import torch
 
 from helpers import guide_blocks
 from riglstm.lab.cli.bench import speed_tables
+from riglstm.lab.cli.main import main
+from riglstm.lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -93,6 +95,27 @@ def test_code_that_is_not_run_here_is_run_elsewhere() -> None:
             assert page.removesuffix(".md") in (ROOT / "tests" / test).read_text()
 
 
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^[^#\n]*?\briglstm ([a-z]+)(?: ([a-z]+))?\b([^#\n]*)", re.MULTILINE)
+
+
+def test_every_flag_of_a_command_is_one_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    helps: dict[tuple[str, ...], set[str]] = {}
+    for page in PAGES:
+        fences = FENCE.findall(page.read_text(encoding="utf-8"))
+        shell = "".join(code for language, code in fences if language in ("", "bash"))
+        for verb, task, rest in COMMAND.findall(shell.replace("\\\n", "")):
+            asked = (verb, task) if task in {*TASKS, "minigrid"} else (verb,)
+            if asked == ("train",):  # a task from another package
+                continue
+            if asked not in helps:
+                assert main([*asked, "--help"]) == 0
+                helps[asked] = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
+            unknown = set(re.findall(r"(?<!\S)--[\w-]+", rest)) - helps[asked]
+            assert not unknown, f"{page.name}: riglstm {' '.join(asked)}"
+    assert len(helps) >= 10
+
+
 def test_the_table_of_settings_is_that_of_the_study() -> None:
     study = runpy.run_path(str(ROOT / "benchmarks" / "choosing.py"))
     page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
@@ -100,11 +123,36 @@ def test_the_table_of_settings_is_that_of_the_study() -> None:
     assert said == study["table"](study["read"](ROOT / study["RESULTS"]))
 
 
-def test_the_guide_names_every_page() -> None:
-    listed = (ROOT / "docs" / "README.md").read_text()
+def test_the_small_table_of_speed_is_that_of_the_bench() -> None:
+    rows = json.loads((ROOT / "results" / "bench" / "h200.json").read_text())["rows"]
+    lines = ["| precision | work | `nn.LSTM` | RigLSTM | ratio |", "|---|---|--:|--:|--:|"]
+    for row in rows:
+        if row["table"] == "speed" and row["B"] == 64:
+            theirs, ours = (
+                row["us"][f"{who} captured"]["median"] for who in ("nn.LSTM", "RigLSTM")
+            )
+            figures = f"{theirs:.1f} | {ours:.1f} | {ours / theirs:.2f}"
+            lines.append(f"| {row['precision']} | {row['work']} | {figures} |")
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    said = page.split("<!-- speed: begin -->\n")[1].split("\n<!-- speed: end -->")[0]
+    assert said == "\n".join(lines)
+
+
+def test_the_guide_and_the_site_name_every_page() -> None:
+    listed, site = ((ROOT / name).read_text() for name in ("docs/README.md", "mkdocs.yml"))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    missing = [page for page in sorted(pages) if f"]({page})" not in listed]
-    assert not missing
+    assert [page for page in sorted(pages) if f"]({page})" not in listed] == []
+    assert [page for page in PAGES if f" {page.relative_to(ROOT)}\n" not in site] == []
+
+
+def test_the_site_has_every_file_that_its_pages_link_to() -> None:
+    (line,) = re.findall(r"^PAGES := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    copied = set(line.split())
+    for page in PAGES:
+        for link in LINK.findall(text(page)):
+            path = (page.parent / link.partition("#")[0]).resolve()
+            if not re.match(r"[a-z]+:|#", link):
+                assert path.relative_to(ROOT).parts[0] in copied, f"{page.name}: {link}"
 
 
 def test_the_page_of_kernels_has_the_tables_of_every_bench_on_a_gpu() -> None:

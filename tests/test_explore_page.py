@@ -142,6 +142,18 @@ def test_a_seven_is_drawn_and_read_at_another_size(
             assert len(np.unique(image.reshape(-1, 3), axis=0)) > 100
 
 
+def test_a_digit_is_picked_without_drawing(browser: Chromium, address: str) -> None:
+    browser.open(address)
+    browser.wait(f"document.body && {READY}")
+    pick = "[...document.querySelectorAll('#examples button')]"
+    names = browser.run(f"{pick}.map(button => button.getAttribute('aria-label'))")
+    assert names == [f"Digit {digit}" for digit in range(10)]
+    browser.run(f"{pick}[4].click()")
+    browser.wait(f"{READY} && {STATUS}.includes('riglstm reads 4')")
+    four = browser.run("fetch('api/about').then(got => got.json()).then(said => said.examples[4])")
+    assert browser.run("explorer.pad.rows()") == four
+
+
 def test_a_trace_of_ones_own_is_opened_in_the_second_tab(
     browser: Chromium, address: str, tmp_path: Path
 ) -> None:

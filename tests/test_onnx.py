@@ -244,7 +244,7 @@ def test_guides_masks_do_what_it_says() -> None:
 
 def test_guides_layer_kept_out_of_autocast_chooses_as_in_float32() -> None:
     torch.manual_seed(0)
-    names = run_guide("rounding", "What helps")
+    names = run_guide("speed", "Rounding can change which cell wakes")
     assert names["features"].dtype == torch.bfloat16
     assert torch.equal(names["y"], names["rnn"](names["features"].float())[0])
     assert names["logits"].dtype == torch.bfloat16

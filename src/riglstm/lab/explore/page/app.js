@@ -1,8 +1,8 @@
 // The explorer: what is asked for, the time, the link, and the two tabs.
 
-import { decode, encode, Pad } from "./digit.js";
+import { decode, encode, Pad, SIDE } from "./digit.js";
 import { readFile, readTrace } from "./trace.js";
-import { View } from "./view.js";
+import { paint, View } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 const WAIT = 250;
@@ -215,9 +215,11 @@ function listen() {
   for (const [name, rows] of Object.entries(about.examples)) {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = name;
-    button.setAttribute("aria-label", `Example ${name}`);
-    button.addEventListener("click", () => pad.set(rows.flat()));
+    button.setAttribute("aria-label", `Digit ${name}`);
+    const picture = document.createElement("canvas"), pixels = rows.flat();
+    paint(picture, SIDE, SIDE, (i) => [pixels[i], pixels[i], pixels[i]]);
+    button.append(picture);
+    button.addEventListener("click", () => pad.set(pixels));
     $("examples").append(button);
   }
   $("play").addEventListener("click", () => (playing ? pause() : play()));

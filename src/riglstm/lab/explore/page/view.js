@@ -22,7 +22,7 @@ const percent = (share) => (share > 0 && share < 0.005 ? "<1 %" : `${Math.round(
 const signed = (value, places) => (Number(value.toFixed(places)) + 0).toFixed(places).replace("-", "−");
 
 /** Fill a canvas pixel by pixel; `of(i)` is the colour of pixel i, or null for none. */
-function paint(canvas, columns, rows, of) {
+export function paint(canvas, columns, rows, of) {
   canvas.width = columns;
   canvas.height = rows;
   const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
@@ -121,7 +121,7 @@ export class View {
         return { item, fill, said };
       });
       const chart = make("canvas", { role: "img", "aria-label": `Probabilities of ${name} over time` });
-      root.append(make("div", { class: "network" }, make("h3", {}, name, make("small", {}, note ? ` ${note}` : "")), bars, chart));
+      root.append(make("div", { class: "network" }, make("h3", {}, name, make("small", {}, note ? ` ${note}` : "")), bars, chart, make("p", { class: "note" }, "Probabilities over time.")));
       charts.push([chart, trace, names]);
       this.steps.push((t) => {
         const row = trace.probabilities.row(t, b), best = row.indexOf(Math.max(...row));
@@ -156,6 +156,7 @@ export class View {
       const y = Math.round(foot + (1 - share) * (height - 2 * foot)) + 0.5;
       context.strokeRect(0, y, width, 0);
     }
+    const labels = [];
     for (const rank of order.keys()) {
       const place = order.length - 1 - rank, i = order[place];
       const rgb = place < 3 ? palette[place] : colour("line");
@@ -171,11 +172,19 @@ export class View {
       context.stroke();
       const most = trace.probabilities.row(top, this.b)[i];
       if (place < 3 && most > 0.15) {
-        context.fillStyle = `rgb(${colour("ink")})`;
-        context.font = "600 12px system-ui, sans-serif";
         const x = Math.min(Math.max(((top + 0.5) / T) * width - 4, 2), width - 12);
-        context.fillText(names[i], x, foot + (1 - most) * (height - 2 * foot) + 14);
+        labels.push([names[i], x, foot + (1 - most) * (height - 2 * foot) + 14, rgb]);
       }
+    }
+    // Above all lines, each name in the colour of its own, with a rim that sets it off.
+    context.font = "700 13px system-ui, sans-serif";
+    context.strokeStyle = `rgb(${colour("paper")})`;
+    context.lineWidth = 4;
+    context.lineJoin = "round";
+    for (const [text, x, y, rgb] of labels) {
+      context.strokeText(text, x, y);
+      context.fillStyle = `rgb(${rgb})`;
+      context.fillText(text, x, y);
     }
     this.track(canvas);
   }
