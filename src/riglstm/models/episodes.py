@@ -13,6 +13,7 @@ from torch import Tensor
 from riglstm.models.base import Core, Recurrent, State, Step, prepare
 from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rig import Rig
+from riglstm.scan import scan
 
 
 def run_with_resets(core: Core, x: Tensor, state: State, reset: Tensor) -> tuple[Tensor, State]:
@@ -97,6 +98,8 @@ def stepper(core: Core) -> Step:
         core = core.stack
     if isinstance(core, LSTM):
         return _lstm(core)
+    if isinstance(core, Rig) and core.layer.num_layers == 1 and not core.layer.selection.draws:
+        return _rig(core)
     return cast(Recurrent, core).step
 
 
@@ -113,5 +116,19 @@ def _lstm(core: LSTM) -> Step:
         c = (f * c[0]).addcmul_(i, g.tanh_())
         y = o.sigmoid_() * c.tanh()
         return y, (y.unsqueeze(0), c.unsqueeze(0))
+
+    return step
+
+
+def _rig(core: Rig) -> Step:
+    layer = core.layer
+    weights, sel = layer.weights(), layer.selection
+    cells = (layer.num_cells, layer.cell_size)
+
+    def step(x: Tensor, state: State) -> tuple[Tensor, State]:
+        h, c = (s[0].unflatten(1, cells) for s in state)
+        y, (_, c), _ = scan(x.unsqueeze(0), h, c, weights, sel, backend=layer.backend)
+        y = y.flatten(2)
+        return y[0], (y, c.flatten(1).unsqueeze(0))
 
     return step

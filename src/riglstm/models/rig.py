@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from riglstm.cell import step
 from riglstm.checks import (
     check_choice,
     check_divides,
@@ -23,7 +22,7 @@ from riglstm.checks import (
 )
 from riglstm.layer import VARIANTS, RigLSTM, Trace
 from riglstm.models.base import State, changed_start, check_sequence, check_state
-from riglstm.selection import Update, draw_noise, settle_update
+from riglstm.selection import Update, settle_update
 
 
 class Rig(nn.Module):
@@ -87,19 +86,9 @@ class Rig(nn.Module):
                 "a bidirectional layer has no single step: it needs the steps to come; "
                 "expected bidirectional=False, got True"
             )
-        sel, cells = self.layer.selection, (self.layer.num_cells, self.layer.cell_size)
-        h, c = (s.unflatten(2, cells) for s in state)  # (layers, B, N, d)
-        h_new, c_new = [], []
-        for i in range(self.layer.num_layers):
-            if i > 0 and self.layer.dropout > 0:
-                x = nn.functional.dropout(x, self.layer.dropout, self.training)
-            noise = draw_noise(sel, 1, x.shape[0], x.device)
-            drawn = None if noise is None else noise.at(0)
-            h_i, c_i, _ = step(x, h[i], c[i], self.layer.weights(i), sel, drawn)
-            x = h_i.flatten(1)
-            h_new.append(x)
-            c_new.append(c_i.flatten(1))
-        return x, (torch.stack(h_new), torch.stack(c_new))
+        time = int(self.batch_first)
+        y, (h, c) = self.layer(x.unsqueeze(time), state)
+        return y.squeeze(time), (h, c)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state."""
