@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from riglstm import RigLSTM
 from riglstm.lab.bench import speed
 from riglstm.lab.bench.harness import overhead
-from riglstm.lab.bench.speed import CASES, CELLS, LSTM, OURS, Case, Run, check, measure, ratios
+from riglstm.lab.bench.speed import CASES, LSTM, OURS, Case, Run, check, measure, ratios
 from riglstm.lab.bench.timing import METERS, Meter, interleave, spread
 from riglstm.lab.cli import bench
 from riglstm.lab.cli.main import main
@@ -170,9 +170,8 @@ def test_ratios_are_of_both_plain_of_both_captured_and_of_each_at_its_best() -> 
 def test_every_case_has_cells_that_divide_its_width_and_a_layer() -> None:
     for tables in CASES.values():
         for case in (case for cases in tables.values() for case in cases):
-            N = CELLS[case.hidden_size]
-            layer = RigLSTM(4, case.hidden_size, num_cells=N, device="meta", **case.options)
-            assert layer.cell_size * N == case.hidden_size
+            layer = RigLSTM(4, case.hidden_size, device="meta", **case.options)
+            assert layer.cell_size * layer.num_cells == case.hidden_size
     (paper, *_), (first, *_) = CASES["cuda"]["speed"], CASES["cpu"]["speed"]
     assert (paper.hidden_size, paper.B, paper.T, paper.captured) == (600, 64, 196, True)
     assert (first.hidden_size, first.B, first.captured) == (600, 64, False)

@@ -19,10 +19,10 @@ from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import RECIPES, SMALL, TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
 from riglstm.lab.tables.run import build, evaluate, load, run
+from riglstm.lab.train.checkpoints import load_weights
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
-from riglstm.lab.train.weight_files import load_weights
 from riglstm.models import MODELS
 from train_helpers import last_step
 

@@ -24,11 +24,11 @@ from riglstm.lab.tables import run as runs
 from riglstm.lab.tables.plan import Planned, RunSpec, state
 from riglstm.lab.tables.run import attempt, evaluate, run
 from riglstm.lab.train import devices
+from riglstm.lab.train.checkpoints import load_weights, save_weights
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.devices import launched, rank
 from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write
 from riglstm.lab.train.progress import Log
-from riglstm.lab.train.weight_files import load_weights, save_weights
 from train_helpers import finish, start
 from train_task import Halves, network
 

@@ -6,6 +6,7 @@ loss, backward, clipping, Adam. Evaluations and checkpoints are left out, the lo
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,10 +19,9 @@ from torch import nn
 from riglstm.lab.bench.timing import Spread, spread
 from riglstm.lab.tasks.base import Batch, Task
 from riglstm.lab.train.config import Fit, rate
-from riglstm.lab.train.devices import autocast, products
+from riglstm.lab.train.devices import autocast, fork_rng, products
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
-from riglstm.lab.train.rng import fork_rng
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _bare(net: nn.Module, task: Any, config: Fit, seed: int) -> None:
     with (
         fork_rng(task.device),
         products(config.precision, task.device),
-        captured(net.get_submodule("core"), capture),
+        captured(net.get_submodule("core")) if capture else contextlib.nullcontext(),
     ):
         for step in range(config.updates):
             batch = task.batch(seed, step)

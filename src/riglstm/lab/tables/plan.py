@@ -161,14 +161,12 @@ def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dic
 
 def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options that were not given, but for those that a variant sets and those of the machine."""
-    signatures = [MODELS[model], RigLSTM] if model == "riglstm" else [MODELS[model]]
-    parameters = {n: p for s in signatures for n, p in inspect.signature(s).parameters.items()}
-    changed = changes_of(given)
-    return {
-        name: parameters[name].default
-        for name in options_of(model)
-        if name not in (*PLACE, *changed, *given)
-    }
+    parameters = dict(inspect.signature(MODELS[model]).parameters)
+    set_already = {*PLACE, *given}
+    if model == "riglstm":
+        parameters |= inspect.signature(RigLSTM).parameters
+        set_already |= changes_of(given).keys()
+    return {n: parameters[n].default for n in options_of(model) if n not in set_already}
 
 
 def check_options(model: str, given: Mapping[str, Any]) -> None:

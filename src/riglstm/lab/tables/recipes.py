@@ -43,6 +43,11 @@ class Row:
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
 
+    @property
+    def name(self) -> str:
+        """As its runs are named: the model, or the ablation that it is."""
+        return str(self.options.get("variant") or self.model)
+
     def data(self, setting: str) -> dict[str, Any]:
         """All that it changes in the recipe's task in a setting."""
         return {**self.task, **self.task_in.get(setting, {})}

@@ -1,11 +1,16 @@
-"""How a network is trained: the options of `fit`, and the step size that follows from them."""
+"""How a network is trained: the options of `fit`, and the optimizer that follows from them."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeGuard, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, get_args
+
+from torch import nn
+from torch.optim import Adam, AdamW, Optimizer
+
+from riglstm import no_decay_parameters
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
@@ -114,6 +119,39 @@ def rate(config: Fit, step: int) -> float:
     if config.decay == "late":
         return config.lr * min(1.0, 5 * (1 - gone))
     return config.lr
+
+
+FACTOR = "factor"
+"""Of a group's step size, in the optimizer's groups."""
+
+
+def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
+    """Adam; what has a step size or a decay of its own is a group of its own."""
+    named = list(net.named_parameters())
+    if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
+        raise ValueError(
+            "input_rate must be 1 for a network without tables of tokens and without maps to "
+            f"views, got {config.input_rate}; leave it out"
+        )
+    if config.input_rate == 1 and config.weight_decay == 0:
+        return Adam(net.parameters(), config.lr, fused=True)
+    free = set(no_decay_parameters(net))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        factor = config.input_rate if _of_input(name) else 1.0
+        decay = 0.0 if parameter in free else config.weight_decay
+        groups.setdefault((factor, decay), []).append(parameter)
+    own: list[dict[str, Any]] = [
+        {"params": parameters, FACTOR: factor, "weight_decay": decay}
+        for (factor, decay), parameters in groups.items()
+    ]
+    return (AdamW if config.weight_decay else Adam)(own, config.lr, fused=True)
+
+
+def _of_input(name: str) -> bool:
+    """True for the parameters that cells are chosen by: tables of tokens, maps to views."""
+    own = name.rpartition(".")[2]
+    return name.startswith("tables.") or own.startswith(("weight_in_", "bias_in_"))
 
 
 def check_whole(name: str, value: object, least: int) -> None:

@@ -1,4 +1,4 @@
-"""What a run is computed on: device, process of several, precision, versions, commit."""
+"""What a run is computed on: device, processes, precision, random generators, versions, commit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import riglstm
 from riglstm.lab.tasks import offered
+from riglstm.lab.tasks.base import Split, Task, Totals
 from riglstm.lab.train.config import Fit, Precision
 
 PACKAGES = ("pytorch-lightning", "numpy", "safetensors", "triton")
@@ -101,6 +103,57 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """The context of a forward pass: bf16 by autocast, or nothing."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def score(
+    net: nn.Module,
+    task: Task,
+    condition: str,
+    split: Split,
+    *,
+    precision: Precision = "fp32",
+    share: tuple[int, int] = (0, 1),
+) -> Totals:
+    """`task.score` in eval mode, without gradients, in the precision of the training.
+
+    Training and the tests after it come here, so that both give the same figures.
+    """
+    training = net.training
+    net.eval()
+    try:
+        with torch.no_grad(), products(precision, task.device), autocast(precision, task.device):
+            return task.score(net, condition, split, share)
+    finally:
+        net.train(training)
+
+
+def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """A context that leaves the generators of the CPU and of `device` as it found them."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def seed_rng(seed: int, device: torch.device) -> None:
+    """Seed what `fork_rng` restores, and nothing else: torch's own seeds every GPU it sees."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of the generators of the CPU and of `device`, for a checkpoint."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set the generators as a checkpoint has them."""
+    torch.set_rng_state(state["cpu"])
+    # A run may be resumed on another kind of device.
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def surroundings() -> dict[str, Any]:

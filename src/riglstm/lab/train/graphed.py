@@ -106,15 +106,12 @@ def _forms(*tensors: Tensor | None) -> str:
 
 
 @contextlib.contextmanager
-def captured(core: nn.Module, wanted: bool) -> Iterator[None]:
+def captured(core: nn.Module) -> Iterator[None]:
     """Within it, `core(x)` in training is a captured call, recorded when it is first made.
 
     Calls of another shape or under another autocast than the first, in eval mode or without
     gradients are the core's own.
     """
-    if not wanted:
-        yield
-        return
     core.forward = _Switch(core)
     try:
         yield
