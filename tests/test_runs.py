@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,16 +170,6 @@ def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use(
         assert replace(found.spec, **{part: other}).digest() != digest
     options = {**found.spec.model_options, "forget_bias": 1.0}
     assert replace(found.spec, model_options=options).digest() != digest
-
-
-def test_a_run_with_other_options_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    (other / "result.json").unlink()
-    config = json.loads(json.dumps(SPEC.resolved()))
-    config["fit"]["input_rate"] = 0.5
-    with pytest.raises(ValueError, match=r"fit\.input_rate is 1\.0 there, 0\.5 here"):
-        RunFolder(other).begin(config, command="", device="cpu", resume=True)
 
 
 def test_a_soft_update_is_one_run_whatever_words() -> None:

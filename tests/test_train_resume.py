@@ -282,14 +282,6 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def flip_a_bit(file: Path) -> None:
-    """In the middle of a tensor: torch itself reads such a file without a word."""
-    content = bytearray(file.read_bytes())
-    moment = read_checkpoint(file)["optimizer"]["state"][0]["exp_avg"].numpy().tobytes()
-    content[content.index(moment) + len(moment) // 2] ^= 1
-    file.write_bytes(content)
-
-
 def pickle_code(file: Path) -> None:
     write_checkpoint({"run": read_checkpoint(file)["run"], "net": os.path.join}, file)
 
@@ -307,8 +299,7 @@ def of_no_run(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (truncate, "step-60.ckpt is damaged, or no checkpoint"),
-        (flip_a_bit, r"step-60.ckpt is damaged, or no checkpoint \(its sha256 is another"),
+        (truncate, r"step-60.ckpt is damaged, or no checkpoint \(its sha256 is another"),
         (pickle_code, r"step-60.ckpt is damaged, or no checkpoint \(Weights only load failed"),
         (of_no_run, "step-60.ckpt is no checkpoint"),
         (other_seed, r"step-60.ckpt is of another run \(seed is 3 there, 0 here\)"),

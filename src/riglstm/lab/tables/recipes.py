@@ -525,13 +525,13 @@ def recipe(name: str, budget: Budget) -> Recipe:
     return recipes[budget]
 
 
-def stem(name: str, budget: Budget | None, precision: Precision | None = None) -> str:
+def stem(name: str, budget: Budget, precision: Precision | None = None) -> str:
     """The name of a table's files: a quick one must never take the place of the other.
 
     Nor one in another precision than the recipe's.
     """
-    said = name if budget in ("paper", None) else f"{name}-{budget}"
-    if budget is None or precision is None or precision == recipe(name, budget).fit.precision:
+    said = name if budget == "paper" else f"{name}-{budget}"
+    if precision is None or precision == recipe(name, budget).fit.precision:
         return said
     return f"{said}-{precision}"
 

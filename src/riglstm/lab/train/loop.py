@@ -361,7 +361,7 @@ class Training:
                 "updates_per_second": self.speed,
             },
         )
-        self.progress.training(self.step, loss, metric)
+        self.progress.training(loss, metric)
 
     def _evaluate(self) -> None:
         """Score every condition; save the weights if a choice falls on them."""
