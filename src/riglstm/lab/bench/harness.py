@@ -90,7 +90,6 @@ class Clocked:
         return getattr(self.task, name)
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        """The task's own batch."""
         if step == self.first:
             self.since = self._now()
         if step == self.last:

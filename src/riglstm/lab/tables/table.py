@@ -53,7 +53,6 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """The mean over runs."""
         return statistics.fmean(self.values)
 
     def figures(self) -> str:

@@ -1,10 +1,10 @@
 """Checkpoints to resume from, and a network's weights; written atomically, checked when read.
 
 A checkpoint is a line with the SHA-256 of the rest, then a file of torch's own; the last two are
-kept, and each says which run it is of. Weights are safetensors: what people share, and what a run
-is tested with. The file's metadata has its SHA-256, taken with zeros in that place. A sum is
-compared before anything is parsed, so that no other number comes of a file that is damaged, and
-nothing in a file is executed.
+kept, and each says which run it is of. The state of the random generators is part of it. Weights
+are safetensors: what people share, and what a run is tested with. The file's metadata has its
+SHA-256, taken with zeros in that place. A sum is compared before anything is parsed, so that no
+other number comes of a file that is damaged, and nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -134,6 +134,22 @@ def _sum(content: bytes | memoryview) -> bytes:
 def _step(path: Path) -> int:
     """The updates in a checkpoint, by its name."""
     return int(path.stem.removeprefix("step-"))
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of the generators of the CPU and of `device`, for a checkpoint."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set the generators as a checkpoint has them."""
+    torch.set_rng_state(state["cpu"])
+    # A run may be resumed on another kind of device.
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 NONE_YET = "0" * 64

@@ -7,12 +7,12 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import riglstm
 from riglstm.lab.tasks import offered
@@ -138,22 +138,6 @@ def seed_rng(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the generators of the CPU and of `device`, for a checkpoint."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_rng_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set the generators as a checkpoint has them."""
-    torch.set_rng_state(state["cpu"])
-    # A run may be resumed on another kind of device.
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def surroundings() -> dict[str, Any]:

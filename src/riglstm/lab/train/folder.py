@@ -277,7 +277,6 @@ def _unfinished(name: str) -> str:
 
 
 def _remove_empty(folders: Collection[Path]) -> None:
-    """Remove those folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

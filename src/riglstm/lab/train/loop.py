@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.checkpoints import Checkpoints, save_weights
+from riglstm.lab.train.checkpoints import Checkpoints, rng_state, save_weights, set_rng_state
 from riglstm.lab.train.config import FACTOR, Fit, make_optimizer, rate
 from riglstm.lab.train.devices import (
     autocast,
@@ -32,10 +32,8 @@ from riglstm.lab.train.devices import (
     fork_rng,
     launched,
     products,
-    rng_state,
     score,
     seed_rng,
-    set_rng_state,
 )
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
@@ -535,11 +533,9 @@ class Choice:
         return (now > then) - (now < then)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"best": {k: tuple(c) for k, c in self.best.items()}, "waited": self.waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
         self.best = {name: Chosen(*chosen) for name, chosen in state["best"].items()}
         self.waited = state["waited"]
 
