@@ -21,8 +21,7 @@ from torch import Tensor, nn
 import riglstm.lab.train
 from riglstm.lab.tasks.base import Batch, Split, Totals, means
 from riglstm.lab.tasks.copying import Copying, CopyingTask
-from riglstm.lab.train.config import Fit, rate
-from riglstm.lab.train.devices import pick, score
+from riglstm.lab.train.config import Fit, pick, rate, score
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
 from riglstm.lab.train.loop import Choice, Chosen, fit

@@ -22,10 +22,9 @@ import riglstm
 from riglstm.lab.tables import run as runs
 from riglstm.lab.tables.plan import Planned, RunSpec, state
 from riglstm.lab.tables.run import attempt, evaluate, run
-from riglstm.lab.train import devices
+from riglstm.lab.train import folder as folders
 from riglstm.lab.train.checkpoints import load_weights, save_weights
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import launched, rank
+from riglstm.lab.train.config import Fit, launched, rank
 from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write
 from riglstm.lab.train.progress import Log
 from train_helpers import finish, start
@@ -239,23 +238,23 @@ def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = Path(devices.__file__).parent
+    inside = Path(folders.__file__).parent
     asked = ["git", "-C", str(inside), "rev-parse", "HEAD"]
     head = subprocess.run(asked, capture_output=True, text=True, check=False)
-    tracked = ["git", "-C", str(inside), "ls-files", "--error-unmatch", "devices.py"]
+    tracked = ["git", "-C", str(inside), "ls-files", "--error-unmatch", "folder.py"]
     if head.returncode or subprocess.run(tracked, capture_output=True, check=False).returncode:
-        assert devices.commit() is None
+        assert folders.commit() is None
     else:
-        assert devices.commit() in (head.stdout.strip(), head.stdout.strip() + "+changes")
+        assert folders.commit() in (head.stdout.strip(), head.stdout.strip() + "+changes")
     # An installed copy inside somebody else's repository is not of that repository's commit.
-    copy = tmp_path / "repository" / "environment" / "devices.py"
+    copy = tmp_path / "repository" / "environment" / "folder.py"
     copy.parent.mkdir(parents=True)
     copy.touch()
     subprocess.run(["git", "-C", str(tmp_path / "repository"), "init", "-q"], check=True)
-    monkeypatch.setattr(devices, "__file__", str(copy))
-    assert devices.commit() is None
+    monkeypatch.setattr(folders, "__file__", str(copy))
+    assert folders.commit() is None
     monkeypatch.setenv("RIGLSTM_COMMIT", "0123abc")
-    assert devices.commit() == "0123abc"
+    assert folders.commit() == "0123abc"
 
 
 # --- runs with their tests -----------------------------------------------------------------------
@@ -266,9 +265,9 @@ def test_a_result_names_all_devices_and_commits_of_its_run(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     for commit, resume in (("first", False), (None, True)):
-        monkeypatch.setattr("riglstm.lab.train.devices.commit", lambda commit=commit: commit)
+        monkeypatch.setattr("riglstm.lab.train.folder.commit", lambda commit=commit: commit)
         folder.begin(SPEC.resolved(), command="", device="NVIDIA H200", resume=resume)
-    monkeypatch.setattr("riglstm.lab.train.devices.commit", lambda: "second")
+    monkeypatch.setattr("riglstm.lab.train.folder.commit", lambda: "second")
     monkeypatch.setattr(runs, "device_name", lambda device: "CPU")
     result = run(SPEC, folder.path, resume=True, progress=False)
     assert result["device"] == "NVIDIA H200, then CPU"

@@ -18,8 +18,7 @@ from torch import nn
 
 from riglstm.lab.bench.timing import Spread, spread
 from riglstm.lab.tasks.base import Batch, Task
-from riglstm.lab.train.config import Fit, rate
-from riglstm.lab.train.devices import autocast, fork_rng, products
+from riglstm.lab.train.config import Fit, autocast, fork_rng, products, rate
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
 

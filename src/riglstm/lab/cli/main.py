@@ -27,7 +27,7 @@ from riglstm.lab.cli import (
     train,
 )
 from riglstm.lab.tables.executor import in_words
-from riglstm.lab.train.devices import rank
+from riglstm.lab.train.config import rank
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "demo": demo.main,

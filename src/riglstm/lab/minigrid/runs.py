@@ -23,9 +23,8 @@ from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete, unfinished
 from riglstm.lab.tables.result import sessions
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import commit, device_name, fork_rng, pick
-from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
+from riglstm.lab.train.folder import RunFolder, commit
 from riglstm.lab.train.stopping import Diverged
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from riglstm import models
 from riglstm.lab.tables.plan import Planned, RunSpec, state
 from riglstm.lab.tables.result import CHOSEN, check_result, most_jobs, read_record, sessions
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.devices import check, commit, device_name, fork_rng, pick, score, seed_rng
-from riglstm.lab.train.folder import BusyError, RunFolder
+from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
+from riglstm.lab.train.folder import BusyError, RunFolder, commit
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def run(
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     with folder.held():
         device = pick(spec.fit)
-        check(spec.fit, device)
+        check_precision(spec.fit, device)
         task, net = build(spec, device, data_dir, say if progress else None)
         # Data that cannot be read or made is told of before there is a run.
         task.ready()

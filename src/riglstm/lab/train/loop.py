@@ -25,13 +25,16 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.checkpoints import Checkpoints, rng_state, save_weights, set_rng_state
-from riglstm.lab.train.config import FACTOR, Fit, make_optimizer, rate
-from riglstm.lab.train.devices import (
+from riglstm.lab.train.config import (
+    FACTOR,
+    Fit,
     autocast,
-    check,
+    check_precision,
     fork_rng,
     launched,
+    make_optimizer,
     products,
+    rate,
     score,
     seed_rng,
 )
@@ -87,7 +90,7 @@ def fit(
     Raises Diverged, Interrupted, OutOfTime, CheckpointError; BusyError where another process trains
     in the folder; ValueError for options that do not fit.
     """
-    check(config, task.device)
+    check_precision(config, task.device)
     with folder.held():
         if folder.state == "new":
             # Without a configuration the folder would be nobody's; the checkpoints say the rest.
