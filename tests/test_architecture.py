@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.explore": {"lab.tasks", "lab.train", "lab.tables", "models", "plot"},
     "lab.cli": {
         *("lab.tasks", "lab.train", "lab.bench", "lab.tables", "lab.minigrid", "lab.report"),
-        *("lab.explore", "command", "models", "riglstm", "scan"),
+        *("lab.explore", "models", "riglstm", "scan"),
     },
     "__main__": {"lab.cli"},
 }

@@ -40,7 +40,7 @@ from riglstm.lab.tasks.balls_films import (
 )
 from riglstm.lab.tasks.base import means
 from riglstm.lab.tasks.datasets import DataError, alone_in
-from riglstm.lab.train.devices import products
+from riglstm.lab.train.config import products
 from riglstm.models import build
 
 Patch = pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from riglstm.lab.bench.timing import METERS, Meter, interleave, spread
 from riglstm.lab.cli import bench
 from riglstm.lab.cli.main import main
 from riglstm.lab.tasks.base import Batch
-from riglstm.lab.train.devices import commit
+from riglstm.lab.train.folder import commit
 from train_task import QUICK, Halves, network
 
 CPU = torch.device("cpu")

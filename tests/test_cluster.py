@@ -23,7 +23,7 @@ import torch
 
 import nodes
 from nodes import Node
-from riglstm.lab.tables.rows import HEAD
+from riglstm.lab.tables.result import HEAD
 from train_helpers import assert_same, last_step
 
 pytestmark = pytest.mark.slow

@@ -26,9 +26,8 @@ import torch
 
 from riglstm.lab.cli import flags
 from riglstm.lab.cli.main import VERBS, main
-from riglstm.lab.train.checkpoints import Checkpoints, read
+from riglstm.lab.train.checkpoints import Checkpoints, read_checkpoint, read_weights
 from riglstm.lab.train.folder import PART, RunFolder
-from riglstm.lab.train.weight_files import read_weights
 from train_helpers import assert_same
 from train_task import SMALL, train
 
@@ -195,7 +194,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_never_resumed_from(tmp_path: Path) -
     train(tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     last, before = folder.checkpoints / "step-60.ckpt", folder.checkpoints / "step-54.ckpt"
-    identity, whole = read(last)["run"], read(before)
+    identity, whole = read_checkpoint(last)["run"], read_checkpoint(before)
     for _ in range(FLIPS):
         with flipped(last, draw) as place:
             said: list[str] = []

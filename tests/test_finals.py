@@ -16,6 +16,7 @@ from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.finals import choices, lacking, plan
 from riglstm.lab.tables.plan import folder_name
 from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, SMALL, block_zoneout
+from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.search import Space, read_space, spec
 from riglstm.lab.tables.table import tables
 from riglstm.models import build
@@ -241,7 +242,7 @@ def test_a_model_that_lacks_trials_is_refused_with_the_command_that_makes_them(
     assert not (tmp_path / "runs").exists()
 
 
-ROW = rows.ResultRow(
+ROW = ResultRow(
     **{"table": "mnist", "model": "lstm", "seed": 1, "metric": "accuracy@16x16", "value": 0.5},
     **{"chosen_on": "validation@14x14", "updates": 9, "seconds": 1.0, "device": "CPU"},
     **{"commit": "c", "budget": SEARCHED, "setting": "14x14", "precision": "tf32", "jobs": 1},
@@ -273,7 +274,7 @@ def test_what_the_other_rule_chose_before_is_not_trained_again(
     assert found == {(f.planned.folder.name, r) for f in made for r in (AT_HOME, SHIFTED)}
 
 
-def cells(found: Sequence[rows.ResultRow]) -> tuple[str, str]:
+def cells(found: Sequence[ResultRow]) -> tuple[str, str]:
     """At 16x16, by both rules."""
     (table,) = tables(found)
     (line,) = table.lines

@@ -11,8 +11,7 @@ from torch import nn
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.copying import Copying
 from riglstm.lab.tasks.images import MNIST
-from riglstm.lab.train.choice import score
-from riglstm.lab.train.config import Fit
+from riglstm.lab.train.config import Fit, score
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.loop import fit
 from riglstm.models import build

@@ -22,12 +22,12 @@ from riglstm.lab.report.readme import BEGIN, END, NOTHING, block
 from riglstm.lab.tables import finals, rows
 from riglstm.lab.tables.plan import folder_name, plan
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, Recipe
-from riglstm.lab.tables.rows import ResultRow
+from riglstm.lab.tables.result import FAILED, ResultRow
 from riglstm.lab.tables.run import export, finished, load
 from riglstm.lab.tables.search import read_lines, read_space
 from riglstm.lab.tables.table import Line, markdown, newest, tables, text_table
 from riglstm.lab.tasks.datasets import DataError
-from riglstm.lab.train.weight_files import write_weights
+from riglstm.lab.train.checkpoints import write_weights
 from test_report import finish, noise, on_digits
 
 ROOT = Path(__file__).parents[1]
@@ -320,7 +320,7 @@ def test_from_three_runs_on_there_is_a_spread_and_below_that_their_values() -> N
 
 
 def test_the_notes_name_seeds_and_what_has_no_run() -> None:
-    failed = replace(ROW, metric=rows.FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
+    failed = replace(ROW, metric=FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
     (table,) = tables([*FOUND, failed])
     assert "Seeds: 0; M=1 RigLSTM: 0, 1, 2 (failed)." in table.notes
     assert table.missing == "GridLSTM, RIM; M=2, M=4, M=8"
@@ -361,7 +361,7 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
 
 
 def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
-    failed = replace(ROW, metric=rows.FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
+    failed = replace(ROW, metric=FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
     text = block(tables([*FOUND, failed, replace(failed, commit="def")]))
     assert cells(text, "RigLSTM")[2:4] == ["2, 1 failed", "**100.0**"]
     (table,) = tables([*FOUND, failed])

@@ -27,9 +27,9 @@ from riglstm.lab.tables.run import evaluate
 from riglstm.lab.tables.table import markdown, text_table
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.tasks.datasets import Images as Files
+from riglstm.lab.train.checkpoints import read_weights, save_weights, write_weights
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.weight_files import read_weights, save_weights, write_weights
 
 VALUES = {"4x4": 0.5, "5x5": 0.25}
 STEP = 7

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import RECIPES, SMALL, TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
 from riglstm.lab.tables.run import build, evaluate, load, run
+from riglstm.lab.train.checkpoints import load_weights
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
-from riglstm.lab.train.weight_files import load_weights
 from riglstm.models import MODELS
 from train_helpers import last_step
 
@@ -171,16 +170,6 @@ def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use(
         assert replace(found.spec, **{part: other}).digest() != digest
     options = {**found.spec.model_options, "forget_bias": 1.0}
     assert replace(found.spec, model_options=options).digest() != digest
-
-
-def test_a_run_with_other_options_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    (other / "result.json").unlink()
-    config = json.loads(json.dumps(SPEC.resolved()))
-    config["fit"]["input_rate"] = 0.5
-    with pytest.raises(ValueError, match=r"fit\.input_rate is 1\.0 there, 0\.5 here"):
-        RunFolder(other).begin(config, command="", device="cpu", resume=True)
 
 
 def test_a_soft_update_is_one_run_whatever_words() -> None:

@@ -17,6 +17,7 @@ from riglstm.lab.tables.paper import PAPER, value
 from riglstm.lab.tables.plan import Planned, RunSpec, plan, state
 from riglstm.lab.tables.recipes import MEASURED_ROWS, NAMES, RECIPES, TABLES, Budget, Row, stem
 from riglstm.lab.tables.reproduce import Rendered
+from riglstm.lab.tables.result import ResultRow, csv_text
 from riglstm.lab.tables.table import (
     Cell,
     Line,
@@ -519,7 +520,7 @@ def test_what_a_file_says_is_no_markup_in_a_table() -> None:
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in text.splitlines()[2:5])
 
 
-ROW = rows.ResultRow(
+ROW = ResultRow(
     *("copying", "riglstm", 0, "accuracy@P=100", 1 / 3, "validation@P=50", 500, 60.5),
     *("NVIDIA H200", "abc", "quick", "M=1", "tf32", 4, "87654321"),
     "copying-riglstm-seed0-12345678",
@@ -567,7 +568,7 @@ def test_who_adds_rows_waits_until_nobody_else_does(
     other = replace(ROW, seed=1)
     rows.append(path, [ROW])
 
-    def busy(path: Path) -> list[rows.ResultRow]:
+    def busy(path: Path) -> list[ResultRow]:
         with path.open("ab") as second, pytest.raises(BlockingIOError):
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return read(path)
@@ -603,7 +604,7 @@ def test_a_row_that_would_not_be_taken_is_not_written(
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (rows.csv_text([ROW]), r"the new row of .*: expected 0.33.*, got 0.5"),
+        (csv_text([ROW]), r"the new row of .*: expected 0.33.*, got 0.5"),
         ("a,b\n1,2\n", r"line 1: expected the columns table,model,.*got a,b"),
     ],
 )

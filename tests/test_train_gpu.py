@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import riglstm.lab.train.graphed
 from riglstm.lab.tasks.base import Batch
-from riglstm.lab.train.checkpoints import read
+from riglstm.lab.train.checkpoints import read_checkpoint
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import graphed
@@ -87,7 +87,7 @@ def test_averaged_weights_do_not_disturb_what_is_captured(
     assert captures == [30, 30]
     for a, b in zip(averaged.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
-    (state,) = (read(file) for file in (tmp_path / "a" / "checkpoints").glob("step-30.ckpt"))
+    state = read_checkpoint(tmp_path / "a" / "checkpoints" / "step-30.ckpt")
     mean = state["average"]
     apart = [(m - w.cpu()).abs().max() for m, w in zip(mean, averaged.parameters(), strict=True)]
     assert 1e-3 < max(apart) < 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riglstm.lab.train.checkpoints import read
+from riglstm.lab.train.checkpoints import read_checkpoint
 from riglstm.lab.train.folder import RunFolder
 
 # Its children are forked from one process that has torch and Lightning loaded: a start costs
@@ -36,7 +36,7 @@ def finish(process: ForkServerProcess) -> int | None:
 def outcome(path: Path) -> dict[str, Any]:
     """Everything that a run leaves, but for times."""
     folder = RunFolder(path)
-    checkpoints = {file.name: read(file) for file in folder.checkpoints.iterdir()}
+    checkpoints = {file.name: read_checkpoint(file) for file in folder.checkpoints.iterdir()}
     for checkpoint in checkpoints.values():
         for name in ("seconds", "pause"):
             del checkpoint[name]

@@ -11,7 +11,7 @@ from torch import nn
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.train import loop
-from riglstm.lab.train.devices import rank
+from riglstm.lab.train.config import rank
 
 fit, update = loop.fit, loop.Training._update
 

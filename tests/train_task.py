@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.lab.tasks.base import Batch, Metric, Split, Totals, generator, part
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import rank
+from riglstm.lab.train.config import Fit, rank
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models import build
 from riglstm.models.base import Core

@@ -1,7 +1,8 @@
 """Signals and streams of the command `riglstm`, set before torch loads; nothing elsewhere.
 
-Ctrl-C ends a command that is still loading, which takes seconds, without a traceback. A standard
-stream that is closed is opened, or the next file that is opened would be taken for it.
+Ctrl-C ends a command that is still loading, which takes seconds, without a traceback; its
+`main` sets Python's own handler again. A standard stream that is closed is opened, or the next file
+that is opened would be taken for it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,6 @@ def _is_command() -> bool:
     name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     words = sys.orig_argv
     return name in SCRIPTS or (name == "-m" and "riglstm" in words[words.index("-m") + 1 :][:1])
-
-
-def restore_ctrl_c() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt again, once everything is loaded."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if _is_command() and threading.current_thread() is threading.main_thread():

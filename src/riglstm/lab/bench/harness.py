@@ -6,6 +6,7 @@ loss, backward, clipping, Adam. Evaluations and checkpoints are left out, the lo
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,11 +18,9 @@ from torch import nn
 
 from riglstm.lab.bench.timing import Spread, spread
 from riglstm.lab.tasks.base import Batch, Task
-from riglstm.lab.train.config import Fit, rate
-from riglstm.lab.train.devices import autocast, products
+from riglstm.lab.train.config import Fit, autocast, fork_rng, products, rate
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
-from riglstm.lab.train.rng import fork_rng
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,6 @@ class Clocked:
         return getattr(self.task, name)
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        """The task's own batch."""
         if step == self.first:
             self.since = self._now()
         if step == self.last:
@@ -111,7 +109,7 @@ def _bare(net: nn.Module, task: Any, config: Fit, seed: int) -> None:
     with (
         fork_rng(task.device),
         products(config.precision, task.device),
-        captured(net.get_submodule("core"), capture),
+        captured(net.get_submodule("core")) if capture else contextlib.nullcontext(),
     ):
         for step in range(config.updates):
             batch = task.batch(seed, step)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from riglstm.checks import fitting_cells
 from riglstm.lab.bench.timing import METERS, Spread, interleave, spread
-from riglstm.lab.train.config import Precision
-from riglstm.lab.train.devices import autocast, products
+from riglstm.lab.train.config import Precision, autocast, products
 from riglstm.layer import RigLSTM
 from riglstm.scan import resolve
 

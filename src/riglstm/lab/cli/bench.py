@@ -30,9 +30,8 @@ from riglstm.lab.minigrid.levels import available, family
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.table import TextTable, markdown
 from riglstm.lab.tasks.copying import Copying
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import commit, device_name, pick
-from riglstm.lab.train.folder import atomic_write
+from riglstm.lab.train.config import Fit, device_name, pick
+from riglstm.lab.train.folder import atomic_write, commit
 from riglstm.models import build
 
 Table: TypeAlias = Literal["speed", "widths", "rules", "minigrid", "harness"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from riglstm import __version__, command
+from riglstm import __version__
 from riglstm.lab.cli import (
     UsageError,
     bench,
@@ -26,7 +27,7 @@ from riglstm.lab.cli import (
     train,
 )
 from riglstm.lab.tables.executor import in_words
-from riglstm.lab.train.devices import rank
+from riglstm.lab.train.config import rank
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "demo": demo.main,
@@ -81,7 +82,9 @@ WRITES = ("demo", "train", "export", "reproduce", "sweep", "report")
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
-    command.restore_ctrl_c()
+    # Everything is loaded: what `riglstm.command` has set gives way to KeyboardInterrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     args = sys.argv[1:] if args is None else args
     # The profiler that counts memory would write its own log between the lines.
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")

@@ -16,8 +16,7 @@ from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, r
 from riglstm.lab.tables.reproduce import reproduce, unfinished
 from riglstm.lab.tables.run import say
 from riglstm.lab.tables.table import extent
-from riglstm.lab.train.config import Precision
-from riglstm.lab.train.devices import launched
+from riglstm.lab.train.config import Precision, launched
 from riglstm.lab.train.folder import RunFolder
 
 MINIGRID = "minigrid"

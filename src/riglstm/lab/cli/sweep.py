@@ -15,6 +15,7 @@ from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.recipes import TABLES
+from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.run import open_data, run, say
 from riglstm.lab.tables.table import markdown, tables, text_table
 from riglstm.lab.train.stopping import Deadline
@@ -121,7 +122,7 @@ def _finals(
     ready = [model for model in models if model not in refused]
     table = config.results / f"{space.table}.csv"
 
-    def there() -> list[rows.ResultRow]:
+    def there() -> list[ResultRow]:
         return rows.read(table) if table.exists() else []
 
     def left() -> list[finals.Final]:

@@ -15,8 +15,7 @@ from riglstm.lab.tables.plan import PLACE, RunSpec
 from riglstm.lab.tables.result import read_reason, read_record
 from riglstm.lab.tables.run import run
 from riglstm.lab.tasks.base import options as task_options
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import rank
+from riglstm.lab.train.config import Fit, rank
 from riglstm.lab.train.folder import RunFolder, differences
 from riglstm.lab.train.stopping import OutOfTime
 from riglstm.models import MODELS, options_of

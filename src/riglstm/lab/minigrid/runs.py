@@ -23,10 +23,8 @@ from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete, unfinished
 from riglstm.lab.tables.result import sessions
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import commit, device_name, pick
-from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.rng import fork_rng
+from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
+from riglstm.lab.train.folder import RunFolder, commit
 from riglstm.lab.train.stopping import Diverged
 
 if TYPE_CHECKING:
@@ -181,7 +179,7 @@ def evaluate(
 
 def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]:
     """A finished run: what it was, and the network with its last weights, in eval mode."""
-    from riglstm.lab.train.weight_files import load_weights
+    from riglstm.lab.train.checkpoints import load_weights
 
     folder = RunFolder(path)
     spec = GridSpec.from_json(folder.read_json(folder.config))

@@ -11,8 +11,15 @@ from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.tables.plan import Planned, digest
 from riglstm.lab.tables.reproduce import Rendered
-from riglstm.lab.tables.result import RunFiles, check_result, read_files, refused
-from riglstm.lab.tables.rows import FAILED, ResultRow, rows_of
+from riglstm.lab.tables.result import (
+    FAILED,
+    ResultRow,
+    RunFiles,
+    check_result,
+    read_files,
+    refused,
+    rows_of,
+)
 from riglstm.lab.tables.table import SPREAD, Table, bullets, line, markdown, text_table
 from riglstm.lab.train.folder import RunFolder, differences
 

@@ -24,11 +24,10 @@ from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import PPO, Agent, check_count, small_products
 from riglstm.lab.minigrid.spec import TEST_SEED
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.train.checkpoints import Checkpoints
+from riglstm.lab.train.checkpoints import Checkpoints, save_weights
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import Bar, Log
 from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest
-from riglstm.lab.train.weight_files import save_weights
 from riglstm.models.episodes import stepper
 
 SECONDS = 30.0

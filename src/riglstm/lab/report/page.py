@@ -29,8 +29,7 @@ from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.copying import Copying
 from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import pick
+from riglstm.lab.train.config import Fit, pick
 from riglstm.lab.train.folder import atomic_write
 from riglstm.plot.trace import number
 

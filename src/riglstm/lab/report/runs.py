@@ -17,8 +17,15 @@ from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.tables.plan import Planned, digest, plan
 from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
-from riglstm.lab.tables.result import CHOSEN, Record, RunError, read_record, refused
-from riglstm.lab.tables.rows import ResultRow, rows_of
+from riglstm.lab.tables.result import (
+    CHOSEN,
+    Record,
+    ResultRow,
+    RunError,
+    read_record,
+    refused,
+    rows_of,
+)
 from riglstm.lab.tables.table import RULES, Table, check_figures, line, table_of_runs, yardsticks
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models import MODELS

@@ -20,9 +20,8 @@ from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.tables.run import core_options
 from riglstm.lab.tables.table import TextTable, markdown, number
 from riglstm.lab.tasks.common import TokenNetwork
-from riglstm.lab.train.config import Fit
-from riglstm.lab.train.devices import commit, device_name, pick, products
-from riglstm.lab.train.rng import fork_rng
+from riglstm.lab.train.config import Fit, device_name, fork_rng, pick, products
+from riglstm.lab.train.folder import commit
 
 B = 64
 SIZES = (19, 24, 32)

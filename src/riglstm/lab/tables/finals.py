@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from riglstm.lab.tables import search
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, state
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, recipe
-from riglstm.lab.tables.result import read_record
-from riglstm.lab.tables.rows import ResultRow, rows_of
+from riglstm.lab.tables.result import ResultRow, read_record, rows_of
 from riglstm.lab.tables.search import Space
 
 

@@ -31,8 +31,7 @@ from riglstm.lab.tables.executor import (
     attend,
 )
 from riglstm.lab.tables.run import say
-from riglstm.lab.train.devices import commit
-from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.folder import RunFolder, commit
 from riglstm.lab.train.stopping import NEVER, Deadline
 
 HERE = "ray"

@@ -14,7 +14,7 @@ from riglstm import RigLSTM
 from riglstm.lab import tasks
 from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
 from riglstm.lab.tasks.base import TaskConfig, options
-from riglstm.lab.train.config import FREE, Fit, Precision
+from riglstm.lab.train.config import FREE, Fit, Precision, check_whole
 from riglstm.lab.train.folder import RunFolder, differences
 from riglstm.models import MODELS, options_of
 from riglstm.models.rig import changes_of, settled
@@ -69,8 +69,7 @@ class RunSpec:
         known = tuple(f.name for f in fields(tasks.find(self.task)))  # type: ignore[arg-type]
         _check_known("task", self.task, self.task_options, known)
         check_options(self.model, self.model_options)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"the seed must be a whole number from 0 on, got {self.seed!r}")
+        check_whole("the seed", self.seed, least=0)
         if self.seed >= SEEDS:
             raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
         if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
@@ -161,14 +160,12 @@ def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dic
 
 def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options that were not given, but for those that a variant sets and those of the machine."""
-    signatures = [MODELS[model], RigLSTM] if model == "riglstm" else [MODELS[model]]
-    parameters = {n: p for s in signatures for n, p in inspect.signature(s).parameters.items()}
-    changed = changes_of(given)
-    return {
-        name: parameters[name].default
-        for name in options_of(model)
-        if name not in (*PLACE, *changed, *given)
-    }
+    parameters = dict(inspect.signature(MODELS[model]).parameters)
+    set_already = {*PLACE, *given}
+    if model == "riglstm":
+        parameters |= inspect.signature(RigLSTM).parameters
+        set_already |= changes_of(given).keys()
+    return {n: parameters[n].default for n in options_of(model) if n not in set_already}
 
 
 def check_options(model: str, given: Mapping[str, Any]) -> None:

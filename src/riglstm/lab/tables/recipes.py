@@ -43,6 +43,11 @@ class Row:
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
 
+    @property
+    def name(self) -> str:
+        """As its runs are named: the model, or the ablation that it is."""
+        return str(self.options.get("variant") or self.model)
+
     def data(self, setting: str) -> dict[str, Any]:
         """All that it changes in the recipe's task in a setting."""
         return {**self.task, **self.task_in.get(setting, {})}
@@ -520,13 +525,13 @@ def recipe(name: str, budget: Budget) -> Recipe:
     return recipes[budget]
 
 
-def stem(name: str, budget: Budget | None, precision: Precision | None = None) -> str:
+def stem(name: str, budget: Budget, precision: Precision | None = None) -> str:
     """The name of a table's files: a quick one must never take the place of the other.
 
     Nor one in another precision than the recipe's.
     """
-    said = name if budget in ("paper", None) else f"{name}-{budget}"
-    if budget is None or precision is None or precision == recipe(name, budget).fit.precision:
+    said = name if budget == "paper" else f"{name}-{budget}"
+    if precision is None or precision == recipe(name, budget).fit.precision:
         return said
     return f"{said}-{precision}"
 

@@ -14,6 +14,7 @@ from riglstm.lab.tables import rows
 from riglstm.lab.tables.executor import Executor, InProcess, Processes, make_runs
 from riglstm.lab.tables.plan import Planned, plan, state
 from riglstm.lab.tables.recipes import TABLES, Budget, recipe, stem
+from riglstm.lab.tables.result import ResultRow, csv_text
 from riglstm.lab.tables.run import Make, open_data, run
 from riglstm.lab.tables.table import markdown, table_of_runs, text_table
 from riglstm.lab.train.folder import atomic_write
@@ -28,7 +29,7 @@ class Rendered:
     """A table for readers, and its rows for programs."""
 
     markdown: str
-    rows: Sequence[rows.ResultRow] | None = None
+    rows: Sequence[ResultRow] | None = None
     """None: it is not made from rows."""
 
     def write(self, folder: Path, name: str) -> tuple[Path, ...]:
@@ -53,7 +54,7 @@ class Rendered:
     def _files(self, folder: Path, name: str) -> dict[Path, str]:
         files = {folder / f"{name}.md": self.markdown}
         if self.rows is not None:
-            files[folder / f"{name}.csv"] = rows.csv_text(self.rows)
+            files[folder / f"{name}.csv"] = csv_text(self.rows)
         return files
 
 
@@ -170,15 +171,15 @@ def complete(
     )
 
 
-SEED = re.compile(r".*-seed(\d+)-[0-9a-f]{8}")
+FOLDER = re.compile(r"(.+)-seed(\d+)-[0-9a-f]{8}")
 
 
 def begun(name: str, asked: Sequence[Planned], budget: Budget, root: Path | str) -> list[Planned]:
     """The runs of all rows that have one, and those of other seeds than asked for."""
-    seeds, fit = {p.spec.seed for p in asked}, asked[0].spec.fit
-    there = (SEED.fullmatch(path.name) for path in Path(root).glob(f"{TABLES[name].task}-*"))
-    every = sorted({*seeds, *(int(match[1]) for match in there if match)})
-    every_row = list(recipe(name, budget).rows)
-    found = plan(name, every_row, every, budget, root, fit.device, precision=fit.precision)
+    seeds, fit, task = {p.spec.seed for p in asked}, asked[0].spec.fit, TABLES[name].task
+    there = [m for path in Path(root).glob(f"{task}-*") if (m := FOLDER.fullmatch(path.name))]
+    named, every = {m[1] for m in there}, sorted({*seeds, *(int(m[2]) for m in there)})
+    begun = [k for k, row in recipe(name, budget).rows.items() if f"{task}-{row.name}" in named]
+    found = plan(name, begun, every, budget, root, fit.device, precision=fit.precision)
     with_runs = {p.row for p in found if p.state != "new"}
     return [p for p in found if p.row in with_runs and (p.spec.seed in seeds or p.state != "new")]

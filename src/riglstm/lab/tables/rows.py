@@ -1,110 +1,24 @@
-"""Results as rows of a CSV file, one figure a row; rows are added and never changed."""
+"""CSV files of result rows: read, checked, and added to; a row is never changed."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, TABLES
-from riglstm.lab.tables.result import CHOSEN, MOST, RunFiles, most_jobs, read_cost, sessions
+from riglstm.lab.tables.result import CHOSEN, FAILED, HEAD, MOST, TYPES, ResultRow, csv_text
 from riglstm.lab.train.config import Precision
-from riglstm.lab.train.folder import RunFolder
 
-
-@dataclass(frozen=True)
-class ResultRow:
-    """One figure of one run, with what leads back to the run."""
-
-    table: str
-    model: str
-    seed: int
-    metric: str
-    """With its condition: accuracy@19x19; or FAILED, of a run that has no figures."""
-    value: float
-    """As measured: a share from 0 to 1, or nats; 1 for a run that failed."""
-    chosen_on: str
-    """The data that chose the checkpoint: validation@14x14; empty where none was chosen."""
-    updates: int
-    seconds: float
-    device: str
-    commit: str
-    budget: str
-    setting: str
-    """What the model was trained in: M=2."""
-    precision: str
-    """Of matrix products: fp32, tf32, bf16."""
-    jobs: int
-    """Runs that shared the device, and its time: `seconds` are of the clock on the wall."""
-    recipe: str
-    """A digest of the run's configuration without its seed: runs that have it are alike."""
-    run: str
-    """The name of the run's folder, which ends in a digest of its configuration."""
-    trial: str = ""
-    """Of a search: the trial that the recipe is of; empty where the recipe was not searched."""
-    rule: str = ""
-    """The rule, or the two, that chose the trial; empty where there was none to choose."""
-
-    @property
-    def condition(self) -> str:
-        """Where the figure was measured; empty for a run that failed."""
-        return self.metric.partition("@")[2]
-
-    def counts_by(self, rule: str) -> bool:
-        """Whether the run's recipe is the one of that rule; one that nobody searched is of both."""
-        return not self.rule or rule in self.rule.split(", ")
-
-
-FAILED = "failed"
-"""The metric of a run that diverged."""
-TYPES = {f.name: str(f.type) for f in fields(ResultRow)}
-HEAD = tuple(TYPES)
 LEAST = {"jobs": 1}
 """Of columns of numbers; of all others 0."""
 LONGEST = 1000
 """Characters of a text."""
 SHOWN = 20
 """Faults that a message lists."""
-
-
-def rows_of(run: RunFiles, /, **identity: Any) -> list[ResultRow]:
-    """The figures of a run that is done, or one row of a run that failed.
-
-    `identity`: table, model, seed, budget, setting, precision, recipe and run of the rows; trial
-    and rule of a recipe that was searched.
-    """
-    folder, figures = RunFolder(run.path), [(FAILED, 1.0, "")]
-    if run.result is not None:
-        said: Mapping[str, Any] = run.result
-        figures = [
-            (f"{r['metric']}@{r['condition']}", r["value"], r["chosen_on"]) for r in run.rows
-        ]
-    elif run.state == "failed":
-        said = read_cost(folder)
-        if run.run:
-            places = {key: sessions(folder, key) for key in ("device", "commit")}
-            said = {**said, **places, "jobs": most_jobs(folder)}
-    else:
-        return []
-    return [
-        ResultRow(
-            **identity,
-            metric=metric,
-            value=value,
-            chosen_on=chosen_on,
-            updates=said["updates"],
-            seconds=said["seconds"],
-            device=said.get("device") or "",
-            commit=said.get("commit") or "",
-            jobs=said.get("jobs", 1),
-        )
-        for metric, value, chosen_on in figures
-    ]
 
 
 class RowError(ValueError):
@@ -142,7 +56,7 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
         if other:
             raise RowError(other)
         content = csv_text(new, head=not before).encode()
-        if before and new and not _ends_in_newline(path):
+        if before and new and not path.read_bytes().endswith(b"\n"):
             content = b"\n" + content
         try:
             if file.write(content) != len(content):
@@ -154,14 +68,6 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
     return len(new)
 
 
-def csv_text(rows: Iterable[ResultRow], head: bool = True) -> str:
-    """Rows as lines of a CSV file."""
-    text = io.StringIO()
-    lines = [HEAD] if head else []
-    csv.writer(text, lineterminator="\n").writerows([*lines, *map(astuple, rows)])
-    return text.getvalue()
-
-
 def lock(handle: int) -> None:
     """No other program adds rows to the file until it is closed."""
     # Windows has no fcntl, and some network file systems have no locks: then there is none.
@@ -169,12 +75,6 @@ def lock(handle: int) -> None:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX)
-
-
-def _ends_in_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"
 
 
 def read_folder(folder: Path) -> list[ResultRow]:

@@ -22,10 +22,8 @@ from riglstm import models
 from riglstm.lab.tables.plan import Planned, RunSpec, state
 from riglstm.lab.tables.result import CHOSEN, check_result, most_jobs, read_record, sessions
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.choice import score
-from riglstm.lab.train.devices import check, commit, device_name, pick
-from riglstm.lab.train.folder import BusyError, RunFolder
-from riglstm.lab.train.rng import fork_rng, seed_rng
+from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
+from riglstm.lab.train.folder import BusyError, RunFolder, commit
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
 
 CPU = torch.device("cpu")
@@ -80,7 +78,7 @@ def run(
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     with folder.held():
         device = pick(spec.fit)
-        check(spec.fit, device)
+        check_precision(spec.fit, device)
         task, net = build(spec, device, data_dir, say if progress else None)
         # Data that cannot be read or made is told of before there is a run.
         task.ready()
@@ -183,8 +181,8 @@ def tested(
     """Figures on test data: by the weights that the training condition chose, then by those that
     the condition itself did, where it is another. `weights_of`: the file, by its update; `show`
     hears how far it is."""
+    from riglstm.lab.train.checkpoints import load_weights
     from riglstm.lab.train.progress import tell_testing
-    from riglstm.lab.train.weight_files import load_weights
 
     rows = []
     for chooser in dict.fromkeys((task.trained_on, *conditions)):
@@ -257,7 +255,7 @@ def finished(path: Path | str) -> Finished:
     """What a run's folder says, or an exported file."""
     path = Path(path)
     if path.is_file():
-        from riglstm.lab.train.weight_files import read_metadata
+        from riglstm.lab.train.checkpoints import read_metadata
 
         text = read_metadata(path).get(KEY)
         if text is None:
@@ -296,7 +294,7 @@ def _read_metadata(text: str, path: Path) -> tuple[dict[str, Any], dict[str, Any
 
 def export(path: Path | str, to: Path) -> Path:
     """Write a run's chosen weights to a file that is enough to test it; returns the file."""
-    from riglstm.lab.train.weight_files import read_weights, write_weights
+    from riglstm.lab.train.checkpoints import read_weights, write_weights
 
     run = finished(path)
     result = {
@@ -349,7 +347,7 @@ def load(
     They are those that were best on validation data of the training condition. The network is in
     eval mode.
     """
-    from riglstm.lab.train.weight_files import load_weights
+    from riglstm.lab.train.checkpoints import load_weights
 
     spec, result, weights_of = finished(path)
     chosen = result["chosen"]
@@ -368,7 +366,7 @@ def load(
 
 def check_finite(file: Path) -> None:
     """Raise ValueError for weights that are no numbers: what they compute is no result."""
-    from riglstm.lab.train.weight_files import read_weights
+    from riglstm.lab.train.checkpoints import read_weights
 
     weights = read_weights(file)
     bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]

@@ -25,8 +25,15 @@ from riglstm.lab.tables.recipes import (
     Recipe,
     recipe,
 )
-from riglstm.lab.tables.result import CHOSEN, RunError, RunFiles, read_record
-from riglstm.lab.tables.rows import FAILED, ResultRow, rows_of
+from riglstm.lab.tables.result import (
+    CHOSEN,
+    FAILED,
+    ResultRow,
+    RunError,
+    RunFiles,
+    read_record,
+    rows_of,
+)
 
 ENOUGH = 3
 """Runs from which on a mean and a spread say more than the runs themselves."""
@@ -46,7 +53,6 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """The mean over runs."""
         return statistics.fmean(self.values)
 
     def figures(self) -> str:

@@ -1,19 +1,25 @@
-"""Checkpoints to resume from: written atomically, checked when read, the last two kept.
+"""Checkpoints to resume from, and a network's weights; written atomically, checked when read.
 
-A line with the SHA-256 of the rest, then a file of torch's own. The sum is compared before anything
-is parsed, and nothing in the file is executed. Each says which run it is of.
+A checkpoint is a line with the SHA-256 of the rest, then a file of torch's own; the last two are
+kept, and each says which run it is of. The state of the random generators is part of it. Weights
+are safetensors: what people share, and what a run is tested with. The file's metadata has its
+SHA-256, taken with zeros in that place. A sum is compared before anything is parsed, so that no
+other number comes of a file that is damaged, and nothing in a file is executed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
 
 from riglstm.lab.train.folder import RunFolder, atomic_write, differences
 
@@ -59,7 +65,7 @@ class Checkpoints:
         faults: list[str] = []
         for number, path in enumerate(paths):
             try:
-                checkpoint = read(path)
+                checkpoint = read_checkpoint(path)
                 self._check_identity(path, checkpoint)
             except UnusableError as error:
                 faults.append(str(error))
@@ -78,7 +84,7 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write the checkpoint after that many updates, then remove those that are too old."""
         path = self.path(step)
-        write({**state, "run": self.identity}, path)
+        write_checkpoint({**state, "run": self.identity}, path)
         self.kept = [path, *(other for other in self.kept if other != path)]
         for old in self.kept[KEPT:]:
             old.unlink(missing_ok=True)
@@ -91,7 +97,7 @@ class Checkpoints:
             raise UnusableError(f"{path.name} is of another run ({'; '.join(found[:3])}{more})")
 
 
-def write(checkpoint: Mapping[str, Any], path: Path) -> None:
+def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """Write a whole checkpoint, or none."""
     # In memory first: of a full disk torch's own writer says nothing that helps.
     whole = io.BytesIO()
@@ -101,7 +107,7 @@ def write(checkpoint: Mapping[str, Any], path: Path) -> None:
         file.write(whole.getbuffer())
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, after its sum was compared."""
     try:
         content = path.read_bytes()
@@ -128,3 +134,90 @@ def _sum(content: bytes | memoryview) -> bytes:
 def _step(path: Path) -> int:
     """The updates in a checkpoint, by its name."""
     return int(path.stem.removeprefix("step-"))
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of the generators of the CPU and of `device`, for a checkpoint."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set the generators as a checkpoint has them."""
+    torch.set_rng_state(state["cpu"])
+    # A run may be resumed on another kind of device.
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+NONE_YET = "0" * 64
+SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+
+
+def save_weights(net: nn.Module, path: Path) -> None:
+    """Write the weights, under the names of the network's state_dict."""
+    write_weights(net.state_dict(), path)
+
+
+def load_weights(net: nn.Module, path: Path) -> None:
+    """Read what `save_weights` wrote into a network of the same form."""
+    tensors = read_weights(path)
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path} holds the weights of another network: {error}; "
+            "build the network with the options of its run"
+        ) from error
+
+
+def write_weights(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a whole file, or none."""
+    # Copies, as safetensors refuses tensors that share memory.
+    copies = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
+    content = save(copies, {**(metadata or {}), "sha256": NONE_YET})
+    own = hashlib.sha256(content).hexdigest()
+    with atomic_write(path) as file:
+        file.write(content.replace(_field(NONE_YET), _field(own), 1))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file."""
+    return load(_verified(path))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file."""
+    content = _verified(path)
+    size = int.from_bytes(content[:8], "little")
+    said: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
+    return said
+
+
+def _verified(path: Path) -> bytes:
+    """The bytes of a file that `write_weights` wrote, and that nothing has changed since."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(
+            f"expected weights in {path}, got no such file; the run that wrote them is not whole"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"{path} must hold weights as safetensors, got: {error}") from error
+    said = SUM.search(content)
+    blank = content if said is None else content.replace(said[0], _field(NONE_YET), 1)
+    if said is None or hashlib.sha256(blank).hexdigest() != said[1].decode():
+        raise ValueError(
+            f"{path} must hold weights as safetensors, with their sha256 in its metadata, got "
+            f"{'none' if said is None else 'another sha256: the file is damaged'}; take another "
+            "copy, or train or export anew"
+        )
+    return content
+
+
+def _field(digest: str) -> bytes:
+    return b'"sha256":"%s"' % digest.encode()

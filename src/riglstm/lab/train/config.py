@@ -1,11 +1,26 @@
-"""How a network is trained: the options of `fit`, and the step size that follows from them."""
+"""How and on what a network is trained: the options of `fit`, and all that follows from them.
+
+The optimizer and its step size; the device, this process among several, the precision of products,
+and the random generators of a device.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import platform
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeGuard, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, get_args
+
+import torch
+from torch import nn
+from torch.optim import Adam, AdamW, Optimizer
+
+from riglstm import no_decay_parameters
+from riglstm.lab.tasks.base import Split, Task, Totals
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
@@ -102,6 +117,21 @@ def check_device(device: str) -> None:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
 
 
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise ValueError where an option is no whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+
+
+def _positive(name: str, value: object) -> None:
+    if not _number(value) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {value!r}")
+
+
+def _number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def rate(config: Fit, step: int) -> float:
     """Adam's step size in the update that follows `step` updates."""
     if step < config.warmup:
@@ -116,16 +146,158 @@ def rate(config: Fit, step: int) -> float:
     return config.lr
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Raise ValueError where an option is no whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+FACTOR = "factor"
+"""Of a group's step size, in the optimizer's groups."""
 
 
-def _positive(name: str, value: object) -> None:
-    if not _number(value) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number above 0, got {value!r}")
+def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
+    """Adam; what has a step size or a decay of its own is a group of its own."""
+    named = list(net.named_parameters())
+    if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
+        raise ValueError(
+            "input_rate must be 1 for a network without tables of tokens and without maps to "
+            f"views, got {config.input_rate}; leave it out"
+        )
+    if config.input_rate == 1 and config.weight_decay == 0:
+        return Adam(net.parameters(), config.lr, fused=True)
+    free = set(no_decay_parameters(net))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        factor = config.input_rate if _of_input(name) else 1.0
+        decay = 0.0 if parameter in free else config.weight_decay
+        groups.setdefault((factor, decay), []).append(parameter)
+    own: list[dict[str, Any]] = [
+        {"params": parameters, FACTOR: factor, "weight_decay": decay}
+        for (factor, decay), parameters in groups.items()
+    ]
+    return (AdamW if config.weight_decay else Adam)(own, config.lr, fused=True)
 
 
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _of_input(name: str) -> bool:
+    """True for the parameters that cells are chosen by: tables of tokens, maps to views."""
+    own = name.rpartition(".")[2]
+    return name.startswith("tables.") or own.startswith(("weight_in_", "bias_in_"))
+
+
+def rank() -> int:
+    """The number of this process among those of a run; 0 for the first, or the only one."""
+    # Without torchrun RANK is somebody else's; Fabric tells the processes it starts LOCAL_RANK.
+    name = "LOCAL_RANK" if launched() is None else "RANK"
+    return int(os.environ.get(name) or 0)
+
+
+def launched() -> int | None:
+    """The number of processes that torchrun has started for this run; None: it has not."""
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def pick(config: Fit) -> torch.device:
+    """The device of this process."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        return _gpu(device, config.devices)
+    most = max(8, os.cpu_count() or 1)
+    if config.devices > most:
+        raise ValueError(
+            f"devices must be at most {most} on this CPU, a process to a core, got "
+            f"{config.devices}; use fewer"
+        )
+    return device
+
+
+def _gpu(device: torch.device, devices: int) -> torch.device:
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    several = (launched() or devices) > 1
+    if several and device.index is not None:
+        raise ValueError(
+            f"several processes take one GPU each, from the first on: expected device cuda, "
+            f"got {device}; set CUDA_VISIBLE_DEVICES to choose among GPUs"
+        )
+    local = int(os.environ.get("LOCAL_RANK") or 0) if several else 0
+    index = device.index if device.index is not None else local
+    wanted = max(index + 1, devices if launched() is None else 0)
+    if wanted > there:
+        raise ValueError(
+            f"this needs {wanted} GPUs, and torch sees {there}; "
+            "use fewer devices, another device, or --device cpu"
+        )
+    return torch.device("cuda", index)
+
+
+def check_precision(config: Fit, device: torch.device) -> None:
+    """Raise ValueError for a precision that the device cannot train in."""
+    if config.precision == "tf32" and device.type != "cuda":
+        raise ValueError(
+            f"precision tf32 is a mode of NVIDIA GPUs, got device {device}; use fp32 or bf16"
+        )
+
+
+@contextlib.contextmanager
+def products(precision: Precision, device: torch.device) -> Iterator[None]:
+    """A context with matrix products in fp32 or TF32, as asked, however torch is set.
+
+    On a CPU TF32 is fp32: a run of a GPU can be tested there. bf16 is autocast's, see `autocast`;
+    what stays in fp32 then is fp32.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
+
+
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """The context of a forward pass: bf16 by autocast, or nothing."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def score(
+    net: nn.Module,
+    task: Task,
+    condition: str,
+    split: Split,
+    *,
+    precision: Precision = "fp32",
+    share: tuple[int, int] = (0, 1),
+) -> Totals:
+    """`task.score` in eval mode, without gradients, in the precision of the training.
+
+    Training and the tests after it come here, so that both give the same figures.
+    """
+    training = net.training
+    net.eval()
+    try:
+        with torch.no_grad(), products(precision, task.device), autocast(precision, task.device):
+            return task.score(net, condition, split, share)
+    finally:
+        net.train(training)
+
+
+def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """A context that leaves the generators of the CPU and of `device` as it found them."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def seed_rng(seed: int, device: torch.device) -> None:
+    """Seed what `fork_rng` restores, and nothing else: torch's own seeds every GPU it sees."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def device_name(device: torch.device) -> str:
+    """The device as tables name it: "NVIDIA H200", "CPU (aarch64, 2 threads)"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type.upper()} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -21,19 +21,26 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import importlib.metadata
 import json
 import os
+import platform
 import re
+import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import torch
 from filelock import FileLock, Timeout
 
-from riglstm.lab.train.config import FREE
-from riglstm.lab.train.devices import rank, surroundings
+import riglstm
+from riglstm.lab.tasks import offered
+from riglstm.lab.train.config import FREE, rank
 from riglstm.lab.train.stopping import Diverged
 
+PACKAGES = ("pytorch-lightning", "numpy", "safetensors", "triton")
+"""Recorded with every run, beside torch."""
 PART = ".part"
 MADE: dict[str, str] = {
     "": r"(config|run|result|failed)\.json|metrics\.csv",
@@ -277,7 +284,6 @@ def _unfinished(name: str) -> str:
 
 
 def _remove_empty(folders: Collection[Path]) -> None:
-    """Remove those folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -316,6 +322,55 @@ def unwritten(path: Path, error: OSError, rest: str = "") -> OSError:
         f"{path} could not be written ({error.strerror or error}){rest}; "
         + ("make room, or give another folder" if full else "give another folder"),
     )
+
+
+def surroundings() -> dict[str, Any]:
+    """The versions of everything that could change a result, and the commit; no host names."""
+    versions: dict[str, str | None] = {
+        "riglstm": riglstm.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    versions |= {point.dist.name: point.dist.version for point in offered() if point.dist}
+    return {
+        "versions": versions,
+        "cuda": torch.version.cuda,
+        "system": f"{platform.system()} {platform.machine()}",
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of this code, "+changes" where files differ from it; None: it is not in git.
+
+    Where the code is a copy without git, the variable RIGLSTM_COMMIT may say what of.
+    """
+    # The file must be tracked: an environment may lie inside a repository that is not ours.
+    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
+    head = _git("rev-parse", "HEAD") if tracked else None
+    if head is None:
+        return os.environ.get("RIGLSTM_COMMIT")
+    return head + ("+changes" if _git("status", "--porcelain", "--", "../..") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ("git", *arguments),
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -106,15 +106,12 @@ def _forms(*tensors: Tensor | None) -> str:
 
 
 @contextlib.contextmanager
-def captured(core: nn.Module, wanted: bool) -> Iterator[None]:
+def captured(core: nn.Module) -> Iterator[None]:
     """Within it, `core(x)` in training is a captured call, recorded when it is first made.
 
     Calls of another shape or under another autocast than the first, in eval mode or without
     gradients are the core's own.
     """
-    if not wanted:
-        yield
-        return
     core.forward = _Switch(core)
     try:
         yield
@@ -127,21 +124,17 @@ class _Switch:
 
     def __init__(self, core: nn.Module) -> None:
         self.core = core
-        self.plain = core.forward
+        self.plain: Callable[..., tuple[Tensor, State]] = core.forward
         self.graphed: GraphedCore | None = None
         self.kind: tuple[Any, ...] = ()
         self.capturing = False
 
     def __call__(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         if self.capturing or not self.core.training or not torch.is_grad_enabled():
-            result: tuple[Tensor, State] = self.plain(x, state)
-            return result
+            return self.plain(x, state)
         if self.graphed is None:
             self.graphed, self.kind = self._capture(x), _kind(x)
-        if _kind(x) != self.kind:
-            result = self.plain(x, state)
-            return result
-        return self.graphed(x, state)
+        return (self.graphed if _kind(x) == self.kind else self.plain)(x, state)
 
     def _capture(self, x: Tensor) -> GraphedCore:
         self.capturing = True

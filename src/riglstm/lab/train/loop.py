@@ -15,25 +15,32 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.checkpoints import Checkpoints
-from riglstm.lab.train.choice import Choice, Chosen, score
-from riglstm.lab.train.config import Fit, rate
-from riglstm.lab.train.devices import autocast, check, launched, products
+from riglstm.lab.train.checkpoints import Checkpoints, rng_state, save_weights, set_rng_state
+from riglstm.lab.train.config import (
+    FACTOR,
+    Fit,
+    autocast,
+    check_precision,
+    fork_rng,
+    launched,
+    make_optimizer,
+    products,
+    rate,
+    score,
+    seed_rng,
+)
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
 from riglstm.lab.train.progress import Log, Progress
-from riglstm.lab.train.rng import fork_rng, rng_state, seed_rng, set_rng_state
 from riglstm.lab.train.stopping import (
     NEVER,
     Deadline,
@@ -44,7 +51,6 @@ from riglstm.lab.train.stopping import (
     StopRequest,
     untested,
 )
-from riglstm.lab.train.weight_files import save_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +90,7 @@ def fit(
     Raises Diverged, Interrupted, OutOfTime, CheckpointError; BusyError where another process trains
     in the folder; ValueError for options that do not fit.
     """
-    check(config, task.device)
+    check_precision(config, task.device)
     with folder.held():
         if folder.state == "new":
             # Without a configuration the folder would be nobody's; the checkpoints say the rest.
@@ -106,14 +112,13 @@ def fit(
 def _train(training: Training, request: StopRequest, again: str) -> None:
     """Run the loop to its end; Interrupted or OutOfTime where it has stopped before."""
     task, config = training.task, training.config
+    capture = config.capture and task.device.type == "cuda"
     try:
         with (
             _quiet(),
             fork_rng(task.device),
             products(config.precision, task.device),
-            captured(
-                training.net.get_submodule("core"), config.capture and task.device.type == "cuda"
-            ),
+            captured(training.net.get_submodule("core")) if capture else contextlib.nullcontext(),
         ):
             training.start(_launch(config, task.device))
             with request:
@@ -357,7 +362,7 @@ class Training:
                 "updates_per_second": self.speed,
             },
         )
-        self.progress.training(self.step, loss, metric)
+        self.progress.training(loss, metric)
 
     def _evaluate(self) -> None:
         """Score every condition; save the weights if a choice falls on them."""
@@ -474,37 +479,68 @@ class Training:
         return found
 
 
-FACTOR = "factor"
-"""Of a group's step size, in the optimizer's groups."""
+class Chosen(NamedTuple):
+    """The weights that were best on a condition's validation data."""
+
+    step: int
+    """Updates they have had."""
+    value: float
+    """The metric."""
+    loss: float
+    """The loss on the same data."""
 
 
-def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
-    """Adam; what has a step size or a decay of its own is a group of its own."""
-    named = list(net.named_parameters())
-    if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
-        raise ValueError(
-            "input_rate must be 1 for a network without tables of tokens and without maps to "
-            f"views, got {config.input_rate}; leave it out"
-        )
-    if config.input_rate == 1 and config.weight_decay == 0:
-        return Adam(net.parameters(), config.lr, fused=True)
-    free = set(no_decay_parameters(net))
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in named:
-        factor = config.input_rate if _of_input(name) else 1.0
-        decay = 0.0 if parameter in free else config.weight_decay
-        groups.setdefault((factor, decay), []).append(parameter)
-    own: list[dict[str, Any]] = [
-        {"params": parameters, FACTOR: factor, "weight_decay": decay}
-        for (factor, decay), parameters in groups.items()
-    ]
-    return (AdamW if config.weight_decay else Adam)(own, config.lr, fused=True)
+class Choice:
+    """The best weights so far on each condition, and the evaluations since the training one's.
 
+    The honest rule chooses on validation data of the training condition. The rule of earlier papers
+    chooses for each test condition on validation data of that condition; both are kept track of.
+    """
 
-def _of_input(name: str) -> bool:
-    """True for the parameters that cells are chosen by: tables of tokens, maps to views."""
-    own = name.rpartition(".")[2]
-    return name.startswith("tables.") or own.startswith(("weight_in_", "bias_in_"))
+    def __init__(self, trained_on: str, higher_is_better: bool, patience: int | None) -> None:
+        self.trained_on = trained_on
+        self.sign = 1.0 if higher_is_better else -1.0
+        self.patience = patience
+        self.best: dict[str, Chosen] = {}
+        self.waited = 0
+
+    def add(self, step: int, values: Mapping[str, float], losses: Mapping[str, float]) -> bool:
+        """Add an evaluation, by metric and by loss; True if a choice falls on it.
+
+        A metric that can be perfect may be so from early on, while the network goes on learning: of
+        equals the one with the lower loss is taken, and of equals in that, too, the earlier.
+        """
+        better, improved = {}, False
+        for name, value in values.items():
+            found, before = Chosen(step, value, losses[name]), self.best.get(name)
+            gain = 1 if before is None else self._order(value, before.value)
+            if before is None or gain > 0 or (gain == 0 and found.loss < before.loss):
+                better[name] = found
+            improved |= name == self.trained_on and gain > 0
+        self.best |= better
+        self.waited = 0 if improved else self.waited + 1
+        return bool(better)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if the run has stopped improving for as long as its patience lasts."""
+        return self.patience is not None and self.waited >= self.patience
+
+    def steps(self) -> set[int]:
+        """The updates whose weights a choice fell on."""
+        return {chosen.step for chosen in self.best.values()}
+
+    def _order(self, value: float, before: float) -> int:
+        """1 if better, 0 if as good, -1 if worse; NaN is worse than any number."""
+        now, then = (-math.inf if math.isnan(v) else self.sign * v for v in (value, before))
+        return (now > then) - (now < then)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": {k: tuple(c) for k, c in self.best.items()}, "waited": self.waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best = {name: Chosen(*chosen) for name, chosen in state["best"].items()}
+        self.waited = state["waited"]
 
 
 class Average:

@@ -20,7 +20,6 @@ from riglstm.lab.train.folder import RunFolder, atomic_write, unwritten
 
 HEADER = "step,name,value\n"
 
-REFRESH_SECONDS = 0.2
 TEST_SECONDS = 10
 """After which a test says for the first time how long it will take."""
 FIRST_SECONDS = 30
@@ -58,8 +57,7 @@ class Progress(Bar):
         self.metric = metric
         self.lines = shown and not sys.stderr.isatty()
         self.shown = shown
-        self.at = 0
-        self.since = self.began = time.monotonic()
+        self.began = time.monotonic()
         self.first = 0
         """Where this session began."""
         self.silent = True
@@ -67,24 +65,23 @@ class Progress(Bar):
 
     def start(self, step: int) -> None:
         """Begin, or resume, after `step` updates."""
-        self.at = self.first = step
+        self.first = step
         self.began = time.monotonic()
         if self.shown and not self.lines:
             self.bar = tqdm(total=self.updates, initial=step, unit="update", dynamic_ncols=True)
 
     def tick(self, step: int) -> None:
         """Note that an update is done."""
-        if self.bar is not None and time.monotonic() - self.since > REFRESH_SECONDS:
-            self._move(step)
+        if self.bar is not None:
+            self.bar.update()
         elif self.lines and self.silent and time.monotonic() - self.began > FIRST_SECONDS:
             self.silent = False
             self.say(f"update {step} of {self.updates}; {self._left(step)}")
 
-    def training(self, step: int, loss: float, metric: float) -> None:
+    def training(self, loss: float, metric: float) -> None:
         """Show means of the last updates."""
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {loss:.4g}, {self._words(metric)}", refresh=False)
-            self._move(step)
 
     def evaluation(self, step: int, values: Mapping[str, float], speed: float) -> None:
         """Show the metric on each condition; `speed`: updates a second, 0 while not known."""
@@ -94,11 +91,6 @@ class Progress(Bar):
             rest += [self._left(step)]
             self.silent = False
             self.say(f"update {step} of {self.updates}: validation {words}; {', '.join(rest)}")
-
-    def _move(self, step: int) -> None:
-        assert self.bar is not None
-        self.bar.update(step - self.at)
-        self.at, self.since = step, time.monotonic()
 
     def _left(self, step: int) -> str:
         """The time left, by that which has gone, so that evaluations are counted in."""
