@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
-from riglstm.models.rim import RIMCell, Seen, cell_counts, check_sizes, reset_parts, trace_layers
+from riglstm.models.rim import RIMCell, cell_counts, check_sizes, reset_parts, trace_layers
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
@@ -51,6 +51,8 @@ class BRIM(Recurrent):
 
     At 300, 300 there are 1,797,900 parameters with the `mnist` preset and 1,089,000 with `cifar`.
     """
+
+    sizes = ("num_cells", "active_cells")
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class BRIM(Recurrent):
                 ((input_size, hidden_size), (hidden_size,)), sizes, strict=True
             )
         )
-        self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
+        self.start = changed_start(float(forget_bias), float(gate_scale))
 
     def reset_parameters(self) -> None:
         """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
@@ -134,7 +136,7 @@ class BRIM(Recurrent):
         """
         return trace_layers(self._advance, *prepare(self, x, state))
 
-    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Seen, Seen]]:
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, Trace]]:
         h_1, c_1 = (s[0].unflatten(1, (self.num_cells[0], -1)) for s in state)  # (B, N, d)
         h_2, c_2 = (s[1].unflatten(1, (self.num_cells[1], -1)) for s in state)  # (B, N, d)
         h_1, c_1, lower = self.lower((x, h_2.flatten(1)), h_1, c_1)
@@ -143,14 +145,6 @@ class BRIM(Recurrent):
             torch.stack([s.flatten(1) for s in both]) for both in ((h_1, h_2), (c_1, c_2))
         )  # (2, B, N·d)
         return (h, c), (lower, upper)
-
-    def extra_repr(self) -> str:
-        """The sizes, and a start that differs from the authors'."""
-        start = changed_start(self.forget_bias, self.gate_scale)
-        return (
-            f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
-            f"active_cells={self.active_cells}{start}"
-        )
 
 
 def _check_pair(name: str, value: Sequence[int], example: tuple[int, int]) -> None:
