@@ -17,8 +17,15 @@ import torch
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.explore import server
-from riglstm.lab.explore.digits import SIDE, STROKES, drawn
-from riglstm.lab.explore.networks import Network, Request, disturbed, open_networks
+from riglstm.lab.explore.networks import (
+    SIDE,
+    STROKES,
+    Network,
+    Request,
+    disturbed,
+    drawn,
+    open_networks,
+)
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.images import Size, positions
 from riglstm.models import build

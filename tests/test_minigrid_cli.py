@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -15,8 +14,6 @@ from riglstm.lab.minigrid.ppo import PPO
 
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 pytest.importorskip("matplotlib", reason="needs the extra riglstm[lab]")
-from PIL import Image
-
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid.levels import FAMILIES
@@ -68,15 +65,9 @@ def test_report_draws_the_papers_figure_and_episodes(
     assert main(["report", str(runs), "--out", str(page), "--figures", str(figures)]) == 0
     text = page.read_text()
     assert "RigLSTM&#x27;s success relative to RIM&#x27;s" in text
-    assert "data:image/gif;base64," in text
     assert "What is missing" not in text
     assert "chosen on validation data" not in text, "there was none"
-    names = sorted(path.name for path in figures.iterdir())
-    assert sum("episode" in name and name.endswith(".png") for name in names) == 2
-    (gif, _) = [path for path in sorted(figures.iterdir()) if path.suffix == ".gif"]
-    image = Image.open(io.BytesIO(gif.read_bytes()))
-    steps = int(text.split(" steps, ")[0].rpartition(">")[2].split()[-1])
-    assert getattr(image, "n_frames", 1) == steps
+    assert len(list(figures.glob("*-an-episode-of-*.png"))) == 2
 
 
 def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from riglstm.lab.cli.main import main
-from riglstm.lab.report import cells, curves, page, report, rollouts, runs, style
+from riglstm.lab.report import cells, curves, page, report, runs
 from riglstm.lab.report.cells import Loaded
 from riglstm.lab.tables.plan import RunSpec, plan
 from riglstm.lab.tables.result import Record, RunError, Series, read_record
@@ -256,7 +256,7 @@ def test_a_rollout_has_the_truth_above_and_an_overlay_below() -> None:
     truth = np.zeros((3, 4, 4))
     truth[:, :2] = 1
     models = {"riglstm": np.full((3, 4, 4), 0.25), "rim": truth.copy(), "lstm": truth.copy()}
-    axes = with_images(rollouts.draw(truth, models, first_frame=15))
+    axes = with_images(cells.draw_rollout(truth, models, first_frame=15))
     assert len(axes) == 3 * 5
     assert [a.get_title() for a in axes[:3]] == ["frame 15", "frame 16", "frame 17"]
     assert [a.get_ylabel() for a in axes[::3]] == ["truth", "riglstm", "rim", "lstm", "overlay"]
@@ -265,7 +265,7 @@ def test_a_rollout_has_the_truth_above_and_an_overlay_below() -> None:
     )
     assert (shown(axes[0])[3] == 1).all()
     expected = -(np.log(0.25) + np.log(0.75)) / 2
-    np.testing.assert_allclose(rollouts.frame_bce(truth, models["riglstm"]), expected)
+    np.testing.assert_allclose(cells.frame_bce(truth, models["riglstm"]), expected)
     assert axes[3].get_xlabel() == f"{expected:.3f}"
 
 
@@ -277,7 +277,7 @@ def test_balls_are_rolled_out_from_run_folders(
     for model in ("lstm", "riglstm"):
         finish(tmp_path / model, on_balls(model), {"4": 0.4, "curtain": 0.5})
         runs.append(cells.open_run(model, tmp_path / model, "cpu", tmp_path))
-    picture = rollouts.rollout_picture(runs, "curtain", 1)
+    picture = cells.rollout_picture(runs, "curtain", 1)
     assert picture.png.startswith(PNG)
     assert "frames 0 to 3" in picture.caption
     assert "outlines (probability 0.5) of riglstm (solid)." in picture.caption
@@ -372,7 +372,7 @@ def test_training_curves_have_means_dots_and_ticks_that_are_numbers() -> None:
     assert lines[3:] == [[[1, 2, 3], [1, 2, 3]]]
     assert [line.get_marker() for line in dots.get_lines()] == ["."], "one point is no line"
     assert ticks.get_yscale() == "log"
-    style.png(figure)
+    curves.png(figure)
     texts = [tick.get_text() for tick in ticks.get_yticklabels(which="both")]
     assert {"0.01", "0.1", "1"} <= set(texts)
     assert not any("$" in text for text in texts)
@@ -380,10 +380,10 @@ def test_training_curves_have_means_dots_and_ticks_that_are_numbers() -> None:
 
 def test_no_two_labels_look_alike() -> None:
     labels = ["riglstm", "riglstm lr=0.1", "RIM", "all_h", "rand_h", "lstm"]
-    given = style.looks(labels)
+    given = curves.looks(labels)
     assert len(set(given.values())) == len(labels)
-    assert given["riglstm"].colour == style.GREEN
-    assert given["RIM"].colour == style.BLUE
+    assert given["riglstm"].colour == curves.GREEN
+    assert given["RIM"].colour == curves.BLUE
 
 
 def test_runs_are_named_by_what_sets_them_apart() -> None:
@@ -443,7 +443,7 @@ def assert_needs_nothing(text: str) -> Read:
 
 def test_everything_given_is_escaped() -> None:
     evil = '<script>alert("x")</script> & \'"'
-    picture = style.Picture(evil, evil, evil, PNG)
+    picture = curves.Picture(evil, evil, evil, PNG)
     text = page.render_page(
         evil,
         evil,

@@ -19,10 +19,8 @@ from riglstm import __version__
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells, minigrid
 from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, open_run
-from riglstm.lab.report.curves import shift_picture, training_picture
-from riglstm.lab.report.rollouts import rollout_picture
+from riglstm.lab.report.curves import Picture, shift_picture, training_picture
 from riglstm.lab.report.runs import Group, find, group, read, without_copies
-from riglstm.lab.report.style import Picture
 from riglstm.lab.tables.result import CHOSEN, Record
 from riglstm.lab.tables.table import TextTable, text_table
 from riglstm.lab.tasks.balls import Balls
@@ -160,7 +158,7 @@ def report(
     if figures is not None:
         for i, picture in enumerate(draft.pictures, start=1):
             name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
-            with atomic_write(figures / f"{i:02}-{name}.{picture.kind}") as file:
+            with atomic_write(figures / f"{i:02}-{name}.png") as file:
                 file.write(picture.png)
     return out
 
@@ -272,7 +270,7 @@ def _from_weights(draft: Draft, one: Group) -> Iterator[Html]:
     for opened in balls.values():
         for condition in opened[0].task.conditions:
             try:
-                picture = rollout_picture(opened, condition, draft.sequence)
+                picture = cells.rollout_picture(opened, condition, draft.sequence)
             except ValueError as error:
                 paths = ", ".join(str(run.path) for run in opened)
                 draft.missing.append(f"roll-outs of {paths} (--sequence {draft.sequence}): {error}")
@@ -407,7 +405,7 @@ def paragraph(text: str) -> Html:
 
 def figure(picture: Picture) -> Html:
     """A picture with its caption, the file inside the page."""
-    data = f"data:image/{picture.kind};base64,{base64.b64encode(picture.png).decode()}"
+    data = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
     return Html(
         f'<figure>\n<img alt="{escape(picture.alt)}" src="{data}">\n'
         f"<figcaption><strong>{escape(picture.title)}.</strong> {escape(picture.caption)}"
