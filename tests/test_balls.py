@@ -6,7 +6,6 @@ import errno
 import itertools
 import math
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +38,7 @@ from riglstm.lab.tasks.balls_films import (
     written,
 )
 from riglstm.lab.tasks.base import means
-from riglstm.lab.tasks.datasets import DataError, alone_in
-from riglstm.lab.train.devices import products
+from riglstm.lab.tasks.datasets import DataError
 from riglstm.models import build
 
 Patch = pytest.MonkeyPatch
@@ -407,19 +405,6 @@ def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: Pa
         load(WANTED, tmp_path / "file")
 
 
-def test_one_process_makes_a_film_while_others_wait(tmp_path: Path) -> None:
-    said: list[str] = []
-    waiting = threading.Thread(target=load, args=(WANTED, tmp_path, said.append))
-    with alone_in(tmp_path, print):
-        waiting.start()
-        waiting.join(0.3)
-        assert waiting.is_alive()
-        assert said == [f"waiting for another process that makes files in {tmp_path}"]
-        assert kept(tmp_path) == []
-    waiting.join(30)
-    assert kept(tmp_path) == [WANTED.file]
-
-
 @pytest.fixture(scope="module")
 def task(_cache: Path) -> BallsTask:
     """Seven short films, in batches of three."""
@@ -613,33 +598,6 @@ def test_a_probability_of_one_costs_no_more_than_the_clip(task: BallsTask) -> No
     films = unpack(task.packed("4", "test"))[:, 3:7]
     bce = means(task.score(net, "4", "test"))["bce"]
     assert abs(bce - (1 - films.mean().item()) * 13.8155) < 0.1
-
-
-# torch warns that this mode may miss some waits.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_nothing_waits_within_an_epoch_and_batches_are_those_of_the_cpu(
-    task: BallsTask,
-) -> None:
-    there = task.config.open(torch.device("cuda"))
-    there.ready()
-    net = small_network(there).cuda()
-    there.loss(net, there.batch(0, 0))[0].backward()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        batch = there.batch(0, 1)
-        there.loss(net, batch)[0].backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(batch.inputs.cpu(), task.batch(0, 1).inputs)
-    assert torch.equal(batch.targets.cpu(), task.batch(0, 1).targets)
-    own = small_network(task)
-    own.load_state_dict(net.state_dict())
-    with products("fp32", there.device):
-        on_gpu = means(there.score(net, "balls=2,curtain", "validation"))
-    on_cpu = means(task.score(own, "balls=2,curtain", "validation"))
-    assert on_gpu == pytest.approx(on_cpu, rel=1e-4)
 
 
 def test_a_model_that_does_not_stream_is_refused(task: BallsTask) -> None:

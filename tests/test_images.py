@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.lab.tasks.base import means
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.datasets import Images, load
 from riglstm.lab.tasks.images import (
@@ -185,32 +184,6 @@ def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
     for epoch in seen[1:]:
         assert torch.equal(epoch.sort().values, own)
         assert not torch.equal(epoch, seen[0])
-
-
-# torch warns that this mode may miss some waits.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_nothing_waits_within_an_epoch_and_batches_are_those_of_the_cpu() -> None:
-    config = MNIST(batch_size=16, train_size=200, input_size=6)
-    images = noise(train=300)
-    task, here = (
-        ImageTask(config, lambda: images, device) for device in (torch.device("cuda"), CPU)
-    )
-    net = task.network(build("lstm", 6, 6)).cuda()
-    task.loss(net, task.batch(0, 0))[0].backward()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        for step in range(1, 12):
-            batch = task.batch(0, step)
-            task.loss(net, batch)[0].backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(batch.inputs.cpu(), here.batch(0, 11).inputs)
-    own = here.network(build("lstm", 6, 6))
-    own.load_state_dict(net.state_dict())
-    on_gpu, on_cpu = (means(t.score(n, "24x24", "test")) for t, n in ((task, net), (here, own)))
-    assert on_gpu["loss"] == pytest.approx(on_cpu["loss"], rel=1e-4)
 
 
 def test_the_score_is_that_of_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

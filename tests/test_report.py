@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import test_images
 from riglstm.lab.cli.main import main
 from riglstm.lab.report import cells, curves, page, report, runs
 from riglstm.lab.report.cells import Loaded
@@ -30,6 +30,7 @@ from riglstm.lab.tasks.datasets import Images as Files
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.weight_files import read_weights, save_weights, write_weights
+from test_plot import shown, with_images
 
 VALUES = {"4x4": 0.5, "5x5": 0.25}
 STEP = 7
@@ -46,13 +47,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def noise(*_: object) -> Files:
-    gen = torch.Generator().manual_seed(0)
-
-    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        pixels = torch.randint(256, (n, 1, 28, 28), generator=gen, dtype=torch.uint8)
-        return pixels, torch.randint(10, (n,), generator=gen)
-
-    return Files(*draw(20), *draw(12))
+    return test_images.noise(20, 12)
 
 
 @pytest.fixture(autouse=True)
@@ -124,16 +119,6 @@ def opened(path: Path, model: str, **options: Any) -> Loaded:
 @pytest.fixture
 def rig(tmp_path: Path) -> Loaded:
     return opened(tmp_path, "riglstm")
-
-
-def shown(axes: Axes) -> Any:
-    """The array of an image."""
-    (image,) = axes.get_images()
-    return np.asarray(image.get_array())
-
-
-def with_images(figure: Figure) -> list[Axes]:
-    return [axes for axes in figure.get_axes() if axes.get_images()]
 
 
 def test_a_summary_leaves_out_images_on_which_a_cell_never_changed() -> None:

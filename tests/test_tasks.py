@@ -11,44 +11,40 @@ import torch
 
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.balls import Balls
-from riglstm.lab.tasks.copying import Copying
-from riglstm.lab.tasks.datasets import Images
+from riglstm.lab.tasks.base import means
+from riglstm.lab.tasks.copying import Copying, CopyingTask
 from riglstm.lab.tasks.images import CIFAR10, MNIST, ImageTask, SequentialImages
+from riglstm.lab.train.devices import products
 from riglstm.models import build
+from test_images import noise
 from train_helpers import assert_same
 from train_task import CPU
 
 
-def pictures(config: SequentialImages) -> ImageTask:
+def pictures(config: SequentialImages, device: torch.device) -> ImageTask:
     """Random pixels, of which 40 pictures are for training."""
-    gen = torch.Generator().manual_seed(0)
-    parts = []
-    for n in (50, 37):
-        shape = (n, config.channels, 28, 28)
-        parts.append(torch.randint(256, shape, generator=gen, dtype=torch.uint8))
-        parts.append(torch.randint(10, (n,), generator=gen))
-    return ImageTask(config, lambda: Images(*parts), CPU)
+    return ImageTask(config, lambda: noise(50, 37, config.channels), device)
 
 
 SMALL: dict[str, Any] = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 7}
 FILMS = {"sequences": 7, "validation_size": 5, "test_size": 5, "batch_size": 3, "frames": 8}
-MADE: dict[str, Callable[[], Any]] = {
-    "copying": lambda: Copying(
+MADE: dict[str, Callable[[torch.device], Any]] = {
+    "copying": lambda device: Copying(
         **{"L": 2, "P_from": 20, "M": 2, "input_size": 8, "digits": 4, "test_size": 37},
         **{"batch_size": 7, "dropout": 0.5},
-    ).open(CPU),
-    "mnist": lambda: pictures(MNIST(**SMALL, dropout=0.5)),
-    "cifar": lambda: pictures(CIFAR10(**SMALL, flip=True)),
-    "balls": lambda: Balls(
+    ).open(device),
+    "mnist": lambda device: pictures(MNIST(**SMALL, dropout=0.5), device),
+    "cifar": lambda device: pictures(CIFAR10(**SMALL, flip=True), device),
+    "balls": lambda device: Balls(
         conditions=("balls=2,curtain",), context=3, rollout_frames=4, **FILMS
-    ).open(CPU),
+    ).open(device),
 }
 
 
 @pytest.fixture(params=MADE)
 def make(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Any]:
+) -> Callable[[torch.device], Any]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("RIGLSTM_DATA", raising=False)
     return MADE[request.param]
@@ -59,8 +55,8 @@ def test_tasks_are_found_by_their_names() -> None:
     assert TASKS["copying"] is Copying
 
 
-def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[], Any]) -> None:
-    first, second = make(), make()
+def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[torch.device], Any]) -> None:
+    first, second = make(CPU), make(CPU)
     # Some of them within two epochs.
     steps = [3, 0, 11, 5, 4, 12]
     before = torch.get_rng_state()
@@ -85,9 +81,9 @@ def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[], Any]) -> None
 
 
 def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_it_was(
-    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[torch.device], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = make()
+    task = make(CPU)
     net, condition = task.network(build("lstm", task.input_size, 6)), task.conditions[-1]
     net.core.eval()
     whole = task.score(net, condition, "test")
@@ -108,8 +104,41 @@ def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_
         task.score(net, condition, "test", (2, 2))
 
 
-def test_a_split_or_a_core_that_does_not_fit_is_refused(make: Callable[[], Any]) -> None:
-    task, split = make(), "training"
+# torch warns that this mode may miss some waits.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits_within_an_epoch_and_data_are_those_of_the_cpu(
+    make: Callable[[torch.device], Any],
+) -> None:
+    there, here = make(torch.device("cuda")), make(CPU)
+    there.ready()
+    net = there.network(build("lstm", there.input_size, 6)).cuda()
+    there.loss(net, there.batch(0, 0))[0].backward()
+    # Which pictures are mirrored is drawn on the CPU.
+    waits = getattr(there.config, "flip", False)
+    try:
+        torch.cuda.set_sync_debug_mode("default" if waits else "error")
+        batch = there.batch(0, 1)
+        there.loss(net, batch)[0].backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert batch.inputs.is_cuda
+    # Copying draws training data on its device.
+    if not isinstance(here, CopyingTask):
+        assert_same([part.cpu() for part in batch], list(here.batch(0, 1)))
+    own = here.network(build("lstm", here.input_size, 6))
+    own.load_state_dict(net.state_dict())
+    condition = here.conditions[-1]
+    with products("fp32", there.device):
+        on_gpu = means(there.score(net, condition, "test"))
+    assert on_gpu == pytest.approx(means(here.score(own, condition, "test")), rel=1e-4)
+
+
+def test_a_split_or_a_core_that_does_not_fit_is_refused(
+    make: Callable[[torch.device], Any],
+) -> None:
+    task, split = make(CPU), "training"
     net = task.network(build("lstm", task.input_size, 6))
     for use in ("score", "rollout"):
         if hasattr(task, use):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -40,26 +38,6 @@ def test_its_gradient_can_be_differentiated() -> None:
     for want, got in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
     assert found[0][1].any()
-
-
-def test_threads_leave_the_switch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    gradient, both = module._gradient, threading.Barrier(2)
-
-    def slow(*given: Any) -> Any:
-        time.sleep(0.05)
-        return gradient(*given)
-
-    def train() -> None:
-        both.wait()
-        InOrder.apply(torch.tensor([0, 1]), torch.ones(2, 3, requires_grad=True)).sum().backward()
-
-    monkeypatch.setattr(module, "_gradient", slow)
-    threads = [threading.Thread(target=train) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(("mode", "warn_only"), [(False, False), (True, True), (True, False)])

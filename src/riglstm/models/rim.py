@@ -225,8 +225,9 @@ def trace_layers(advance: Advance, x: Tensor, state: State) -> list[Trace]:
     for layer, of_layer in enumerate(zip(*steps, strict=True)):
         parts = zip(*(one[:6] for one in of_layer), strict=True)
         output, active, *by_head = (torch.stack(part) for part in parts)
+        views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
         keep = (~active).to(output.dtype)
-        traces.append(Trace(output, active, *(v.mean(dim=3) for v in by_head), keep, layer))
+        traces.append(Trace(output, active, views, peers, view_scores, peer_scores, keep, layer))
     return traces
 
 
