@@ -10,20 +10,17 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from riglstm.lab.minigrid.ppo import PPO
-
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 pytest.importorskip("matplotlib", reason="needs the extra riglstm[lab]")
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.runs import build, plan
+from riglstm.lab.minigrid.runs import build
 from riglstm.lab.minigrid.spec import GridSpec
 from riglstm.lab.minigrid.table import read, tables
 from riglstm.lab.report.minigrid import relative, unequal_training
 from riglstm.lab.report.runs import without_copies
 from riglstm.lab.tables.result import RunError
-from riglstm.lab.train.folder import RunFolder
 
 TINY = [
     *("--frames", "64", "--envs", "4", "--steps", "16", "--window", "8", "--minibatch", "32"),
@@ -190,18 +187,6 @@ def test_reproduce_trains_what_is_missing_and_prints_a_table(
     assert again.out == first.out
     assert "run 1" not in again.err
     assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("table,model,seed,metric,")
-
-
-def test_reproduce_counts_and_names_what_diverged(tmp_path: Path, capsys: Capture) -> None:
-    (failed,) = plan(["lavagap"], ["lstm"], 1, tmp_path, PPO(frames=2048), 2)
-    folder = RunFolder(failed.folder)
-    folder.write_json(folder.config, failed.spec.resolved())
-    folder.write_json(folder.failed, {"reason": "a loss is not a number"})
-    assert main([*LSTM, "--out", str(tmp_path)]) == 0, "as for other tables"
-    said = capsys.readouterr().out
-    assert f"Failed: {failed.folder.name}: a loss is not a number." in said
-    assert "1 failed; --retry-failed trains them anew" in said
-    assert "not done" not in said
 
 
 def test_minigrid_is_listed_and_comes_before_its_flags(capsys: Capture) -> None:

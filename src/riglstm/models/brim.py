@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from riglstm.checks import check_positive
 from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
-from riglstm.models.rim import RIMCell, cell_counts, check_sizes, reset_parts, trace_layers
+from riglstm.models.rim import RIMCell, cell_counts, reset_parts, trace_layers
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
@@ -74,13 +75,7 @@ class BRIM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
-        check_sizes(
-            dropout,
-            input_heads=input_heads,
-            key_size=key_size,
-            comm_heads=comm_heads,
-            comm_size=comm_size,
-        )
+        check_positive("input_heads", input_heads)
         _check_pair("num_cells", num_cells, (6, 3))
         if active_cells is not None:
             _check_pair("active_cells", active_cells, (4, 2))

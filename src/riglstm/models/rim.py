@@ -259,6 +259,10 @@ class RIMCell(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
+        checks.check_positive("key_size", key_size)
+        checks.check_positive("comm_heads", comm_heads)
+        checks.check_positive("comm_size", comm_size)
+        checks.check_dropout(dropout, num_layers=2)
         checks.check_forget_bias(forget_bias)
         checks.check_gate_scale(gate_scale)
         self.K_a, self.dropout = K_a, dropout
@@ -395,12 +399,6 @@ class RIM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
-        check_sizes(
-            dropout,
-            key_size=key_size,
-            comm_heads=comm_heads,
-            comm_size=comm_size,
-        )
         N, d, K_a = cell_counts(hidden_size, num_cells, active_cells)
         self.num_cells, self.cell_size, self.active_cells = N, d, K_a
         self.cell = RIMCell(
@@ -488,13 +486,6 @@ def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> t
     K_a = two_thirds(num_cells) if active_cells is None else active_cells
     checks.check_count("active_cells", K_a, 1, num_cells, "[1, num_cells]")
     return num_cells, hidden_size // num_cells, K_a
-
-
-def check_sizes(dropout: float, **sizes: int) -> None:
-    """Sizes are whole and above zero, dropout is a probability."""
-    for name, size in sizes.items():
-        checks.check_positive(name, size)
-    checks.check_dropout(dropout, num_layers=2)
 
 
 def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:

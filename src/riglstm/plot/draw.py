@@ -278,9 +278,6 @@ def _draw_input(axes: Axes, values: Tensor) -> None:
     axes.set_ylabel("input")
 
 
-# What cells took in.
-
-
 @styled()
 def draw_choices(
     layers: Sequence[Layer],

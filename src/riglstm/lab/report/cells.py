@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -92,10 +92,6 @@ class Images(NamedTuple):
     labels: Sequence[str]
     read_as: Sequence[str]
 
-    def take(self, rows: slice) -> Images:
-        """Some of the images."""
-        return Images(self.pixels[rows], self.indices[rows], self.labels[rows], self.read_as[rows])
-
 
 class Look(NamedTuple):
     """Images, and what each layer of a model did with them."""
@@ -103,18 +99,6 @@ class Look(NamedTuple):
     images: Images
     traces: list[Trace]
     """RigLSTM's own has the same fields and a direction; empty: the model has none."""
-
-    def take(self, rows: slice) -> Look:
-        """The same of some of the images."""
-        traces = []
-        for trace in self.traces:
-            cut: dict[str, Any] = {
-                name: value[:, rows]
-                for name, value in trace._asdict().items()
-                if isinstance(value, Tensor)
-            }
-            traces.append(trace._replace(**cut))
-        return Look(self.images.take(rows), traces)
 
 
 def open_run(
@@ -147,11 +131,6 @@ def image_task(run: Loaded) -> ImageTask:
     return run.task
 
 
-def count_test_images(task: ImageTask) -> int:
-    """The number of test images."""
-    return len(task.examples(task.trained_on, "test").targets)
-
-
 def first_of_each_class(task: ImageTask, count: int = 3) -> tuple[int, ...]:
     """The first test images that are all of different classes."""
     labels = task.examples(task.trained_on, "test").targets.tolist()
@@ -164,7 +143,7 @@ def first_of_each_class(task: ImageTask, count: int = 3) -> tuple[int, ...]:
 def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
     """What the model did with test images at a size such as 24x24."""
     task = image_task(run)
-    size, known = read_size(condition), count_test_images(task)
+    size, known = read_size(condition), task.size("test")
     for index in indices:
         if not 0 <= index < known:
             raise ValueError(

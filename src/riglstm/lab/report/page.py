@@ -282,24 +282,22 @@ def _images(draft: Draft, run: Loaded) -> Iterator[Html]:
     """What the cells of a network do on test images: pictures, and a table over many."""
     task, condition = cells.image_task(run), f"{draft.size}x{draft.size}"
     digits = cells.first_of_each_class(task) if draft.digits is None else tuple(draft.digits)
-    # All in one pass: a sequence of pixels takes long, more of them at a time hardly longer.
-    more = range(min(draft.sample, cells.count_test_images(task)))
     try:
-        seen = cells.look(run, condition, (*digits, *more))
+        drawn = cells.look(run, condition, digits)
     except ValueError as error:
         given = f"--size {draft.size}"
         if draft.digits is not None:
             given = f"--digits {' '.join(map(str, digits))} {given}"
         draft.missing.append(f"pictures of {run.label} ({run.path}; {given}): {error}")
         return
-    drawn = seen.take(slice(len(digits)))
     if run.spec.model in SLEEPING:
         yield draft.figure(cells.activation_picture(run, drawn))
+        more = range(min(draft.sample, task.size("test")))
         start = cells.before_training(run, draft.data_dir)
         yield _summary_table(
             f"{run.label}: each cell over {len(more)} test images at {condition}, mean ± standard "
             "deviation over images; r is the correlation of being awake with the pixel",
-            cells.summaries(run, seen.take(slice(len(digits), None))),
+            cells.summaries(run, cells.look(run, condition, more)),
             cells.summaries(start, cells.look(start, condition, more)),
         )
     for picture in cells.score_pictures(run, drawn, draft.step):
