@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import rim_oracle
+import models_oracle
 from riglstm.models.base import State
 from riglstm.models.brim import BRIM, PRESETS
 from test_rim import (
@@ -38,7 +38,7 @@ def run_oracle(
     x: Tensor,
     state: State,
     held: tuple[np.ndarray, np.ndarray] | None = None,
-    weights: tuple[rim_oracle.Weights, rim_oracle.Weights] | None = None,
+    weights: tuple[models_oracle.Weights, models_oracle.Weights] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     N = model.num_cells
     h, c = (
@@ -50,7 +50,7 @@ def run_oracle(
     )
     p = weights or (oracle_weights(model.lower), oracle_weights(model.upper))
     K_a = model.active_cells[0], model.active_cells[1]
-    return rim_oracle.run_brim(x.detach().numpy(), h, c, p, K_a, held)
+    return models_oracle.brim(x.detach().numpy(), h, c, p, K_a, held)
 
 
 def check_against_numpy(model: BRIM, x: Tensor, state: State) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import rim_oracle
+import models_oracle
 from helpers import slow_bf16
 from riglstm.models.base import State
 from riglstm.models.brim import BRIM
@@ -54,12 +54,12 @@ def group(weight: Tensor, M: int) -> np.ndarray:
     return weight.detach().unflatten(2, (M, -1)).permute(0, 2, 3, 1).numpy()
 
 
-def oracle_lstm(weight: Tensor, d: int) -> rim_oracle.Weights:
+def oracle_lstm(weight: Tensor, d: int) -> models_oracle.Weights:
     gates = weight.detach().unflatten(2, (4, d)).permute(0, 2, 3, 1).numpy()  # (N, 4, d, in + d)
     return {"W_ih": gates[..., :-d], "W_hh": gates[..., -d:]}
 
 
-def oracle_weights(cell: RIMCell) -> rim_oracle.Weights:
+def oracle_weights(cell: RIMCell) -> models_oracle.Weights:
     """A cell's parameters under the specification's names."""
     d = cell.lstm.weight.shape[2] // 4
     p = oracle_lstm(cell.lstm.weight, d)
@@ -84,11 +84,11 @@ def run_oracle(
     x: Tensor,
     state: State,
     held: np.ndarray | None = None,
-    weights: rim_oracle.Weights | None = None,
+    weights: models_oracle.Weights | None = None,
 ) -> dict[str, np.ndarray]:
     h, c = (s[0].detach().unflatten(1, (model.num_cells, -1)).numpy() for s in state)
     p = weights or oracle_weights(model.cell)
-    return rim_oracle.run(x.detach().numpy(), h, c, p, model.active_cells, held)
+    return models_oracle.rim(x.detach().numpy(), h, c, p, model.active_cells, held)
 
 
 def same(got: Tensor, want: np.ndarray, tol: float = TOL) -> None:

@@ -98,7 +98,7 @@ class Look(NamedTuple):
 
     images: Images
     traces: list[Trace]
-    """RigLSTM's own has the same fields and a direction; empty: the model has none."""
+    """RigLSTM's own has the same fields and a direction."""
 
 
 def open_run(
@@ -131,13 +131,13 @@ def image_task(run: Loaded) -> ImageTask:
     return run.task
 
 
-def first_of_each_class(task: ImageTask, count: int = 3) -> tuple[int, ...]:
-    """The first test images that are all of different classes."""
+def first_of_each_class(task: ImageTask) -> tuple[int, ...]:
+    """The first three test images that are all of different classes."""
     labels = task.examples(task.trained_on, "test").targets.tolist()
     seen: dict[int, int] = {}
     for index, label in enumerate(labels):
         seen.setdefault(label, index)
-    return tuple(list(seen.values())[:count])
+    return tuple(seen.values())[:3]
 
 
 def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
@@ -155,8 +155,7 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
     assert isinstance(net, TokenNetwork)
     with _quiet(run):
         read_as = net(batch.inputs).argmax(-1)
-        trace = getattr(net.core, "trace", None)
-        traces = [] if trace is None else trace(net.embed(batch.inputs))
+        traces = net.core.trace(net.embed(batch.inputs))  # type: ignore[attr-defined]
     pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
     images = Images(
@@ -164,7 +163,7 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
         list(indices),
         *([str(i) for i in classes.tolist()] for classes in (batch.targets, read_as)),
     )
-    return Look(images, list(traces))
+    return Look(images, traces)
 
 
 @contextmanager
@@ -289,12 +288,9 @@ def score_pictures(run: Loaded, seen: Look, step: int = 289) -> list[Picture]:
     """Scores of views and of cells at a step, counted from 1; a picture for each layer."""
     images, pictures = seen.images, []
     for i, layer in enumerate(layers(run, seen)):
-        if layer.trace.view_scores is None or layer.trace.peer_scores is None:
-            continue
         awake = layer.awake[step - 1]  # (B, N)
         views, peers = (layer.part(name)[step - 1] for name in ("view_scores", "peer_scores"))
-        taken = layer.trace.views
-        chooses = taken is not None and taken.dtype == torch.bool
+        chooses = layer.part("views").dtype == torch.bool
         figure = plot.views(
             layer.trace,
             images.pixels,

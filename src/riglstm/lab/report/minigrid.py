@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from riglstm.lab.minigrid.envs import solved
 from riglstm.lab.minigrid.levels import FAMILIES, Level
@@ -246,22 +245,9 @@ def play(net: ActorCritic, level: Level) -> Episode:
         seen, reward, terminated, truncated, _ = env.step(action)
         done = terminated or truncated
     env.close()
-    strength = _strength(net, torch.stack(inputs))
-    return Episode(level.id, frames, strength, bool(solved(reward)))
-
-
-def _strength(net: ActorCritic, x: Tensor) -> Array:
-    """(T, N) for the memory's first layer, from x (T, 1, D)."""
-    trace = getattr(net.core, "trace", None)
-    if trace is None:
-        raise ValueError(f"{type(net.core).__name__} does not say what its cells do")
-    seen = trace(x)[0]
-    if seen.active is None:
-        raise ValueError(f"{type(net.core).__name__} has no cells that sleep")
-    taken = seen.active[:, 0].float()
-    if seen.keep is not None:
-        taken = taken * (1 - seen.keep[:, 0])
-    return np.asarray(taken.cpu().numpy())
+    trace = net.core.trace(torch.stack(inputs))[0]  # type: ignore[attr-defined]
+    strength = trace.active[:, 0].float() * (1 - trace.keep[:, 0])
+    return Episode(level.id, frames, strength.cpu().numpy(), bool(solved(reward)))
 
 
 @styled()
