@@ -245,7 +245,8 @@ def play(net: ActorCritic, level: Level) -> Episode:
         seen, reward, terminated, truncated, _ = env.step(action)
         done = terminated or truncated
     env.close()
-    trace = net.core.trace(torch.stack(inputs))[0]  # type: ignore[attr-defined]
+    core: Any = net.core
+    trace = core.trace(torch.stack(inputs))[0]
     strength = trace.active[:, 0].float() * (1 - trace.keep[:, 0])
     return Episode(level.id, frames, strength.cpu().numpy(), bool(solved(reward)))
 
