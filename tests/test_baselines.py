@@ -243,9 +243,13 @@ def test_a_trace_of_the_transformer_shows_the_attention_of_every_layer_and_head(
     torch.testing.assert_close(traces[1].output, z.transpose(0, 1))
 
 
-def grid_by_the_paper(x: Tensor, cells: list[tuple[Tensor, Tensor]]) -> Tensor:
+def grid_by_the_paper(x: Tensor, grid: GridLSTM) -> Tensor:
     """Eqs. (9)-(12), cell by cell: x (T, B, D) to (T, B, N·d)."""
-    d = cells[0][1].shape[1]
+    W_x, W_h, b_x, b_h = grid.stack.weights()
+    N, d = grid.num_cells, grid.cell_size
+    all_W = torch.cat((W_x, W_h), dim=1).unflatten(0, (4, N, d))  # gates i, f, g, o
+    all_b = (b_x + b_h).unflatten(0, (4, N, d))
+    cells = list(zip(all_W.unbind(1), all_b.unbind(1), strict=True))
     h = [x.new_zeros(x.shape[1], d) for _ in cells]
     c = list(h)
     outputs = []
@@ -264,7 +268,7 @@ def test_cells_of_gridlstm_follow_the_papers_equations(N: int, d: int) -> None:
     torch.manual_seed(N)
     grid = GridLSTM(5, N * d, num_cells=N, dtype=torch.float64)
     x = torch.randn(9, 3, 5, dtype=torch.float64)
-    expected = grid_by_the_paper(x, [grid.cell_parameters(k) for k in range(N)])
+    expected = grid_by_the_paper(x, grid)
     torch.testing.assert_close(grid(x)[0], expected, rtol=0, atol=1e-12)
 
 

@@ -186,27 +186,6 @@ def test_the_network_has_a_table_and_a_reading_for_each_channel(M: int) -> None:
     assert torch.equal(seen[0], torch.cat(rows, dim=-1))
 
 
-# torch warns that this mode may miss some waits.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_nothing_waits_and_held_out_data_is_that_of_the_cpu() -> None:
-    task = Copying(P_from=3, test_size=50).open(torch.device("cuda"))
-    net = task.network(build("lstm", 600, 12)).cuda()
-    task.loss(net, task.batch(0, 0))[0].backward()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        for step in range(3):
-            batch = task.batch(0, step)
-            task.loss(net, batch)[0].backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert batch.inputs.is_cuda
-    there, here = (t.examples("P=100", "test") for t in (task, open_task(test_size=50)))
-    assert torch.equal(there.inputs.cpu(), here.inputs)
-    assert task.score(net, "P=100", "test", (0, 2))["count"].item() == 25
-
-
 def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> None:
     task = open_task(conditions=("P=100", "L=10,P=50", "L=20,P=50", "L=10,P=100"))
     assert task.trained_on == "P=50"

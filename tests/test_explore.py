@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import socket
@@ -17,11 +16,19 @@ import torch
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.explore import server
-from riglstm.lab.explore.digits import SIDE, STROKES, drawn
-from riglstm.lab.explore.networks import Network, Request, disturbed, open_networks
+from riglstm.lab.explore.networks import (
+    SIDE,
+    STROKES,
+    Network,
+    Request,
+    disturbed,
+    drawn,
+    open_networks,
+)
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.images import Size, positions
 from riglstm.models import build
+from test_plot import decoded
 
 ROOT = Path(__file__).parents[1]
 SEVEN = drawn(STROKES["7"])
@@ -57,11 +64,6 @@ def ask(
 
 def asked(**changes: Any) -> bytes:
     return json.dumps({"pixels": SEVEN.tolist(), "side": 14, **changes}).encode()
-
-
-def decoded(array: dict[str, Any]) -> Any:
-    kind = {"uint8": "u1", "float32": "<f4"}[array["dtype"]]
-    return np.frombuffer(base64.b64decode(array["data"]), kind).reshape(array["shape"])
 
 
 def test_a_reading_is_the_trace_of_the_layer_and_the_answer_of_the_network(

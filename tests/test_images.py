@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.lab.tasks.base import means
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.datasets import Images, load
 from riglstm.lab.tasks.images import (
@@ -55,35 +54,30 @@ def marked(n: int) -> Images:
 
 
 @real_data
-def test_mnist_has_the_known_labels_and_pixels() -> None:
-    mnist = load("mnist", DATA)
-    assert mnist.train_images.shape == (60_000, 1, 28, 28)
-    assert mnist.test_images.shape == (10_000, 1, 28, 28)
-    train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert mnist.train_labels.bincount().tolist() == train
-    assert mnist.test_labels.bincount().tolist() == test
-    assert mnist.train_labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert mnist.train_images.sum().item() == 1_567_298_545
-    assert mnist.test_images.sum().item() == 264_923_200
-
-
-@real_data
-def test_cifar_has_the_known_labels_and_pixels() -> None:
-    cifar = load("cifar", DATA)
-    assert cifar.train_images.shape == (50_000, 3, 32, 32)
-    assert cifar.test_images.shape == (10_000, 3, 32, 32)
-    assert cifar.train_labels.bincount().tolist() == [5000] * 10
-    assert cifar.test_labels.bincount().tolist() == [1000] * 10
-    assert cifar.train_labels[:5].tolist() == [6, 9, 9, 4, 1]
-    assert cifar.test_labels[:5].tolist() == [3, 8, 8, 0, 6]
-    # The means that everyone normalises with: 125.307, 122.950, 113.865.
-    train, test = (
-        images.flatten(2).sum(2, dtype=torch.int32).sum(0).tolist()
-        for images in (cifar.train_images, cifar.test_images)
-    )
-    assert train == [6_415_714_204, 6_295_060_180, 5_829_907_619]
-    assert test == [1_290_492_328, 1_266_775_083, 1_176_108_223]
+@pytest.mark.parametrize(
+    ("name", "shape", "first", "sums"),
+    [
+        ("mnist", (60_000, 1, 28, 28), [5, 0, 4, 1, 9], ([1_567_298_545], [264_923_200])),
+        # The means that everyone normalises with: 125.307, 122.950, 113.865.
+        (
+            *("cifar", (50_000, 3, 32, 32), [6, 9, 9, 4, 1]),
+            (
+                [6_415_714_204, 6_295_060_180, 5_829_907_619],
+                [1_290_492_328, 1_266_775_083, 1_176_108_223],
+            ),
+        ),
+    ],
+)
+def test_real_pictures_have_the_known_labels_and_pixels(
+    name: str, shape: tuple[int, ...], first: list[int], sums: tuple[list[int], list[int]]
+) -> None:
+    found = load(name, DATA)
+    assert found.train_images.shape == shape
+    assert found.test_images.shape == (10_000, *shape[1:])
+    assert found.train_labels[:5].tolist() == first
+    assert len(found.test_labels) == 10_000
+    for images, expected in zip((found.train_images, found.test_images), sums, strict=True):
+        assert images.flatten(2).sum(2).sum(0).tolist() == expected
 
 
 @real_data
@@ -185,32 +179,6 @@ def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
     for epoch in seen[1:]:
         assert torch.equal(epoch.sort().values, own)
         assert not torch.equal(epoch, seen[0])
-
-
-# torch warns that this mode may miss some waits.
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_nothing_waits_within_an_epoch_and_batches_are_those_of_the_cpu() -> None:
-    config = MNIST(batch_size=16, train_size=200, input_size=6)
-    images = noise(train=300)
-    task, here = (
-        ImageTask(config, lambda: images, device) for device in (torch.device("cuda"), CPU)
-    )
-    net = task.network(build("lstm", 6, 6)).cuda()
-    task.loss(net, task.batch(0, 0))[0].backward()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
-        for step in range(1, 12):
-            batch = task.batch(0, step)
-            task.loss(net, batch)[0].backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(batch.inputs.cpu(), here.batch(0, 11).inputs)
-    own = here.network(build("lstm", 6, 6))
-    own.load_state_dict(net.state_dict())
-    on_gpu, on_cpu = (means(t.score(n, "24x24", "test")) for t, n in ((task, net), (here, own)))
-    assert on_gpu["loss"] == pytest.approx(on_cpu["loss"], rel=1e-4)
 
 
 def test_the_score_is_that_of_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -11,22 +10,17 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from riglstm.lab.minigrid.ppo import PPO
-
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 pytest.importorskip("matplotlib", reason="needs the extra riglstm[lab]")
-from PIL import Image
-
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.runs import build, plan
+from riglstm.lab.minigrid.runs import build
 from riglstm.lab.minigrid.spec import GridSpec
 from riglstm.lab.minigrid.table import read, tables
 from riglstm.lab.report.minigrid import relative, unequal_training
 from riglstm.lab.report.runs import without_copies
 from riglstm.lab.tables.result import RunError
-from riglstm.lab.train.folder import RunFolder
 
 TINY = [
     *("--frames", "64", "--envs", "4", "--steps", "16", "--window", "8", "--minibatch", "32"),
@@ -68,15 +62,9 @@ def test_report_draws_the_papers_figure_and_episodes(
     assert main(["report", str(runs), "--out", str(page), "--figures", str(figures)]) == 0
     text = page.read_text()
     assert "RigLSTM&#x27;s success relative to RIM&#x27;s" in text
-    assert "data:image/gif;base64," in text
     assert "What is missing" not in text
     assert "chosen on validation data" not in text, "there was none"
-    names = sorted(path.name for path in figures.iterdir())
-    assert sum("episode" in name and name.endswith(".png") for name in names) == 2
-    (gif, _) = [path for path in sorted(figures.iterdir()) if path.suffix == ".gif"]
-    image = Image.open(io.BytesIO(gif.read_bytes()))
-    steps = int(text.split(" steps, ")[0].rpartition(">")[2].split()[-1])
-    assert getattr(image, "n_frames", 1) == steps
+    assert len(list(figures.glob("*-an-episode-of-*.png"))) == 2
 
 
 def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path: Path) -> None:
@@ -199,18 +187,6 @@ def test_reproduce_trains_what_is_missing_and_prints_a_table(
     assert again.out == first.out
     assert "run 1" not in again.err
     assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("table,model,seed,metric,")
-
-
-def test_reproduce_counts_and_names_what_diverged(tmp_path: Path, capsys: Capture) -> None:
-    (failed,) = plan(["lavagap"], ["lstm"], 1, tmp_path, PPO(frames=2048), 2)
-    folder = RunFolder(failed.folder)
-    folder.write_json(folder.config, failed.spec.resolved())
-    folder.write_json(folder.failed, {"reason": "a loss is not a number"})
-    assert main([*LSTM, "--out", str(tmp_path)]) == 0, "as for other tables"
-    said = capsys.readouterr().out
-    assert f"Failed: {failed.folder.name}: a loss is not a number." in said
-    assert "1 failed; --retry-failed trains them anew" in said
-    assert "not done" not in said
 
 
 def test_minigrid_is_listed_and_comes_before_its_flags(capsys: Capture) -> None:

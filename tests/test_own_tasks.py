@@ -158,15 +158,6 @@ def test_a_registered_task_is_found_and_can_be_registered_again_by_the_same_cell
     assert tasks.find("larger") is again
 
 
-def test_a_registered_task_is_trained_and_tested_by_the_command_line(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    tasks.register("larger", Halves)
-    assert exit_code("train", "larger", *SHORT, "--out", tmp_path / "run") == 0
-    assert exit_code("evaluate", tmp_path / "run", "--device", "cpu") == 0
-    assert "This equals the recorded result." in capsys.readouterr().out
-
-
 def test_a_name_twice_is_refused(site: Path, capsys: Capture) -> None:
     install(site, "first", {"larger": "first:Options", "copying": "first:Options"})
     with pytest.raises(ValueError, match="must be new, got 'copying', which riglstm has; take"):

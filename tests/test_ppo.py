@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm.lab.minigrid.network import ActorCritic, Frames
-from riglstm.lab.minigrid.ppo import ORDER, PPO, Agent, Rollout, advantages, ppo_losses
+from riglstm.lab.minigrid.ppo import ORDER, PPO, Agent, Rollout, ppo_losses
 from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.lab.tasks.base import generator
 from riglstm.models import MODELS, build
@@ -70,26 +70,6 @@ def double_agent(name: str, config: PPO = SMALL) -> Agent:
     with torch.no_grad():
         agent.state = agent.net.core.initial_state(config.envs)
     return agent
-
-
-def test_advantages_equal_loops() -> None:
-    gen = torch.Generator().manual_seed(0)
-    T, B, gamma, lam = 9, 4, 0.97, 0.8
-    rewards, values = (torch.randn(T, B, generator=gen) for _ in range(2))
-    dones, after = (torch.rand(T, B, generator=gen) < 0.3).float(), torch.randn(B, generator=gen)
-    got = advantages(rewards, values, dones, after, gamma, lam)
-    for b in range(B):
-        for t in range(T):
-            # The sum that GAE's recursion stands for, until the episode's end.
-            total, factor = 0.0, 1.0
-            for k in range(t, T):
-                following = float(values[k + 1, b]) if k + 1 < T else float(after[b])
-                going_on = 1 - float(dones[k, b])
-                total += factor * (
-                    float(rewards[k, b]) + gamma * going_on * following - float(values[k, b])
-                )
-                factor *= gamma * lam * going_on
-            assert float(got[t, b]) == pytest.approx(total, abs=1e-5)
 
 
 def test_encoding_by_products_equals_the_convolutions() -> None:

@@ -199,7 +199,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(readme, "STEP", 3)
     rows.append(tmp_path / "results" / "runs.csv", FOUND)
     (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    run = finish(tmp_path / "run", on_digits("riglstm"), {"4x4": 0.5, "5x5": 0.25})
+    run = finish(tmp_path / "run", on_digits("riglstm"))
     export(run, tmp_path / "weights" / "digits.safetensors")
     return tmp_path
 
@@ -242,7 +242,7 @@ def test_what_is_published_is_up_to_date_until_a_row_or_a_weight_changes(
     stale = names(folder, outdated(*places(folder)))
     assert stale == {"results/figures/copying-M1-shift.png", *TEXTS}
     file.write_text(kept)
-    other = finish(folder / "other", on_digits("riglstm", 1), {"4x4": 0.5, "5x5": 0.25})
+    other = finish(folder / "other", on_digits("riglstm", 1))
     export(other, folder / "weights" / "digits.safetensors")
     stale = names(folder, outdated(*places(folder)))
     assert stale == {name for name in FIGURES if "digits" in name}
@@ -347,11 +347,7 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
     average: float | None, folder: Path
 ) -> None:
     digits = on_digits("riglstm", 3)
-    run = finish(
-        folder / "averaged",
-        replace(digits, fit=replace(digits.fit, average=average)),
-        {"4x4": 0.5, "5x5": 0.25},
-    )
+    run = finish(folder / "averaged", replace(digits, fit=replace(digits.fit, average=average)))
     export(run, folder / "weights" / "digits.safetensors")
     for wanted in readme._wanted([], folder / "weights"):
         caption = wanted.draw().caption
@@ -441,7 +437,7 @@ def test_figures_of_weights_do_not_go_because_a_folder_is_misspelt(
 
 def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
     for model, seen in (("lstm", []), ("rmc", ["scores"])):
-        run = finish(folder / model, on_digits(model), {"4x4": 0.5, "5x5": 0.25})
+        run = finish(folder / model, on_digits(model))
         export(run, folder / "weights" / f"{model}.safetensors")
         figures = [f"{model}-{kind}.png" for kind in seen]
         assert [w.name for w in readme._wanted([], folder / "weights") if model in w.name] == (

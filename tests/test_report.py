@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import test_images
 from riglstm.lab.cli.main import main
-from riglstm.lab.report import cells, curves, page, report, rollouts, runs, style
+from riglstm.lab.report import cells, curves, page, report, runs
 from riglstm.lab.report.cells import Loaded
 from riglstm.lab.tables.plan import RunSpec, plan
 from riglstm.lab.tables.result import Record, RunError, Series, read_record
@@ -30,6 +30,7 @@ from riglstm.lab.tasks.datasets import Images as Files
 from riglstm.lab.train.checkpoints import read_weights, save_weights, write_weights
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
+from test_plot import shown, with_images
 
 VALUES = {"4x4": 0.5, "5x5": 0.25}
 STEP = 7
@@ -46,13 +47,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def noise(*_: object) -> Files:
-    gen = torch.Generator().manual_seed(0)
-
-    def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        pixels = torch.randint(256, (n, 1, 28, 28), generator=gen, dtype=torch.uint8)
-        return pixels, torch.randint(10, (n,), generator=gen)
-
-    return Files(*draw(20), *draw(12))
+    return test_images.noise(20, 12)
 
 
 @pytest.fixture(autouse=True)
@@ -124,16 +119,6 @@ def opened(path: Path, model: str, **options: Any) -> Loaded:
 @pytest.fixture
 def rig(tmp_path: Path) -> Loaded:
     return opened(tmp_path, "riglstm")
-
-
-def shown(axes: Axes) -> Any:
-    """The array of an image."""
-    (image,) = axes.get_images()
-    return np.asarray(image.get_array())
-
-
-def with_images(figure: Figure) -> list[Axes]:
-    return [axes for axes in figure.get_axes() if axes.get_images()]
 
 
 def test_a_summary_leaves_out_images_on_which_a_cell_never_changed() -> None:
@@ -225,7 +210,7 @@ def test_score_maps_are_of_the_step_counted_from_one(
     assert "step 13: line 3,\npixel 3" in axes[0].get_xlabel()
 
 
-def test_digits_are_of_different_classes_and_a_look_may_be_cut(rig: Loaded) -> None:
+def test_digits_are_of_different_classes_and_in_the_test_set(rig: Loaded) -> None:
     task = cells.image_task(rig)
     chosen = cells.first_of_each_class(task)
     labels = task.examples("4x4", "test").targets
@@ -233,13 +218,6 @@ def test_digits_are_of_different_classes_and_a_look_may_be_cut(rig: Loaded) -> N
     assert chosen[0] == 0
     with pytest.raises(ValueError, match="numbers from 0 to 11, the run's test set, got 12"):
         cells.look(rig, "5x5", (12,))
-    some, same = (
-        cells.look(rig, "5x5", (4, 5, 6)).take(slice(1, None)),
-        cells.look(rig, "5x5", (5, 6)),
-    )
-    for a, b in zip(cells.layers(rig, some), cells.layers(rig, same), strict=True):
-        assert torch.equal(a.awake, b.awake)
-    assert some.images.indices == [5, 6]
 
 
 def test_the_network_before_training_is_the_one_that_the_seed_drew(rig: Loaded) -> None:
@@ -256,7 +234,7 @@ def test_a_rollout_has_the_truth_above_and_an_overlay_below() -> None:
     truth = np.zeros((3, 4, 4))
     truth[:, :2] = 1
     models = {"riglstm": np.full((3, 4, 4), 0.25), "rim": truth.copy(), "lstm": truth.copy()}
-    axes = with_images(rollouts.draw(truth, models, first_frame=15))
+    axes = with_images(cells.draw_rollout(truth, models, first_frame=15))
     assert len(axes) == 3 * 5
     assert [a.get_title() for a in axes[:3]] == ["frame 15", "frame 16", "frame 17"]
     assert [a.get_ylabel() for a in axes[::3]] == ["truth", "riglstm", "rim", "lstm", "overlay"]
@@ -265,7 +243,7 @@ def test_a_rollout_has_the_truth_above_and_an_overlay_below() -> None:
     )
     assert (shown(axes[0])[3] == 1).all()
     expected = -(np.log(0.25) + np.log(0.75)) / 2
-    np.testing.assert_allclose(rollouts.frame_bce(truth, models["riglstm"]), expected)
+    np.testing.assert_allclose(cells.frame_bce(truth, models["riglstm"]), expected)
     assert axes[3].get_xlabel() == f"{expected:.3f}"
 
 
@@ -277,7 +255,7 @@ def test_balls_are_rolled_out_from_run_folders(
     for model in ("lstm", "riglstm"):
         finish(tmp_path / model, on_balls(model), {"4": 0.4, "curtain": 0.5})
         runs.append(cells.open_run(model, tmp_path / model, "cpu", tmp_path))
-    picture = rollouts.rollout_picture(runs, "curtain", 1)
+    picture = cells.rollout_picture(runs, "curtain", 1)
     assert picture.png.startswith(PNG)
     assert "frames 0 to 3" in picture.caption
     assert "outlines (probability 0.5) of riglstm (solid)." in picture.caption
@@ -372,7 +350,7 @@ def test_training_curves_have_means_dots_and_ticks_that_are_numbers() -> None:
     assert lines[3:] == [[[1, 2, 3], [1, 2, 3]]]
     assert [line.get_marker() for line in dots.get_lines()] == ["."], "one point is no line"
     assert ticks.get_yscale() == "log"
-    style.png(figure)
+    curves.png(figure)
     texts = [tick.get_text() for tick in ticks.get_yticklabels(which="both")]
     assert {"0.01", "0.1", "1"} <= set(texts)
     assert not any("$" in text for text in texts)
@@ -380,10 +358,10 @@ def test_training_curves_have_means_dots_and_ticks_that_are_numbers() -> None:
 
 def test_no_two_labels_look_alike() -> None:
     labels = ["riglstm", "riglstm lr=0.1", "RIM", "all_h", "rand_h", "lstm"]
-    given = style.looks(labels)
+    given = curves.looks(labels)
     assert len(set(given.values())) == len(labels)
-    assert given["riglstm"].colour == style.GREEN
-    assert given["RIM"].colour == style.BLUE
+    assert given["riglstm"].colour == curves.GREEN
+    assert given["RIM"].colour == curves.BLUE
 
 
 def test_runs_are_named_by_what_sets_them_apart() -> None:
@@ -443,7 +421,7 @@ def assert_needs_nothing(text: str) -> Read:
 
 def test_everything_given_is_escaped() -> None:
     evil = '<script>alert("x")</script> & \'"'
-    picture = style.Picture(evil, evil, evil, PNG)
+    picture = curves.Picture(evil, evil, evil, PNG)
     text = page.render_page(
         evil,
         evil,

@@ -1,4 +1,7 @@
-"""What every task keeps to: what a batch depends on, what a score is, and what is refused."""
+"""What every task keeps to: what a batch depends on, what a score is, and what is refused.
+
+And the look-up of tokens, whose gradient is summed in a fixed order on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,46 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from riglstm.lab.tasks import TASKS
+from helpers import seeded
+from riglstm.lab.tasks import TASKS, common
 from riglstm.lab.tasks.balls import Balls
-from riglstm.lab.tasks.copying import Copying
-from riglstm.lab.tasks.datasets import Images
+from riglstm.lab.tasks.base import means
+from riglstm.lab.tasks.common import InOrder, lookup
+from riglstm.lab.tasks.copying import Copying, CopyingTask
 from riglstm.lab.tasks.images import CIFAR10, MNIST, ImageTask, SequentialImages
+from riglstm.lab.train.config import products
 from riglstm.models import build
+from test_images import noise
 from train_helpers import assert_same
 from train_task import CPU
 
 
-def pictures(config: SequentialImages) -> ImageTask:
+def pictures(config: SequentialImages, device: torch.device) -> ImageTask:
     """Random pixels, of which 40 pictures are for training."""
-    gen = torch.Generator().manual_seed(0)
-    parts = []
-    for n in (50, 37):
-        shape = (n, config.channels, 28, 28)
-        parts.append(torch.randint(256, shape, generator=gen, dtype=torch.uint8))
-        parts.append(torch.randint(10, (n,), generator=gen))
-    return ImageTask(config, lambda: Images(*parts), CPU)
+    return ImageTask(config, lambda: noise(50, 37, config.channels), device)
 
 
 SMALL: dict[str, Any] = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 7}
 FILMS = {"sequences": 7, "validation_size": 5, "test_size": 5, "batch_size": 3, "frames": 8}
-MADE: dict[str, Callable[[], Any]] = {
-    "copying": lambda: Copying(
+MADE: dict[str, Callable[[torch.device], Any]] = {
+    "copying": lambda device: Copying(
         **{"L": 2, "P_from": 20, "M": 2, "input_size": 8, "digits": 4, "test_size": 37},
         **{"batch_size": 7, "dropout": 0.5},
-    ).open(CPU),
-    "mnist": lambda: pictures(MNIST(**SMALL, dropout=0.5)),
-    "cifar": lambda: pictures(CIFAR10(**SMALL, flip=True)),
-    "balls": lambda: Balls(
+    ).open(device),
+    "mnist": lambda device: pictures(MNIST(**SMALL, dropout=0.5), device),
+    "cifar": lambda device: pictures(CIFAR10(**SMALL, flip=True), device),
+    "balls": lambda device: Balls(
         conditions=("balls=2,curtain",), context=3, rollout_frames=4, **FILMS
-    ).open(CPU),
+    ).open(device),
 }
 
 
 @pytest.fixture(params=MADE)
 def make(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Any]:
+) -> Callable[[torch.device], Any]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("RIGLSTM_DATA", raising=False)
     return MADE[request.param]
@@ -59,8 +61,8 @@ def test_tasks_are_found_by_their_names() -> None:
     assert TASKS["copying"] is Copying
 
 
-def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[], Any]) -> None:
-    first, second = make(), make()
+def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[torch.device], Any]) -> None:
+    first, second = make(CPU), make(CPU)
     # Some of them within two epochs.
     steps = [3, 0, 11, 5, 4, 12]
     before = torch.get_rng_state()
@@ -85,9 +87,9 @@ def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[], Any]) -> None
 
 
 def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_it_was(
-    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[torch.device], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = make()
+    task = make(CPU)
     net, condition = task.network(build("lstm", task.input_size, 6)), task.conditions[-1]
     net.core.eval()
     whole = task.score(net, condition, "test")
@@ -108,8 +110,41 @@ def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_
         task.score(net, condition, "test", (2, 2))
 
 
-def test_a_split_or_a_core_that_does_not_fit_is_refused(make: Callable[[], Any]) -> None:
-    task, split = make(), "training"
+# torch warns that this mode may miss some waits.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits_within_an_epoch_and_data_are_those_of_the_cpu(
+    make: Callable[[torch.device], Any],
+) -> None:
+    there, here = make(torch.device("cuda")), make(CPU)
+    there.ready()
+    net = there.network(build("lstm", there.input_size, 6)).cuda()
+    there.loss(net, there.batch(0, 0))[0].backward()
+    # Which pictures are mirrored is drawn on the CPU.
+    waits = getattr(there.config, "flip", False)
+    try:
+        torch.cuda.set_sync_debug_mode("default" if waits else "error")
+        batch = there.batch(0, 1)
+        there.loss(net, batch)[0].backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert batch.inputs.is_cuda
+    # Copying draws training data on its device.
+    if not isinstance(here, CopyingTask):
+        assert_same([part.cpu() for part in batch], list(here.batch(0, 1)))
+    own = here.network(build("lstm", here.input_size, 6))
+    own.load_state_dict(net.state_dict())
+    condition = here.conditions[-1]
+    with products("fp32", there.device):
+        on_gpu = means(there.score(net, condition, "test"))
+    assert on_gpu == pytest.approx(means(here.score(own, condition, "test")), rel=1e-4)
+
+
+def test_a_split_or_a_core_that_does_not_fit_is_refused(
+    make: Callable[[torch.device], Any],
+) -> None:
+    task, split = make(CPU), "training"
     net = task.network(build("lstm", task.input_size, 6))
     for use in ("score", "rollout"):
         if hasattr(task, use):
@@ -124,3 +159,62 @@ def test_a_split_or_a_core_that_does_not_fit_is_refused(make: Callable[[], Any])
         task.network(build("lstm", 5, 6))
     with pytest.raises(ValueError, match=f"{wanted} {task.input_size} and True"):
         task.network(build("lstm", task.input_size, 6, batch_first=True))
+
+
+def test_a_look_up_of_tokens_is_an_embedding() -> None:
+    ids = torch.randint(0, 3, (7, 2, 2), generator=seeded(0))
+    table = torch.randn(3, 4, generator=seeded(1), dtype=torch.float64, requires_grad=True)
+    towards = torch.randn(7, 2, 2, 4, generator=seeded(2), dtype=torch.float64)
+    want = F.embedding(ids, table)
+    (d_want,) = torch.autograd.grad((want * towards).sum(), table)
+    for find in (lookup, InOrder.apply):
+        got = find(ids, table)
+        (d_got,) = torch.autograd.grad((got * towards).sum(), table)
+        assert torch.equal(got, want)
+        assert torch.equal(d_got, d_want)
+
+
+@pytest.mark.parametrize(("mode", "warn_only"), [(False, False), (True, True), (True, False)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_the_gradient_of_a_look_up_asks_for_a_fixed_order(
+    mode: bool, warn_only: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, gradient = [], common._gradient
+
+    def watched(*given: Any) -> Any:
+        strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+        seen.append((torch.are_deterministic_algorithms_enabled(), strict))
+        if fails:
+            raise RuntimeError("no memory")
+        return gradient(*given)
+
+    monkeypatch.setattr(common, "_gradient", watched)
+    table = torch.ones(2, 3, requires_grad=True)
+    torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+    try:
+        loss = InOrder.apply(torch.tensor([0, 1, 1]), table).sum()
+        if fails:
+            with pytest.raises(RuntimeError, match="no memory"):
+                loss.backward()
+        else:
+            loss.backward()
+        now = torch.are_deterministic_algorithms_enabled()
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [(True, mode and not warn_only)]
+    assert (now, warns) == (mode, warn_only)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("V", [2, 24, 48])
+def test_a_gradient_of_few_tokens_has_the_same_bits_each_time(V: int) -> None:
+    ids = torch.randint(0, V, (196, 32, 1), generator=seeded(0)).cuda()
+    table = torch.randn(V, 600, generator=seeded(1)).cuda().requires_grad_()
+    towards = torch.randn(196, 32, 1, 600, generator=seeded(2)).cuda()
+    found = {
+        torch.autograd.grad((lookup(ids, table) * towards).sum(), table)[0].cpu().numpy().tobytes()
+        for _ in range(50)
+    }
+    assert len(found) == 1

@@ -47,6 +47,10 @@ class Recurrent(nn.Module):
     """A model that is a loop over its `step`, which may be compiled."""
 
     streaming = True
+    sizes: tuple[str, ...] = ()
+    """Attributes that `repr` shows beside the two widths."""
+    start = ""
+    """What `repr` says of start values that are not the usual ones."""
 
     def __init__(
         self,
@@ -80,6 +84,11 @@ class Recurrent(nn.Module):
     def next_step(self) -> Step:
         """`step`, compiled where that was asked for."""
         return self.step if self._compiled is None else self._compiled.of(self)
+
+    def extra_repr(self) -> str:
+        """The sizes, and a start that differs from the usual one."""
+        own = (f", {name}={getattr(self, name)}" for name in self.sizes)
+        return f"{self.input_size}, {self.hidden_size}{''.join(own)}{self.start}"
 
 
 class Trace(NamedTuple):

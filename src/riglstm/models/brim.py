@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from riglstm.checks import check_positive
 from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
-from riglstm.models.rim import RIMCell, Seen, cell_counts, check_sizes, reset_parts, trace_layers
+from riglstm.models.rim import RIMCell, cell_counts, reset_parts, trace_layers
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
@@ -52,6 +53,8 @@ class BRIM(Recurrent):
     At 300, 300 there are 1,797,900 parameters with the `mnist` preset and 1,089,000 with `cifar`.
     """
 
+    sizes = ("num_cells", "active_cells")
+
     def __init__(
         self,
         input_size: int,
@@ -72,13 +75,7 @@ class BRIM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
-        check_sizes(
-            dropout,
-            input_heads=input_heads,
-            key_size=key_size,
-            comm_heads=comm_heads,
-            comm_size=comm_size,
-        )
+        check_positive("input_heads", input_heads)
         _check_pair("num_cells", num_cells, (6, 3))
         if active_cells is not None:
             _check_pair("active_cells", active_cells, (4, 2))
@@ -111,7 +108,7 @@ class BRIM(Recurrent):
                 ((input_size, hidden_size), (hidden_size,)), sizes, strict=True
             )
         )
-        self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
+        self.start = changed_start(float(forget_bias), float(gate_scale))
 
     def reset_parameters(self) -> None:
         """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
@@ -134,7 +131,7 @@ class BRIM(Recurrent):
         """
         return trace_layers(self._advance, *prepare(self, x, state))
 
-    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Seen, Seen]]:
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, Trace]]:
         h_1, c_1 = (s[0].unflatten(1, (self.num_cells[0], -1)) for s in state)  # (B, N, d)
         h_2, c_2 = (s[1].unflatten(1, (self.num_cells[1], -1)) for s in state)  # (B, N, d)
         h_1, c_1, lower = self.lower((x, h_2.flatten(1)), h_1, c_1)
@@ -143,14 +140,6 @@ class BRIM(Recurrent):
             torch.stack([s.flatten(1) for s in both]) for both in ((h_1, h_2), (c_1, c_2))
         )  # (2, B, N·d)
         return (h, c), (lower, upper)
-
-    def extra_repr(self) -> str:
-        """The sizes, and a start that differs from the authors'."""
-        start = changed_start(self.forget_bias, self.gate_scale)
-        return (
-            f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
-            f"active_cells={self.active_cells}{start}"
-        )
 
 
 def _check_pair(name: str, value: Sequence[int], example: tuple[int, int]) -> None:

@@ -35,6 +35,8 @@ class EntNet(Recurrent):
     weight_state, weight_input, weight_key (U, V, W of the equations, d x d), bias (d), slope (d).
     """
 
+    sizes = ("num_slots",)
+
     def __init__(
         self,
         input_size: int,
@@ -106,7 +108,3 @@ class EntNet(Recurrent):
             steps.append((h.flatten(1), logit.unsqueeze(2), norm.squeeze(2).reciprocal()))
         output, logits, keep = (torch.stack(s) for s in zip(*steps, strict=True))
         return [Trace(output=output, views=logits.sigmoid(), view_scores=logits, keep=keep)]
-
-    def extra_repr(self) -> str:
-        """The sizes."""
-        return f"{self.input_size}, {self.hidden_size}, num_slots={self.num_slots}"

@@ -42,6 +42,7 @@ class LSTM(Recurrent):
         check_gate_scale(gate_scale)
         D, H = input_size, hidden_size
         self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
+        self.start = changed_start(self.forget_bias, self.gate_scale)
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -112,11 +113,6 @@ class LSTM(Recurrent):
         # Autocast gives the fused kernel's state in half precision; it is carried in full.
         return y, (h_n.to(h.dtype), c_n.to(c.dtype))
 
-    def extra_repr(self) -> str:
-        """The sizes, and a start that differs from nn.LSTM's."""
-        start = changed_start(self.forget_bias, self.gate_scale)
-        return f"{self.input_size}, {self.hidden_size}{start}"
-
 
 class GridLSTM(Recurrent):
     """Eqs. (9)-(12): each cell k has its own gates on the common H_t = [x_t, h^1 .. h^N].
@@ -125,6 +121,8 @@ class GridLSTM(Recurrent):
     elementwise: that LSTM is what runs. Only the start values differ: U(±1/√d), as a cell of
     size d draws them, instead of U(±1/√(N·d)). `forget_bias` and `gate_scale` are those of `LSTM`.
     """
+
+    sizes = ("num_cells",)
 
     def __init__(
         self,
@@ -155,13 +153,6 @@ class GridLSTM(Recurrent):
     def reset_parameters(self) -> None:
         """Draw new start values, in each cell those of an LSTM of its size."""
         self.stack.draw(self.cell_size**-0.5)
-
-    def cell_parameters(self, k: int) -> tuple[Tensor, Tensor]:
-        """W^k (4, d, D + N·d) on H_t, and the sum of both biases (4, d); gates i, f, g, o."""
-        W_x, W_h, b_x, b_h = self.stack.weights()
-        gates = (4, self.num_cells, self.cell_size)
-        W = torch.cat((W_x, W_h), dim=1).unflatten(0, gates)  # (4, N, d, D + N·d)
-        return W[:, k], (b_x + b_h).unflatten(0, gates)[:, k]
 
     def initial_state(self, batch: int) -> State:
         """h and c of all cells, (1, B, N·d) each: zero."""

@@ -8,7 +8,7 @@ vectors. `RIMCell` puts the parts of a step in their order; BRIM stacks two of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, TypedDict, Unpack
+from typing import TypeAlias, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -211,25 +211,8 @@ def merge(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(active.unsqueeze(-1), new, old)
 
 
-class Seen(NamedTuple):
-    """What one layer did in one step."""
-
-    output: Tensor
-    """(B, N·d)."""
-    active: Tensor
-    """(B, N) bool."""
-    views: Tensor
-    """(B, N, M, K)."""
-    peers: Tensor
-    """(B, N, M, N)."""
-    view_scores: Tensor
-    """(B, N, M, K)."""
-    peer_scores: Tensor
-    """(B, N, M, N)."""
-
-
-Advance: TypeAlias = Callable[[Tensor, State], tuple[State, Sequence[Seen]]]
-"""One step: x (B, D) and the state to the next state and what each layer did."""
+Advance: TypeAlias = Callable[[Tensor, State], tuple[State, Sequence[Trace]]]
+"""One step: x (B, D) and the state to the next state and what each layer did, head by head."""
 
 
 def trace_layers(advance: Advance, x: Tensor, state: State) -> list[Trace]:
@@ -238,14 +221,14 @@ def trace_layers(advance: Advance, x: Tensor, state: State) -> list[Trace]:
     for x_t in x.unbind():
         state, seen = advance(x_t, state)
         steps.append(seen)
-    return [_to_trace(seen, layer) for layer, seen in enumerate(zip(*steps, strict=True))]
-
-
-def _to_trace(seen: Sequence[Seen], layer: int) -> Trace:
-    output, active, *by_head = (torch.stack(parts) for parts in zip(*seen, strict=True))
-    views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
-    keep = (~active).to(output.dtype)
-    return Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
+    traces = []
+    for layer, of_layer in enumerate(zip(*steps, strict=True)):
+        parts = zip(*(one[:6] for one in of_layer), strict=True)
+        output, active, *by_head = (torch.stack(part) for part in parts)
+        views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
+        keep = (~active).to(output.dtype)
+        traces.append(Trace(output, active, views, peers, view_scores, peer_scores, keep, layer))
+    return traces
 
 
 LaidOut: TypeAlias = tuple[Sequence[tuple[Tensor, ...]], Sequence[Deferred]]
@@ -276,6 +259,10 @@ class RIMCell(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
+        checks.check_positive("key_size", key_size)
+        checks.check_positive("comm_heads", comm_heads)
+        checks.check_positive("comm_size", comm_size)
+        checks.check_dropout(dropout, num_layers=2)
         checks.check_forget_bias(forget_bias)
         checks.check_gate_scale(gate_scale)
         self.K_a, self.dropout = K_a, dropout
@@ -285,7 +272,9 @@ class RIMCell(nn.Module):
         self.lstm = BlockLSTM(N, 4 * d, d, (N * d) ** -0.5, forget_bias, gate_scale, **factory)
         self.communication = Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
-    def forward(self, slots: Sequence[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Seen]:
+    def forward(
+        self, slots: Sequence[Tensor], h: Tensor, c: Tensor
+    ) -> tuple[Tensor, Tensor, Trace]:
         """One step: inputs (B, ·) and the state (B, N, d) to the new state and what was seen."""
         s, p, u = self.input_attention(h, slots)
         # The cells that the null slot draws most sleep; equal ones (all, at a zero state) by index.
@@ -294,7 +283,7 @@ class RIMCell(nn.Module):
         # Sleeping cells are read too, as the candidates that they will not become.
         h_new, r, a = self.communication(gradient_mask(h_tilde, active))
         h, c = merge(active, h_new, h), merge(active, c_tilde, c)
-        return h, c, Seen(h.flatten(1), active, p, a, s, r)
+        return h, c, Trace(h.flatten(1), active, p, a, s, r)
 
     def lay_out(self, x: Tensor, deferred: bool) -> LaidOut:
         """What the steps over x (T, B, D) need no state for: keys, drives, dropout, and products.
@@ -389,6 +378,8 @@ class RIM(Recurrent):
     not, are left out.
     """
 
+    sizes = ("num_cells", "active_cells")
+
     def __init__(
         self,
         input_size: int,
@@ -408,12 +399,6 @@ class RIM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
-        check_sizes(
-            dropout,
-            key_size=key_size,
-            comm_heads=comm_heads,
-            comm_size=comm_size,
-        )
         N, d, K_a = cell_counts(hidden_size, num_cells, active_cells)
         self.num_cells, self.cell_size, self.active_cells = N, d, K_a
         self.cell = RIMCell(
@@ -427,7 +412,7 @@ class RIM(Recurrent):
             device=device,
             dtype=dtype,
         )
-        self.forget_bias, self.gate_scale = float(forget_bias), float(gate_scale)
+        self.start = changed_start(float(forget_bias), float(gate_scale))
 
     def reset_parameters(self) -> None:
         """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
@@ -481,17 +466,9 @@ class RIM(Recurrent):
         """What the cells did, time first; `views` are the weights of the slots null, x."""
         return trace_layers(self._advance, *prepare(self, x, state))
 
-    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Seen]]:
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace]]:
         h, c, seen = self.cell((x,), *self._by_cell(state))
         return (h.flatten(1).unsqueeze(0), c.flatten(1).unsqueeze(0)), (seen,)
-
-    def extra_repr(self) -> str:
-        """The sizes, and a start that differs from the authors'."""
-        start = changed_start(self.forget_bias, self.gate_scale)
-        return (
-            f"{self.input_size}, {self.hidden_size}, num_cells={self.num_cells}, "
-            f"active_cells={self.active_cells}{start}"
-        )
 
 
 def reset_parts(module: nn.Module) -> None:
@@ -509,13 +486,6 @@ def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> t
     K_a = two_thirds(num_cells) if active_cells is None else active_cells
     checks.check_count("active_cells", K_a, 1, num_cells, "[1, num_cells]")
     return num_cells, hidden_size // num_cells, K_a
-
-
-def check_sizes(dropout: float, **sizes: int) -> None:
-    """Sizes are whole and above zero, dropout is a probability."""
-    for name, size in sizes.items():
-        checks.check_positive(name, size)
-    checks.check_dropout(dropout, num_layers=2)
 
 
 def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:

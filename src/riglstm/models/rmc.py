@@ -36,6 +36,7 @@ class RMC(Recurrent):
     """
 
     input_bias, forget_bias = 0.0, 1.0
+    sizes = ("num_slots", "num_heads")
 
     def __init__(
         self,
@@ -132,10 +133,3 @@ class RMC(Recurrent):
                 keep=keep,
             )
         ]
-
-    def extra_repr(self) -> str:
-        """The sizes."""
-        return (
-            f"{self.input_size}, {self.hidden_size}, num_slots={self.num_slots}, "
-            f"num_heads={self.num_heads}"
-        )

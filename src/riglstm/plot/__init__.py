@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from riglstm.plot.draw import draw_choices, draw_over_time
-from riglstm.plot.trace import Traces, read_input, read_labels, read_layers, read_sequences
+from riglstm.plot.trace import Traces, read, read_input, read_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def cells(
     In a picture a cell is white where it was awake, and r is the correlation over time of being
     awake with the input's brightness.
     """
-    return draw_over_time("active", trace, input, sequences, labels, names)
+    return draw_over_time("active", *read(trace, input, sequences, labels, names))
 
 
 def keep(
@@ -73,7 +73,7 @@ def keep(
 
     Arguments are those of `cells`.
     """
-    return draw_over_time("keep", trace, input, sequences, labels, names)
+    return draw_over_time("keep", *read(trace, input, sequences, labels, names))
 
 
 def views(
@@ -96,13 +96,10 @@ def views(
     `slots`: names of the views; `input` is drawn if it is pictures; the other arguments are those
     of `cells`.
     """
-    layers = read_layers(trace, names)
-    T, B = layers[0].size
+    layers, shown, chosen, said = read(trace, input, sequences, labels, names)
+    T, _ = layers[0].size
     if step is not None and not 1 <= step <= T:
         raise ValueError(f"step must be from 1 to {T}, the steps of the trace, got {step}")
-    chosen = read_sequences(sequences, B)
-    said = read_labels(labels, chosen)
-    shown = None if input is None else read_input(input, T, B)
     pictures = None if shown is None or shown.size is None else shown
     return draw_choices(layers, pictures, chosen, said, step, slots)
 

@@ -1,4 +1,7 @@
-"""The drawing of a trace: cells over time, and maps of what they took in.
+"""The drawing of a trace: cells over time, maps of what they took in, and how pictures look.
+
+Colours are those that colour-blind readers tell apart. Figures are made object by object; nothing
+touches pyplot's state.
 
 Shapes: T steps, B sequences, N cells, K views.
 """
@@ -6,25 +9,20 @@ Shapes: T steps, B sequences, N cells, K views.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from riglstm.plot.style import FAINT, GREEN, INK, VERMILION, new_figure, picture_axes, styled
 from riglstm.plot.trace import (
     Input,
     Layer,
-    Traces,
     correlation,
     largest,
     number,
     percent,
-    read_input,
-    read_labels,
-    read_layers,
-    read_sequences,
     share_awake,
 )
 
@@ -32,7 +30,67 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INK, FAINT, GRID = "#1b1b1b", "#6a6a6a", "#dddddd"
+PINK, GREEN, BLUE = "#CC79A7", "#009E73", "#0072B2"
+SKY, ORANGE, VERMILION, GREY = "#56B4E9", "#E69F00", "#D55E00", "#7f7f7f"
+"""The Okabe-Ito palette, but for its yellow, which is too pale for a line on white."""
+
+RC: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10.5,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "text.color": INK,
+    # A name with two dollar signs is no formula.
+    "text.parse_math": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "legend.fontsize": 9.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "savefig.facecolor": "white",
+}
+DPI = 144
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Apply the house's settings while a figure is made or written; also a decorator."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(
+            f"riglstm.plot needs the package matplotlib, got: {error}; install it with: "
+            "pip install matplotlib"
+        ) from error
+    with matplotlib.rc_context(RC):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches, its parts kept apart by the layout."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def picture_axes(axes: Axes) -> Axes:
+    """Axes for an image: a thin frame, so that white is seen on white, and no ticks."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_color(FAINT)
+        spine.set_linewidth(0.6)
+    return axes
 
 
 class _Look(NamedTuple):
@@ -53,19 +111,14 @@ class _Look(NamedTuple):
 @styled()
 def draw_over_time(
     part: str,
-    trace: Traces,
-    input: Any,
-    sequences: Iterable[int] | None,
-    labels: Sequence[str] | None,
-    names: Sequence[str] | None,
+    layers: Sequence[Layer],
+    shown: Input | None,
+    chosen: Sequence[int],
+    said: Sequence[str],
 ) -> Figure:
-    layers = read_layers(trace, names)
-    T, B = layers[0].size
+    """A part of a trace over time, under the input or in the form of its picture."""
     for layer in layers:
         layer.part(part)
-    shown = None if input is None else read_input(input, T, B)
-    chosen = read_sequences(sequences, B)
-    said = read_labels(labels, chosen)
     look = _looks()[part]
     if shown is not None and shown.size is not None:
         return _draw_pictures(layers, look, shown, chosen, said)
@@ -223,9 +276,6 @@ def _draw_input(axes: Axes, values: Tensor) -> None:
         axes.imshow(x.T.numpy(), extent=where, aspect="auto", interpolation="nearest", **options)
         axes.set_yticks([])
     axes.set_ylabel("input")
-
-
-# What cells took in.
 
 
 @styled()

@@ -105,21 +105,24 @@ def read_input(given: Any, T: int, B: int) -> Input:
     )
 
 
-def read_sequences(given: Iterable[int] | None, B: int) -> list[int]:
-    """The numbers of the sequences to draw."""
-    chosen = list(range(min(B, MOST_DRAWN))) if given is None else list(given)
+def read(
+    trace: Traces,
+    input: Any,
+    sequences: Iterable[int] | None,
+    labels: Sequence[str] | None,
+    names: Sequence[str] | None,
+) -> tuple[list[Layer], Input | None, list[int], Sequence[str]]:
+    """Layers, input, and the numbers and labels of the sequences to draw."""
+    layers = read_layers(trace, names)
+    T, B = layers[0].size
+    chosen = list(range(min(B, MOST_DRAWN))) if sequences is None else list(sequences)
     if not chosen or not all(0 <= b < B for b in chosen):
         raise ValueError(f"sequences must be numbers from 0 to {B - 1}, got {chosen}")
-    return chosen
-
-
-def read_labels(given: Sequence[str] | None, chosen: Sequence[int]) -> Sequence[str]:
-    """What is said of each sequence that is drawn."""
-    if given is None:
-        return [f"sequence {b}" for b in chosen]
-    if len(given) != len(chosen):
-        raise ValueError(f"labels must be {len(chosen)}, one a sequence, got {len(given)}")
-    return given
+    if labels is None:
+        labels = [f"sequence {b}" for b in chosen]
+    if len(labels) != len(chosen):
+        raise ValueError(f"labels must be {len(chosen)}, one a sequence, got {len(labels)}")
+    return layers, None if input is None else read_input(input, T, B), chosen, labels
 
 
 def share_awake(active: Tensor) -> Tensor:

@@ -14,8 +14,17 @@ from typing import Any
 
 import torch
 
-from riglstm.lab.explore.digits import SIDE, STROKES, drawn
-from riglstm.lab.explore.networks import HIDDEN, MOST_NOISE, SIDES, Network, Request, read
+from riglstm.lab.explore.networks import (
+    HIDDEN,
+    MOST_NOISE,
+    SIDE,
+    SIDES,
+    STROKES,
+    Network,
+    Request,
+    drawn,
+    read,
+)
 
 PAGE = Path(__file__).parent / "page"
 FILES: dict[str, tuple[str, str]] = {

@@ -33,9 +33,9 @@ class GridRun(RunFiles):
 
     spec: GridSpec
 
-    def rates(self, metric: str = "success") -> dict[str, float]:
-        """Success rates by level."""
-        return {r["condition"]: r["value"] for r in self.rows if r["metric"] == metric}
+    def rates(self) -> dict[str, float]:
+        """Success rates by level, with drawn actions."""
+        return {r["condition"]: r["value"] for r in self.rows if r["metric"] == "success"}
 
 
 def is_grid(path: Path | str) -> bool:

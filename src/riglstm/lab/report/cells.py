@@ -1,30 +1,35 @@
-"""What the cells of a trained network did on test images: loading, looking, captions.
+"""What trained networks do: their cells on test images, and their roll-outs of bouncing balls.
 
-`riglstm.plot` draws. Shapes: T steps, B images, N cells, s × s pixels, which are the T = s² steps
-in the order of lines.
+`riglstm.plot` draws the cells. Shapes: T steps, B images, N cells, s × s pixels, which are the
+T = s² steps in the order of lines; F frames of H × W.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, cast
 
+import numpy as np
 import torch
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from riglstm import plot
-from riglstm.lab.report.style import Picture, png
+from riglstm.lab.report.curves import TRUTH, Array, Picture, looks, png
 from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.run import build, finished, load
+from riglstm.lab.tasks.balls import BallsTask
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.copying import CopyingTask
 from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.models.base import Trace
+from riglstm.plot.draw import new_figure, picture_axes, styled
 from riglstm.plot.trace import Layer, correlation, number, percent, read_layers, share_awake
 
 SLEEPING = ("riglstm", "rim", "brim")
@@ -45,6 +50,16 @@ SLOTS: dict[tuple[str, int], tuple[str, ...]] = {
 
 LAYERS: dict[str, tuple[str, ...]] = {"brim": ("lower", "upper")}
 """Names of layers; those of other models have numbers."""
+
+EPSILON = 1e-6
+"""Probabilities are kept this far from 0 and 1, as in the score of the task."""
+
+EDGE = 0.5
+"""Where a predicted ball ends, for its outline."""
+OUTLINES: tuple[Literal["solid", "dashed", "dotted"], ...] = ("solid", "dashed", "dotted")
+"""Of the models in the overlay, in their order."""
+OVERLAID = ("riglstm", "rim")
+"""Models whose balls lie over the true ones, as in the paper."""
 
 
 class Loaded(NamedTuple):
@@ -77,29 +92,13 @@ class Images(NamedTuple):
     labels: Sequence[str]
     read_as: Sequence[str]
 
-    def take(self, rows: slice) -> Images:
-        """Some of the images."""
-        return Images(self.pixels[rows], self.indices[rows], self.labels[rows], self.read_as[rows])
-
 
 class Look(NamedTuple):
     """Images, and what each layer of a model did with them."""
 
     images: Images
     traces: list[Trace]
-    """RigLSTM's own has the same fields and a direction; empty: the model has none."""
-
-    def take(self, rows: slice) -> Look:
-        """The same of some of the images."""
-        traces = []
-        for trace in self.traces:
-            cut: dict[str, Any] = {
-                name: value[:, rows]
-                for name, value in trace._asdict().items()
-                if isinstance(value, Tensor)
-            }
-            traces.append(trace._replace(**cut))
-        return Look(self.images.take(rows), traces)
+    """RigLSTM's own has the same fields and a direction."""
 
 
 def open_run(
@@ -132,24 +131,19 @@ def image_task(run: Loaded) -> ImageTask:
     return run.task
 
 
-def count_test_images(task: ImageTask) -> int:
-    """The number of test images."""
-    return len(task.examples(task.trained_on, "test").targets)
-
-
-def first_of_each_class(task: ImageTask, count: int = 3) -> tuple[int, ...]:
-    """The first test images that are all of different classes."""
+def first_of_each_class(task: ImageTask) -> tuple[int, ...]:
+    """The first three test images that are all of different classes."""
     labels = task.examples(task.trained_on, "test").targets.tolist()
     seen: dict[int, int] = {}
     for index, label in enumerate(labels):
         seen.setdefault(label, index)
-    return tuple(list(seen.values())[:count])
+    return tuple(seen.values())[:3]
 
 
 def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
     """What the model did with test images at a size such as 24x24."""
     task = image_task(run)
-    size, known = read_size(condition), count_test_images(task)
+    size, known = read_size(condition), task.size("test")
     for index in indices:
         if not 0 <= index < known:
             raise ValueError(
@@ -161,8 +155,7 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
     assert isinstance(net, TokenNetwork)
     with _quiet(run):
         read_as = net(batch.inputs).argmax(-1)
-        trace = getattr(net.core, "trace", None)
-        traces = [] if trace is None else trace(net.embed(batch.inputs))
+        traces = net.core.trace(net.embed(batch.inputs))  # type: ignore[attr-defined]
     pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
     images = Images(
@@ -170,7 +163,7 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
         list(indices),
         *([str(i) for i in classes.tolist()] for classes in (batch.targets, read_as)),
     )
-    return Look(images, list(traces))
+    return Look(images, traces)
 
 
 @contextmanager
@@ -295,12 +288,9 @@ def score_pictures(run: Loaded, seen: Look, step: int = 289) -> list[Picture]:
     """Scores of views and of cells at a step, counted from 1; a picture for each layer."""
     images, pictures = seen.images, []
     for i, layer in enumerate(layers(run, seen)):
-        if layer.trace.view_scores is None or layer.trace.peer_scores is None:
-            continue
         awake = layer.awake[step - 1]  # (B, N)
         views, peers = (layer.part(name)[step - 1] for name in ("view_scores", "peer_scores"))
-        taken = layer.trace.views
-        chooses = taken is not None and taken.dtype == torch.bool
+        chooses = layer.part("views").dtype == torch.bool
         figure = plot.views(
             layer.trace,
             images.pixels,
@@ -344,3 +334,96 @@ def score_pictures(run: Loaded, seen: Look, step: int = 289) -> list[Picture]:
 def _size(seen: Look) -> str:
     side = seen.images.pixels.shape[1]
     return f"{side}x{side}"
+
+
+def frame_bce(truth: Array, predicted: Array) -> Array:
+    """Binary cross-entropy of each frame in nats per pixel: (F, H, W) to (F,)."""
+    p = predicted.astype(np.float64).clip(EPSILON, 1 - EPSILON)
+    nats = -np.where(truth > 0.5, np.log(p), np.log1p(-p))
+    return np.asarray(nats.mean(axis=(1, 2)))
+
+
+def overlay(layers: Sequence[tuple[Array, str]]) -> Array:
+    """Maps (H, W) of 0 to 1 as inks on white paper, (H, W, 3): where they meet, it is darker."""
+    paper = np.ones((*layers[0][0].shape, 3))
+    for ink, colour in layers:
+        paper -= ink[..., None] * (1 - np.asarray(to_rgb(colour)))
+    return paper.clip(0, 1)
+
+
+@styled()
+def draw_rollout(
+    truth: Array, models: Mapping[str, Array], first_frame: int, inks: int = 2
+) -> Figure:
+    """Rows: truth, every model, and the truth with the first `inks` of the models over it.
+
+    `truth` and each model's probabilities are (F, H, W); frames are counted from 0.
+    """
+    F, look = len(truth), looks(list(models))
+    mixed = list(models)[:inks]
+    size = 0.95
+    figure = new_figure(size * F + 1.1, (size + 0.22) * (len(models) + 2) + 0.35)
+    grid = figure.add_gridspec(len(models) + 2, F, wspace=0.03, hspace=0.03)
+    rows = [("truth", truth, TRUTH.colour)]
+    rows += [(name, frames, look[name].colour) for name, frames in models.items()]
+    for i, (name, frames, colour) in enumerate(rows):
+        bce = None if i == 0 else frame_bce(truth, frames)
+        for f in range(F):
+            axes = picture_axes(figure.add_subplot(grid[i, f]))
+            axes.imshow(overlay([(frames[f], colour)]), interpolation="nearest")
+            if i == 0:
+                axes.set_title(f"frame {first_frame + f}", fontsize=9.5)
+            if bce is not None:
+                axes.set_xlabel(f"{bce[f]:.3f}", fontsize=8.5, labelpad=2)
+            if f == 0:
+                axes.set_ylabel(name, fontsize=10)
+    for f in range(F):
+        axes = picture_axes(figure.add_subplot(grid[len(rows), f]))
+        tints = [(0.15 * models[m][f], look[m].colour) for m in mixed]
+        axes.imshow(overlay([(0.75 * truth[f], TRUTH.colour), *tints]), interpolation="nearest")
+        for model, line in zip(mixed, OUTLINES, strict=False):
+            if models[model][f].min() < EDGE < models[model][f].max():
+                axes.contour(
+                    models[model][f],
+                    levels=[EDGE],
+                    colors=[look[model].colour],
+                    linestyles=line,
+                    linewidths=1.3,
+                )
+        if f == 0:
+            axes.set_ylabel("overlay", fontsize=10)
+    return figure
+
+
+def rollout_picture(runs: Sequence[Loaded], condition: str, sequence: int = 0) -> Picture:
+    """One test sequence rolled out by every model, beside the truth."""
+    order = sorted(
+        runs, key=lambda run: OVERLAID.index(run.spec.name) if run.spec.name in OVERLAID else 9
+    )
+    # One task for all, as each would keep the sequences in memory.
+    task = cast(BallsTask, order[0].task)
+    rolled = {run.label: task.rollout(run.net, condition, "test", sequence) for run in order}
+    models = {label: one.prediction.numpy() for label, one in rolled.items()}
+    one = next(iter(rolled.values()))
+    truth, first = one.truth.numpy(), len(one.seen)
+    inks = max(1, sum(run.spec.name in OVERLAID for run in order))
+    outlines = " and ".join(
+        f"{label} ({line})" for label, line in zip(list(models)[:inks], OUTLINES, strict=False)
+    )
+    bce = {label: frame_bce(truth, frames) for label, frames in models.items()}
+    return Picture(
+        title=f"Balls, trained on {order[0].task.trained_on}, tested on {condition}",
+        caption=(
+            f"Test sequence {sequence}: the models get frames 0 to {first - 1} and then see their "
+            f"own predictions. Under each frame, its BCE in nats per pixel. Last row: the truth in "
+            f"pink, with the outlines (probability 0.5) of {outlines}. "
+            + "; ".join(run.source for run in order)
+            + "."
+        ),
+        alt="; ".join(
+            f"{label}: BCE from {v[0]:.3f} in frame {first} to {v[-1]:.3f} in frame "
+            f"{first + len(v) - 1}"
+            for label, v in bce.items()
+        ),
+        png=png(draw_rollout(truth, models, first, inks)),
+    )

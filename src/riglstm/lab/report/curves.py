@@ -1,27 +1,120 @@
-"""Figures of many runs: the metric against the shift, and the curves of training."""
+"""Figures of many runs: the metric against the shift, the curves of training, and their looks.
+
+What they share with pictures of one's own traces is in `riglstm.plot.draw`.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
+from numpy.typing import NDArray
 
-from riglstm.lab.report.style import LINES, Look, Picture, fold, looks, plot_axes, png
 from riglstm.lab.tables.paper import value
 from riglstm.lab.tables.result import CHOSEN, Series
 from riglstm.lab.tables.table import ENOUGH, Table
-from riglstm.plot.style import FAINT, GRID, new_figure, styled
+from riglstm.plot.draw import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    GRID,
+    INK,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+    new_figure,
+    styled,
+)
 
 if TYPE_CHECKING:
     from riglstm.lab.report.runs import Group
+
+Array: TypeAlias = NDArray[Any]
+Line: TypeAlias = Literal["-", "--", ":", "-."]
+LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
+
+
+class Look(NamedTuple):
+    """The colour, marker and line of a model in every figure."""
+
+    colour: str
+    marker: str
+    line: Line = "-"
+
+
+LOOKS: dict[str, Look] = {
+    "riglstm": Look(GREEN, "o"),
+    "rim": Look(BLUE, "s"),
+    "lstm": Look(INK, "^"),
+    "gridlstm": Look(GREY, "v"),
+    "brim": Look(SKY, "D"),
+    "rmc": Look(ORANGE, "P"),
+    "entnet": Look(VERMILION, "X"),
+    "transformer": Look(PINK, "*"),
+}
+"""Green for RigLSTM and blue for RIM, as in the paper's figure of the balls."""
+
+TRUTH = Look(PINK, "o")
+
+
+class Picture(NamedTuple):
+    """A figure that is ready for a page."""
+
+    title: str
+    caption: str
+    alt: str
+    """What is to be seen, for who cannot see it."""
+    png: bytes
+    """The file."""
+
+
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """A look for each label: the model's own, then others of the palette for what has none.
+
+    A label is a model's name, or a longer one that starts with it (`riglstm lr=0.001`): the first
+    of a name gets the model's own look, the next ones dashes and another colour.
+    """
+    spare = [own._replace(line=line) for line in LINES[1:] for own in LOOKS.values()]
+    given: dict[str, Look] = {}
+    for label in labels:
+        own = LOOKS.get(label.split(" ")[0].lower())
+        free = [look for look in spare if look not in given.values()]
+        given[label] = own if own is not None and own not in given.values() else (free or spare)[0]
+    return given
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file, the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def fold(label: str) -> str:
+    """A label in lines that leave room for the figure beside it."""
+    return textwrap.fill(label, 30)
+
+
+def plot_axes(axes: Axes) -> Axes:
+    """Axes for lines: two sides, and a faint grid behind."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return axes
+
 
 HOLLOW: dict[str, Any] = {
     "linestyle": "none",

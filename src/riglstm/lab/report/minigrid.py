@@ -5,14 +5,12 @@ Shapes: T steps, N cells.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from riglstm.lab.minigrid.envs import solved
 from riglstm.lab.minigrid.levels import FAMILIES, Level
@@ -20,13 +18,12 @@ from riglstm.lab.minigrid.network import ActorCritic
 from riglstm.lab.minigrid.runs import load
 from riglstm.lab.minigrid.spec import TEST_SEED
 from riglstm.lab.minigrid.table import GridRun, comparable, label, tables
-from riglstm.lab.report import curves
 from riglstm.lab.report.cells import UNABLE
-from riglstm.lab.report.style import LOOKS, Array, Picture, plot_axes, png
+from riglstm.lab.report.curves import LOOKS, Array, Picture, draw_training, plot_axes, png
 from riglstm.lab.tables.result import Series
 from riglstm.lab.tables.table import Table
 from riglstm.lab.train.folder import differences
-from riglstm.plot.style import FAINT, GRID, new_figure, picture_axes, styled
+from riglstm.plot.draw import FAINT, GRID, new_figure, picture_axes, styled
 
 OURS, THEIRS = "riglstm", "rim"
 TRACED = (OURS, THEIRS)
@@ -36,8 +33,6 @@ SHOWN = 12
 """Frames of an episode in a picture, at most."""
 TILE = 24
 """Pixels of a tile."""
-MILLISECONDS = 250
-"""Of a frame in a GIF."""
 
 Bar = tuple[str, str, float, float]
 """Family, level, mean difference in points, its standard deviation."""
@@ -79,7 +74,7 @@ def results(
         try:
             spec, net = load(run.path, device)
             level = FAMILIES[spec.family].levels[0]
-            pictures += _episode(spec.name, play(net, level))
+            pictures.append(_episode(spec.name, play(net, level)))
         except UNABLE as error:
             missing.append(f"an episode of {run.path}: {error}")
     return *(tables(done) if done else ([], [])), pictures
@@ -184,7 +179,7 @@ def _training(family: str, done: Sequence[GridRun]) -> list[Picture]:
     if not runs:
         return []
     title = FAMILIES[family].title
-    figure = curves.draw_training({f"{title} {FAMILIES[family].levels[0].name}: success": runs})
+    figure = draw_training({f"{title} {FAMILIES[family].levels[0].name}: success": runs})
     for axes in figure.axes:
         axes.set_xlabel("frame")
     return [
@@ -204,20 +199,19 @@ def _first_seeds(done: Sequence[GridRun]) -> list[GridRun]:
     return [run for run in found.values() if run.spec.model in TRACED]
 
 
-def _episode(name: str, episode: Episode) -> list[Picture]:
+def _episode(name: str, episode: Episode) -> Picture:
     ending = "solved" if episode.solved else "not solved"
     awake = ", ".join(f"{share:.0%}" for share in episode.strength.mean(0))
-    title = f"MiniGrid, {label(name)}: an episode of {episode.level}"
-    caption = (
-        f"{len(episode.frames)} steps, {ending}: the first test episode, by the most probable "
-        "actions. {} the frame{}: what each cell took in of the new state at each step, from "
-        "nothing (white) to all of it (dark); a cell that slept took in nothing."
+    return Picture(
+        title=f"MiniGrid, {label(name)}: an episode of {episode.level}",
+        caption=(
+            f"{len(episode.frames)} steps, {ending}: the first test episode, by the most probable "
+            "actions. Below the frames: what each cell took in of the new state at each step, from "
+            "nothing (white) to all of it (dark); a cell that slept took in nothing."
+        ),
+        alt=f"Mean by cell: {awake}.",
+        png=draw_episode(episode),
     )
-    alt = f"Mean by cell: {awake}."
-    return [
-        Picture(title, caption.format("Below", "s"), alt, draw_episode(episode)),
-        Picture(f"{title}, moving", caption.format("Beside", ""), alt, gif(episode), "gif"),
-    ]
 
 
 class Episode(NamedTuple):
@@ -251,22 +245,10 @@ def play(net: ActorCritic, level: Level) -> Episode:
         seen, reward, terminated, truncated, _ = env.step(action)
         done = terminated or truncated
     env.close()
-    strength = _strength(net, torch.stack(inputs))
-    return Episode(level.id, frames, strength, bool(solved(reward)))
-
-
-def _strength(net: ActorCritic, x: Tensor) -> Array:
-    """(T, N) for the memory's first layer, from x (T, 1, D)."""
-    trace = getattr(net.core, "trace", None)
-    if trace is None:
-        raise ValueError(f"{type(net.core).__name__} does not say what its cells do")
-    seen = trace(x)[0]
-    if seen.active is None:
-        raise ValueError(f"{type(net.core).__name__} has no cells that sleep")
-    taken = seen.active[:, 0].float()
-    if seen.keep is not None:
-        taken = taken * (1 - seen.keep[:, 0])
-    return np.asarray(taken.cpu().numpy())
+    core: Any = net.core
+    trace = core.trace(torch.stack(inputs))[0]
+    strength = trace.active[:, 0].float() * (1 - trace.keep[:, 0])
+    return Episode(level.id, frames, strength.cpu().numpy(), bool(solved(reward)))
 
 
 @styled()
@@ -293,41 +275,3 @@ def draw_episode(episode: Episode) -> bytes:
     below.set_yticks(range(N), [f"cell {j}" for j in range(N)])
     below.set_xlabel("step")
     return png(figure)
-
-
-def gif(episode: Episode) -> bytes:
-    """Each frame with the cells beside it: this step's as bars, all steps' so far as a strip."""
-    from PIL import Image
-
-    images = [Image.fromarray(_panel(episode, t)) for t in range(len(episode.frames))]
-    buffer = io.BytesIO()
-    images[0].save(
-        buffer,
-        format="GIF",
-        save_all=True,
-        append_images=images[1:],
-        duration=MILLISECONDS,
-        loop=0,
-    )
-    return buffer.getvalue()
-
-
-def _panel(episode: Episode, t: int) -> Array:
-    """(height, width, 3) uint8: frame t, and a row for each cell on its right."""
-    frame = episode.frames[t]
-    T, N = episode.strength.shape
-    height, bar, strip, gap = frame.shape[0], 60, min(320, max(120, 4 * T)), 6
-    colour = np.array([int(LOOKS["riglstm"].colour[i : i + 2], 16) for i in (1, 3, 5)])
-    right = np.full((height, gap + bar + gap + strip + gap, 3), 255, np.uint8)
-    edges = np.linspace(gap, height - gap, N + 1).astype(int)
-    for j in range(N):
-        top, bottom = edges[j], edges[j + 1] - 3
-        right[top:bottom, gap : gap + bar] = 235
-        right[top:bottom, gap : gap + round(bar * float(episode.strength[t, j]))] = colour
-        columns = np.arange(strip) * T // strip
-        shown = np.where(columns <= t, episode.strength[columns, j], 0.0)[:, None]
-        ink = 255 - shown * (255 - colour)
-        ink[columns > t] = 235
-        start = gap + bar + gap
-        right[top:bottom, start : start + strip] = ink.astype(np.uint8)
-    return np.concatenate((frame, right), axis=1)

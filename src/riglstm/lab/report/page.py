@@ -19,10 +19,8 @@ from riglstm import __version__
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells, minigrid
 from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, open_run
-from riglstm.lab.report.curves import shift_picture, training_picture
-from riglstm.lab.report.rollouts import rollout_picture
+from riglstm.lab.report.curves import Picture, shift_picture, training_picture
 from riglstm.lab.report.runs import Group, find, group, read, without_copies
-from riglstm.lab.report.style import Picture
 from riglstm.lab.tables.result import CHOSEN, Record
 from riglstm.lab.tables.table import TextTable, text_table
 from riglstm.lab.tasks.balls import Balls
@@ -159,7 +157,7 @@ def report(
     if figures is not None:
         for i, picture in enumerate(draft.pictures, start=1):
             name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
-            with atomic_write(figures / f"{i:02}-{name}.{picture.kind}") as file:
+            with atomic_write(figures / f"{i:02}-{name}.png") as file:
                 file.write(picture.png)
     return out
 
@@ -271,7 +269,7 @@ def _from_weights(draft: Draft, one: Group) -> Iterator[Html]:
     for opened in balls.values():
         for condition in opened[0].task.conditions:
             try:
-                picture = rollout_picture(opened, condition, draft.sequence)
+                picture = cells.rollout_picture(opened, condition, draft.sequence)
             except ValueError as error:
                 paths = ", ".join(str(run.path) for run in opened)
                 draft.missing.append(f"roll-outs of {paths} (--sequence {draft.sequence}): {error}")
@@ -283,24 +281,22 @@ def _images(draft: Draft, run: Loaded) -> Iterator[Html]:
     """What the cells of a network do on test images: pictures, and a table over many."""
     task, condition = cells.image_task(run), f"{draft.size}x{draft.size}"
     digits = cells.first_of_each_class(task) if draft.digits is None else tuple(draft.digits)
-    # All in one pass: a sequence of pixels takes long, more of them at a time hardly longer.
-    more = range(min(draft.sample, cells.count_test_images(task)))
     try:
-        seen = cells.look(run, condition, (*digits, *more))
+        drawn = cells.look(run, condition, digits)
     except ValueError as error:
         given = f"--size {draft.size}"
         if draft.digits is not None:
             given = f"--digits {' '.join(map(str, digits))} {given}"
         draft.missing.append(f"pictures of {run.label} ({run.path}; {given}): {error}")
         return
-    drawn = seen.take(slice(len(digits)))
     if run.spec.model in SLEEPING:
         yield draft.figure(cells.activation_picture(run, drawn))
+        more = range(min(draft.sample, task.size("test")))
         start = cells.before_training(run, draft.data_dir)
         yield _summary_table(
             f"{run.label}: each cell over {len(more)} test images at {condition}, mean ± standard "
             "deviation over images; r is the correlation of being awake with the pixel",
-            cells.summaries(run, seen.take(slice(len(digits), None))),
+            cells.summaries(run, cells.look(run, condition, more)),
             cells.summaries(start, cells.look(start, condition, more)),
         )
     for picture in cells.score_pictures(run, drawn, draft.step):
@@ -406,7 +402,7 @@ def paragraph(text: str) -> Html:
 
 def figure(picture: Picture) -> Html:
     """A picture with its caption, the file inside the page."""
-    data = f"data:image/{picture.kind};base64,{base64.b64encode(picture.png).decode()}"
+    data = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
     return Html(
         f'<figure>\n<img alt="{escape(picture.alt)}" src="{data}">\n'
         f"<figcaption><strong>{escape(picture.title)}.</strong> {escape(picture.caption)}"

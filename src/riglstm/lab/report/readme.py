@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from riglstm.lab.minigrid import table as minigrid
 from riglstm.lab.report import cells
-from riglstm.lab.report.curves import Shift, draw_shift, shift
-from riglstm.lab.report.style import Picture, png
+from riglstm.lab.report.curves import Picture, Shift, draw_shift, png, shift
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.rows import read_folder
 from riglstm.lab.tables.run import finished

@@ -251,7 +251,7 @@ def _rows(record: Record, setting: str, name: str) -> list[ResultRow]:
     )
 
 
-def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[str]:
+def label(identities: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each: its model, and the options in which those of that model differ.
 
     Where these are many, a digest stands for the rest of them.
@@ -259,7 +259,7 @@ def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[st
     flat = [_flat(identity) for identity in identities]
     labels = []
     for one in flat:
-        alike = [other for other in flat if other[by] == one[by]]
+        alike = [other for other in flat if other["model"] == one["model"]]
         said = [
             f"{name}={value}"
             for name, value in one.items()
@@ -267,7 +267,7 @@ def label(identities: Sequence[Mapping[str, Any]], by: str = "model") -> list[st
         ]
         if len(said) > SAID:
             said = [*said[:SAID], f"… #{digest(one)[:4]}"]
-        labels.append(" ".join((str(one[by]), *said)))
+        labels.append(" ".join((str(one["model"]), *said)))
     return labels
 
 

@@ -6,6 +6,7 @@ encoder and decoder see T·B frames.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,6 @@ class BallsTask:
         self._shuffled = Shuffled(config.sequences, config.batch_size, device)
         self.updates_per_epoch = self._shuffled.updates_per_epoch
         self._loaded: dict[tuple[Scene, str], Tensor] = {}
-        self._mean: Tensor | None = None
 
     def network(self, core: Core) -> BallsNetwork:
         """Encoder, core and decoder."""
@@ -222,7 +222,7 @@ class BallsTask:
         away from 0 and 1 by the number that follows.
         """
         seen, scored = self._cut()
-        mean = self._mean_image().clamp(EDGE, 1 - EDGE)
+        mean = self._mean_image.clamp(EDGE, 1 - EDGE)
         names = ("constant", "mean image", *(f"last frame {edge}" for edge in LAST_FRAME))
         totals = empty_totals(self.device, *names, "count")
         for frames in self._batches(condition, split, (0, 1)):
@@ -242,14 +242,13 @@ class BallsTask:
     def _roll_out(self, net: nn.Module, seen: Tensor) -> Tensor:
         return cast(BallsNetwork, net).roll_out(seen, self.config.rollout_frames)
 
+    @functools.cached_property
     def _mean_image(self) -> Tensor:
         """How often each pixel is on in the training set: (64, 64)."""
-        if self._mean is None:
-            packed = self.packed(self.trained_on, "training")
-            parts = packed.split(self.config.batch_size)
-            total = torch.stack([unpack(p).sum(dim=(0, 1)) for p in parts]).sum(dim=0)
-            self._mean = total / (packed.shape[0] * packed.shape[1])
-        return self._mean
+        packed = self.packed(self.trained_on, "training")
+        parts = packed.split(self.config.batch_size)
+        total = torch.stack([unpack(p).sum(dim=(0, 1)) for p in parts]).sum(dim=0)
+        return total / (packed.shape[0] * packed.shape[1])
 
     def _batches(self, condition: str, split: Split, share: tuple[int, int]) -> Iterator[Tensor]:
         check_split(split)

@@ -6,7 +6,6 @@ Shapes: T steps, B sequences, C tokens a step, D input features.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,8 +80,6 @@ class TokenNetwork(nn.Module):
 
 
 _gradient = torch.ops.aten.embedding_dense_backward
-_SWITCH = threading.Lock()
-"""torch's switch belongs to the whole process: two threads would not leave it as it was."""
 
 
 def lookup(ids: Tensor, table: Tensor) -> Tensor:
@@ -122,15 +119,14 @@ class InOrder(torch.autograd.Function):
 @contextmanager
 def _deterministic() -> Iterator[None]:
     # torch's public switch also loads its compiler's options, which takes a second.
-    with _SWITCH:
-        was = torch._C._get_deterministic_algorithms()
-        warned = torch._C._get_deterministic_algorithms_warn_only()
-        # Strict where the caller is.
-        torch._C._set_deterministic_algorithms(True, warn_only=warned or not was)
-        try:
-            yield
-        finally:
-            torch._C._set_deterministic_algorithms(was, warn_only=warned)
+    was = torch._C._get_deterministic_algorithms()
+    warned = torch._C._get_deterministic_algorithms_warn_only()
+    # Strict where the caller is.
+    torch._C._set_deterministic_algorithms(True, warn_only=warned or not was)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(was, warn_only=warned)
 
 
 class Shuffled:
