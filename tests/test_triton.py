@@ -112,11 +112,11 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 
 @pytest.mark.parametrize("zeros", [1, 9000])  # more than all programs set to zero at once
 def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) -> None:
-    from riglstm.scan.triton import forward, plan
+    from riglstm.scan.triton import forward
 
     p = random_problem(seeded(0), **{**SMALL, "B": 300, "T": 1}).to(torch.float32)
     given = (p.sel, 300, 18, CPU, torch.float32, False, 2, None, False)
-    made = plan.plan_forward(*given)
+    made = forward.plan_forward(*given)
     counters = torch.full((zeros + 2,), 7, dtype=torch.int32)
     work = forward.working(1, 300, made, p.h, keep=False, begun=True)
     work = work._replace(counter=counters[1:-1], zeros=zeros)
@@ -435,13 +435,13 @@ def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
 
 def test_the_gradient_of_a_bias_has_its_dtype() -> None:
     from riglstm.inputs import flat
-    from riglstm.scan.triton import autograd
+    from riglstm.scan.triton import backward
 
     p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     w = p.weights._replace(b_in=torch.zeros(16, dtype=torch.bfloat16))
     args = (p.x, p.h, p.c, *w, None, None, None, *flat(p.sel), torch.float32, True)
-    y, _, _, *saved = autograd.forward(*args)
+    y, _, _, *saved = backward.forward_op(*args)
     back = (torch.ones_like(y), p.h, p.c, p.x, p.h, y, saved, *w, *flat(p.sel), torch.float32)
-    made = autograd._backward(*back, True, True)
+    made = backward.backward_op(*back, True, True)
     assert made[4].shape == (16,)
     assert made[4].dtype == torch.bfloat16

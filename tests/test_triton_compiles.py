@@ -30,7 +30,7 @@ from triton.compiler import ASTSource, compile
 
 from riglstm.cell import Weights
 from riglstm.parameters import shapes
-from riglstm.scan.triton import backward, forward, launch, plan
+from riglstm.scan.triton import backward, forward, plan
 from riglstm.selection import Selection
 
 ARCH, ROOM = int(sys.argv[1]), int(sys.argv[2])
@@ -54,7 +54,7 @@ class Dtype:
         self.dtype = dtype
 
 
-launch.Launch.__call__ = write_down
+plan.Launch.__call__ = write_down
 
 
 def call(N, K, d, B, mode, multiprocessors, soft=True, save=True, masks=False, query="shared"):

@@ -50,7 +50,7 @@ def mapped(
     """
     T, w = x.shape[0], p.weights
     R = T * B
-    made = plan.plan_forward(p.sel, B, d, CPU, product, plan.rounds(product), 2, D, False)
+    made = forward.plan_forward(p.sel, B, d, CPU, product, plan.rounds(product), 2, D, False)
     work = forward.working(T, B, made, p.h, keep=True, begun=True)
     work.XH.fill_(7)
     forward.pack(w, made, work, torch.empty_like(p.c), None, p.c)
@@ -226,7 +226,7 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
 def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tiles of rows by three of columns, by programs without a tile or with an empty one."""
     forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
-    monkeypatch.setattr(plan, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    monkeypatch.setattr(forward, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
     more = lambda *a: (p := plan_forward(*a))._replace(programs=p.programs + 5)  # noqa: E731
     monkeypatch.setattr(forward, "plan_forward", more)
     sizes = {"T": 2, "B": 37, "N": 4, "K": 3, "d": 50, "D": 260, "K_a": 1, "K_x": 1, "K_h": 0}
@@ -260,7 +260,7 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
 ) -> None:
     """To the views, and to what an input gives that comes rounded, of which nothing is kept."""
     forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
-    monkeypatch.setattr(plan, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    monkeypatch.setattr(forward, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
     more = lambda *a: (p := plan_forward(*a))._replace(programs=programs or p.programs)  # noqa: E731
     monkeypatch.setattr(forward, "plan_forward", more)
     sizes = {"T": T, "B": B, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1, "K_h": 0}
@@ -287,7 +287,7 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
 def test_the_first_two_steps_are_mapped_before(
     T: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = pytest.importorskip("riglstm.scan.triton.launch").Launch
+    launch = plan.Launch
     call, firsts = launch.__call__, []
 
     def spy(self: Any, grid: Any, arguments: Any) -> None:
@@ -324,9 +324,8 @@ def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: boo
 @pytest.mark.parametrize("save", [False, True])
 def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save: bool) -> None:
     from riglstm.inputs import flat
-    from riglstm.scan.triton import autograd
 
     p = clear_problem(T=1, B=65, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     masks = (None, None, None)
     args = (p.x, p.h, p.c, *p.weights, *masks, *flat(p.sel), torch.bfloat16, save)
-    torch.library.opcheck(autograd.forward, args, test_utils=("test_faketensor",))
+    torch.library.opcheck(backward.forward_op, args, test_utils=("test_faketensor",))

@@ -87,7 +87,7 @@ def test_one_rule_may_draw_while_the_others_rank(rule: str) -> None:
 
 
 def test_draws_become_bits_up_to_the_sign() -> None:
-    from riglstm.scan.triton import drawn
+    from riglstm.scan.triton.forward import drawn
 
     sizes: dict[str, Any] = {"N": 16, "K": 16, "K_a": 5, "K_x": 4, "K_h": 3, "T": 3, "B": 4}
     rules = dict.fromkeys(("cells", "views", "peers"), "random")

@@ -1,32 +1,282 @@
-"""Launches of the forward pass: packing, the map to views, and the kernel.
+"""The `triton` backend's `scan`, and its forward pass: packing, the map to views, and the kernel.
 
 Shapes as in `plan.py`; R = T · B rows.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+import functools
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton.kernels.common import LINE, interpreted
-from riglstm.scan.triton.launch import Argument, Buffer, Layout
+from riglstm.checks import learns, product_dtype, product_on, untraced
+from riglstm.scan.base import BackendError
+from riglstm.scan.triton.kernels.common import LINE, MOST, interpreted, power_of_two
+from riglstm.scan.triton.kernels.pack import (
+    PACKED_COLUMNS,
+    hold_kernel,
+    lines_at_once,
+    pack_kernel,
+)
+from riglstm.scan.triton.kernels.resident import resident_kernel
+from riglstm.scan.triton.kernels.tiled import tiled_kernel
 from riglstm.scan.triton.plan import (
-    ForwardPlan,
+    PERSISTENT,
+    Argument,
+    Buffer,
+    Launch,
+    Layout,
+    Map,
     Saved,
+    Sizes,
     aligned,
     columns,
     empty_saved,
     empty_unit,
-    plan_forward,
+    forward_tiles,
+    has_map,
+    inner_map,
+    inside,
+    map_of,
+    padded,
+    precision,
+    prepare,
+    programs_on,
+    resident_tiles,
     rounded,
     rounds,
+    sizes,
+    watched,
 )
-from riglstm.selection import Selection
+from riglstm.selection import Noise, Selection, choose_cells, weigh_peers, weigh_views
 
+LARGEST = 256
+"""Numbers of a cell."""
 Memory: TypeAlias = Tensor | Buffer
+
+
+def scan(
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    *,
+    noise: Noise | None = None,
+    live: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    """See `riglstm.scan.scan`."""
+    product = _checked(x.shape[1], h, c, weights, sel)
+    save = learns(x, h, c, *weights)
+    wake = None if live is None else -live.int()  # every bit, or none
+    take = None
+    if noise is not None:
+        sel, wake, take = drawn(sel, noise, wake)
+    masks = (wake, take, reset)
+    if save or watched(x, h, c, *weights):
+        from riglstm.scan.triton.backward import differentiable
+
+        y, h, c, woke = differentiable(x, h, c, weights, *masks, sel, product, save)
+    else:
+        y, h, c, woke = run(x, h, c, weights, sel, *masks, product)
+    return y, (h, c), woke
+
+
+def refusal(
+    sel: Selection, d: int, dtype: torch.dtype, device: torch.device, B: int = 1
+) -> str | None:
+    """What the kernels do not support about a problem; None: they run it."""
+    why = _refusal(sel, d, dtype, product_dtype(device, dtype), device.type)
+    return _too_many(sel, d, B) if why is None else why
+
+
+def _too_many(sel: Selection, d: int, B: int) -> str | None:
+    """Whether B sequences are more than the kernels count: numbers of a step are of 32 bits.
+
+    Those are gates, what cells give each other, and slots.
+    """
+    N = sel.N
+    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
+    return f"at most {most} sequences of {N} cells of size {d}, got {B}" if most < B else None
+
+
+def _refusal(*problem: Any) -> str | None:
+    """Found out once for a problem; torch.compile would warn of what is kept."""
+    return (_refused if torch.compiler.is_compiling() else _known)(*problem)
+
+
+def _refused(
+    sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str
+) -> str | None:
+    if kind != "cuda" and not interpreted():
+        return f"a CUDA device, got {kind!r}"
+    if not {sel.cells, sel.views, sel.peers} <= {"top", "all", "random"}:
+        got = f"cells={sel.cells!r}, views={sel.views!r}, peers={sel.peers!r}"
+        return f"cells, views and peers that are 'top', 'all' or 'random', got {got}"
+    if max(sel.N, sel.K) > MOST:
+        return f"at most {MOST} cells and {MOST} views, got {sel.N} and {sel.K}"
+    if d > LARGEST:
+        return f"cells of size {LARGEST} at most, got {d}"
+    if dtype != torch.float32 or product not in (torch.float32, torch.bfloat16):
+        return f"float32, or bfloat16 under autocast, got {dtype} and products in {product}"
+    return None
+
+
+_known = functools.lru_cache(256)(_refused)
+
+
+@untraced
+def _checked(
+    B: int, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection
+) -> torch.dtype:
+    """The dtype of products; raises for what the kernels do not support."""
+    like, N, d = weights.W if h is None else h, sel.N, weights.W.shape[2] // 4
+    kind = "cuda" if like.is_cuda else like.device.type
+    product = product_on(kind, like.dtype)
+    why = _refusal(sel, d, like.dtype, product, kind)
+    if why is not None:
+        raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
+    if (why := _too_many(sel, d, B)) is not None:
+        raise BackendError(
+            f"backend='triton' needs {why}; run them in parts, or use backend='batched' or 'auto'"
+        )
+    for name, state in (("h", h), ("c", c)):
+        # Kernels would read what lies behind it.
+        if state is not None and state.shape != (B, N, d):
+            got = tuple(state.shape)
+            raise ValueError(f"{name} must be (B, N, d) = {(B, N, d)}, got {got}; give all of it")
+    return product
+
+
+def drawn(
+    sel: Selection, noise: Noise, wake: Tensor | None
+) -> tuple[Selection, Tensor | None, Tensor | None]:
+    """What `random` rules choose, as masks under which the rules that are left take everything.
+
+    They rank the noise, which is there before the first step. The masks have a bit for each cell
+    that may wake, (T, B), of those in `wake`, and one for each slot that a cell may take in,
+    (T, B, N); None: all.
+    """
+    rules: dict[str, Any] = {n: "all" for n, draw in noise._asdict().items() if draw is not None}
+    take = None
+    if noise.cells is not None:
+        chosen = _bits(choose_cells(noise.cells, sel, noise.cells))
+        wake = chosen if wake is None else wake & chosen
+    if noise.views is not None:
+        take = _bits(weigh_views(noise.views, sel, noise.views)) | -1 << sel.K
+    if noise.peers is not None:
+        heard = _bits(weigh_peers(noise.peers, sel, noise.peers)) << sel.K | (1 << sel.K) - 1
+        take = heard if take is None else take & heard
+    return replace(sel, **rules), wake, take
+
+
+def _bits(chosen: Tensor) -> Tensor:
+    """A mask (..., n) as whole numbers (...), a bit each."""
+    n = torch.arange(chosen.shape[-1], dtype=torch.int32, device=chosen.device)
+    return (chosen.int() << n).sum(-1, dtype=torch.int32)
+
+
+class ForwardPlan(NamedTuple):
+    """All of a forward pass that does not depend on a call's numbers or its length."""
+
+    z: Sizes
+    tile: dict[str, Any]
+    by_gate: bool
+    """True for the resident kernel, whose tiles have other columns, and so another number."""
+    direct: bool
+    """True if torch's product that gives the views writes them to XH: they have no gaps there."""
+    map: Map | None
+    """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
+    hold: Launch
+    pack: Launch
+    pack_programs: int
+    inside: bool
+    """True if the forward kernel maps the input of all steps but the first two."""
+    phases: dict[int, Launch]
+    """The forward kernel, by PHASE."""
+    programs: int
+    """Of a launch; in the interpreter, where programs do both, of `gates` alone."""
+    layouts: dict[tuple[int, bool, bool], tuple[Layout, int]]
+    """Buffers by T, and whether a call keeps what it works with and is given a state."""
+
+
+@functools.lru_cache(256)
+def plan_forward(
+    sel: Selection,
+    B: int,
+    d: int,
+    device: torch.device,
+    product: torch.dtype,
+    rounded: bool,
+    query: int,
+    D: int | None,
+    save: bool,
+) -> ForwardPlan:
+    """Cached by everything that it depends on; `rounded` is what `rounds(product)` says.
+
+    `query` are the dimensions of W_q, 0 where there is none. D are the features that are mapped to
+    views, None: the input is cut into views.
+    """
+    z = sizes(d, sel, query > 0, product)
+    kept = resident_tiles(z, B, device)
+    N, tile = z.N, kept or forward_tiles(z, B, device)
+    own = z.dtype == z.held
+    ours = None if D is None or not has_map(z, D) else map_of(z, D, device)
+    direct = own and D is not None and z.d == z.P and ours is None
+    # Where scores find views: a row has so many slots of P numbers.
+    if direct or (own and ours is not None):
+        slots, P = z.S, z.P  # in XH
+    elif ours is not None:
+        slots, P = z.K, z.P  # apart, with the gaps of XH
+    else:
+        slots, P = z.K, d
+    constants = dict(
+        N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
+        X_ROW=slots * P, X_SLOT=P,
+        K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
+        K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
+    mapping = ours is not None and inside(z, B, ours.D)
+    if kept is None:
+        constants |= inner_map(ours if mapping else None, z, tile, device)
+    apart = tile.get("APART", False)
+    options: dict[int, dict[str, Any]] = {15: PERSISTENT}
+    if interpreted():
+        options = {7: {}, 8: {}} if apart else {1: {}, 2: {}, 8: {}}
+    kernel = tiled_kernel if kept is None else resident_kernel
+    phases = {
+        phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
+    }
+    by_gate, BN, features = kept is not None, tile["BN"], 0 if ours is None else ours.D
+    per_cell = columns(z, BN, by_gate)
+    tiles = N * per_cell * -(-B // tile["BM"])
+    if apart:
+        # Not one less than that: sequences would have nobody to select for them.
+        programs = tiles + -(-B // tile["RB"])
+    else:
+        # Where the kernel maps its input, those without a tile do it.
+        most = None if mapping else max(tiles, B)
+        programs = tiles if interpreted() else programs_on(device, most)
+    hold = prepare(
+        hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=padded(z.P),
+        BH=power_of_two(N * d),
+    )  # fmt: skip
+    BW = power_of_two(z.K * z.P)
+    pack = prepare(
+        pack_kernel, N=N, K=z.K, d=d, P=z.P, G=z.G, D=features, BN=BN, BP=padded(z.P), BW=BW,
+        TILES=per_cell, PER_CELL=query == 3, BY_GATE=by_gate,
+    )  # fmt: skip
+    packing = N * per_cell * (BN // PACKED_COLUMNS) + -(-features // lines_at_once(BW))
+    return ForwardPlan(
+        *(z, tile, by_gate, direct, ours, hold, pack, packing, mapping, phases, programs),
+        layouts={},
+    )
 
 
 class Passing(NamedTuple):
@@ -254,7 +504,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
     """y (T, B, N, d), the final h, which is a part of y, and c, and what kernels left.
 
-    Without h and c they are zero. `wake` and `take` are those of `riglstm.scan.triton.drawn`: bits
+    Without h and c they are zero. `wake` and `take` are those of `drawn`: bits
     of cells that may wake, and of slots that each may take in. What is left is `Saved` if it is to
     be kept; with `save` it is all that a backward pass needs, and otherwise some of it is empty.
     """

@@ -33,7 +33,7 @@ from riglstm.scan import Backend, resolve
 from riglstm.scan.base import State
 from riglstm.scan.triton.forward import run
 from riglstm.scan.triton.kernels.common import KNOWN
-from riglstm.scan.triton.launch import Buffer, Launched, recorded, watched
+from riglstm.scan.triton.plan import Buffer, Launched, recorded, watched
 from riglstm.selection import Selection
 
 MOST = 16
