@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from helpers import kernels
 from riglstm import BackendError, RigLSTM, RigLSTMCell
 
 pytestmark = [
@@ -79,13 +80,14 @@ def test_a_graph_made_without_gradients_has_those_of_the_layer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [exported, traced])
-def test_a_graph_of_the_kernels_made_without_gradients_has_those_of_the_layer(
-    make: Callable[..., Any],
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(("make", "learns"), [(exported, False), (traced, False), (traced, True)])
+def test_a_graph_of_the_kernels_made_with_or_without_gradients_has_those_of_the_layer(
+    make: Callable[..., Any], learns: bool
 ) -> None:
-    pytest.importorskip("triton")
+    kernels("forward")
     layer = build(32, **TRITON)
-    with torch.no_grad():
+    with torch.set_grad_enabled(learns):
         run = make(layer, torch.randn(2, 2, 5))
     assert_same(run, layer, torch.randn(3, 3, 5))
 

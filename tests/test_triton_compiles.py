@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from helpers import kernels
+
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.triton.kernels.common", reason="the kernels are not in this copy")
+kernels("forward")
 
 CODE = r"""
 import json, re, subprocess, sys, tempfile

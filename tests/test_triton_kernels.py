@@ -24,19 +24,17 @@ from helpers import (
     assert_same_gradients,
     clear_problem,
     gradients,
+    kernels,
     outputs_and_gradients,
     random_problem,
+    relative,
     seeded,
 )
 from train_helpers import assert_same
 
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
+modules = ("plan", "forward", "backward", "kernels.common")
+plan, forward, backward, common = kernels(*modules, on_a_gpu=False)
 triton = pytest.importorskip("triton")
-plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
-forward = pytest.importorskip("riglstm.scan.triton.forward")
-backward = pytest.importorskip("riglstm.scan.triton.backward")
-common = pytest.importorskip("riglstm.scan.triton.kernels.common")
 tl, best, comparable, cell = triton.language, common.best, common.comparable, common.cell
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
@@ -47,17 +45,6 @@ FLOAT = TOL[torch.float32]
 LIMIT = 2e-3
 SMALL: dict[str, Any] = {"T": 2, "B": 2, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1}
 MANY: dict[str, Any] = {**SMALL, "B": 6}
-
-
-def relative(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).norm() / want.norm().clamp(min=1e-300))
-
-
-@pytest.fixture
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made anew for each call."""
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
-    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
 
 
 @pytest.fixture

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import Problem, clear_problem, outputs_and_gradients, random_problem, seeded
+from helpers import (
+    Problem,
+    clear_problem,
+    kernels,
+    outputs_and_gradients,
+    random_problem,
+    relative,
+    seeded,
+)
 
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
-pytest.importorskip("triton")
-plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
-forward = pytest.importorskip("riglstm.scan.triton.forward")
-backward = pytest.importorskip("riglstm.scan.triton.backward")
+plan, forward, backward = kernels("plan", "forward", "backward", on_a_gpu=False)
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,11 +71,9 @@ def in_XH(XH: Tensor, unit: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few sequences there are, they count as many; nothing is kept."""
+def many(nothing_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few sequences there are, they count as many."""
     monkeypatch.setattr(plan, "FEW", 0)
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
-    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -279,7 +280,8 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
     assert torch.equal(kept.XH[:, :, :K], none.XH[:, :, :K])
     if not save:
         # With nothing kept, other buffers lie behind the two steps that are rounded.
-        assert all(map(torch.equal, forward.run(p.x, *given), forward.run(p.x.bfloat16(), *given)))
+        pair = (forward.forward(x, *given, save=False, keep=False) for x in (p.x, p.x.bfloat16()))
+        assert all(map(torch.equal, *((*out[:3], out[3].woke) for out in pair)))
 
 
 @pytest.mark.usefixtures("many")
@@ -297,7 +299,8 @@ def test_the_first_two_steps_are_mapped_before(
 
     monkeypatch.setattr(launch, "__call__", spy)
     p = random_problem(seeded(0), T=T, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
-    forward.run(p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
+    given = (p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
+    forward.forward(*given, save=False, keep=False)
     assert firsts == [rows]
 
 
@@ -316,7 +319,7 @@ def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: boo
     assert torch.equal(got[3], want[3])
     of_map = [n for n in ("x", "W_in", "b_in") if n in grads]
     pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in of_map)]
-    assert all(float((a - b).norm() / b.norm()) < 2e-2 for a, b in pairs)
+    assert all(relative(a, b) < 2e-2 for a, b in pairs)
     assert len(of_map) == 2 + bias
     assert grads["x"].dtype == torch.float32
 

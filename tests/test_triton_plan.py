@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import kernels
 from riglstm.selection import Selection
 
-pytest.importorskip("triton")
-plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
-forward = pytest.importorskip("riglstm.scan.triton.forward")
+plan, forward = kernels("plan", "forward")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF, B16, SINGLE = torch.float16, torch.bfloat16, torch.float32

@@ -19,7 +19,7 @@ from torch import Tensor
 from riglstm.cell import Weights, cell_scores, others
 from riglstm.checks import learns, product_dtype, refuse_transforms, untraced, watched
 from riglstm.inputs import State, begin, flat
-from riglstm.scan.base import vmap_by_loop
+from riglstm.scan.base import RULES, WEIGHTS, vmap_by_loop
 from riglstm.selection import (
     LOWEST,
     Noise,
@@ -66,42 +66,13 @@ def scan(
     return y, (h, c), active
 
 
-def run_forward(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    W_in: Tensor | None,
-    b_in: Tensor | None,
-    W: Tensor,
-    b: Tensor | None,
-    W_q: Tensor | None,
-    update_bias: Tensor | None,
-    noise_cells: Tensor | None,
-    noise_views: Tensor | None,
-    noise_peers: Tensor | None,
-    live: Tensor | None,
-    reset: Tensor | None,
-    N: int,
-    K: int,
-    K_a: int,
-    K_x: int,
-    K_h: int,
-    cells: str,
-    views: str,
-    peers: str,
-    update_scale: float,
-    product: torch.dtype,
-    small: bool,
-    save: bool,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor,
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-]:  # fmt: skip
-    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
-    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+def run_forward(x: Tensor, h: Tensor, c: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """The work of `forward_op`, whose schema says what is given."""
+    weights, drawn, (live, reset) = Weights(*given[:6]), Noise(*given[6:9]), given[9:11]
+    sel, (product, small, save) = Selection(*given[11:20]), given[20:]
     refuse_transforms("batched")  # in a graph nobody has asked before
     x, h = x.contiguous(), h.contiguous()
-    noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
+    noise = drawn if sel.draws else None
     if small:
         from riglstm.scan.batched.small import forward as forward_small
 
@@ -111,7 +82,14 @@ def run_forward(
     return y, h, c, active, *saved
 
 
-forward_op = torch.library.custom_op("riglstm::batched_forward", run_forward, mutates_args=())
+forward_op = torch.library.custom_op(
+    "riglstm::batched_forward",
+    run_forward,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor h, Tensor c, {WEIGHTS}, Tensor? noise_cells, Tensor? noise_views, "
+    f"Tensor? noise_peers, Tensor? live, Tensor? reset, {RULES}, ScalarType product, bool small, "
+    f"bool save) -> ({', '.join(['Tensor'] * 13)})",
+)
 
 
 @forward_op.register_fake

@@ -383,19 +383,11 @@ def backward(
         both = _parts(masks[now], sel)["both"] if by_cell else None  # (steps, N, K+N, B)
         with torch.inference_mode():
             _loop_back(
-                dy[now],
-                dh,
-                dc,
-                V[now],
-                saved.gates[now],
-                weights,
-                sel,
+                *(dy[now], dh, dc, V[now], saved.gates[now], weights, sel),
                 None if awake is None else awake[now],
                 None if both is None else both[:, :, K:],
                 None if reset is None else reset[now],
-                W_h,
-                D,
-                dz,
+                *(W_h, D, dz),
             )
         D = D.permute(1, 2, 0, 3).reshape(len(W), -1, steps * B)
         if for_gates:

@@ -18,9 +18,16 @@ from torch import Tensor
 
 from riglstm.cell import Weights
 from riglstm.checks import refuse_batched, refuse_second_backward, refuse_transforms
-from riglstm.inputs import begin, flat
-from riglstm.scan.base import asked, handed_out, input_map_gradients, needed, vmap_by_loop
-from riglstm.scan.triton.forward import on_device, plain, whole
+from riglstm.scan.base import (
+    RULES,
+    WEIGHTS,
+    asked,
+    handed_out,
+    input_map_gradients,
+    needed,
+    vmap_by_loop,
+)
+from riglstm.scan.triton.forward import forward, plain, whole
 from riglstm.scan.triton.kernels.backward import (
     backward_kernel,
     inputs_kernel,
@@ -57,64 +64,22 @@ PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
 
 
-def differentiable(
-    x: Tensor,
-    h: Tensor | None,
-    c: Tensor | None,
-    weights: Weights,
-    wake: Tensor | None,
-    take: Tensor | None,
-    reset: Tensor | None,
-    sel: Selection,
-    product: torch.dtype,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y (T, B, N, d), final h and c, and who woke; can be differentiated once."""
-    h, c = begin(x, h, c, weights, sel)
-    given = (x, h, c, *weights, wake, take, reset)
-    apply: Any = forward_op if not save or watched(*given) else Eager.apply
-    y, h, c, _, woke, *_ = apply(*given, *flat(sel), product, save)
-    return y, h, c, woke
-
-
-def run_forward(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    W_in: Tensor | None,
-    b_in: Tensor | None,
-    W: Tensor,
-    b: Tensor | None,
-    W_q: Tensor | None,
-    update_bias: Tensor | None,
-    wake: Tensor | None,
-    take: Tensor | None,
-    reset: Tensor | None,
-    N: int,
-    K: int,
-    K_a: int,
-    K_x: int,
-    K_h: int,
-    cells: str,
-    views: str,
-    peers: str,
-    update_scale: float,
-    product: torch.dtype,
-    save: bool,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]:  # fmt: skip
-    """y, the final h and c, and `Saved`."""
-    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
-    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+def run_forward(x: Tensor, h: Tensor, c: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """The work of `forward_op`: y, the final h and c, and `Saved`."""
+    weights, (wake, take, reset) = Weights(*given[:6]), given[6:9]
+    sel, (product, save) = Selection(*given[9:18]), given[18:]
     refuse_transforms("triton")  # in a graph nobody has asked before
-    given = (x, h, c, weights, sel, wake, take, reset, product)
-    y, h, c, saved = on_device(*given, save, keep=True)
-    assert isinstance(saved, Saved)
+    y, h, c, saved = forward(x, h, c, weights, sel, wake, take, reset, product, save, keep=True)
     return y, h, c, *saved
 
 
-forward_op = torch.library.custom_op("riglstm::triton_forward", run_forward, mutates_args=())
+forward_op = torch.library.custom_op(
+    "riglstm::triton_forward",
+    run_forward,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor h, Tensor c, {WEIGHTS}, Tensor? wake, Tensor? take, Tensor? reset, "
+    f"{RULES}, ScalarType product, bool save) -> ({', '.join(['Tensor'] * 12)})",
+)
 
 
 @forward_op.register_fake
@@ -129,80 +94,29 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
     return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save, x=low)
 
 
-@torch.library.custom_op("riglstm::triton_backward", mutates_args=())
-def backward_op(
-    dy: Tensor,
-    dh: Tensor,
-    dc: Tensor,
-    x: Tensor,
-    h: Tensor,
-    y: Tensor,
-    saved: list[Tensor],
-    W_in: Tensor | None,
-    b_in: Tensor | None,
-    W: Tensor,
-    b: Tensor | None,
-    W_q: Tensor | None,
-    update_bias: Tensor | None,
-    N: int,
-    K: int,
-    K_a: int,
-    K_x: int,
-    K_h: int,
-    cells: str,
-    views: str,
-    peers: str,
-    update_scale: float,
-    product: torch.dtype,
-    for_input: bool,
-    for_gates: bool,
-) -> list[Tensor]:
-    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
-    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
-    dx, *states, grads = _pull(
-        *(dy, dh, dc, x, h, y, Saved(*saved), weights, sel, product),
-        Needs(x=for_input, state=True, views=for_input, gates=for_gates),
-    )
+def run_backward(*given: Any) -> list[Tensor]:
+    """The work of `backward_op`, whose schema says what is given."""
+    dy, dh, dc, x, h, y, saved = given[:7]
+    weights, sel = Weights(*given[7:13]), Selection(*given[13:22])
+    product, for_input, for_gates = given[22:]
+    needs = Needs(x=for_input, state=True, views=for_input, gates=for_gates)
+    dx, *states, grads = backward(dy, dh, dc, x, h, y, Saved(*saved), weights, sel, product, needs)
     return [g for g in (*states, *asked(dx, grads, for_input, for_gates)) if g is not None]
 
 
+backward_op = torch.library.custom_op(
+    "riglstm::triton_backward",
+    run_backward,
+    mutates_args=(),
+    schema="(Tensor dy, Tensor dh, Tensor dc, Tensor x, Tensor h, Tensor y, Tensor[] saved, "
+    f"{WEIGHTS}, {RULES}, ScalarType product, bool for_input, bool for_gates) -> Tensor[]",
+)
+
+
 @backward_op.register_fake
-def _(
-    dy: Tensor,
-    dh: Tensor,
-    dc: Tensor,
-    x: Tensor,
-    h: Tensor,
-    y: Tensor,
-    saved: list[Tensor],
-    *args: Any,
-) -> list[Tensor]:
-    wanted = asked(x, args[:6], *args[-2:])
+def _(dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, *args: Any) -> list[Tensor]:
+    wanted = asked(x, args[3:9], *args[-2:])
     return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
-
-
-def _pull(
-    dy: Tensor,
-    dh: Tensor | None,
-    dc: Tensor | None,
-    x: Tensor,
-    h: Tensor,
-    y: Tensor,
-    saved: Saved,
-    weights: Weights,
-    sel: Selection,
-    product: torch.dtype,
-    needs: Needs,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Weights]:
-    """`backward` on the tensors' device, with tensors that lie in memory as the kernels want them.
-
-    Nothing here may be recorded for gradients.
-    """
-    if h.is_cuda and h.get_device() != torch.cuda.current_device():
-        with torch.cuda.device_of(h):
-            return _pull(dy, dh, dc, x, h, y, saved, weights, sel, product, needs)
-    # x is read by torch alone, which takes it as it lies.
-    return backward(dy, dh, dc, x, plain(h), y, saved, whole(weights), sel, product, needs)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -241,10 +155,8 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     else:
         dh, dc = (None if g is None else plain(g) for g in (dh, dc))
         needs = Needs(needs_x, any(needs_state), *wanted)
-        sel, of = Selection(*ctx.rules), Weights(*weights)
-        dx, dh, dc, dW = _pull(
-            plain(dy), dh, dc, x, h, y, Saved(*kept), of, sel, ctx.product, needs
-        )
+        call = (x, h, y, Saved(*kept), Weights(*weights), Selection(*ctx.rules), ctx.product)
+        dx, dh, dc, dW = backward(plain(dy), dh, dc, *call, needs)
         dx, *dw = asked(dx, dW, *wanted)
     states = (g if need else None for g, need in zip((dh, dc), needs_state, strict=True))
     return dx, *states, *dw, *(None,) * (3 + len(ctx.rules) + 2)
@@ -504,7 +416,15 @@ def backward(
     product: torch.dtype,
     needs: Needs,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Weights]:
-    """Gradients of x, h, c and of every weight, from those of y and, if any, the final state."""
+    """Gradients of x, h, c and of every weight, from those of y and, if any, the final state.
+
+    Nothing here may be recorded for gradients.
+    """
+    if h.is_cuda and h.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(h):
+            return backward(dy, dh, dc, x, h, y, saved, weights, sel, product, needs)
+    # x is read by torch alone, which takes it as it lies.
+    h, weights = plain(h), whole(weights)
     T, B, N, d = y.shape
     W, W_q = weights.W, weights.W_q
     z = sizes_back(sizes(d, sel, W_q is not None, product), saved)

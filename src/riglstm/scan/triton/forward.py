@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.checks import learns, product_dtype, product_on, untraced
+from riglstm.checks import learns, product_on, untraced
+from riglstm.inputs import begin, flat
 from riglstm.scan.base import BackendError
 from riglstm.scan.triton.kernels.common import LINE, MOST, interpreted, power_of_two
 from riglstm.scan.triton.kernels.pack import (
@@ -79,19 +80,22 @@ def scan(
         sel, wake, take = drawn(sel, noise, wake)
     masks = (wake, take, reset)
     if save or watched(x, h, c, *weights):
-        from riglstm.scan.triton.backward import differentiable
+        from riglstm.scan.triton.backward import Eager, forward_op
 
-        y, h, c, woke = differentiable(x, h, c, weights, *masks, sel, product, save)
-    else:
-        y, h, c, woke = run(x, h, c, weights, sel, *masks, product)
-    return y, (h, c), woke
+        h, c = begin(x, h, c, weights, sel)
+        given = (x, h, c, *weights, *masks)
+        run: Any = forward_op if not save or watched(*given) else Eager.apply
+        y, h, c, *kept = run(*given, *flat(sel), product, save)
+        return y, (h, c), Saved(*kept).woke
+    y, h, c, held = forward(x, h, c, weights, sel, *masks, product, save=False, keep=False)
+    return y, (h, c), held.woke
 
 
 def refusal(
     sel: Selection, d: int, dtype: torch.dtype, device: torch.device, B: int = 1
 ) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    why = _refusal(sel, d, dtype, product_dtype(device, dtype), device.type)
+    why = _refusal(sel, d, dtype, product_on(device.type, dtype), device.type)
     return _too_many(sel, d, B) if why is None else why
 
 
@@ -105,14 +109,10 @@ def _too_many(sel: Selection, d: int, B: int) -> str | None:
     return f"at most {most} sequences of {N} cells of size {d}, got {B}" if most < B else None
 
 
-def _refusal(*problem: Any) -> str | None:
-    """Found out once for a problem; torch.compile would warn of what is kept."""
-    return (_refused if torch.compiler.is_compiling() else _known)(*problem)
-
-
-def _refused(
+def _refusal(
     sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str
 ) -> str | None:
+    """`refusal` of any number of sequences, on a kind of device."""
     if kind != "cuda" and not interpreted():
         return f"a CUDA device, got {kind!r}"
     if not {sel.cells, sel.views, sel.peers} <= {"top", "all", "random"}:
@@ -125,9 +125,6 @@ def _refused(
     if dtype != torch.float32 or product not in (torch.float32, torch.bfloat16):
         return f"float32, or bfloat16 under autocast, got {dtype} and products in {product}"
     return None
-
-
-_known = functools.lru_cache(256)(_refused)
 
 
 @untraced
@@ -279,26 +276,14 @@ def plan_forward(
     )
 
 
-class Passing(NamedTuple):
-    """`Saved` for a call without a backward pass: buffers that only kernels see, and woke."""
-
-    XH: Memory
-    woke: Tensor
-    act: Memory
-    bits: Memory
-    gates: Memory
-    c: Memory
-    a: Memory
-    unit: Memory
-
-
 class Working(NamedTuple):
     """What a call works with, all of it unwritten."""
 
     XH: Memory
     unit: Memory
-    passing: Passing | None
-    """The rest of it, but where it is kept: that is made after the map is launched."""
+    passing: Saved | None
+    """The rest of it, and buffers that only kernels see; None where it is kept: that is made after
+    the map is launched."""
     zeros: int
     """Integers from the counter on that must be zero: the counts lie behind it."""
     W: Memory
@@ -344,8 +329,8 @@ def working(T: int, B: int, plan: ForwardPlan, like: Tensor, keep: bool, begun: 
         unit = empty_unit(T, B, z, like)
         return Working(XH, unit, None, zeros, *made)
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
-    # Gates, c and a are neither written nor read then: any address will do.
-    passing = Passing(XH, woke, act, bits, XH, XH, XH, unit)
+    # Gates, c, a and x are neither written nor read then: any address will do.
+    passing = Saved(XH, woke, act, bits, XH, XH, XH, unit, XH)  # type: ignore[arg-type]
     return Working(XH, unit, passing, zeros, *made)
 
 
@@ -444,51 +429,6 @@ def whole(weights: Weights) -> Weights:
     return weights
 
 
-def run(
-    x: Tensor,
-    h: Tensor | None,
-    c: Tensor | None,
-    weights: Weights,
-    sel: Selection,
-    wake: Tensor | None,
-    take: Tensor | None,
-    reset: Tensor | None,
-    product: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y (T, B, N, d), final h and c, and who woke: `on_device`, with nothing kept."""
-    given = (x, h, c, weights, sel, wake, take, reset, product)
-    y, h, c, held = on_device(*given, save=False, keep=False)
-    return y, h, c, held.woke
-
-
-def on_device(
-    x: Tensor,
-    h: Tensor | None,
-    c: Tensor | None,
-    weights: Weights,
-    sel: Selection,
-    wake: Tensor | None,
-    take: Tensor | None,
-    reset: Tensor | None,
-    product: torch.dtype,
-    save: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
-    """`forward` on the tensors' device, with tensors that lie in memory as the kernels want them.
-
-    The final h is a tensor of its own. Nothing here may be recorded for gradients.
-    """
-    W = weights.W
-    if W.is_cuda and W.get_device() != torch.cuda.current_device():
-        with torch.cuda.device_of(W):
-            return on_device(x, h, c, weights, sel, wake, take, reset, product, save, keep)
-    h, c = None if h is None else plain(h), None if c is None else plain(c)
-    wake, take, reset = (None if m is None else m.contiguous() for m in (wake, take, reset))
-    given = (plain(x), h, c, whole(weights), sel, wake, take, reset, product)
-    y, h, c, held = forward(*given, save, keep)
-    return y, h.clone(), c, held
-
-
 def forward(
     x: Tensor,
     h: Tensor | None,
@@ -500,14 +440,22 @@ def forward(
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
-    keep: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
-    """y (T, B, N, d), the final h, which is a part of y, and c, and what kernels left.
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved]:
+    """y (T, B, N, d), the final h and c, and what kernels left.
 
-    Without h and c they are zero. `wake` and `take` are those of `drawn`: bits
-    of cells that may wake, and of slots that each may take in. What is left is `Saved` if it is to
-    be kept; with `save` it is all that a backward pass needs, and otherwise some of it is empty.
+    Without h and c they are zero. `wake` and `take` are those of `drawn`: bits of cells that may
+    wake, and of slots that each may take in. What is left has with `save` all that a backward pass
+    needs; otherwise some of it is empty, and without `keep` it is buffers that only kernels see.
+    Nothing here may be recorded for gradients.
     """
+    W = weights.W
+    if W.is_cuda and W.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(W):
+            return forward(x, h, c, weights, sel, wake, take, reset, product, save, keep)
+    x, weights = plain(x), whole(weights)
+    h, c = None if h is None else plain(h), None if c is None else plain(c)
+    wake, take, reset = (None if m is None else m.contiguous() for m in (wake, take, reset))
     like = weights.W if h is None else h
     T, B, _ = x.shape
     N, d, W_q = sel.N, weights.W.shape[2] // 4, weights.W_q
@@ -527,7 +475,7 @@ def forward(
     # launched, the host is what a call waits for.
     pack(weights, plan, work, c_n, work.zero if h is None else None, c)
     X = write_views(x, h, weights, plan, work)
-    held: Saved | Passing | None = work.passing
+    held = work.passing
     if held is None:
         # Of the input, numbers of a row that are kept.
         width = rounded(z, B, D, x.dtype, save) if D else 0
@@ -542,7 +490,7 @@ def forward(
     source: tuple[Argument, ...] = () if plan.by_gate else (*(None,) * 5, T)
     if plan.inside and plan.map is not None:
         assert keep or not save, "the kernel keeps all steps of what it rounds"
-        kept = held.x if isinstance(held, Saved) and held.x.numel() else work.x
+        kept = held.x if keep and held.x.numel() else work.x
         halves, same = plan.map.halving is not None, x.dtype == work.lines.dtype
         of_input = (work.x, work.x_size) if halves else (x, None)
         source = (*of_input, work.lines, weights.b_in, None if halves or same else kept, T)
@@ -566,4 +514,4 @@ def forward(
         run(8, B, T, T)
     else:
         run(15, plan.programs, 0, T)
-    return y, y[-1], c_n, held
+    return y, y[-1].clone(), c_n, held
