@@ -102,6 +102,15 @@ def poisoned() -> Iterator[None]:
 
 
 @pytest.fixture
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of the kernels are made anew for each call."""
+    from riglstm.scan.triton import backward, forward
+
+    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
+    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
+
+
+@pytest.fixture
 def precision_as_before() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     yield

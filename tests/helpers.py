@@ -33,6 +33,32 @@ ON_A_GPU = [
 ]
 """Marks of files whose tests run the kernels for real, in memory that is poisoned."""
 
+
+def kernels(*modules: str, on_a_gpu: bool = True) -> list[Any]:
+    """Modules of the `triton` backend; a file is skipped without them, or with a GPU if said so."""
+    if torch.cuda.is_available() and not on_a_gpu:
+        why = "with a GPU the kernels run for real: test_triton_gpu.py"
+        pytest.skip(why, allow_module_level=True)
+    pytest.importorskip("triton")
+    why = "the kernels are not in this copy"
+    return [pytest.importorskip(f"riglstm.scan.triton.{name}", reason=why) for name in modules]
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """How far a tensor is from another in float64, by their norms."""
+    return float((got.double() - want).norm() / want.norm().clamp(min=1e-300))
+
+
+def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Normal numbers that depend on the seed alone."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def close(got: Any, expected: Any, atol: float = 1e-12) -> None:
+    """Equal but for the last bits, in any structure of tensors."""
+    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
+
+
 GUIDE = Path(__file__).parents[1] / "docs"
 
 

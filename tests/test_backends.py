@@ -450,27 +450,32 @@ def test_backends_agree_under_autocast(input_dtype: torch.dtype) -> None:
     assert_same_gradients(grads["batched"], grads["reference"], tol.grad)
 
 
-def tied_problem(dtype: torch.dtype) -> Problem:
+def tied_problem(dtype: torch.dtype, B: int = 4, d: int = 33) -> Problem:
     """Eight equal views, and eight equal states: every choice of the first step is a tie."""
-    sizes = {"T": 3, "B": 4, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 3, "K_h": 4}
+    sizes = {"T": 3, "B": B, "N": 8, "K": 8, "d": d, "K_a": 5, "K_x": 3, "K_h": 4}
     p = random_problem(seeded(42), **sizes, input_views="split", dtype=dtype)
     return replace(
-        p, x=p.x[:, :, :33].repeat(1, 1, 8), h=p.h[:, :1].repeat(1, 8, 1), c=torch.zeros_like(p.c)
+        p, x=p.x[:, :, :d].repeat(1, 1, 8), h=p.h[:, :1].repeat(1, 8, 1), c=torch.zeros_like(p.c)
     )
 
 
 @slow_bf16
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("backend", EAGER)
+@pytest.mark.parametrize(("B", "d"), [(1, 5), (33, 5), (4, 33), (33, 33)])
+@pytest.mark.parametrize(
+    ("backend", "largest"), [("reference", 0), ("batched", 0), ("batched", 2**30)]
+)
 def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
-    backend: str, dtype: torch.dtype
+    backend: str, largest: int, B: int, d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    active, views, peers = selections(tied_problem(dtype), backend)
-    assert torch.equal(active[0], (torch.arange(8) < 5).expand(4, 8))
+    """`batched` by both of its ways, but for bfloat16, which has one."""
+    monkeypatch.setattr(native, "LARGEST", largest)
+    active, views, peers = selections(tied_problem(dtype, B, d), backend)
+    assert torch.equal(active[0], (torch.arange(8) < 5).expand(B, 8))
     assert torch.equal(views, (torch.arange(8) < 3).expand_as(views))
     own = torch.eye(8, dtype=torch.bool)
     rank = torch.where(own, 8, (~own).cumsum(1) - 1)  # a cell's place among the others
-    assert torch.equal(peers[0], ((rank < 4) | own).expand(4, 8, 8))
+    assert torch.equal(peers[0], ((rank < 4) | own).expand(B, 8, 8))
 
 
 @pytest.mark.slow

@@ -6,22 +6,38 @@ Its step, held to NumPy in test_rim.py, is the witness.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import slow_bf16
 from riglstm.models.base import unroll
 from riglstm.models.deferred import Deferred, deferred_product
 from riglstm.models.rim import RIM, RIMCell
-from test_rim import TOL, CountOps, a_rim, a_state, compiles, random, seeded
+from test_rim import TOL, a_rim, a_state, compiles, random, seeded
 
 pytestmark = pytest.mark.slow
 
 Run = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+class CountOps(TorchDispatchMode):
+    """How often each operation runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture

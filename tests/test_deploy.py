@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from helpers import kernels
 from riglstm import BackendError, RigLSTM, RigLSTMCell
 
 pytestmark = [
@@ -79,13 +80,14 @@ def test_a_graph_made_without_gradients_has_those_of_the_layer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [exported, traced])
-def test_a_graph_of_the_kernels_made_without_gradients_has_those_of_the_layer(
-    make: Callable[..., Any],
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(("make", "learns"), [(exported, False), (traced, False), (traced, True)])
+def test_a_graph_of_the_kernels_made_with_or_without_gradients_has_those_of_the_layer(
+    make: Callable[..., Any], learns: bool
 ) -> None:
-    pytest.importorskip("triton")
+    kernels("forward")
     layer = build(32, **TRITON)
-    with torch.no_grad():
+    with torch.set_grad_enabled(learns):
         run = make(layer, torch.randn(2, 2, 5))
     assert_same(run, layer, torch.randn(3, 3, 5))
 
@@ -96,7 +98,7 @@ def test_a_graph_made_without_gradients_saves_nothing_and_one_made_with_them_doe
     for learns in (False, True):
         with torch.set_grad_enabled(learns):
             graph = torch.export.export(layer, (x,)).graph
-        (node,) = (n for n in graph.nodes if "batched_forward" in str(n.target))
+        (node,) = (n for n in graph.nodes if "batched_scan" in str(n.target))
         saves.append(node.args[-1])
     assert saves == [False, True]
 
@@ -236,7 +238,7 @@ def load_elsewhere(folder: Path, backend: str) -> subprocess.CompletedProcess[st
 def test_a_saved_export_says_what_to_import(tmp_path: Path) -> None:
     said = load_elsewhere(tmp_path, "auto")
     assert said.returncode == 1
-    assert "failed to resolve torch.ops.riglstm.batched_forward" in said.stderr
+    assert "failed to resolve torch.ops.riglstm.batched_scan" in said.stderr
     assert "Please import the custom op" in said.stderr
     code = f"import riglstm\n{LOADED}".replace('assert "riglstm" not in sys.modules\n', "")
     files = [str(tmp_path / name) for name in ("model.pt2", "example.pt")]
@@ -293,7 +295,7 @@ def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path: Path) 
     pytest.importorskip("onnxscript")
     path = str(tmp_path / "model.onnx")
     graph = torch.export.export(Model().eval(), (ids(7, 3),))
-    with pytest.raises(Exception, match=r"riglstm.batched_forward"):
+    with pytest.raises(Exception, match=r"riglstm.batched_scan"):
         torch.onnx.export(graph, (), path, verbose=False)
     for backend in ("auto", "reference"):
         with pytest.raises(BackendError) as caught:
@@ -319,4 +321,4 @@ def test_tensorboard_draws_a_model(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:  # type: ignore[no-untyped-call]
         writer.add_graph(Model(), ids(7, 3))  # type: ignore[no-untyped-call]
     (file,) = tmp_path.iterdir()
-    assert b"riglstm::batched_forward" in file.read_bytes()
+    assert b"riglstm::batched_scan" in file.read_bytes()

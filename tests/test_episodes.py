@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import kernels
 from riglstm import RigLSTM
 from riglstm.models import build
 from riglstm.models.episodes import restart, run_with_resets, stepper
@@ -114,11 +115,7 @@ def test_every_backend_clears_a_state_that_is_not_finite(
     backend: str, options: dict[str, Any]
 ) -> None:
     if backend == "triton":
-        pytest.importorskip(
-            "riglstm.scan.triton.kernels.common", reason="the kernels are not in this copy"
-        )
-        if torch.cuda.is_available():
-            pytest.skip("with a GPU there is no interpreter, which the kernels need on a CPU")
+        kernels("forward", on_a_gpu=False)
     torch.manual_seed(0)
     layer = RigLSTM(D, 32, num_cells=2, backend=backend, **options)
     x, reset = torch.randn(1, 2, D), torch.tensor([[True, False]])

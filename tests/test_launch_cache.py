@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.triton.launch_cache", reason="the kernels are not in this copy")
+from helpers import kernels
+
+kernels("launch_cache")
 
 CODE = '''
 import copy, dataclasses, pickle, weakref
@@ -24,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 import riglstm, riglstm.scan
-from riglstm.scan.triton import launch, launch_cache as cache, plan
+from riglstm.scan.triton import forward, launch_cache as cache, plan
 from riglstm.scan.triton.kernels.tiled import tiled_kernel
 from riglstm.scan.triton.kernels.resident import resident_kernel
 
@@ -62,15 +63,14 @@ def compiled(kernel, grid):
 
 
 JITFunction.__getitem__ = compiled
-launch.driver, launch.KNOWN, cache.KNOWN = Driver, True, True
+plan.driver, plan.KNOWN, cache.KNOWN = Driver, True, True
 plan.chip = lambda device: (132, 232_448)
 riglstm.scan._no_triton = lambda device: None
 # Of a tensor on a CPU.
 torch.cuda.current_device = lambda: -1
 torch._C._cuda_getCurrentRawStream = lambda device: 7
-from riglstm.scan import triton as backend
-backend._refusal = lambda *problem: None
-backend.product_on = cache.product_on = lambda *of: product
+forward._refusal = lambda *problem: None
+forward.product_on = cache.product_on = lambda *of: product
 torch.Tensor.is_cuda = property(lambda tensor: True)
 torch.cuda.is_current_stream_capturing = lambda: False
 allocated = []  # start and end of each buffer that is made for a call
@@ -214,7 +214,7 @@ with torch.no_grad():
     assert plays(layer, 2, 3, 64) == NEVER, "torch maps the input then"
     torch.set_float32_matmul_precision("high")
     product = torch.bfloat16
-    backend.product_on = riglstm.checks.product_dtype = lambda *of: product
+    forward.product_on = riglstm.checks.product_dtype = lambda *of: product
     assert plays(layer, 2, 3, 64, dtype=torch.float16) == THIRD, "so is another dtype"
     assert plays(layer, 2, 3, 64, calls=1) == [True]
     for bad in (torch.randn(1, 2, 64), torch.randn(1, 3, 64).double(), torch.randn(1, 3, 8)):
@@ -270,9 +270,9 @@ with torch.no_grad():
     with Mode():
         assert plays(layer, 2, 3, 64, calls=1) == [False]
     assert plays(layer, 2, 3, 64) == [True] * 4
-    launch.knobs.runtime.launch_exit_hook.calls.append(lambda metadata: None)
+    plan.knobs.runtime.launch_exit_hook.calls.append(lambda metadata: None)
     assert plays(layer, 2, 3, 64) == NEVER
-    launch.knobs.runtime.launch_exit_hook.calls.clear()
+    plan.knobs.runtime.launch_exit_hook.calls.clear()
     assert plays(layer, 2, 3, 64) == [True] * 4
     torch.cuda.current_device = lambda: 5
     assert cache._kind(layer, torch.randn(2, 3, 64), None) is None
@@ -284,11 +284,11 @@ with torch.no_grad():
             assert "backend='triton' has backward() only" in str(error)
         else:
             raise AssertionError("it was launched where a derivative may be asked for")
-    with launch.recorded() as outer:
-        with launch.recorded():
+    with plan.recorded() as outer:
+        with plan.recorded():
             pass
-        assert launch._RECORDS.launches is outer
-    assert launch._RECORDS.launches is None
+        assert plan._RECORDS.launches is outer
+    assert plan._RECORDS.launches is None
     Sub = type("Sub", (riglstm.RigLSTM,), {})
     assert plays(Sub(64, 64, num_cells=2, backend="triton"), 2, 3, 64) == NEVER, "it may differ"
     assert plays(layer_of(cells="random"), 2, 3, 64) == NEVER, "it draws anew"

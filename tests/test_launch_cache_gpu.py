@@ -6,14 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import ON_A_GPU
+from helpers import ON_A_GPU, kernels
 from riglstm import RigLSTM
 
-pytest.importorskip("triton")
-cache = pytest.importorskip(
-    "riglstm.scan.triton.launch_cache", reason="the kernels are not in this copy"
-)
-
+(cache,) = kernels("launch_cache")
 pytestmark = ON_A_GPU
 MODES = {"fp32": ("highest", False), "tf32": ("high", False), "bf16": ("highest", True)}
 State = tuple[Tensor, Tensor]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
+from helpers import close, numbers
 from riglstm import RigLSTM, RigLSTMCell, checks
 
 State = tuple[Tensor, Tensor]
@@ -35,25 +36,12 @@ def build(
     return RigLSTM(input_size, hidden_size, num_cells=num_cells, dtype=dtype, **options)
 
 
-def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 def state(layer: RigLSTM, B: int | None, seed: int = 2) -> State:
     """A random initial state; B None: of one sequence without a batch."""
     rows = layer.num_layers * (1 + layer.bidirectional)
     shape = (rows, layer.hidden_size) if B is None else (rows, B, layer.hidden_size)
     dtype = layer.weight_gates_l0.dtype
     return numbers(*shape, seed=seed, dtype=dtype), numbers(*shape, seed=seed + 1, dtype=dtype)
-
-
-def close(got: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
-
-
-def same_state(got: State, expected: State, atol: float = 1e-12) -> None:
-    for g, e in zip(got, expected, strict=True):
-        close(g, e, atol)
 
 
 def part(layer: RigLSTM, suffix: str) -> RigLSTM:
@@ -152,7 +140,7 @@ def test_bidirectional_layers_feed_both_directions_upwards(backend: str) -> None
             single = part(layer, f"_l{k}{suffix}")
             turned = [0] if suffix else []
             z, final = single(x.flip(turned), (h[row : row + 1], c[row : row + 1]))
-            same_state((h_n[row : row + 1], c_n[row : row + 1]), final)
+            close((h_n[row : row + 1], c_n[row : row + 1]), final)
             outputs.append(z.flip(turned))
             row += 1
         x = torch.cat(outputs, dim=2)
@@ -204,7 +192,7 @@ def test_packed_equals_each_sequence_alone(
     for b, (n, piece) in enumerate(zip(lengths, pieces, strict=True)):
         y, (h, c) = layer(piece, (hx[0][:, b], hx[1][:, b]))
         close(padded[:n, b], y)
-        same_state((h_n[:, b], c_n[:, b]), (h, c))
+        close((h_n[:, b], c_n[:, b]), (h, c))
         alone_loss = alone_loss + (y * weigh[:n, b]).sum() + (h * h).sum() + (c * c).sum()
     alone_grads = torch.autograd.grad(alone_loss, [*pieces, *hx, *layer.parameters()])
     for got, expected in zip(grads, alone_grads, strict=True):
@@ -267,7 +255,7 @@ def test_reset_equals_separate_sequences(bidirectional: bool, form: str, backend
     for b, n in enumerate(lengths):
         expected = in_pieces(layer, x[:n, b], (h[:, b], c[:, b]), reset[:n, b])
         close(y[:n, b], expected[0])
-        same_state((final[0][:, b], final[1][:, b]), expected[1])
+        close((final[0][:, b], final[1][:, b]), expected[1])
 
 
 @both_backends
@@ -282,7 +270,7 @@ def test_masked_steps_are_left_out(options: dict[str, Any], backend: str) -> Non
     for b in range(3):
         short, final = layer(x[b][mask[b]], (h[:, b], c[:, b]))
         close(y[b][mask[b]], short)
-        same_state((h_n[:, b], c_n[:, b]), final)
+        close((h_n[:, b], c_n[:, b]), final)
     assert torch.equal(h_n[:, 3], h[:, 3])
     assert torch.equal(c_n[:, 3], c[:, 3])
     (grad,) = torch.autograd.grad(y.sum() + c_n.sum(), x)
@@ -567,7 +555,7 @@ def test_without_selection_and_soft_update_the_layer_is_nn_lstm(
     x, hx = numbers(9, 4, K * d).requires_grad_(), state(ours, 4)
     got, expected = ours(x, hx), theirs(x, hx)
     close(got[0], expected[0])
-    same_state(got[1], expected[1])
+    close(got[1], expected[1])
     weigh = numbers(9, 4, N * d, seed=5)
     close(
         *(torch.autograd.grad((y * weigh).sum() + c.sum(), x)[0] for y, (_, c) in (got, expected)),
@@ -616,7 +604,7 @@ def test_mask_and_reset_equal_the_live_steps_run_in_pieces(
                 pending = False
         alone, expected = layer(x[mask[:, 0]], hx, reset=torch.tensor(starts).unsqueeze(1))
         close(y[mask[:, 0]], alone)
-        same_state(final, expected)
+        close(final, expected)
 
 
 def test_packed_input_costs_one_scan_of_the_padded_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from helpers import (
     gradients,
     random_problem,
     seeded,
-    selections,
 )
 from riglstm import RigLSTM
 from riglstm.scan.batched import native
@@ -132,24 +130,6 @@ def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
         assert_equals_oracle(p.run("batched"), ask_oracle(p))
         exact = TOL[torch.float64].grad
         assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), exact)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("B", [1, 4, 33])
-@pytest.mark.parametrize("d", [5, 33])
-def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
-    d: int, B: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "LARGEST", 2**30)
-    sizes = {"T": 1, "B": B, "N": 8, "K": 8, "d": d, "K_a": 5, "K_x": 3, "K_h": 4}
-    p = random_problem(seeded(42), **sizes, input_views="split", dtype=dtype)
-    p = replace(p, x=p.x[:, :, :d].repeat(1, 1, 8), h=p.h[:, :1].repeat(1, 8, 1))
-    active, views, peers = selections(p, "batched")
-    own = torch.eye(8, dtype=torch.bool)
-    rank = torch.where(own, 8, (~own).cumsum(1) - 1)  # a cell's place among the others
-    assert torch.equal(active[0], (torch.arange(8) < 5).expand(B, 8))
-    assert torch.equal(views, (torch.arange(8) < 3).expand_as(views))
-    assert torch.equal(peers[0], ((rank < 4) | own).expand(B, 8, 8))
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight_in_l0", "weight_gates_l0", "weight_query_l0"])

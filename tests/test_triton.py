@@ -23,17 +23,16 @@ from helpers import (
     assert_same_gradients,
     clear_problem,
     gradients,
+    kernels,
     outputs_and_gradients,
     random_problem,
+    relative,
     seeded,
 )
 from riglstm import BackendError, RigLSTM
 from riglstm.scan import resolve, scan
 
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
-pytest.importorskip("triton")
-pytest.importorskip("riglstm.scan.triton.kernels.common", reason="the kernels are not in this copy")
+kernels("forward", on_a_gpu=False)
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "interpreter")
 CPU = torch.device("cpu")
@@ -80,10 +79,6 @@ HALVES = ("three cells of a ragged size", "resets, steps left out, no soft updat
           "every option of the update")  # fmt: skip
 
 
-def relative(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
-
-
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("name", HALVES)
 def test_tf32_is_held_in_halves_and_as_exact(name: str) -> None:
@@ -112,11 +107,11 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 
 @pytest.mark.parametrize("zeros", [1, 9000])  # more than all programs set to zero at once
 def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) -> None:
-    from riglstm.scan.triton import forward, plan
+    from riglstm.scan.triton import forward
 
     p = random_problem(seeded(0), **{**SMALL, "B": 300, "T": 1}).to(torch.float32)
     given = (p.sel, 300, 18, CPU, torch.float32, False, 2, None, False)
-    made = plan.plan_forward(*given)
+    made = forward.plan_forward(*given)
     counters = torch.full((zeros + 2,), 7, dtype=torch.int32)
     work = forward.working(1, 300, made, p.h, keep=False, begun=True)
     work = work._replace(counter=counters[1:-1], zeros=zeros)
@@ -232,20 +227,22 @@ def test_gradients_come_from_each_output_alone(upstream: str) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_some_weights_alone() -> None:
-    p = random_problem(seeded(5), **{**SMALL, "T": 1}).to(torch.float32)
-    every = gradients(p, "triton")
-    for name in ("x", "W"):
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("alone", ["x", "W", ""])
+def test_a_gradient_is_the_same_whichever_others_are_asked_for(alone: str, state: bool) -> None:
+    """Of the input or a weight alone, or of everything but the state."""
+    p = random_problem(seeded(6), **{**SMALL, "T": 1}).to(torch.float32)
+
+    def grads(learned: set[str]) -> dict[str, Tensor]:
         leaves = {n: v.detach().clone() for n, v in p.leaves().items()}
-        leaves[name].requires_grad_()
-        y, h, c, _ = p.with_leaves(leaves).run("triton")
-        gen = seeded(7)
-        loss = sum(
-            (v.double() * torch.randn(v.shape, generator=gen, dtype=torch.float64)).sum()
-            for v in (y, h, c)
-        )
-        (got,) = torch.autograd.grad(loss, [leaves[name]])
-        assert_same_gradients({name: got}, {name: every[name]}, FLOAT.grad)
+        asked = {n: v.requires_grad_() for n, v in leaves.items() if n in learned}
+        y, *final, _ = p.with_leaves(leaves).run("triton")
+        loss = sum(v.square().sum() for v in (y, *final)[: 3 if state else 1])
+        return dict(zip(asked, torch.autograd.grad(loss, asked.values()), strict=True))
+
+    every = set(p.leaves())
+    want, got = grads(every), grads({alone} if alone else every - {"h", "c"})
+    assert all(torch.equal(got[n], want[n]) for n in got)
 
 
 def refused(p: Problem) -> str:
@@ -288,17 +285,6 @@ def test_auto_leaves_more_sequences_than_it_counts_to_others(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("learns", [True, False])
-def test_a_trace_computes_anew(learns: bool) -> None:
-    layer = RigLSTM(5, 36, num_cells=2, backend="triton")
-    with torch.set_grad_enabled(learns):
-        traced = torch.jit.trace(layer, (torch.randn(2, 2, 5),), check_trace=False)  # type: ignore[no-untyped-call]
-        x = torch.randn(2, 2, 5)
-        assert torch.equal(traced(x)[0], layer(x)[0])
-
-
-@pytest.mark.slow
 # Of torch's own, as it makes fake tensors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_backward_pass_that_is_compiled_sees_operators() -> None:
@@ -330,48 +316,12 @@ def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None
     assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("state", [False, True])
-def test_a_state_that_is_not_learned_changes_no_other_gradient(state: bool) -> None:
-    p = random_problem(seeded(6), **{**SMALL, "T": 1}).to(torch.float32)
-
-    def grads(learned: bool) -> dict[str, Tensor]:
-        leaves = {n: v.detach().clone() for n, v in p.leaves().items()}
-        asked = {n: v.requires_grad_() for n, v in leaves.items() if learned or n not in "hc"}
-        y, *final, _ = p.with_leaves(leaves).run("triton")
-        loss = sum(v.square().sum() for v in (y, *final)[: 3 if state else 1])
-        return dict(zip(asked, torch.autograd.grad(loss, asked.values()), strict=True))
-
-    want, got = grads(True), grads(False)
-    assert want.keys() - got.keys() == {"h", "c"}
-    assert all(torch.equal(got[n], want[n]) for n in got)
-
-
 def test_it_says_that_it_can_be_differentiated_once() -> None:
     p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
     x = p.x.requires_grad_()
     (dx,) = torch.autograd.grad(p.run("triton")[0].sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="differentiated once"):
         dx.sum().backward()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gradients", [False, True])
-def test_vmap_runs_one_after_another(gradients: bool) -> None:
-    layer, x = RigLSTM(5, 32, num_cells=2, backend="triton"), torch.randn(2, 2, 2, 5)
-    with torch.set_grad_enabled(gradients):
-        got = torch.vmap(lambda x: layer(x)[0])(x)
-        assert torch.equal(got, torch.stack([layer(each)[0] for each in x]))
-
-
-@pytest.mark.slow
-def test_vmap_over_an_input_that_alone_needs_a_gradient() -> None:
-    layer = RigLSTM(5, 32, num_cells=2, backend="triton").requires_grad_(False)
-    x = torch.randn(2, 2, 2, 5, requires_grad=True)
-    (got,) = torch.autograd.grad(torch.vmap(lambda x: layer(x)[0])(x).square().sum(), x)
-    y = torch.stack([layer(each)[0] for each in x])
-    (want,) = torch.autograd.grad(y.square().sum(), x)
-    assert torch.equal(got, want)
 
 
 def test_gradients_in_a_batch_are_refused_and_not_misread() -> None:
@@ -425,23 +375,24 @@ def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
 
 
 def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
-    from riglstm.scan.triton.forward import on_device, plan_forward, run
+    from riglstm.scan.triton.forward import forward, plan_forward
 
     plan_forward.cache_clear()
     p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     given = (p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.float32)
-    assert torch.equal(on_device(*given, save=False, keep=True)[0], run(*given)[0])
+    kept, passed = (forward(*given, save=False, keep=keep)[0] for keep in (True, False))
+    assert torch.equal(kept, passed)
 
 
 def test_the_gradient_of_a_bias_has_its_dtype() -> None:
     from riglstm.inputs import flat
-    from riglstm.scan.triton import autograd
+    from riglstm.scan.triton import backward
 
     p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     w = p.weights._replace(b_in=torch.zeros(16, dtype=torch.bfloat16))
     args = (p.x, p.h, p.c, *w, None, None, None, *flat(p.sel), torch.float32, True)
-    y, _, _, *saved = autograd.forward(*args)
+    y, _, _, *saved = backward.forward_op(*args)
     back = (torch.ones_like(y), p.h, p.c, p.x, p.h, y, saved, *w, *flat(p.sel), torch.float32)
-    made = autograd._backward(*back, True, True)
+    made = backward.backward_op(*back, True, True)
     assert made[4].shape == (16,)
     assert made[4].dtype == torch.bfloat16

@@ -169,16 +169,20 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
 
 
+def assert_equals_float64(p: Problem, mode: Mode) -> None:
+    """Outputs and gradients, with the same masks."""
+    out, grads, saved = kernel(p, mode)
+    want, want_grads = forced(p, saved.bits)
+    for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
+        assert relative(got, expected) < mode.error, what
+    for n, expected in want_grads.items():
+        assert relative(grads[n], expected) < mode.error, f"d{n}"
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SIZES)
 def test_outputs_and_gradients_equal_float64_with_the_same_masks(name: str, mode: str) -> None:
-    p = problem(name)
-    out, grads, saved = kernel(p, MODES[mode])
-    want, want_grads = forced(p, saved.bits)
-    for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
-        assert relative(got, expected) < MODES[mode].error, what
-    for n, expected in want_grads.items():
-        assert relative(grads[n], expected) < MODES[mode].error, f"d{n}"
+    assert_equals_float64(problem(name), MODES[mode])
 
 
 def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() -> None:
@@ -193,16 +197,14 @@ def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() 
         assert relative(got, expected) < MODES["bf16"].error, what
 
 
+@pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("multiprocessors", [16, 64, 108])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_part_of_a_gpu_computes_the_same(
     mode: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from riglstm.scan.triton import backward, forward, plan
+    from riglstm.scan.triton import plan
 
-    # Nothing is kept.
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
-    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
     room = plan.chip(torch.device("cuda"))[1]
     p = problem("the paper's")
     torch.set_float32_matmul_precision(MODES[mode].matmul)
@@ -216,12 +218,7 @@ def test_a_part_of_a_gpu_computes_the_same(
         halves = z._replace(held=torch.bfloat16)
         tile = plan.resident_tiles(halves, 64, torch.device("cuda"))
         assert not tile["APART"]
-    out, grads, saved = kernel(p, MODES[mode])
-    want, want_grads = forced(p, saved.bits)
-    for got, expected in zip(out, want, strict=True):
-        assert relative(got, expected) < MODES[mode].error
-    for n, expected in want_grads.items():
-        assert relative(grads[n], expected) < MODES[mode].error, f"d{n}"
+    assert_equals_float64(p, MODES[mode])
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])

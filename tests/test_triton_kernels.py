@@ -24,20 +24,17 @@ from helpers import (
     assert_same_gradients,
     clear_problem,
     gradients,
+    kernels,
     outputs_and_gradients,
     random_problem,
+    relative,
     seeded,
 )
 from train_helpers import assert_same
 
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
+modules = ("plan", "forward", "backward", "kernels.common")
+plan, forward, backward, common = kernels(*modules, on_a_gpu=False)
 triton = pytest.importorskip("triton")
-plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
-triton_launch = pytest.importorskip("riglstm.scan.triton.launch")
-forward = pytest.importorskip("riglstm.scan.triton.forward")
-backward = pytest.importorskip("riglstm.scan.triton.backward")
-common = pytest.importorskip("riglstm.scan.triton.kernels.common")
 tl, best, comparable, cell = triton.language, common.best, common.comparable, common.cell
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
@@ -48,17 +45,6 @@ FLOAT = TOL[torch.float32]
 LIMIT = 2e-3
 SMALL: dict[str, Any] = {"T": 2, "B": 2, "N": 2, "K": 2, "d": 18, "D": 5, "K_a": 1, "K_x": 1}
 MANY: dict[str, Any] = {**SMALL, "B": 6}
-
-
-def relative(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).norm() / want.norm().clamp(min=1e-300))
-
-
-@pytest.fixture
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made anew for each call."""
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
-    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
 
 
 @pytest.fixture
@@ -111,7 +97,7 @@ def test_tiles_may_be_wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("many", "tf32")
 def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place, name in ((plan, "forward_tiles"), (backward, "backward_tiles")):
+    for place, name in ((forward, "forward_tiles"), (backward, "backward_tiles")):
         tiles = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
     p = clear_problem(**{**MANY, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
@@ -160,7 +146,7 @@ def test_nan_comes_first() -> None:
 @many_sequences
 def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    working, launch = forward.working, triton_launch.Launch.__call__
+    working, launch = forward.working, plan.Launch.__call__
     monkeypatch.setattr(forward, "working", lambda *a: made.append(working(*a)) or made[-1])
 
     def in_one(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
@@ -168,7 +154,7 @@ def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.Mon
         rows = self.constants.get("PHASE") == 1
         launch(self, (1,) if rows else grid, arguments)
 
-    monkeypatch.setattr(triton_launch.Launch, "__call__", in_one)
+    monkeypatch.setattr(plan.Launch, "__call__", in_one)
     p = clear_problem(**{**MANY, "T": 3, "B": 9, "N": 3, "d": 20, "K_a": 2, "K_h": 1})
     act, slots = bits(p.to(torch.float32))
     active = p.run("reference")[3]  # (T, B, N)
@@ -252,7 +238,7 @@ OF_FEW: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the kernels that were launched."""
-    launch = triton_launch.Launch
+    launch = plan.Launch
     names: list[str] = []
     run = launch.__call__
 
@@ -267,7 +253,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, few sequences are computed as on a small GPU: with the kernel of tiles."""
     monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)  # nothing kept
-    monkeypatch.setattr(plan, "resident_tiles", lambda z, B, device: None)
+    monkeypatch.setattr(forward, "resident_tiles", lambda z, B, device: None)
 
 
 @few_in_halves
@@ -346,7 +332,7 @@ def test_programs_that_select_or_multiply_compute_as_those_that_do_both(
         return seen[-1]
 
     monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
-    monkeypatch.setattr(plan, "resident_tiles", others)
+    monkeypatch.setattr(forward, "resident_tiles", others)
     assert_same(outputs_and_gradients(p, "triton"), want)
     assert seen
 
@@ -372,7 +358,7 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
 
 def test_both_counters_are_there_and_set_to_zero() -> None:
     p = clear_problem(**SMALL).to(torch.float32)
-    made = plan.plan_forward(
+    made = forward.plan_forward(
         *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, 2, None, False)
     )
     assert made.by_gate

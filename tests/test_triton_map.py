@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import Problem, clear_problem, outputs_and_gradients, random_problem, seeded
+from helpers import (
+    Problem,
+    clear_problem,
+    kernels,
+    outputs_and_gradients,
+    random_problem,
+    relative,
+    seeded,
+)
 
-if torch.cuda.is_available():
-    pytest.skip("with a GPU the kernels run for real: test_triton_gpu.py", allow_module_level=True)
-pytest.importorskip("triton")
-plan = pytest.importorskip("riglstm.scan.triton.plan", reason="the kernels are not in this copy")
-forward = pytest.importorskip("riglstm.scan.triton.forward")
-backward = pytest.importorskip("riglstm.scan.triton.backward")
+plan, forward, backward = kernels("plan", "forward", "backward", on_a_gpu=False)
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,7 +53,7 @@ def mapped(
     """
     T, w = x.shape[0], p.weights
     R = T * B
-    made = plan.plan_forward(p.sel, B, d, CPU, product, plan.rounds(product), 2, D, False)
+    made = forward.plan_forward(p.sel, B, d, CPU, product, plan.rounds(product), 2, D, False)
     work = forward.working(T, B, made, p.h, keep=True, begun=True)
     work.XH.fill_(7)
     forward.pack(w, made, work, torch.empty_like(p.c), None, p.c)
@@ -68,11 +71,9 @@ def in_XH(XH: Tensor, unit: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few sequences there are, they count as many; nothing is kept."""
+def many(nothing_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few sequences there are, they count as many."""
     monkeypatch.setattr(plan, "FEW", 0)
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
-    monkeypatch.setattr(backward, "plan_backward", backward.plan_backward.__wrapped__)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -226,7 +227,7 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
 def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tiles of rows by three of columns, by programs without a tile or with an empty one."""
     forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
-    monkeypatch.setattr(plan, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    monkeypatch.setattr(forward, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
     more = lambda *a: (p := plan_forward(*a))._replace(programs=p.programs + 5)  # noqa: E731
     monkeypatch.setattr(forward, "plan_forward", more)
     sizes = {"T": 2, "B": 37, "N": 4, "K": 3, "d": 50, "D": 260, "K_a": 1, "K_x": 1, "K_h": 0}
@@ -260,7 +261,7 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
 ) -> None:
     """To the views, and to what an input gives that comes rounded, of which nothing is kept."""
     forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
-    monkeypatch.setattr(plan, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
+    monkeypatch.setattr(forward, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
     more = lambda *a: (p := plan_forward(*a))._replace(programs=programs or p.programs)  # noqa: E731
     monkeypatch.setattr(forward, "plan_forward", more)
     sizes = {"T": T, "B": B, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1, "K_h": 0}
@@ -279,7 +280,8 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
     assert torch.equal(kept.XH[:, :, :K], none.XH[:, :, :K])
     if not save:
         # With nothing kept, other buffers lie behind the two steps that are rounded.
-        assert all(map(torch.equal, forward.run(p.x, *given), forward.run(p.x.bfloat16(), *given)))
+        pair = (forward.forward(x, *given, save=False, keep=False) for x in (p.x, p.x.bfloat16()))
+        assert all(map(torch.equal, *((*out[:3], out[3].woke) for out in pair)))
 
 
 @pytest.mark.usefixtures("many")
@@ -287,7 +289,7 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
 def test_the_first_two_steps_are_mapped_before(
     T: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = pytest.importorskip("riglstm.scan.triton.launch").Launch
+    launch = plan.Launch
     call, firsts = launch.__call__, []
 
     def spy(self: Any, grid: Any, arguments: Any) -> None:
@@ -297,7 +299,8 @@ def test_the_first_two_steps_are_mapped_before(
 
     monkeypatch.setattr(launch, "__call__", spy)
     p = random_problem(seeded(0), T=T, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
-    forward.run(p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
+    given = (p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
+    forward.forward(*given, save=False, keep=False)
     assert firsts == [rows]
 
 
@@ -316,7 +319,7 @@ def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: boo
     assert torch.equal(got[3], want[3])
     of_map = [n for n in ("x", "W_in", "b_in") if n in grads]
     pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in of_map)]
-    assert all(float((a - b).norm() / b.norm()) < 2e-2 for a, b in pairs)
+    assert all(relative(a, b) < 2e-2 for a, b in pairs)
     assert len(of_map) == 2 + bias
     assert grads["x"].dtype == torch.float32
 
@@ -324,9 +327,8 @@ def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: boo
 @pytest.mark.parametrize("save", [False, True])
 def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save: bool) -> None:
     from riglstm.inputs import flat
-    from riglstm.scan.triton import autograd
 
     p = clear_problem(T=1, B=65, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
     masks = (None, None, None)
     args = (p.x, p.h, p.c, *p.weights, *masks, *flat(p.sel), torch.bfloat16, save)
-    torch.library.opcheck(autograd.forward, args, test_utils=("test_faketensor",))
+    torch.library.opcheck(backward.forward_op, args, test_utils=("test_faketensor",))

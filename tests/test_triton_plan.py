@@ -13,13 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import kernels
 from riglstm.selection import Selection
 
-pytest.importorskip("triton")
-triton_launch = pytest.importorskip(
-    "riglstm.scan.triton.launch", reason="the kernels are not in this copy"
-)
-plan = pytest.importorskip("riglstm.scan.triton.plan")
+plan, forward = kernels("plan", "forward")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF, B16, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -30,7 +27,8 @@ TWO = Selection(2, 2, 1, 1, 1)
 @pytest.fixture
 def chip(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Plan for a GPU of so many multiprocessors, with the memory of an H100."""
-    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    for module in (plan, forward):
+        monkeypatch.setattr(module, "interpreted", lambda: False)
 
     def use(multiprocessors: int) -> None:
         monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, 232_448))
@@ -40,7 +38,7 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def programs_of(sel: Selection, B: int, d: int, features: int | None) -> Any:
     given = (sel, B, d, CUDA, B16, True, 2, features, False)
-    return plan.plan_forward.__wrapped__(*given)
+    return forward.plan_forward.__wrapped__(*given)
 
 
 # Rows, columns, sequences at a time and warps.
@@ -164,7 +162,7 @@ def test_products_in_halves_take_a_map_of_ours_and_many_sequences_in_the_forward
         torch.set_float32_matmul_precision(precision)
         for save in (False, True):
             given = (TWO, B, 18, CPU, product, True, 2, features, save)
-            made = plan.plan_forward.__wrapped__(*given)
+            made = forward.plan_forward.__wrapped__(*given)
             case = (product, precision, B, features, save)
             assert (made.map is not None, made.inside) == (own, inside), case
             if precision == "high" and features is not None and B > 13:
@@ -249,10 +247,10 @@ class Active:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    monkeypatch.setattr(triton_launch, "interpreted", lambda: False)
-    monkeypatch.setattr(triton_launch, "_LAUNCHES", {})
-    monkeypatch.setattr(triton_launch, "KNOWN", True)
-    monkeypatch.setattr(triton_launch, "driver", Active)
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "_LAUNCHES", {})
+    monkeypatch.setattr(plan, "KNOWN", True)
+    monkeypatch.setattr(plan, "driver", Active)
     # That of a tensor on a CPU.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     return Kernel()
@@ -264,23 +262,23 @@ def test_the_second_launch_goes_straight_to_what_was_compiled_where_addresses_do
 ) -> None:
     """Elsewhere Triton launches what it compiled, with the tensors."""
     if why == "a hook":
-        hooks = triton_launch.knobs.runtime.launch_exit_hook
+        hooks = plan.knobs.runtime.launch_exit_hook
         monkeypatch.setattr(hooks, "calls", [lambda metadata: None])
     elif why == "a tensor elsewhere":
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     elif why == "another Triton":
-        monkeypatch.setattr(triton_launch, "KNOWN", False)
+        monkeypatch.setattr(plan, "KNOWN", False)
     x, other = torch.zeros(16), torch.ones(32)
     # Constants may come in any order, and options of the launch among them.
-    triton_launch.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((3,), (x, None, 5))
-    triton_launch.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((4, 2), (other, None, 7))
+    plan.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((3,), (x, None, 5))
+    plan.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((4, 2), (other, None, 7))
     assert kernel.compiled == [{"TALL": 2, "WIDE": True, "num_warps": 8}]
     straight = (7, Compiled.function, Compiled.packed_metadata, None, None, None, other.data_ptr())
     assert kernel.direct == [((4, 2, 1), (*((other,) if why else straight), None, 7, True, 2))]
 
 
 def test_the_compiled_kernel_of_this_triton_has_what_a_launch_uses() -> None:
-    if not triton_launch.KNOWN:
+    if not plan.KNOWN:
         pytest.skip("of this version of Triton nothing is known")
     from triton.compiler import CompiledKernel
 
@@ -290,9 +288,9 @@ def test_the_compiled_kernel_of_this_triton_has_what_a_launch_uses() -> None:
 
 
 def test_buffers_lie_apart_in_one_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_launch, "interpreted", lambda: False)
+    monkeypatch.setattr(plan, "interpreted", lambda: False)
     wanted = ((torch.float16, (3, 5)), (torch.int32, (1,)), (torch.float32, (0, 4)))
-    layout = triton_launch.Layout(*wanted, (torch.bool, (129,)))
+    layout = plan.Layout(*wanted, (torch.bool, (129,)))
     places = layout.make(torch.zeros(1))
     assert [p.dtype for p in places] == [torch.float16, torch.int32, torch.float32, torch.bool]
     (memory,) = {id(p.memory): p.memory for p in places}.values()
@@ -300,7 +298,7 @@ def test_buffers_lie_apart_in_one_allocation(monkeypatch: pytest.MonkeyPatch) ->
     assert starts == [0, 128, 256, 256]
     assert memory.nbytes == 512
     # A part of one is counted in its numbers.
-    part = triton_launch.nth(triton_launch.Buffer(torch.int32, 1000, memory), 3, 5)
+    part = plan.nth(plan.Buffer(torch.int32, 1000, memory), 3, 5)
     assert (part.dtype, part.address, part.memory) == (torch.int32, 1060, memory)
 
 
@@ -318,8 +316,8 @@ def test_buffers_lie_apart_in_one_allocation(monkeypatch: pytest.MonkeyPatch) ->
 def test_whatever_a_kernel_is_compiled_for_compiles_anew(
     kernel: Kernel, arguments: tuple[Any, ...], constants: dict[str, Any]
 ) -> None:
-    triton_launch.prepare(kernel, WIDE=1, TALL=2)((1,), (torch.zeros(16), None, 5))
-    triton_launch.prepare(kernel, **constants)((1,), arguments)
+    plan.prepare(kernel, WIDE=1, TALL=2)((1,), (torch.zeros(16), None, 5))
+    plan.prepare(kernel, **constants)((1,), arguments)
     assert len(kernel.compiled) == 2
     assert not kernel.direct
 
@@ -327,10 +325,10 @@ def test_whatever_a_kernel_is_compiled_for_compiles_anew(
 def test_each_device_has_its_own_and_a_part_of_an_allocation_is_as_good_as_a_tensor(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place,) = triton_launch.Layout((torch.float32, (16,))).make(torch.zeros(1))
+    (place,) = plan.Layout((torch.float32, (16,))).make(torch.zeros(1))
     for device, given in ((-1, torch.zeros(16)), (-1, place), (0, place), (1, place), (0, place)):
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
-        triton_launch.prepare(kernel, WIDE=1, TALL=2)((1,), (given, None, 5))
+        plan.prepare(kernel, WIDE=1, TALL=2)((1,), (given, None, 5))
     assert (len(kernel.compiled), len(kernel.direct)) == (3, 2)
 
 
@@ -338,7 +336,7 @@ def test_a_trace_is_to_hear_of_everything() -> None:
     heard = []
 
     def called(x: torch.Tensor) -> torch.Tensor:
-        heard.append(not triton_launch.watched())
+        heard.append(not plan.watched())
         return x + 1
 
     called(torch.ones(1))

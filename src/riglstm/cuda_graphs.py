@@ -143,9 +143,7 @@ class Graphed(Loop):
 
     lock = _REPLAYING
 
-    def __init__(
-        self, function: Function, given: Given, fixed: Sequence[Tensor] = (), warmup: int = 2
-    ) -> None:
+    def __init__(self, function: Function, given: Given, fixed: Sequence[Tensor] = ()) -> None:
         super().__init__(function, given, fixed, quiet=True)
         self.own = tuple(
             None
@@ -156,7 +154,7 @@ class Graphed(Loop):
             for t in given
         )
         with torch.cuda.device(self.device):
-            self._warm_up(warmup)
+            self._warm_up()
             stream = torch.cuda.Stream()
             self.forward_pass = Captured(self._forward, stream)
             if self.learns:
@@ -180,15 +178,15 @@ class Graphed(Loop):
         self.backward_pass.replay()
         return iter([None if g is None else g.clone() for g in self.backward_pass.results])
 
-    def _warm_up(self, passes: int) -> None:
-        """Run outside the capture, on a stream of its own, as captures demand it.
+    def _warm_up(self) -> None:
+        """Run twice outside the capture, on a stream of its own, as captures demand it.
 
         An autograd graph that is still there would lend its nodes, and their stream, to the next.
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(passes):
+            for _ in range(2):
                 self._forward()
                 if self.learns:
                     outputs = [o for o in self.outputs if o.requires_grad]
@@ -287,10 +285,9 @@ class Cache:
     go, and that kind has to come four times as often before it is captured again.
     """
 
-    def __init__(
-        self, capture: Callable[..., Graphed] = Graphed, graphs: int = 8, kinds: int = 256
-    ) -> None:
-        self.capture, self.most_graphs, self.most_kinds = capture, graphs, kinds
+    def __init__(self, graphs: int = 8, kinds: int = 256) -> None:
+        self.capture: Callable[..., Graphed] = Graphed
+        self.most_graphs, self.most_kinds = graphs, kinds
         self.kinds: OrderedDict[Hashable, Kind] = OrderedDict()
         """The least recently used first."""
         self.lock = threading.Lock()

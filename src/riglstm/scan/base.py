@@ -15,6 +15,14 @@ from riglstm.selection import Noise, Selection
 
 Extra = TypeVar("Extra")
 
+WEIGHTS = "Tensor? W_in, Tensor? b_in, Tensor W, Tensor? b, Tensor? W_q, Tensor? update_bias"
+"""`Weights` in the schema of an operator."""
+RULES = (
+    "SymInt N, SymInt K, SymInt K_a, SymInt K_x, SymInt K_h, "
+    "str cells, str views, str peers, float update_scale"
+)
+"""A selection in it, as `inputs.flat` gives it."""
+
 
 class BackendError(RuntimeError):
     """A backend asked for by name cannot run here."""
@@ -93,11 +101,7 @@ def loop(
     # As views of one call: each x[t] would have a gradient as large as x.
     for t, x_t in enumerate(x.unbind()):
         h, c, extra = step(
-            x_t,
-            h,
-            c,
-            weights,
-            sel,
+            *(x_t, h, c, weights, sel),
             None if noise is None else noise.at(t),
             None if live is None else live[t],
             None if reset is None else reset[t],

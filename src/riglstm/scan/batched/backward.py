@@ -21,6 +21,8 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.checks import refuse_batched, refuse_second_backward, watched
 from riglstm.scan.base import (
+    RULES,
+    WEIGHTS,
     asked,
     five_gates,
     handed_out,
@@ -46,54 +48,33 @@ ROWS_AT_ONCE = 8192
 
 
 def run_backward(
-    dy: Tensor,
-    dh: Tensor,
-    dc: Tensor,
-    x: Tensor,
-    active: Tensor,
-    saved: list[Tensor],
-    W_in: Tensor | None,
-    b_in: Tensor | None,
-    W: Tensor,
-    b: Tensor | None,
-    W_q: Tensor | None,
-    update_bias: Tensor | None,
-    reset: Tensor | None,
-    N: int,
-    K: int,
-    K_a: int,
-    K_x: int,
-    K_h: int,
-    cells: str,
-    views: str,
-    peers: str,
-    update_scale: float,
-    product: torch.dtype,
-    idle: bool,
-    for_input: bool,
-    for_gates: bool,
+    dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *given: Any
 ) -> list[Tensor]:
-    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
-    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+    """The work of `backward_op`, whose schema says what is given."""
+    weights, reset, sel = Weights(*given[:6]), given[6], Selection(*given[7:16])
+    product, idle, for_input, for_gates = given[16:]
+    call = (dy, dh, dc, x, active, Saved(*saved), weights, sel, reset)
     # What rounds was decided in the forward pass.
     cast = torch.is_autocast_enabled(dh.device.type)
     with torch.autocast(dh.device.type, enabled=False) if cast else contextlib.nullcontext():
-        dx, dh, dc, grads = backward(
-            *(dy, dh, dc, x, active, Saved(*saved), weights, sel, reset, product, idle),
-            *(for_input, for_gates),
-        )
+        dx, dh, dc, grads = backward(*call, product, idle, for_input, for_gates)
     wanted = asked(dx, grads, for_input, for_gates)
     return [dh, dc, *(g for g in wanted if g is not None)]
 
 
-backward_op = torch.library.custom_op("riglstm::batched_backward", run_backward, mutates_args=())
+backward_op = torch.library.custom_op(
+    "riglstm::batched_backward",
+    run_backward,
+    mutates_args=(),
+    schema="(Tensor dy, Tensor dh, Tensor dc, Tensor x, Tensor active, Tensor[] saved, "
+    f"{WEIGHTS}, Tensor? reset, {RULES}, ScalarType product, bool idle, "
+    "bool for_input, bool for_gates) -> Tensor[]",
+)
 
 
 @backward_op.register_fake
-def _(
-    dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *args: Any
-) -> list[Tensor]:
-    wanted = asked(x, args[:6], *args[-2:])
+def _(dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, *args: Any) -> list[Tensor]:
+    wanted = asked(x, args[2:8], *args[-2:])
     return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
 
 
@@ -184,19 +165,8 @@ def backward(
         # As in the forward pass: nothing inside is differentiated, and what stays is made here.
         with torch.inference_mode():
             _loop(
-                dy[now],
-                dh,
-                dc,
-                active[now] if idle else None,
-                piece,
-                counts[now],
-                sel,
-                None if reset is None else reset[now],
-                W5_x,
-                W5_h,
-                D5,
-                dz,
-                dV_x[now],
+                *(dy[now], dh, dc, active[now] if idle else None, piece, counts[now], sel),
+                *(None if reset is None else reset[now], W5_x, W5_h, D5, dz, dV_x[now]),
             )
         if not (for_input or for_gates):
             continue

@@ -19,7 +19,7 @@ from torch import Tensor
 from riglstm.cell import Weights, cell_scores, others
 from riglstm.checks import learns, product_dtype, refuse_transforms, watched
 from riglstm.inputs import State, begin, flat
-from riglstm.scan.base import vmap_by_loop
+from riglstm.scan.base import RULES, WEIGHTS, vmap_by_loop
 from riglstm.scan.batched import native
 from riglstm.selection import (
     LOWEST,
@@ -63,46 +63,25 @@ def scan(
     return y, (h, c), active
 
 
-def run_forward(
-    x: Tensor,
-    h: Tensor,
-    c: Tensor,
-    W_in: Tensor | None,
-    b_in: Tensor | None,
-    W: Tensor,
-    b: Tensor | None,
-    W_q: Tensor | None,
-    update_bias: Tensor | None,
-    noise_cells: Tensor | None,
-    noise_views: Tensor | None,
-    noise_peers: Tensor | None,
-    live: Tensor | None,
-    reset: Tensor | None,
-    N: int,
-    K: int,
-    K_a: int,
-    K_x: int,
-    K_h: int,
-    cells: str,
-    views: str,
-    peers: str,
-    update_scale: float,
-    product: torch.dtype,
-    save: bool,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor,
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-]:  # fmt: skip
-    sel = Selection(N, K, K_a, K_x, K_h, cells, views, peers, update_scale)  # type: ignore[arg-type]
-    weights = Weights(W_in, b_in, W, b, W_q, update_bias)
+def run_forward(x: Tensor, h: Tensor, c: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """The work of `forward_op`, whose schema says what is given."""
+    weights, drawn, (live, reset) = Weights(*given[:6]), Noise(*given[6:9]), given[9:11]
+    sel, (product, save) = Selection(*given[11:20]), given[20:]
     refuse_transforms("batched")  # in a graph nobody has asked before
     x, h = x.contiguous(), h.contiguous()
-    noise = Noise(noise_cells, noise_views, noise_peers) if sel.draws else None
+    noise = drawn if sel.draws else None
     y, h, c, active, saved = forward(x, h, c, weights, sel, noise, live, reset, product, save)
     return y, h, c, active, *saved
 
 
-forward_op = torch.library.custom_op("riglstm::batched_forward", run_forward, mutates_args=())
+forward_op = torch.library.custom_op(
+    "riglstm::batched_scan",
+    run_forward,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor h, Tensor c, {WEIGHTS}, Tensor? noise_cells, Tensor? noise_views, "
+    f"Tensor? noise_peers, Tensor? live, Tensor? reset, {RULES}, ScalarType product, "
+    f"bool save) -> ({', '.join(['Tensor'] * 13)})",
+)
 
 
 @forward_op.register_fake
@@ -176,7 +155,11 @@ class Saved(NamedTuple):
 
 
 def empty_saved(T: int, h: Tensor, sel: Selection, soft_update: bool) -> Saved:
-    """Unwritten buffers for T steps."""
+    """Unwritten buffers for T steps.
+
+    torch.compile keeps graphs between processes by the names and arguments of operators. Whoever
+    changes these shapes gives `forward_op` another name, or graphs of older versions fail.
+    """
     B, N, d = h.shape
     S, R = sel.K + N, B * rows_per_sample(h.device, sel)
     soft = "soft" in (sel.views, sel.peers)

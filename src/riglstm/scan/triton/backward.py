@@ -1,6 +1,11 @@
-"""Launches of the backward pass: the sequence in pieces, from the end, and what follows each.
+"""Gradients of the `triton` backend: autograd, custom operators, and the backward pass.
 
-Shapes as in `plan.py`; R rows are pairs of step and sequence.
+Both passes are custom operators, as in `batched`: torch.compile sees each as one node, and so does
+whoever else traces a call. What torch does around an operator takes the host most of a millisecond,
+forward and back, so that calls that nobody watches do the operators' work without them.
+
+The backward pass takes the sequence in pieces, from the end. Shapes as in `plan.py`; R rows are
+pairs of step and sequence.
 """
 
 from __future__ import annotations
@@ -12,28 +17,166 @@ import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.base import input_map_gradients
-from riglstm.scan.triton.kernels.backward import backward_kernel, views_kernel
+from riglstm.checks import refuse_batched, refuse_second_backward, refuse_transforms
+from riglstm.scan.base import (
+    RULES,
+    WEIGHTS,
+    asked,
+    handed_out,
+    input_map_gradients,
+    needed,
+    vmap_by_loop,
+)
+from riglstm.scan.triton.forward import forward, plain, whole
+from riglstm.scan.triton.kernels.backward import (
+    backward_kernel,
+    inputs_kernel,
+    lines_kernel,
+    split_kernel,
+    views_kernel,
+)
 from riglstm.scan.triton.kernels.common import interpreted, power_of_two
-from riglstm.scan.triton.kernels.weight_gradients import inputs_kernel, lines_kernel, split_kernel
-from riglstm.scan.triton.launch import Buffer, Launch, Layout, nth, prepare
 from riglstm.scan.triton.plan import (
     PERSISTENT,
-    ROWS_AT_ONCE,
+    Buffer,
+    Launch,
+    Layout,
     Saved,
     Sizes,
     backward_tiles,
+    empty_saved,
+    nth,
     padded,
     precision,
+    prepare,
     programs_on,
+    rounded,
     sizes,
     sizes_back,
     views_tiles,
+    watched,
 )
 from riglstm.selection import Selection
 
+ROWS_AT_ONCE = 1 << 14
+"""Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 PRODUCT_ROWS = 4096
 """Rows of one product for the gradient of weights: what the cells took in is written out for it."""
+
+
+def run_forward(x: Tensor, h: Tensor, c: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """The work of `forward_op`: y, the final h and c, and `Saved`."""
+    weights, (wake, take, reset) = Weights(*given[:6]), given[6:9]
+    sel, (product, save) = Selection(*given[9:18]), given[18:]
+    refuse_transforms("triton")  # in a graph nobody has asked before
+    y, h, c, saved = forward(x, h, c, weights, sel, wake, take, reset, product, save, keep=True)
+    return y, h, c, *saved
+
+
+forward_op = torch.library.custom_op(
+    "riglstm::triton_forward",
+    run_forward,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor h, Tensor c, {WEIGHTS}, Tensor? wake, Tensor? take, Tensor? reset, "
+    f"{RULES}, ScalarType product, bool save) -> ({', '.join(['Tensor'] * 12)})",
+)
+
+
+@forward_op.register_fake
+def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
+    refuse_transforms("triton")
+    W_in, W_q, (*rules, product, save) = args[0], args[4], args[9:]
+    T, (B, _, d) = x.shape[0], h.shape
+    z = sizes(d, Selection(*rules), W_q is not None, product)
+    y = h.new_empty(T, *h.shape)
+    width = 0 if W_in is None else rounded(z, B, x.shape[2], x.dtype, save)
+    low = x.new_empty(T * B, width, dtype=z.held) if width else None
+    return y, h.new_empty(h.shape), c.new_empty(c.shape), *empty_saved(T, B, z, h, save, x=low)
+
+
+def run_backward(*given: Any) -> list[Tensor]:
+    """The work of `backward_op`, whose schema says what is given."""
+    dy, dh, dc, x, h, y, saved = given[:7]
+    weights, sel = Weights(*given[7:13]), Selection(*given[13:22])
+    product, for_input, for_gates = given[22:]
+    needs = Needs(x=for_input, state=True, views=for_input, gates=for_gates)
+    dx, *states, grads = backward(dy, dh, dc, x, h, y, Saved(*saved), weights, sel, product, needs)
+    return [g for g in (*states, *asked(dx, grads, for_input, for_gates)) if g is not None]
+
+
+backward_op = torch.library.custom_op(
+    "riglstm::triton_backward",
+    run_backward,
+    mutates_args=(),
+    schema="(Tensor dy, Tensor dh, Tensor dc, Tensor x, Tensor h, Tensor y, Tensor[] saved, "
+    f"{WEIGHTS}, {RULES}, ScalarType product, bool for_input, bool for_gates) -> Tensor[]",
+)
+
+
+@backward_op.register_fake
+def _(dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, *args: Any) -> list[Tensor]:
+    wanted = asked(x, args[3:9], *args[-2:])
+    return [t.new_empty(t.shape) for t in (dh, dc, *wanted) if t is not None]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, h, c, *rest = inputs
+    weights, masks, (*rules, product, ctx.saves) = rest[:6], rest[6:9], rest[9:]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[3:])
+    # As in `batched`: a graph may have been made without gradients.
+    kept = output[3:] if ctx.saves else (c, *masks)
+    ctx.save_for_backward(x, h, output[0], *weights, *kept)
+    ctx.rules, ctx.product = tuple(rules), product
+
+
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradient of every input of `run_forward`, from those of y and the final h and c."""
+    refuse_batched("triton", *grads)
+    x, h, y, *rest = ctx.saved_tensors
+    weights, kept = rest[:6], rest[6:]
+    if not ctx.saves:
+        c, *masks = kept
+        with torch.no_grad():
+            again = forward_op(x, h, c, *weights, *masks, *ctx.rules, ctx.product, True)
+        kept = again[3:]
+    dy, dh, dc = grads[:3]
+    dy = y.new_zeros(y.shape) if dy is None else dy
+    needs_x, *needs_state = ctx.needs_input_grad[:3]
+    wanted = needed(ctx)
+    if torch.is_grad_enabled() or watched(dy, dh, dc, x, h, y, *rest):
+        # The operator has no derivative of its own, and says why.
+        dh, dc = (h.new_zeros(h.shape) if g is None else g.contiguous() for g in (dh, dc))
+        dh, dc, *out = backward_op(
+            *(dy.contiguous(), dh, dc, x, h, y, kept),
+            *(*weights, *ctx.rules, ctx.product, *wanted),
+        )
+        dx, *dw = handed_out(out, x, weights, *wanted)
+    else:
+        dh, dc = (None if g is None else plain(g) for g in (dh, dc))
+        needs = Needs(needs_x, any(needs_state), *wanted)
+        call = (x, h, y, Saved(*kept), Weights(*weights), Selection(*ctx.rules), ctx.product)
+        dx, dh, dc, dW = backward(plain(dy), dh, dc, *call, needs)
+        dx, *dw = asked(dx, dW, *wanted)
+    states = (g if need else None for g, need in zip((dh, dc), needs_state, strict=True))
+    return dx, *states, *dw, *(None,) * (3 + len(ctx.rules) + 2)
+
+
+class Eager(torch.autograd.Function):
+    """The forward operator's work and gradients, without torch's work around an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = run_forward(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
+
+
+forward_op.register_autograd(_gradients, setup_context=_setup_context)
+backward_op.register_autograd(refuse_second_backward("triton"))
+forward_op.register_vmap(vmap_by_loop(forward_op))
 
 
 class Lines(NamedTuple):
@@ -273,7 +416,15 @@ def backward(
     product: torch.dtype,
     needs: Needs,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Weights]:
-    """Gradients of x, h, c and of every weight, from those of y and, if any, the final state."""
+    """Gradients of x, h, c and of every weight, from those of y and, if any, the final state.
+
+    Nothing here may be recorded for gradients.
+    """
+    if h.is_cuda and h.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(h):
+            return backward(dy, dh, dc, x, h, y, saved, weights, sel, product, needs)
+    # x is read by torch alone, which takes it as it lies.
+    h, weights = plain(h), whole(weights)
     T, B, N, d = y.shape
     W, W_q = weights.W, weights.W_q
     z = sizes_back(sizes(d, sel, W_q is not None, product), saved)

@@ -1,45 +1,279 @@
-"""Launches of the forward pass: packing, the map to views, and the kernel.
+"""The `triton` backend's `scan`, and its forward pass: packing, the map to views, and the kernel.
 
 Shapes as in `plan.py`; R = T · B rows.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+import functools
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from riglstm.cell import Weights
-from riglstm.scan.triton.kernels.common import LINE, interpreted
-from riglstm.scan.triton.launch import Argument, Buffer, Layout
+from riglstm.checks import learns, product_on, untraced
+from riglstm.inputs import begin, flat
+from riglstm.scan.base import BackendError
+from riglstm.scan.triton.kernels.common import LINE, MOST, interpreted, power_of_two
+from riglstm.scan.triton.kernels.pack import (
+    PACKED_COLUMNS,
+    hold_kernel,
+    lines_at_once,
+    pack_kernel,
+)
+from riglstm.scan.triton.kernels.resident import resident_kernel
+from riglstm.scan.triton.kernels.tiled import tiled_kernel
 from riglstm.scan.triton.plan import (
-    ForwardPlan,
+    PERSISTENT,
+    Argument,
+    Buffer,
+    Launch,
+    Layout,
+    Map,
     Saved,
+    Sizes,
     aligned,
     columns,
     empty_saved,
     empty_unit,
-    plan_forward,
+    forward_tiles,
+    has_map,
+    inner_map,
+    inside,
+    map_of,
+    padded,
+    precision,
+    prepare,
+    programs_on,
+    resident_tiles,
     rounded,
     rounds,
+    sizes,
+    watched,
 )
-from riglstm.selection import Selection
+from riglstm.selection import Noise, Selection, choose_cells, weigh_peers, weigh_views
 
+LARGEST = 256
+"""Numbers of a cell."""
 Memory: TypeAlias = Tensor | Buffer
 
 
-class Passing(NamedTuple):
-    """`Saved` for a call without a backward pass: buffers that only kernels see, and woke."""
+def scan(
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Weights,
+    sel: Selection,
+    *,
+    noise: Noise | None = None,
+    live: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    """See `riglstm.scan.scan`."""
+    product = _checked(x.shape[1], h, c, weights, sel)
+    save = learns(x, h, c, *weights)
+    wake = None if live is None else -live.int()  # every bit, or none
+    take = None
+    if noise is not None:
+        sel, wake, take = drawn(sel, noise, wake)
+    masks = (wake, take, reset)
+    if save or watched(x, h, c, *weights):
+        from riglstm.scan.triton.backward import Eager, forward_op
 
-    XH: Memory
-    woke: Tensor
-    act: Memory
-    bits: Memory
-    gates: Memory
-    c: Memory
-    a: Memory
-    unit: Memory
+        h, c = begin(x, h, c, weights, sel)
+        given = (x, h, c, *weights, *masks)
+        run: Any = forward_op if not save or watched(*given) else Eager.apply
+        y, h, c, *kept = run(*given, *flat(sel), product, save)
+        return y, (h, c), Saved(*kept).woke
+    y, h, c, held = forward(x, h, c, weights, sel, *masks, product, save=False, keep=False)
+    return y, (h, c), held.woke
+
+
+def refusal(
+    sel: Selection, d: int, dtype: torch.dtype, device: torch.device, B: int = 1
+) -> str | None:
+    """What the kernels do not support about a problem; None: they run it."""
+    why = _refusal(sel, d, dtype, product_on(device.type, dtype), device.type)
+    return _too_many(sel, d, B) if why is None else why
+
+
+def _too_many(sel: Selection, d: int, B: int) -> str | None:
+    """Whether B sequences are more than the kernels count: numbers of a step are of 32 bits.
+
+    Those are gates, what cells give each other, and slots.
+    """
+    N = sel.N
+    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
+    return f"at most {most} sequences of {N} cells of size {d}, got {B}" if most < B else None
+
+
+def _refusal(
+    sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str
+) -> str | None:
+    """`refusal` of any number of sequences, on a kind of device."""
+    if kind != "cuda" and not interpreted():
+        return f"a CUDA device, got {kind!r}"
+    if not {sel.cells, sel.views, sel.peers} <= {"top", "all", "random"}:
+        got = f"cells={sel.cells!r}, views={sel.views!r}, peers={sel.peers!r}"
+        return f"cells, views and peers that are 'top', 'all' or 'random', got {got}"
+    if max(sel.N, sel.K) > MOST:
+        return f"at most {MOST} cells and {MOST} views, got {sel.N} and {sel.K}"
+    if d > LARGEST:
+        return f"cells of size {LARGEST} at most, got {d}"
+    if dtype != torch.float32 or product not in (torch.float32, torch.bfloat16):
+        return f"float32, or bfloat16 under autocast, got {dtype} and products in {product}"
+    return None
+
+
+@untraced
+def _checked(
+    B: int, h: Tensor | None, c: Tensor | None, weights: Weights, sel: Selection
+) -> torch.dtype:
+    """The dtype of products; raises for what the kernels do not support."""
+    like, N, d = weights.W if h is None else h, sel.N, weights.W.shape[2] // 4
+    kind = "cuda" if like.is_cuda else like.device.type
+    product = product_on(kind, like.dtype)
+    why = _refusal(sel, d, like.dtype, product, kind)
+    if why is not None:
+        raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
+    if (why := _too_many(sel, d, B)) is not None:
+        raise BackendError(
+            f"backend='triton' needs {why}; run them in parts, or use backend='batched' or 'auto'"
+        )
+    for name, state in (("h", h), ("c", c)):
+        # Kernels would read what lies behind it.
+        if state is not None and state.shape != (B, N, d):
+            got = tuple(state.shape)
+            raise ValueError(f"{name} must be (B, N, d) = {(B, N, d)}, got {got}; give all of it")
+    return product
+
+
+def drawn(
+    sel: Selection, noise: Noise, wake: Tensor | None
+) -> tuple[Selection, Tensor | None, Tensor | None]:
+    """What `random` rules choose, as masks under which the rules that are left take everything.
+
+    They rank the noise, which is there before the first step. The masks have a bit for each cell
+    that may wake, (T, B), of those in `wake`, and one for each slot that a cell may take in,
+    (T, B, N); None: all.
+    """
+    rules: dict[str, Any] = {n: "all" for n, draw in noise._asdict().items() if draw is not None}
+    take = None
+    if noise.cells is not None:
+        chosen = _bits(choose_cells(noise.cells, sel, noise.cells))
+        wake = chosen if wake is None else wake & chosen
+    if noise.views is not None:
+        take = _bits(weigh_views(noise.views, sel, noise.views)) | -1 << sel.K
+    if noise.peers is not None:
+        heard = _bits(weigh_peers(noise.peers, sel, noise.peers)) << sel.K | (1 << sel.K) - 1
+        take = heard if take is None else take & heard
+    return replace(sel, **rules), wake, take
+
+
+def _bits(chosen: Tensor) -> Tensor:
+    """A mask (..., n) as whole numbers (...), a bit each."""
+    n = torch.arange(chosen.shape[-1], dtype=torch.int32, device=chosen.device)
+    return (chosen.int() << n).sum(-1, dtype=torch.int32)
+
+
+class ForwardPlan(NamedTuple):
+    """All of a forward pass that does not depend on a call's numbers or its length."""
+
+    z: Sizes
+    tile: dict[str, Any]
+    by_gate: bool
+    """True for the resident kernel, whose tiles have other columns, and so another number."""
+    direct: bool
+    """True if torch's product that gives the views writes them to XH: they have no gaps there."""
+    map: Map | None
+    """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
+    hold: Launch
+    pack: Launch
+    pack_programs: int
+    inside: bool
+    """True if the forward kernel maps the input of all steps but the first two."""
+    phases: dict[int, Launch]
+    """The forward kernel, by PHASE."""
+    programs: int
+    """Of a launch; in the interpreter, where programs do both, of `gates` alone."""
+    layouts: dict[tuple[int, bool, bool], tuple[Layout, int]]
+    """Buffers by T, and whether a call keeps what it works with and is given a state."""
+
+
+@functools.lru_cache(256)
+def plan_forward(
+    sel: Selection,
+    B: int,
+    d: int,
+    device: torch.device,
+    product: torch.dtype,
+    rounded: bool,
+    query: int,
+    D: int | None,
+    save: bool,
+) -> ForwardPlan:
+    """Cached by everything that it depends on; `rounded` is what `rounds(product)` says.
+
+    `query` are the dimensions of W_q, 0 where there is none. D are the features that are mapped to
+    views, None: the input is cut into views.
+    """
+    z = sizes(d, sel, query > 0, product)
+    kept = resident_tiles(z, B, device)
+    N, tile = z.N, kept or forward_tiles(z, B, device)
+    own = z.dtype == z.held
+    ours = None if D is None or not has_map(z, D) else map_of(z, D, device)
+    direct = own and D is not None and z.d == z.P and ours is None
+    # Where scores find views: a row has so many slots of P numbers.
+    if direct or (own and ours is not None):
+        slots, P = z.S, z.P  # in XH
+    elif ours is not None:
+        slots, P = z.K, z.P  # apart, with the gaps of XH
+    else:
+        slots, P = z.K, d
+    constants = dict(
+        N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
+        X_ROW=slots * P, X_SLOT=P,
+        K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
+        K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
+        WIDE=interpreted(), **tile,
+    )  # fmt: skip
+    mapping = ours is not None and inside(z, B, ours.D)
+    if kept is None:
+        constants |= inner_map(ours if mapping else None, z, tile, device)
+    apart = tile.get("APART", False)
+    options: dict[int, dict[str, Any]] = {15: PERSISTENT}
+    if interpreted():
+        options = {7: {}, 8: {}} if apart else {1: {}, 2: {}, 8: {}}
+    kernel = tiled_kernel if kept is None else resident_kernel
+    phases = {
+        phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
+    }
+    by_gate, BN, features = kept is not None, tile["BN"], 0 if ours is None else ours.D
+    per_cell = columns(z, BN, by_gate)
+    tiles = N * per_cell * -(-B // tile["BM"])
+    if apart:
+        # Not one less than that: sequences would have nobody to select for them.
+        programs = tiles + -(-B // tile["RB"])
+    else:
+        # Where the kernel maps its input, those without a tile do it.
+        most = None if mapping else max(tiles, B)
+        programs = tiles if interpreted() else programs_on(device, most)
+    hold = prepare(
+        hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=padded(z.P),
+        BH=power_of_two(N * d),
+    )  # fmt: skip
+    BW = power_of_two(z.K * z.P)
+    pack = prepare(
+        pack_kernel, N=N, K=z.K, d=d, P=z.P, G=z.G, D=features, BN=BN, BP=padded(z.P), BW=BW,
+        TILES=per_cell, PER_CELL=query == 3, BY_GATE=by_gate,
+    )  # fmt: skip
+    packing = N * per_cell * (BN // PACKED_COLUMNS) + -(-features // lines_at_once(BW))
+    return ForwardPlan(
+        *(z, tile, by_gate, direct, ours, hold, pack, packing, mapping, phases, programs),
+        layouts={},
+    )
 
 
 class Working(NamedTuple):
@@ -47,8 +281,9 @@ class Working(NamedTuple):
 
     XH: Memory
     unit: Memory
-    passing: Passing | None
-    """The rest of it, but where it is kept: that is made after the map is launched."""
+    passing: Saved | None
+    """The rest of it, and buffers that only kernels see; None where it is kept: that is made after
+    the map is launched."""
     zeros: int
     """Integers from the counter on that must be zero: the counts lie behind it."""
     W: Memory
@@ -94,8 +329,8 @@ def working(T: int, B: int, plan: ForwardPlan, like: Tensor, keep: bool, begun: 
         unit = empty_unit(T, B, z, like)
         return Working(XH, unit, None, zeros, *made)
     woke = like.new_empty(T, B, z.N, dtype=torch.bool)
-    # Gates, c and a are neither written nor read then: any address will do.
-    passing = Passing(XH, woke, act, bits, XH, XH, XH, unit)
+    # Gates, c, a and x are neither written nor read then: any address will do.
+    passing = Saved(XH, woke, act, bits, XH, XH, XH, unit, XH)  # type: ignore[arg-type]
     return Working(XH, unit, passing, zeros, *made)
 
 
@@ -194,51 +429,6 @@ def whole(weights: Weights) -> Weights:
     return weights
 
 
-def run(
-    x: Tensor,
-    h: Tensor | None,
-    c: Tensor | None,
-    weights: Weights,
-    sel: Selection,
-    wake: Tensor | None,
-    take: Tensor | None,
-    reset: Tensor | None,
-    product: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y (T, B, N, d), final h and c, and who woke: `on_device`, with nothing kept."""
-    given = (x, h, c, weights, sel, wake, take, reset, product)
-    y, h, c, held = on_device(*given, save=False, keep=False)
-    return y, h, c, held.woke
-
-
-def on_device(
-    x: Tensor,
-    h: Tensor | None,
-    c: Tensor | None,
-    weights: Weights,
-    sel: Selection,
-    wake: Tensor | None,
-    take: Tensor | None,
-    reset: Tensor | None,
-    product: torch.dtype,
-    save: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
-    """`forward` on the tensors' device, with tensors that lie in memory as the kernels want them.
-
-    The final h is a tensor of its own. Nothing here may be recorded for gradients.
-    """
-    W = weights.W
-    if W.is_cuda and W.get_device() != torch.cuda.current_device():
-        with torch.cuda.device_of(W):
-            return on_device(x, h, c, weights, sel, wake, take, reset, product, save, keep)
-    h, c = None if h is None else plain(h), None if c is None else plain(c)
-    wake, take, reset = (None if m is None else m.contiguous() for m in (wake, take, reset))
-    given = (plain(x), h, c, whole(weights), sel, wake, take, reset, product)
-    y, h, c, held = forward(*given, save, keep)
-    return y, h.clone(), c, held
-
-
 def forward(
     x: Tensor,
     h: Tensor | None,
@@ -250,14 +440,22 @@ def forward(
     reset: Tensor | None,
     product: torch.dtype,
     save: bool,
-    keep: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Saved | Passing]:
-    """y (T, B, N, d), the final h, which is a part of y, and c, and what kernels left.
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Saved]:
+    """y (T, B, N, d), the final h and c, and what kernels left.
 
-    Without h and c they are zero. `wake` and `take` are those of `riglstm.scan.triton.drawn`: bits
-    of cells that may wake, and of slots that each may take in. What is left is `Saved` if it is to
-    be kept; with `save` it is all that a backward pass needs, and otherwise some of it is empty.
+    Without h and c they are zero. `wake` and `take` are those of `drawn`: bits of cells that may
+    wake, and of slots that each may take in. What is left has with `save` all that a backward pass
+    needs; otherwise some of it is empty, and without `keep` it is buffers that only kernels see.
+    Nothing here may be recorded for gradients.
     """
+    W = weights.W
+    if W.is_cuda and W.get_device() != torch.cuda.current_device():
+        with torch.cuda.device_of(W):
+            return forward(x, h, c, weights, sel, wake, take, reset, product, save, keep)
+    x, weights = plain(x), whole(weights)
+    h, c = None if h is None else plain(h), None if c is None else plain(c)
+    wake, take, reset = (None if m is None else m.contiguous() for m in (wake, take, reset))
     like = weights.W if h is None else h
     T, B, _ = x.shape
     N, d, W_q = sel.N, weights.W.shape[2] // 4, weights.W_q
@@ -277,7 +475,7 @@ def forward(
     # launched, the host is what a call waits for.
     pack(weights, plan, work, c_n, work.zero if h is None else None, c)
     X = write_views(x, h, weights, plan, work)
-    held: Saved | Passing | None = work.passing
+    held = work.passing
     if held is None:
         # Of the input, numbers of a row that are kept.
         width = rounded(z, B, D, x.dtype, save) if D else 0
@@ -292,7 +490,7 @@ def forward(
     source: tuple[Argument, ...] = () if plan.by_gate else (*(None,) * 5, T)
     if plan.inside and plan.map is not None:
         assert keep or not save, "the kernel keeps all steps of what it rounds"
-        kept = held.x if isinstance(held, Saved) and held.x.numel() else work.x
+        kept = held.x if keep and held.x.numel() else work.x
         halves, same = plan.map.halving is not None, x.dtype == work.lines.dtype
         of_input = (work.x, work.x_size) if halves else (x, None)
         source = (*of_input, work.lines, weights.b_in, None if halves or same else kept, T)
@@ -316,4 +514,4 @@ def forward(
         run(8, B, T, T)
     else:
         run(15, plan.programs, 0, T)
-    return y, y[-1], c_n, held
+    return y, y[-1].clone(), c_n, held

@@ -31,9 +31,9 @@ from riglstm.inputs import of_shape
 from riglstm.parameters import NAMES
 from riglstm.scan import Backend, resolve
 from riglstm.scan.base import State
-from riglstm.scan.triton.forward import run
+from riglstm.scan.triton.forward import forward
 from riglstm.scan.triton.kernels.common import KNOWN
-from riglstm.scan.triton.launch import Buffer, Launched, recorded, watched
+from riglstm.scan.triton.plan import Buffer, Launched, recorded, watched
 from riglstm.selection import Selection
 
 MOST = 16
@@ -251,9 +251,11 @@ def record(x: Tensor, hx: State | None, checked: Checked) -> tuple[Made | None, 
     h, c = (None, None) if hx is None else (s.view(B, sel.N, d) for s in hx)
     product = product_on("cuda", torch.float32)
     with recorded() as launches:
-        y, h_n, c_n, woke = run(x, h, c, weights, sel, None, None, None, product)
+        y, h_n, c_n, held = forward(
+            *(x, h, c, weights, sel, None, None, None, product), save=False, keep=False
+        )
     made = y.flatten(2), (of_shape(h_n, 1, B, H), of_shape(c_n, 1, B, H))
-    return made, _recording(launches, (y, c_n, x, h, c, *weights), woke, (T, B, H), checked)
+    return made, _recording(launches, (y, c_n, x, h, c, *weights), held.woke, (T, B, H), checked)
 
 
 def _recording(

@@ -1,4 +1,6 @@
-"""Sizes, tiles and kernels of a call of the `triton` backend: what its numbers do not change.
+"""What a call of the `triton` backend is planned with: sizes, tiles, buffers and launches.
+
+None of it depends on a call's numbers, and most is computed once for a kind of call.
 
 Shapes: T steps, B sequences, D input features, N cells of size d, K views, S = K + N slots,
 G = 4 or 5 gates (W_q Q is the fifth), P: d rounded up to 16 bytes, L: G·d to whole pieces. A tile
@@ -8,23 +10,23 @@ takes at a time in the row-wise half of a step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from triton import knobs
+from triton.runtime.driver import driver
 
+from riglstm import checks
 from riglstm.scan.triton.kernels.common import KNOWN, SLOTS, interpreted, lines_of, power_of_two
-from riglstm.scan.triton.kernels.input_map import halve_kernel, lines_at_once, map_kernel
-from riglstm.scan.triton.kernels.pack import COLUMNS, hold_kernel, pack_kernel
-from riglstm.scan.triton.kernels.resident import resident_kernel
-from riglstm.scan.triton.kernels.tiled import tiled_kernel
-from riglstm.scan.triton.launch import Launch, Layout, prepare
+from riglstm.scan.triton.kernels.pack import halve_kernel, map_kernel
 from riglstm.selection import Selection
 
-ROWS_AT_ONCE = 1 << 14
-"""Rows (pairs of step and sequence) in a piece of the backward pass: 200 MB at the paper's size."""
 PIECE = 64
 """Numbers of D5 and its weights that products take at a time, at the least: 128 bytes in halves."""
 FEW = 64
@@ -405,99 +407,170 @@ def inner_map(
     return {"D": D, "IN_ROW": row, "LOW_ROW": aligned(D, z.held), "IN_BK": 64, "IN_STAGES": many}
 
 
-class ForwardPlan(NamedTuple):
-    """All of a forward pass that does not depend on a call's numbers or its length."""
+class Buffer:
+    """Memory that only kernels see: Triton takes whatever has a dtype and a `data_ptr`."""
 
-    z: Sizes
-    tile: dict[str, Any]
-    by_gate: bool
-    """True for the resident kernel, whose tiles have other columns, and so another number."""
-    direct: bool
-    """True if torch's product that gives the views writes them to XH: they have no gaps there."""
-    map: Map | None
-    """For products in bfloat16 and in halves; otherwise the map to views is torch's."""
-    hold: Launch
-    pack: Launch
-    pack_programs: int
-    inside: bool
-    """True if the forward kernel maps the input of all steps but the first two."""
-    phases: dict[int, Launch]
-    """The forward kernel, by PHASE."""
-    programs: int
-    """Of a launch; in the interpreter, where programs do both, of `gates` alone."""
-    layouts: dict[tuple[int, bool, bool], tuple[Layout, int]]
-    """Buffers by T, and whether a call keeps what it works with and is given a state."""
+    __slots__ = ("address", "dtype", "memory")
+
+    def __init__(self, dtype: torch.dtype, address: int, memory: Tensor) -> None:
+        self.dtype, self.address = dtype, address
+        self.memory = memory
+        """What it is a part of, which must not be freed before."""
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
-@functools.lru_cache(256)
-def plan_forward(
-    sel: Selection,
-    B: int,
-    d: int,
-    device: torch.device,
-    product: torch.dtype,
-    rounded: bool,
-    query: int,
-    D: int | None,
-    save: bool,
-) -> ForwardPlan:
-    """Cached by everything that it depends on; `rounded` is what `rounds(product)` says.
+Argument: TypeAlias = Tensor | Buffer | int | None
 
-    `query` are the dimensions of W_q, 0 where there is none. D are the features that are mapped to
-    views, None: the input is cut into views.
+
+def nth(of: Tensor | Buffer, i: int, size: int) -> Tensor | Buffer:
+    """The i-th of equal parts of a buffer, `size` numbers each; as a tensor, its i-th element."""
+    if isinstance(of, Tensor):
+        return of[i]
+    return Buffer(of.dtype, of.address + i * size * of.dtype.itemsize, of.memory)
+
+
+class Layout:
+    """Buffers of these dtypes and shapes, to be had in one allocation.
+
+    An allocation takes the host microseconds, and so does each view of one as a tensor: a call of
+    one step would spend more on its buffers than on its arithmetic.
     """
-    z = sizes(d, sel, query > 0, product)
-    kept = resident_tiles(z, B, device)
-    N, tile = z.N, kept or forward_tiles(z, B, device)
-    own = z.dtype == z.held
-    ours = None if D is None or not has_map(z, D) else map_of(z, D, device)
-    direct = own and D is not None and z.d == z.P and ours is None
-    # Where scores find views: a row has so many slots of P numbers.
-    if direct or (own and ours is not None):
-        slots, P = z.S, z.P  # in XH
-    elif ours is not None:
-        slots, P = z.K, z.P  # apart, with the gaps of XH
-    else:
-        slots, P = z.K, d
-    constants = dict(
-        N=N, K=z.K, d=d, P=z.P, G=z.G, SCALE=sel.update_scale,
-        X_ROW=slots * P, X_SLOT=P,
-        K_a=N if sel.cells == "all" else sel.K_a, K_x=z.K if sel.views == "all" else sel.K_x,
-        K_h=N if sel.peers == "all" else sel.K_h, SAVE=save, PRECISION=precision(product),
-        WIDE=interpreted(), **tile,
-    )  # fmt: skip
-    mapping = ours is not None and inside(z, B, ours.D)
-    if kept is None:
-        constants |= inner_map(ours if mapping else None, z, tile, device)
-    apart = tile.get("APART", False)
-    options: dict[int, dict[str, Any]] = {15: PERSISTENT}
-    if interpreted():
-        options = {7: {}, 8: {}} if apart else {1: {}, 2: {}, 8: {}}
-    kernel = tiled_kernel if kept is None else resident_kernel
-    phases = {
-        phase: prepare(kernel, **constants, PHASE=phase, **more) for phase, more in options.items()
-    }
-    by_gate, BN, features = kept is not None, tile["BN"], 0 if ours is None else ours.D
-    per_cell = columns(z, BN, by_gate)
-    tiles = N * per_cell * -(-B // tile["BM"])
-    if apart:
-        # Not one less than that: sequences would have nobody to select for them.
-        programs = tiles + -(-B // tile["RB"])
-    else:
-        # Where the kernel maps its input, those without a tile do it.
-        most = None if mapping else max(tiles, B)
-        programs = tiles if interpreted() else programs_on(device, most)
-    hold = prepare(
-        hold_kernel, N=N, K=z.K, S=z.S, d=d, P=z.P, BK=power_of_two(z.K), BP=padded(z.P),
-        BH=power_of_two(N * d),
-    )  # fmt: skip
-    BW = power_of_two(z.K * z.P)
-    pack = prepare(
-        pack_kernel, N=N, K=z.K, d=d, P=z.P, G=z.G, D=features, BN=BN, BP=padded(z.P), BW=BW,
-        TILES=per_cell, PER_CELL=query == 3, BY_GATE=by_gate,
-    )  # fmt: skip
-    packing = N * per_cell * (BN // COLUMNS) + -(-features // lines_at_once(BW))
-    return ForwardPlan(
-        *(z, tile, by_gate, direct, ours, hold, pack, packing, mapping, phases, programs),
-        layouts={},
+
+    def __init__(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> None:
+        self.wanted, self.starts, self.size = wanted, list[tuple[torch.dtype, int]](), 0
+        for dtype, shape in wanted:
+            self.starts.append((dtype, self.size))
+            self.size += -(-math.prod(shape) * dtype.itemsize // 128) * 128
+
+    def make(self, like: Tensor) -> list[Tensor] | list[Buffer]:
+        """All of them, unwritten, where `like` is."""
+        # Of its dtype, whatever that is: torch takes twice as long where it is told another.
+        return self.cut(like.new_empty(self.size // like.itemsize))
+
+    def cut(self, memory: Tensor) -> list[Tensor] | list[Buffer]:
+        """All of them, in memory of `size` bytes."""
+        if interpreted():
+            memory = memory.view(torch.uint8)
+            return [
+                memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                for (dtype, start), (_, shape) in zip(self.starts, self.wanted, strict=True)
+            ]
+        first = memory.data_ptr()
+        return [Buffer(dtype, first + start, memory) for dtype, start in self.starts]
+
+
+class Launch:
+    """A kernel with its constants; what Triton compiled is cached by kinds of arguments.
+
+    The kernel's whole numbers must not be specialized, and all constants come after its arguments.
+    Of a call that took half a millisecond, Triton spent a fifth on finding the kernel that it had
+    compiled for just such arguments: by a text of fifty of them. Here a tuple of what matters does.
+    """
+
+    def __init__(self, kernel: Any, constants: Mapping[str, Any]) -> None:
+        self.kernel, self.constants = kernel, constants
+        self.rest = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self.ready: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, grid: tuple[int, ...], arguments: Sequence[Argument]) -> None:
+        """`kernel[grid](*arguments, **constants)`, on the current device."""
+        if interpreted():
+            self.kernel[grid](*arguments, **self.constants)
+            return
+        device = torch.cuda.current_device()
+        kinds: list[Any] = [device]
+        values: list[int | None] = []
+        here = True
+        argument: Any  # of a type that is looked up, and not asked for by isinstance
+        for argument in arguments:
+            what = type(argument)
+            if what is Buffer:
+                kinds.append(argument.dtype)
+                values.append(argument.address)
+            elif argument is None:
+                kinds.append(None)
+                values.append(None)
+            elif what is int:
+                kinds.append(argument < 2**31)
+                values.append(argument)
+            else:
+                # Triton compiles for a type, and whether an address is a multiple of 16.
+                address = argument.data_ptr()
+                kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
+                values.append(address)
+                if argument.get_device() != device:
+                    here = False
+        key = tuple(kinds)
+        compiled = self.ready.get(key)
+        if compiled is None:
+            compiled = self.kernel[grid](*arguments, **self.constants)
+            if compiled is not None:  # a hook of Triton's may keep it
+                self.ready[key] = compiled
+        elif here and KNOWN and not hooked():  # of a tensor elsewhere, Triton says so
+            stream = driver.active.get_current_stream(device)
+            compiled.run(
+                *(*(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata),
+                *(None, None, None, *values, *self.rest),  # nothing for hooks, and no hooks
+            )
+        else:
+            compiled[(*grid, 1, 1)[:3]](*arguments, *self.rest)
+        if (records := getattr(_RECORDS, "launches", None)) is not None:
+            records.append(Launched(grid, tuple(arguments), compiled, self.rest))
+
+
+class Launched(NamedTuple):
+    """A launch that was made."""
+
+    grid: tuple[int, ...]
+    arguments: tuple[Argument, ...]
+    compiled: Any
+    rest: tuple[Any, ...]
+    """The constants."""
+
+
+_RECORDS = threading.local()
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Launched]]:
+    """The launches that this thread makes meanwhile.
+
+    Those of another layer's call in the midst, a finalizer's say, are its own if it records, too.
+    """
+    before, launches = getattr(_RECORDS, "launches", None), list[Launched]()
+    _RECORDS.launches = launches
+    try:
+        yield launches
+    finally:
+        _RECORDS.launches = before
+
+
+def hooked() -> bool:
+    """True if a profiler is to hear of launches through Triton."""
+    runtime = knobs.runtime
+    return bool(
+        getattr(runtime.launch_enter_hook, "calls", True)
+        or getattr(runtime.launch_exit_hook, "calls", True)
     )
+
+
+def watched(*tensors: Tensor | None) -> bool:
+    """True if anybody of `checks.watched`, or a launch hook, is to see what is done.
+
+    Then a call goes through torch's operators, and a launch through Triton.
+    """
+    return checks.watched(*tensors) or hooked()
+
+
+_LAUNCHES: dict[tuple[Any, ...], Launch] = {}
+"""By kernel and constants; as many as there are kernels to compile."""
+
+
+def prepare(kernel: Any, **constants: Any) -> Launch:
+    """The one `Launch` of a kernel with these constants."""
+    key = (id(kernel), *constants.items())
+    if key not in _LAUNCHES:
+        _LAUNCHES[key] = Launch(kernel, constants)
+    return _LAUNCHES[key]

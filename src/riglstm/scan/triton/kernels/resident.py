@@ -33,11 +33,11 @@ from riglstm.scan.triton.kernels.common import (
     _LINE,
     _SLOTS,
     arrive,
+    awake_before,
     cell,
     wait,
     wait_each,
 )
-from riglstm.scan.triton.kernels.polling import awake_before
 from riglstm.scan.triton.kernels.select import finish, prefetch_views, rows_phase, rows_step
 
 

@@ -28,12 +28,15 @@ from riglstm.scan.triton.kernels.common import (
     _FRESH,
     _MOST,
     _SLOTS,
+    awake_before,
     best,
     comparable,
     fetch,
     in_registers,
     lines_of,
+    poll_vectors,
     products,
+    put_mark,
     read,
     score,
     sigmoid,
@@ -42,7 +45,6 @@ from riglstm.scan.triton.kernels.common import (
     wait,
     write,
 )
-from riglstm.scan.triton.kernels.polling import awake_before, poll_vectors, put_mark
 
 _PART = tl.constexpr(16)
 
@@ -56,7 +58,7 @@ def finish(
     """Eqs. (20)-(21): the pieces of the cells' states before step t, also written to y.
 
     With `act`, which is what `awake_before` says, no barrier comes before: h~ and W_q Q are polled
-    for here (`polling.py`).
+    for here (`poll_vectors`).
     """
     size = tl.cast(B, tl.int64) * (N * d)
     there = b < B

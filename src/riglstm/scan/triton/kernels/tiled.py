@@ -1,7 +1,7 @@
 """Tiled forward kernel: all steps of a sequence in one launch, for any number of sequences.
 
 Each step has two phases, with a barrier of the whole grid after each, or after the first alone,
-where `select` polls for what it needs (`polling.py`). `select` takes RB sequences at a time: it
+where `select` polls for what it needs (`poll_vectors`). `select` takes RB sequences at a time: it
 finishes the state of the step before, Eqs. (20)-(21), scores and ranks, Eqs. (13)-(16). `gates`
 takes a tile: BM sequences, and some units of one cell with all their gates, or some of its W_q Q,
 Eqs. (1)-(6), (18), (19). What a cell does not take in is not even loaded.
@@ -18,6 +18,7 @@ import triton.language as tl
 from riglstm.scan.triton.kernels.common import (
     _LINE,
     _PIECE,
+    awake_before,
     cell,
     column_unit,
     dealt,
@@ -26,8 +27,7 @@ from riglstm.scan.triton.kernels.common import (
     quarters,
     wait,
 )
-from riglstm.scan.triton.kernels.input_map import map_ahead, round_rows
-from riglstm.scan.triton.kernels.polling import awake_before
+from riglstm.scan.triton.kernels.pack import map_ahead, round_rows
 from riglstm.scan.triton.kernels.select import finish, prefetch_views, rows_many, rows_phase
 
 
