@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +274,7 @@ def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = "import sys; sys.exit('the disk is full')"
-    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", (sys.executable, "-c", script))
+    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", script))
     results, runs = tmp_path / "results", tmp_path / "runs"
     words = ["sweep", str(tiny), "--results", str(results), "--out", str(runs), "--device", "cpu"]
     assert main([*words, "--models", "lstm", "--trials", "0"]) == 2
