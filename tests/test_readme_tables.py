@@ -353,7 +353,7 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
         {"4x4": 0.5, "5x5": 0.25},
     )
     export(run, folder / "weights" / "digits.safetensors")
-    for wanted in readme._wanted([], folder / "weights"):
+    for wanted in readme._wanted(folder, [], folder / "weights"):
         caption = wanted.draw().caption
         assert "riglstm, seed 3, " in caption
         assert caption.endswith(" Weights averaged over updates, by 0.9.") == (average is not None)
@@ -444,9 +444,9 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
         run = finish(folder / model, on_digits(model), {"4x4": 0.5, "5x5": 0.25})
         export(run, folder / "weights" / f"{model}.safetensors")
         figures = [f"{model}-{kind}.png" for kind in seen]
-        assert [w.name for w in readme._wanted([], folder / "weights") if model in w.name] == (
-            figures
-        )
+        assert [
+            w.name for w in readme._wanted(folder, [], folder / "weights") if model in w.name
+        ] == (figures)
 
 
 def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:

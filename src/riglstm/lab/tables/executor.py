@@ -56,7 +56,7 @@ TO_BEGIN = 60.0
 """Seconds that have to be left for another run to be begun: loading and compiling take some."""
 TO_SAVE = 15.0
 """Seconds before the deadline at which runs are asked to stop that have not done so themselves."""
-POLL = 0.2
+POLL = 0.5
 """Seconds between two looks at signals, the clock, and processes that have died."""
 ASKED = (0, STOPPED, -signal.SIGTERM)
 """Exit codes of a run that was asked to stop; the last one's, before it could listen."""
