@@ -160,7 +160,7 @@ def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop_on_ray_too
     make_by(monkeypatch, lambda name: ("" if ray.stop.wait(20) else "not asked", False))
     monkeypatch.setattr("riglstm.lab.tables.executor.TO_SAVE", 1.0)
     ends: list[Ended] = []
-    OnRay(deadline=Deadline.after(2 / 60), progress=False).run(jobs(tmp_path, "a"), ends.append)
+    OnRay(deadline=Deadline.after(4 / 60), progress=False).run(jobs(tmp_path, "a"), ends.append)
     assert [end.error for end in ends] == [""]
 
 
