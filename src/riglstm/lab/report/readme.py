@@ -247,7 +247,7 @@ def _slices(space: str, what: Slices) -> Wanted:
     }
 
     def draw() -> Picture:
-        return Picture(**words, png=png(draw_slices(what)))
+        return Picture(words["title"], words["caption"], words["alt"], png(draw_slices(what)))
 
     return Wanted(f"{space}{TRIALS}", _digest([what, words]), draw)
 

@@ -203,11 +203,11 @@ def _end(ray: Any, task: Any, job: Job) -> Ended | None:
         return Ended(job, lines[-1].strip() if lines else type(error).__name__)
     if said is None:
         return None
-    error, finished = said
+    words, finished = said
     until = time.monotonic() + SEEN
     while finished and not is_over(job.folder) and time.monotonic() < until:
         time.sleep(POLL)
-    return Ended(job, error)
+    return Ended(job, words)
 
 
 # The task, on a node: of this package it may use what is in the modules of `by_value` alone.

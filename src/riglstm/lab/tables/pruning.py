@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.result import Record, read_record
@@ -20,7 +21,8 @@ MEDIAN = "median"
 """A trial stops whose best figure is worse than the median of the others at that evaluation."""
 
 
-class Pruner(NamedTuple):
+@dataclass(frozen=True)
+class Pruner:
     """Optuna's median rule, with its own default: none is judged by fewer than five others."""
 
     groups: Sequence[Sequence[Path]]
