@@ -371,7 +371,7 @@ def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
     # A table whose runs have all failed is there, too, and has no figure to draw.
     only = block(tables([failed]))
     assert cells(only, "RigLSTM")[2:5] == ["0, 1 failed", "–", "–"]
-    assert not list(readme._wanted(tables([failed]), Path("none")))
+    assert not list(readme._wanted(Path("none"), tables([failed]), Path("none")))
 
 
 def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not() -> None:
