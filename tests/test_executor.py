@@ -61,7 +61,7 @@ def jobs(root: Path, names: str) -> list[Job]:
 def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """In place of a run: a program that is told its folder, and knows when stdin ends."""
     start = "import json, os, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
-    monkeypatch.setattr(executor, "WORKER", (sys.executable, "-c", start + script))
+    monkeypatch.setattr(executor, "WORKER", ("-c", start + script))
 
 
 @pytest.fixture
@@ -294,7 +294,8 @@ def test_a_run_that_is_out_of_time_is_the_last(
 def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path: Path) -> None:
     wanted = planned(tmp_path / "run", updates=10**6, log_every=5, evaluate_every=10**6)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(executor.WORKER, **pipes, stderr=subprocess.STDOUT)
+    command = (sys.executable, *executor.WORKER)
+    process = subprocess.Popen(command, **pipes, stderr=subprocess.STDOUT)
     assert process.stdin is not None
     assert process.stdout is not None
     make = partial(attempt, wanted, partial(run, jobs=2))

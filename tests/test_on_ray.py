@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -21,13 +21,16 @@ from riglstm.lab.cli.engine import Engine, place
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import on_ray, reproduce
 from riglstm.lab.tables.executor import Ended, Job
-from riglstm.lab.tables.on_ray import OnRay, Outcome
+from riglstm.lab.tables.on_ray import OnRay
 from riglstm.lab.tables.overview import Overview
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
+
+Outcome: TypeAlias = tuple[str, bool] | None
+DONE = ("", True)
 
 
 class RayError(Exception):
@@ -41,6 +44,7 @@ class TaskCancelledError(RayError):
 class FakeRay:
     """As much of Ray as the engine uses: a cluster of one node with two cores."""
 
+    cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)
     exceptions = SimpleNamespace(RayError=RayError, TaskCancelledError=TaskCancelledError)
 
     def __init__(self) -> None:
@@ -102,8 +106,8 @@ def jobs(root: Path, names: str) -> list[Job]:
     return [Job(f"run {name}", root / name, print) for name in names]
 
 
-def make_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Outcome | None]) -> None:
-    monkeypatch.setattr(on_ray, "make_run", lambda job, *_: make(job.folder.name))
+def make_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Outcome]) -> None:
+    monkeypatch.setattr(on_ray, "make_run", lambda driver, label, folder, *_: make(folder.name))
 
 
 def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
@@ -112,10 +116,10 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def make(name: str) -> Outcome | None:
+    def make(name: str) -> Outcome:
         if name == "c":
             raise RayError("a long story\n  and the node has died\n")
-        return None if name == "d" else Outcome("no memory" if name == "b" else "")
+        return None if name == "d" else ("no memory" if name == "b" else "", False)
 
     make_by(monkeypatch, make)
     ends: list[Ended] = []
@@ -123,7 +127,7 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
     found = {end.job.folder.name: end.error for end in ends}
     assert found == {"a": "", "b": "no memory", "c": "and the node has died"}
     share = {"num_cpus": 2, "num_gpus": 0.25, "max_retries": on_ray.TRIES}
-    assert ray.shares == [share] * 4
+    assert ray.shares == [share]
     # There was none to connect to, and the file that nodes look for is gone.
     assert ray.address == "local"
     assert list(tmp_path.iterdir()) == []
@@ -141,7 +145,7 @@ def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
             os.kill(os.getpid(), signal.SIGINT)
         assert ray.stop.wait(20)
         saved.append(name)
-        return Outcome()
+        return "", False
 
     make_by(monkeypatch, make)
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
@@ -153,10 +157,10 @@ def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
 def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop_on_ray_too(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_by(monkeypatch, lambda name: Outcome("" if ray.stop.wait(20) else "it was not asked"))
+    make_by(monkeypatch, lambda name: ("" if ray.stop.wait(20) else "not asked", False))
     monkeypatch.setattr("riglstm.lab.tables.executor.TO_SAVE", 1.0)
     ends: list[Ended] = []
-    OnRay(deadline=Deadline.after(2 / 60), progress=False).run(jobs(tmp_path, "a"), ends.append)
+    OnRay(deadline=Deadline.after(4 / 60), progress=False).run(jobs(tmp_path, "a"), ends.append)
     assert [end.error for end in ends] == [""]
 
 
@@ -175,15 +179,16 @@ def test_a_cluster_that_does_not_answer_is_told_of(
 def driver(root: Path, **changes: Any) -> on_ray.Driver:
     token = root / "token"
     token.touch()
-    made = on_ray.Driver(str(root), str(token), ["riglstm"], {}, NEVER, False)
-    return made._replace(**changes)
+    return on_ray.Driver(str(root), str(token), {}, NEVER.at, False)._replace(**changes)
+
+
+def make_run(driver: on_ray.Driver, folder: Path | str, first: bool = True) -> Outcome:
+    return on_ray.make_run(driver, "run a", Path(folder), b"", first)
 
 
 def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     start = "import os, sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
-    monkeypatch.setattr(
-        "riglstm.lab.tables.executor.WORKER", (sys.executable, "-c", start + script)
-    )
+    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", start + script))
 
 
 FINISH = "folder.mkdir(exist_ok=True); (folder / 'result.json').write_text('{}')"
@@ -193,25 +198,43 @@ def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_script(monkeypatch, f"{FINISH}; Path('said').write_text(os.environ['RIGLSTM_DATA'])")
-    job = Job("run a", Path("a"), print)
     place = driver(tmp_path, variables={"RIGLSTM_DATA": "elsewhere"})
-    assert on_ray.make_run(job, place, True) == Outcome("", finished=True)
+    assert make_run(place, "a") == DONE
     assert (tmp_path / "said").read_text() == "elsewhere"
+
+
+def test_a_task_imports_neither_this_package_nor_torch_on_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    use_script(monkeypatch, FINISH)
+    task = on_ray.by_value(cloudpickle, driver(tmp_path))
+    (tmp_path / "task").write_bytes(cloudpickle.dumps(task))
+    # Each would take seconds, in every worker.
+    node = """
+import pickle, sys
+from pathlib import Path
+sys.modules |= dict.fromkeys(("riglstm", "torch"))
+print(pickle.loads(Path("task").read_bytes())("run a", Path("a"), b"", True))
+"""
+    done = subprocess.run(
+        (sys.executable, "-c", node), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == (f"{DONE}\n", "")
 
 
 def test_a_task_says_how_its_process_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_script(monkeypatch, "sys.exit('the disk is full')")
-    made = on_ray.make_run(Job("run a", tmp_path / "a", print), driver(tmp_path), True)
-    assert made == Outcome("the disk is full")
+    assert make_run(driver(tmp_path), "a") == ("the disk is full", False)
 
 
 def test_a_node_that_does_not_see_the_folder_makes_no_run(tmp_path: Path) -> None:
     place = driver(tmp_path, token=str(tmp_path / "gone"))
-    made = on_ray.make_run(Job("run a", tmp_path / "a", print), place, True)
+    made = make_run(place, "a")
     assert made is not None
-    assert made.error.startswith(f"expected a folder that all nodes see, got {tmp_path}, which ")
+    assert made[0].startswith(f"expected a folder that all nodes see, got {tmp_path}, which ")
 
 
 def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
@@ -222,8 +245,7 @@ def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
     use_script(
         monkeypatch, f"seen = Path('seen').exists(); Path('seen').touch()\nif seen: {FINISH}"
     )
-    made = on_ray.make_run(Job("run a", tmp_path / "a", print), driver(tmp_path), True)
-    assert made == Outcome("", finished=True)
+    assert make_run(driver(tmp_path), "a") == DONE
 
 
 def test_a_task_that_ray_cancels_lets_its_process_save(
@@ -238,14 +260,14 @@ def test_a_task_that_ray_cancels_lets_its_process_save(
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=interrupt, daemon=True).start()
-    made = on_ray.make_run(Job("run a", tmp_path / "a", print), driver(tmp_path), True)
+    made = make_run(driver(tmp_path), "a")
     signal.signal(signal.SIGINT, before)
-    assert made == Outcome()
+    assert made == ("", False)
 
 
 def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path) -> None:
-    place = driver(tmp_path, deadline=Deadline.after(0.01))
-    assert on_ray.make_run(Job("run a", tmp_path / "a", print), place, False) is None
+    place = driver(tmp_path, deadline=Deadline.after(0.01).at)
+    assert make_run(place, "a", first=False) is None
 
 
 # The command line.

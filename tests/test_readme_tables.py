@@ -349,7 +349,7 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
     digits = on_digits("riglstm", 3)
     run = finish(folder / "averaged", replace(digits, fit=replace(digits.fit, average=average)))
     export(run, folder / "weights" / "digits.safetensors")
-    for wanted in readme._wanted([], folder / "weights"):
+    for wanted in readme._wanted(folder, [], folder / "weights"):
         caption = wanted.draw().caption
         assert "riglstm, seed 3, " in caption
         assert caption.endswith(" Weights averaged over updates, by 0.9.") == (average is not None)
@@ -367,7 +367,7 @@ def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
     # A table whose runs have all failed is there, too, and has no figure to draw.
     only = block(tables([failed]))
     assert cells(only, "RigLSTM")[2:5] == ["0, 1 failed", "–", "–"]
-    assert not list(readme._wanted(tables([failed]), Path("none")))
+    assert not list(readme._wanted(Path("none"), tables([failed]), Path("none")))
 
 
 def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not() -> None:
@@ -440,9 +440,9 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
         run = finish(folder / model, on_digits(model))
         export(run, folder / "weights" / f"{model}.safetensors")
         figures = [f"{model}-{kind}.png" for kind in seen]
-        assert [w.name for w in readme._wanted([], folder / "weights") if model in w.name] == (
-            figures
-        )
+        assert [
+            w.name for w in readme._wanted(folder, [], folder / "weights") if model in w.name
+        ] == (figures)
 
 
 def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,12 @@ import pytest
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import search
+from riglstm.lab.tables.plan import Planned
+from riglstm.lab.tables.pruning import pruner
+from riglstm.lab.tables.result import read_record
 from riglstm.lab.tables.run import run
 from riglstm.lab.tables.search import Space, options, plan, read_space, spec, winners
+from riglstm.lab.train.stopping import Pruned
 from riglstm.models import options_of
 
 ROOT = Path(__file__).parents[1]
@@ -128,6 +134,16 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
             "model.forgot is an option of none of lstm, rigl",
         ),
         ("[true, false]", '["maybe"]', "steady_start must be"),
+        (
+            "trials = 3",
+            "trials = 3\nstop = 'asha'",
+            "stop must be 'median', or left out, got 'asha'",
+        ),
+        (
+            "trials = 3",
+            "trials = 3\nstop = 'median'\nfinal_seeds = [1]\nfinal_updates = {'M=1' = 2}",
+            "a space with final_updates gives every trial its updates",
+        ),
         ('table = "copying"', "table =", "Invalid value"),
     ],
 )
@@ -161,6 +177,104 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
     lines = search.read_lines(path)
     assert lines == [json.loads(json.dumps(said))]
     assert plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu", lines) == []
+
+
+def test_a_trial_without_hope_stops_says_when_and_why_and_is_never_chosen(
+    tiny: Path, tmp_path: Path
+) -> None:
+    space = read_space(tiny)
+    (one,) = plan(space, ["lstm"], ["1"], tmp_path, "cpu")
+    asked = []
+
+    def hopeless(path: Path, condition: str) -> str:
+        asked.append((path, condition, len(read_record(path).validated[condition].values)))
+        return "others are better"
+
+    with pytest.raises(Pruned):
+        run(one.spec, one.folder, progress=False, hopeless=hopeless)
+    # Once, after the first of two evaluations, which is in the log by then.
+    assert asked == [(one.folder, "P=6", 1)]
+    said = search.line(space, one)
+    assert said is not None
+    half, all_of_them = one.spec.fit.updates // 2, one.spec.fit.updates
+    words = f"stopped early after {half} of {all_of_them} updates: others are better"
+    assert (said["failed"], said["updates"]) == (words, half)
+    assert winners([said], [said["run"]]) == {}
+
+
+def with_scores(folder: Path, *scores: float) -> None:
+    """Write other figures on validation data into the log of a run."""
+    lines, left = [], [*scores]
+    for line in (folder / "metrics.csv").read_text().splitlines():
+        step, name, _ = line.split(",")
+        lines.append(f"{step},{name},{left.pop(0)}" if name == "validation/accuracy@P=6" else line)
+    (folder / "metrics.csv").write_text("\n".join([*lines, ""]))
+
+
+@pytest.fixture
+def trials(tiny: Path, tmp_path: Path) -> tuple[Space, list[Planned]]:
+    """Seven trials of the LSTM, of which five are done, and better and better."""
+    tiny.write_text(TINY.replace("trials = 3", "trials = 7\nstop = 'median'"))
+    space = read_space(tiny)
+    planned = plan(space, ["lstm"], [str(n) for n in range(7)], tmp_path / "runs", "cpu")
+    for number, one in enumerate(planned[:5]):
+        run(one.spec, one.folder, progress=False)
+        with_scores(one.folder, number / 10, 0.9)
+    return space, planned
+
+
+def test_optuna_stops_a_trial_that_is_worse_than_the_median_of_five_others(
+    trials: tuple[Space, list[Planned]],
+) -> None:
+    pytest.importorskip("optuna")
+    _, planned = trials
+    judge, own = pickle.loads(pickle.dumps(pruner(planned))), planned[5].folder
+    shutil.copytree(planned[0].folder, own)
+    (own / "result.json").unlink()
+    figures = own / "metrics.csv"
+    whole = figures.read_text()
+    # As after the first evaluation.
+    figures.write_text(whole[: whole.index("\n", whole.index("accuracy@P=6")) + 1])
+    for score, stops in ((0.19, True), (0.2, False), (0.3, False)):
+        with_scores(own, score)
+        assert bool(judge(own, "P=6")) == stops
+    # Four are too few to judge by.
+    with_scores(own, 0.0)
+    assert judge(own, "P=6").startswith("its best is worse than the median of 5 trials")
+    (planned[4].folder / "result.json").unlink()
+    assert judge(own, "P=6") == ""
+
+
+@pytest.mark.slow
+def test_the_command_stops_hopeless_trials_and_says_so_in_their_lines(
+    trials: tuple[Space, list[Planned]], tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    _, planned = trials
+    for one in planned[:5]:
+        with_scores(one.folder, 1.0, 1.0)
+    command = ["sweep", str(tiny), "--models", "lstm", "--trials", "5", "--device", "cpu"]
+    results = tiny.with_name("results")
+    out = ["--results", str(results), "--out", str(planned[0].folder.parent)]
+    assert main([*command, *out]) == 0
+    (said,) = search.read_lines(results / "trials" / "tiny.jsonl")
+    assert said["failed"].startswith("stopped early after ")
+    assert "trial 5: failed: stopped early after" in capsys.readouterr().err
+
+
+def test_without_optuna_it_says_what_to_install(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    tiny.write_text(TINY.replace("trials = 3", "trials = 3\nstop = 'median'"))
+    out = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "runs")]
+    assert main(["sweep", str(tiny), *out, "--device", "cpu"]) == 2
+    assert "needs optuna, which is not installed: pip install 'riglstm[search]'" in (
+        capsys.readouterr().err
+    )
 
 
 def test_half_a_line_is_no_trial_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
@@ -260,6 +374,44 @@ def test_the_command_makes_what_is_missing_and_names_the_best(
     assert len(path.read_text().splitlines()) == 3
 
 
+def trial(model: str, label: str, score: float, **changes: Any) -> dict[str, Any]:
+    """A line of a trial; names of options have their dot in place of two underscores."""
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    said = {"model": model, "trial": label, "run": f"{model}-{label}", "options": given}
+    found = {"trained_on": "7x7", "metric": "accuracy", "validation": {"7x7": score}}
+    return said | (found if score else {"failed": "the loss is not a finite number"})
+
+
+def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score() -> None:
+    from riglstm.lab.report.trials import draw_slices, slices
+
+    lines = [
+        trial("lstm", "0", 0.4, fit__warmup=3),
+        trial("lstm", "1", 0.6, fit__warmup=3, fit__lr=0.001, fit__decay="none"),
+        trial("lstm", "2", 0.0, fit__warmup=3, fit__lr=0.002, fit__decay="late"),
+        trial("rim", "1", 0.5, fit__warmup=3, fit__lr=0.001, fit__decay="none", model__size=4),
+        trial("rim", "by-hand", 0.7, fit__warmup=9, fit__lr=0.3, fit__decay="none"),
+    ]
+    what = slices(lines)
+    assert what is not None
+    assert what.options == ["fit.lr", "fit.decay"]
+    assert [(one.model, one.score) for one in what.trials] == [
+        ("lstm", 0.6),
+        ("rim", 0.5),
+        ("rim", 0.7),
+    ]
+    assert (what.condition, what.left_out) == ("7x7", 2)
+    first, second, *unused = draw_slices(what).axes
+    assert [axes.get_title() for axes in (first, second)] == what.options
+    assert not any(axes.get_visible() for axes in unused)
+    # The best of each model is large.
+    marks = [(mark.get_ydata()[0], mark.get_markersize() > 6) for mark in second.lines]
+    assert marks == [(0.6, True), (0.5, False), (0.7, True)]
+    assert [tick.get_text() for tick in second.get_xticklabels()] == ["none"]
+    # Of trials that have names alone nothing was drawn.
+    assert slices(lines[-1:]) is None
+
+
 def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,7 +427,7 @@ def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = "import sys; sys.exit('the disk is full')"
-    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", (sys.executable, "-c", script))
+    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", script))
     results, runs = tmp_path / "results", tmp_path / "runs"
     words = ["sweep", str(tiny), "--results", str(results), "--out", str(runs), "--device", "cpu"]
     assert main([*words, "--models", "lstm", "--trials", "0"]) == 2

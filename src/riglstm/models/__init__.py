@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,7 @@ def build(name: str, input_size: int, hidden_size: int, **options: Any) -> nn.Mo
     return MODELS[name](input_size, hidden_size, **options)
 
 
+@functools.cache
 def options_of(name: str) -> tuple[str, ...]:
     """The options that `build` takes for a model."""
     names = dict.fromkeys(inspect.signature(MODELS[name]).parameters)

@@ -70,6 +70,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "gymnasium": ("MiniGrid", "pip install 'riglstm[rl]'"),
     "minigrid": ("MiniGrid", "pip install 'riglstm[rl]'"),
     "ray": ("--on ray", "pip install 'riglstm[ray]'"),
+    "optuna": ("`stop` in a search space", "pip install 'riglstm[search]'"),
 }
 """What is not installed with torch: who needs it, and how to get it."""
 

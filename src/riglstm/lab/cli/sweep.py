@@ -14,11 +14,12 @@ from riglstm.lab.cli.engine import Engine, Place, place
 from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.plan import Planned
+from riglstm.lab.tables.pruning import pruner
 from riglstm.lab.tables.recipes import TABLES
 from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.run import open_data, run, say
 from riglstm.lab.tables.table import markdown, tables, text_table
-from riglstm.lab.train.stopping import Deadline
+from riglstm.lab.train.stopping import Deadline, Hopeless
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def _trials(
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    errors = _make(config, waiting, ended, where, deadline, again)
+    every = search.plan(space, models, space.labels(), config.out, where.device)
+    hopeless = pruner(every) if space.stop else None
+    errors = _make(config, waiting, ended, where, deadline, again, hopeless)
     lines = search.read_lines(path)
     if lines:
         print(f"\n{_best(space, lines)}\n\nwritten: {path}")
@@ -156,11 +159,12 @@ def _make(
     where: Place,
     deadline: Deadline,
     again: str,
+    hopeless: Hopeless | None = None,
 ) -> list[str]:
     """Make the runs that wait; `ended` hears of the folder of each. Returns their errors."""
     jobs = max(1, min(where.jobs, len(waiting)))
     open_data(waiting, config.data_dir)
-    make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs)
+    make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs, hopeless=hopeless)
     return make_runs(waiting, make, where.executor or Processes(jobs, deadline), ended, again)
 
 

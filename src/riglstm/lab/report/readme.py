@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 from riglstm.lab.minigrid import table as minigrid
 from riglstm.lab.report import cells
 from riglstm.lab.report.curves import Picture, Shift, draw_shift, png, shift
+from riglstm.lab.report.trials import Slices, draw_slices, slices
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.rows import read_folder
 from riglstm.lab.tables.run import finished
+from riglstm.lab.tables.search import read_lines
 from riglstm.lab.tables.table import RULES, Table, markdown, plain, tables, text_table
 from riglstm.lab.tasks.datasets import DataError, data_folder
 from riglstm.lab.tasks.images import SequentialImages
@@ -29,8 +31,9 @@ from riglstm.lab.train.folder import atomic_write
 SIZE, STEP = 24, 289
 """Of the digits that are drawn, and where their scores are, as in the paper."""
 SOURCES = "sources.json"
-SHIFT = "-shift.png"
-"""What the names of figures end in that are drawn from rows; all others are of weights."""
+SHIFT, TRIALS = "-shift.png", "-trials.png"
+"""What the names of figures end in that are drawn from rows and from trials; all others are of
+weights."""
 SAID = ("digest", "source", "title", "caption", "alt")
 """What `sources.json` has of a figure."""
 
@@ -86,14 +89,14 @@ def publish(
     known, changed = _sources(folder), []
     say = show or (lambda line: None)
     inserted(readme, "")  # A README without its marks is refused before anything is written.
-    lost = [name for name in known if not name.endswith(SHIFT)]
+    lost = [name for name in known if not name.endswith((SHIFT, TRIALS))]
     if lost and not weights.is_dir():
         raise ValueError(
             f"{weights} must be the folder of the weights that {', '.join(lost)} were drawn from, "
             "got none; name it by --weights, or make an empty one, and these figures go"
         )
     kept: dict[str, Any] = {}
-    for wanted in _wanted(found, weights, device, data_dir):
+    for wanted in _wanted(results, found, weights, device, data_dir):
         kept[wanted.name] = known.get(wanted.name, {})
         if wanted.is_there(folder, kept[wanted.name]):
             continue
@@ -119,7 +122,7 @@ def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
     """What `publish` would change, and figures that nobody wants; nothing is drawn or written."""
     found, folder = tables(read_folder(results)), results / "figures"
     known = _sources(folder)
-    wanted = list(_wanted(found, weights))
+    wanted = list(_wanted(results, found, weights))
     stale = [
         folder / one.name for one in wanted if not one.is_there(folder, known.get(one.name, {}))
     ]
@@ -159,8 +162,8 @@ def page(results: Path, found: Sequence[Table], sources: Mapping[str, Mapping[st
     parts = [
         "# Results",
         "`riglstm report --results results` makes this page from the CSV files of this folder, "
-        "which have one line for each figure of each run. Each table shows the recipe and "
-        "precision of its newest run. `bench/` has measured speeds.",
+        "which have one line for each figure of each run, and from `trials/`. Each "
+        "table shows the recipe and precision of its newest run. `bench/` has measured speeds.",
         f"{RULES} {recipes(found, '../')}" if found else NOTHING,
     ]
     parts += [markdown(text_table(table)).rstrip() for table in found]
@@ -189,13 +192,20 @@ def recipes(found: Sequence[Table], folder: str = "") -> str:
 
 
 def _wanted(
-    found: Sequence[Table], weights: Path, device: str = "cpu", data_dir: Path | None = None
+    results: Path,
+    found: Sequence[Table],
+    weights: Path,
+    device: str = "cpu",
+    data_dir: Path | None = None,
 ) -> Iterator[Wanted]:
     for table in found:
         for setting in table.trained_on:
             # Not of runs that have all failed.
             if (what := shift(table, setting)) is not None:
                 yield _shift(table, setting, what)
+    for file in sorted(results.glob("trials/*.jsonl")):
+        if (trials := slices(read_lines(file))) is not None:
+            yield _slices(file.stem, trials)
     for file in sorted(weights.glob("*.safetensors")):
         if isinstance(finished(file).spec.task_config(), SequentialImages):
             yield from _looks(file, device, data_dir)
@@ -223,6 +233,22 @@ def _shift(table: Table, setting: str, what: Shift) -> Wanted:
         return Picture(words["title"], words["caption"], words["alt"], png(draw_shift(what)))
 
     return Wanted(f"{name}{SHIFT}", source, draw)
+
+
+def _slices(space: str, what: Slices) -> Wanted:
+    """The score of a search's trials against each option."""
+    words = {
+        "title": f"Search {space}: {len(what.trials)} trials by the options that were drawn",
+        "caption": "A mark is a trial, with its score on validation data of the training "
+        "condition; a model's best is large. Trials without a score or these options: "
+        f"{what.left_out}.",
+        "alt": f"Panels: {', '.join(what.options)}.",
+    }
+
+    def draw() -> Picture:
+        return Picture(words["title"], words["caption"], words["alt"], png(draw_slices(what)))
+
+    return Wanted(f"{space}{TRIALS}", _digest([what, words]), draw)
 
 
 def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:

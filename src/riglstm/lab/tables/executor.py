@@ -49,14 +49,14 @@ from riglstm.lab.train.stopping import (
 
 FAILED, STOPPED = 2, 130
 """Exit codes, as of the command: it cannot be done; it was asked to stop, as shells count it."""
-WORKER = (sys.executable, "-m", "riglstm.lab.tables.executor")
-"""A run's process; the folder follows, for whoever lists processes."""
+WORKER = ("-m", "riglstm.lab.tables.executor")
+"""What Python runs in a run's process; the folder follows, for whoever lists processes."""
 
 TO_BEGIN = 60.0
 """Seconds that have to be left for another run to be begun: loading and compiling take some."""
 TO_SAVE = 15.0
 """Seconds before the deadline at which runs are asked to stop that have not done so themselves."""
-POLL = 0.2
+POLL = 0.5
 """Seconds between two looks at signals, the clock, and processes that have died."""
 ASKED = (0, STOPPED, -signal.SIGTERM)
 """Exit codes of a run that was asked to stop; the last one's, before it could listen."""
@@ -70,6 +70,10 @@ class Job(NamedTuple):
     folder: Path
     make: Callable[[], None]
     """Makes the run. It can be pickled, and stops, saved, at the executor's deadline."""
+
+    def pickled(self) -> bytes:
+        """What the run's process reads from stdin."""
+        return pickle.dumps((self.make, sys.argv))
 
 
 class Ended(NamedTuple):
@@ -185,7 +189,7 @@ class Processes:
             tight = number >= self.at_a_time and self.deadline.left < TO_BEGIN
             if tight or closing.is_set():
                 return None
-            process = RunProcess(job, environment(self.at_a_time), sys.argv)
+            process = RunProcess(job.label, job.folder, job.pickled(), environment(self.at_a_time))
             running.append(process)
             if closing.is_set():
                 process.ask_to_stop()
@@ -255,29 +259,33 @@ def attend(
 
 
 class RunProcess:
-    """A run's process; `command`: the one that was given, `folder`: where, None: here."""
+    """A run's process; `job`: what it reads from stdin, `cwd`: where it runs, None: here.
+
+    A Ray worker has this class without this module, see `on_ray`: it uses no other of ours.
+    """
 
     def __init__(
         self,
-        job: Job,
+        label: str,
+        folder: Path,
+        job: bytes,
         environment: Mapping[str, str],
-        command: Sequence[str],
-        folder: str | None = None,
+        cwd: str | None = None,
     ) -> None:
-        self.label = job.label
+        self.label = label
         self.process = subprocess.Popen(
-            (*WORKER, str(job.folder)),
+            (sys.executable, *WORKER, str(folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=folder,
+            cwd=cwd,
             # A terminal's Ctrl-C is for the parent: heard twice, it would mean “at once”.
             start_new_session=True,
         )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(pickle.dumps((job.make, list(command))))
+            self.process.stdin.write(job)
             self.process.stdin.flush()
 
     def hear(self, shown: bool) -> tuple[int, str]:

@@ -4,6 +4,9 @@ A task starts the process that `Processes` starts, and asks it to stop in the sa
 of its stdin: whatever ends a task, a node that dies or a driver that is killed, its run saves or is
 gone. Ray begins the task again on another node, where the run goes on from its last checkpoint.
 All nodes see the folder of the runs, and have this package installed. The driver alone writes rows.
+
+A worker of Ray gets the code of its task by value, with that of `RunProcess`. It would otherwise
+import this package, and torch with it, for a process that starts another and waits.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+from riglstm.lab.tables import executor
+from riglstm.lab.tables import run as runs
 from riglstm.lab.tables.executor import (
     ASKED,
     POLL,
@@ -31,7 +36,7 @@ from riglstm.lab.tables.executor import (
     attend,
 )
 from riglstm.lab.tables.run import say
-from riglstm.lab.train.folder import RunFolder, commit
+from riglstm.lab.train.folder import commit
 from riglstm.lab.train.stopping import NEVER, Deadline
 
 HERE = "ray"
@@ -52,6 +57,8 @@ SETTINGS = {
     # What a run without a share of a GPU may see is said by --device.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+OVER = ("result.json", "failed.json")
+"""Files of a run that is over: its result, or the reason why it has none."""
 PASSED = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Variables that runs get from the driver, beside those that begin with RIGLSTM_."""
 
@@ -63,18 +70,10 @@ class Driver(NamedTuple):
     """Where it runs: paths of jobs may be relative."""
     token: str
     """A file that it has made beside the runs, for nodes to see."""
-    command: list[str]
     variables: dict[str, str]
-    deadline: Deadline
+    deadline: float
+    """As `time.time` counts."""
     progress: bool
-
-
-class Outcome(NamedTuple):
-    """What a task says of its run."""
-
-    error: str = ""
-    finished: bool = False
-    """Whether the folder holds a result, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,13 @@ class OnRay:
             return
         with connected(self.address, self.progress) as ray, shown(jobs) as token:
             driver = Driver(
-                *(os.getcwd(), token, sys.argv, variables(self.cores)),
-                *(self.deadline, self.progress),
+                *(os.getcwd(), token, variables(self.cores)), self.deadline.at, self.progress
             )
             at_a_time = self._room(ray)
-            task, share = ray.remote(make_run), {"num_cpus": self.cores, "num_gpus": self.gpus}
+            share = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": TRIES}
+            task = ray.remote(by_value(ray.cloudpickle, driver)).options(**share)
             left = {
-                task.options(**share, max_retries=TRIES).remote(
-                    job, driver, number < at_a_time
-                ): job
+                task.remote(job.label, job.folder, job.pickled(), number < at_a_time): job
                 for number, job in enumerate(jobs)
             }
 
@@ -206,44 +203,64 @@ def _end(ray: Any, task: Any, job: Job) -> Ended | None:
         return Ended(job, lines[-1].strip() if lines else type(error).__name__)
     if said is None:
         return None
+    words, finished = said
     until = time.monotonic() + SEEN
-    while said.finished and not _is_finished(job.folder) and time.monotonic() < until:
+    while finished and not is_over(job.folder) and time.monotonic() < until:
         time.sleep(POLL)
-    return Ended(job, said.error)
+    return Ended(job, words)
 
 
-def _is_finished(path: Path) -> bool:
-    folder = RunFolder(path)
-    return folder.state == "done" or folder.failed.exists()
+# The task, on a node: of this package it may use what is in the modules of `by_value` alone.
 
 
-# The task, on a node.
+Task: TypeAlias = Callable[[str, Path, bytes, bool], tuple[str, bool] | None]
 
 
-def make_run(job: Job, driver: Driver, first: bool) -> Outcome | None:
-    """Make a run on this node; None where it is not begun, as too little time is left.
+def by_value(cloudpickle: Any, driver: Driver) -> Task:
+    """The task that makes a driver's runs; its pickle holds its code, and imports none of ours."""
+    for module in (sys.modules[__name__], executor, runs):
+        cloudpickle.register_pickle_by_value(module)
 
-    The first ones are begun in any case: each call gets further.
+    def make(label: str, folder: Path, job: bytes, first: bool) -> tuple[str, bool] | None:
+        return make_run(driver, label, folder, job, first)
+
+    return make
+
+
+def make_run(
+    driver: Driver, label: str, folder: Path, job: bytes, first: bool
+) -> tuple[str, bool] | None:
+    """Make a run on this node; its error, and whether it is over.
+
+    None: it is not begun, as too little time is left. The first ones are begun in any case: each
+    call gets further.
     """
-    if not first and driver.deadline.left < TO_BEGIN:
+    if not first and driver.deadline - time.time() < TO_BEGIN:
         return None
-    folder = Path(driver.folder, job.folder)
+    folder = Path(driver.folder, folder)
     if not Path(driver.token).exists():
-        return Outcome(
+        error = (
             f"expected a folder that all nodes see, got {folder.parent}, which the node "
             f"{platform.node()} does not; --out must name one on a shared file system"
         )
+        return error, False
     for number in range(TRIES):
         if number:
             time.sleep(PAUSE)
-        process = RunProcess(job, {**os.environ, **driver.variables}, driver.command, driver.folder)
+        variables = {**os.environ, **driver.variables}
+        process = RunProcess(label, folder, job, variables, driver.folder)
         stopped, code, last = _wait(process, driver.progress)
         well = code == 0 or (stopped and code in ASKED)
-        finished = _is_finished(folder)
+        finished = is_over(folder)
         # One that ends well, and has not finished its run, has found the folder held by another.
-        if stopped or not well or finished or driver.deadline.left < TO_BEGIN:
+        if stopped or not well or finished or driver.deadline - time.time() < TO_BEGIN:
             break
-    return Outcome("" if well else last or f"exit code {code}", finished)
+    return "" if well else last or f"exit code {code}", finished
+
+
+def is_over(folder: Path) -> bool:
+    """True if a run's folder holds its result, or the reason why there is none."""
+    return any((folder / name).exists() for name in OVER)
 
 
 def _wait(process: RunProcess, progress: bool) -> tuple[bool, int, str]:

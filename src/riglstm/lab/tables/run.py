@@ -24,7 +24,7 @@ from riglstm.lab.tables.result import CHOSEN, check_result, most_jobs, read_reco
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
-from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
+from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Hopeless, Interrupted, untested
 
 CPU = torch.device("cpu")
 
@@ -64,13 +64,14 @@ def run(
     again: str = "",
     deadline: Deadline = NEVER,
     jobs: int = 1,
+    hopeless: Hopeless | None = None,
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
     A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
-    to have stopped. `jobs`: how many runs share the device, for the record. Raises what
-    `riglstm.lab.train.loop.fit` does.
+    to have stopped. `jobs`: how many runs share the device, for the record. `hopeless`: ends a
+    trial early, as if it had diverged. Raises what `riglstm.lab.train.loop.fit` does.
     """
     # Lightning takes seconds to load, and what reads folders does without.
     from riglstm.lab.train.loop import fit
@@ -95,6 +96,7 @@ def run(
                 progress=progress,
                 again=again,
                 deadline=deadline,
+                hopeless=hopeless,
             )
         except Diverged as error:
             cost = {"updates": error.updates, "seconds": error.seconds}

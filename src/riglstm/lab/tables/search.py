@@ -19,6 +19,9 @@ A space is a TOML file (`docs/protocol.md` has the rules, `protocol/` the spaces
     [named.start-0]           # a trial by name, for questions that a draw does not ask
     "task.start_range" = 0.1
 
+`stop = "median"` ends trials early that are worse than others (`riglstm.lab.tables.pruning`). The
+protocol gives every trial its updates, so that a space with final runs cannot have it.
+
 An option that a model does not have is left out of its trials. No trial sees test data. What is
 trained with the recipes that were found, and does see test data, is in the file, too
 (`riglstm.lab.tables.finals`):
@@ -47,6 +50,7 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, spec_of, state
+from riglstm.lab.tables.pruning import MEDIAN
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
 from riglstm.lab.tables.result import most_jobs, read_cost, read_record, sessions
 from riglstm.lab.tables.rows import lock
@@ -84,6 +88,7 @@ class Space:
     final_updates: Mapping[str, int] = field(default_factory=dict)
     recipe_of: tuple[str, ...] = ()
     rules: tuple[str, ...] = (AT_HOME, SHIFTED)
+    stop: str = ""
     source: Space | None = None
     """The space that `recipe_of` names, which is read with this one; None: none."""
 
@@ -143,6 +148,13 @@ def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
     for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
         check_whole(name, value, least)
+    if space.stop not in ("", MEDIAN):
+        raise ValueError(f"stop must be {MEDIAN!r}, or left out, got {space.stop!r}")
+    if space.stop and space.final_updates:
+        raise ValueError(
+            "a space with final_updates gives every trial its updates, as docs/protocol.md says, "
+            f"and must have no stop, got {space.stop!r}"
+        )
     if space.recipe_of and space.labels():
         raise ValueError(
             "a space with recipe_of has no trials of its own and must have trials = 0 and nothing "
@@ -307,9 +319,10 @@ def line(space: Space, planned: Planned) -> dict[str, Any] | None:
         condition: float(series.values[series.steps == step][0])
         for condition, series in record.validated.items()
     }
+    copied = ("updates", "seconds", "parameters", "metric", "higher_is_better")
     return {
         **said,
-        **{name: record.result[name] for name in ("updates", "seconds", "parameters", "metric")},
+        **{name: record.result[name] for name in copied},
         "trained_on": home,
         "validation": {"step": step, **values},
         "best": best,
@@ -380,6 +393,12 @@ RULES: dict[str, Callable[[Mapping[str, Any]], float]] = {AT_HOME: _home, SHIFTE
 """How a recipe is chosen among a model's trials: the score of each."""
 
 
+def scored(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The trials that were trained to their end, by number, then by name."""
+    whole = (said for said in lines if "failed" not in said)
+    return sorted(whole, key=lambda said: (len(str(said["trial"])), str(said["trial"])))
+
+
 def winners(
     lines: Iterable[Mapping[str, Any]], runs: Collection[str], higher_is_better: bool = True
 ) -> dict[str, list[Mapping[str, Any]]]:
@@ -390,8 +409,8 @@ def winners(
     them ended first is chance.
     """
     by_model: dict[str, list[Mapping[str, Any]]] = {}
-    for said in sorted(lines, key=lambda said: (len(str(said["trial"])), str(said["trial"]))):
-        if "failed" not in said and said["run"] in runs:
+    for said in scored(lines):
+        if said["run"] in runs:
             by_model.setdefault(str(said["model"]), []).append(said)
     sign = 1 if higher_is_better else -1
 

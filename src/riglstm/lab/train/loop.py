@@ -45,8 +45,10 @@ from riglstm.lab.train.stopping import (
     NEVER,
     Deadline,
     Diverged,
+    Hopeless,
     Interrupted,
     OutOfTime,
+    Pruned,
     StopNow,
     StopRequest,
     untested,
@@ -78,6 +80,7 @@ def fit(
     progress: bool = True,
     again: str = "",
     deadline: Deadline = NEVER,
+    hopeless: Hopeless | None = None,
 ) -> Fitted:
     """Train `net` in place, on the task's device; everything that is written goes to `folder`.
 
@@ -86,9 +89,10 @@ def fit(
     command that does so, for the user who stops a run. In several processes all call this, and the
     first one writes.
     `deadline`: the run stops in good time before it, saved, and makes one update at the least.
+    `hopeless`: is asked after each evaluation but the last.
 
-    Raises Diverged, Interrupted, OutOfTime, CheckpointError; BusyError where another process trains
-    in the folder; ValueError for options that do not fit.
+    Raises Diverged, Pruned, Interrupted, OutOfTime, CheckpointError; BusyError where another
+    process trains in the folder; ValueError for options that do not fit.
     """
     check_precision(config, task.device)
     with folder.held():
@@ -101,6 +105,7 @@ def fit(
         say = shown.say if folder.writes else lambda line: None
         state = checkpoints.latest(say, resume=resume)
         training = Training(net, task, config, seed, folder, checkpoints, shown)
+        training.hopeless = hopeless
         if state is not None:
             training.load_state_dict(state)
         if training.stopped is None:
@@ -185,6 +190,7 @@ class Training:
     model: nn.Module
     """The network, or what averages its gradients over the processes."""
     log: Log | None = None
+    hopeless: Hopeless | None = None
 
     def __init__(
         self,
@@ -269,6 +275,8 @@ class Training:
                     self._evaluate()
                 # Before the checkpoint, which holds it: a resumed run has to know it.
                 self.pause = time.monotonic() - pausing
+                if not last:
+                    self._check_hopeful()
             if last or self.choice.exhausted:
                 self.stopped = "patience" if self.choice.exhausted else "updates"
             if save or stop or self.stopped:
@@ -317,6 +325,18 @@ class Training:
         self.figures = [row.unbind() for row in rows.unbind()]
         if not torch.isfinite(nn.utils.get_total_norm([w.detach() for w in self.weights])):
             raise self._diverged(f"a weight after update {self.step}")
+
+    def _check_hopeful(self) -> None:
+        if self.hopeless is None:
+            return
+        assert self.log is not None
+        self.log.flush()
+        # The first process answers for all: another one may have seen more trials end.
+        why, *_ = self._of_every_process(self.hopeless(self.folder.path, self.task.trained_on))
+        if why:
+            after = f"{self.step} of {self.config.updates} updates"
+            seconds = self.seconds + time.monotonic() - self.began
+            raise Pruned(f"stopped early after {after}: {why}", self.step, seconds)
 
     def _diverged(self, what: str) -> Diverged:
         config = self.config

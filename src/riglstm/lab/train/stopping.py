@@ -8,8 +8,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -39,6 +41,14 @@ class Diverged(RuntimeError):  # noqa: N818
     def __init__(self, words: str, updates: int = 0, seconds: float = 0.0) -> None:
         super().__init__(words)
         self.updates, self.seconds = updates, seconds
+
+
+class Pruned(Diverged):
+    """A trial of a search that has no hope beside others; as a run it has failed."""
+
+
+Hopeless: TypeAlias = Callable[[Path, str], str]
+"""Says, of a run's folder and its training condition, why the run has no hope; empty: it has."""
 
 
 def untested(again: str) -> str:
