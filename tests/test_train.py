@@ -21,10 +21,11 @@ from torch import Tensor, nn
 import riglstm.lab.train
 from riglstm.lab.tasks.base import Batch, Split, Totals, means
 from riglstm.lab.tasks.copying import Copying, CopyingTask
+from riglstm.lab.train.checkpoints import Choice, Chosen
 from riglstm.lab.train.config import Fit, pick, rate, score
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
-from riglstm.lab.train.loop import Choice, Chosen, fit
+from riglstm.lab.train.loop import fit
 from riglstm.lab.train.progress import Progress
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, OutOfTime
 from riglstm.models import build

@@ -15,7 +15,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed
@@ -24,7 +24,14 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.checkpoints import Checkpoints, rng_state, save_weights, set_rng_state
+from riglstm.lab.train.checkpoints import (
+    Checkpoints,
+    Choice,
+    Chosen,
+    rng_state,
+    save_weights,
+    set_rng_state,
+)
 from riglstm.lab.train.config import (
     FACTOR,
     Fit,
@@ -497,70 +504,6 @@ class Training:
         if len(found) > 1:
             torch.distributed.all_gather_object(found, own)
         return found
-
-
-class Chosen(NamedTuple):
-    """The weights that were best on a condition's validation data."""
-
-    step: int
-    """Updates they have had."""
-    value: float
-    """The metric."""
-    loss: float
-    """The loss on the same data."""
-
-
-class Choice:
-    """The best weights so far on each condition, and the evaluations since the training one's.
-
-    The honest rule chooses on validation data of the training condition. The rule of earlier papers
-    chooses for each test condition on validation data of that condition; both are kept track of.
-    """
-
-    def __init__(self, trained_on: str, higher_is_better: bool, patience: int | None) -> None:
-        self.trained_on = trained_on
-        self.sign = 1.0 if higher_is_better else -1.0
-        self.patience = patience
-        self.best: dict[str, Chosen] = {}
-        self.waited = 0
-
-    def add(self, step: int, values: Mapping[str, float], losses: Mapping[str, float]) -> bool:
-        """Add an evaluation, by metric and by loss; True if a choice falls on it.
-
-        A metric that can be perfect may be so from early on, while the network goes on learning: of
-        equals the one with the lower loss is taken, and of equals in that, too, the earlier.
-        """
-        better, improved = {}, False
-        for name, value in values.items():
-            found, before = Chosen(step, value, losses[name]), self.best.get(name)
-            gain = 1 if before is None else self._order(value, before.value)
-            if before is None or gain > 0 or (gain == 0 and found.loss < before.loss):
-                better[name] = found
-            improved |= name == self.trained_on and gain > 0
-        self.best |= better
-        self.waited = 0 if improved else self.waited + 1
-        return bool(better)
-
-    @property
-    def exhausted(self) -> bool:
-        """True if the run has stopped improving for as long as its patience lasts."""
-        return self.patience is not None and self.waited >= self.patience
-
-    def steps(self) -> set[int]:
-        """The updates whose weights a choice fell on."""
-        return {chosen.step for chosen in self.best.values()}
-
-    def _order(self, value: float, before: float) -> int:
-        """1 if better, 0 if as good, -1 if worse; NaN is worse than any number."""
-        now, then = (-math.inf if math.isnan(v) else self.sign * v for v in (value, before))
-        return (now > then) - (now < then)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": {k: tuple(c) for k, c in self.best.items()}, "waited": self.waited}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best = {name: Chosen(*chosen) for name, chosen in state["best"].items()}
-        self.waited = state["waited"]
 
 
 class Average:
