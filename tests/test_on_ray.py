@@ -17,12 +17,11 @@ from typing import Any, TypeAlias
 import pytest
 
 from riglstm.lab.cli import UsageError, engine
-from riglstm.lab.cli.engine import Engine, place
 from riglstm.lab.cli.main import main
+from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray, reproduce
-from riglstm.lab.tables.executor import Ended, Job
+from riglstm.lab.tables.executor import Ended, Job, Overview
 from riglstm.lab.tables.on_ray import OnRay
-from riglstm.lab.tables.overview import Overview
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.config import Fit

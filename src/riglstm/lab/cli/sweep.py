@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.cli.engine import Engine, Place, place
+from riglstm.lab.cli.reproduce import Engine, Place, place
 from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.plan import Planned
