@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from riglstm.lab.cli import UsageError, engine
+from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray, reproduce
@@ -303,7 +303,7 @@ def test_without_ray_it_says_what_to_install(
     def missing() -> None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
 
-    monkeypatch.setattr(engine.on_ray, "available", missing)
+    monkeypatch.setattr(on_ray, "available", missing)
     assert main(["reproduce", "copying", "--on", "ray"]) == 2
     said = "riglstm: --on ray needs ray, which is not installed: pip install 'riglstm[ray]'\n"
     assert capsys.readouterr().err == said
