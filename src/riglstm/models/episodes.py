@@ -91,15 +91,17 @@ def _in_pieces(core: LSTM, x: Tensor, state: State, reset: Tensor) -> tuple[Tens
 def stepper(core: Core) -> Step:
     """`core.step` for the weights as they are now, without gradients and checks.
 
-    The products of a step are small, and half of its time would go into checks and into weights
-    that lie across: here they are laid out once, for as many steps as follow.
+    The products of a step are small, and half of its time would go into checks; an LSTM's weights
+    are laid out once, for as many steps as follow.
     """
     if isinstance(core, GridLSTM):
         core = core.stack
     if isinstance(core, LSTM):
         return _lstm(core)
-    if isinstance(core, Rig) and core.layer.num_layers == 1 and not core.layer.selection.draws:
-        return _rig(core)
+    if isinstance(core, Rig) and core.streaming:
+        layer = core.layer
+        if layer.num_layers == 1 and not layer.selection.draws:
+            return _rig(core)
     return cast(Recurrent, core).step
 
 

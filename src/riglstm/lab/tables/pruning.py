@@ -41,9 +41,8 @@ class Pruner:
         for record in done:
             values = _evaluations(record, condition)
             study.add_trial(
-                optuna.trial.create_trial(
-                    value=values[-1], intermediate_values=dict(enumerate(values))
-                )
+                # The median rule reads evaluations alone, and a value may not be NaN.
+                optuna.trial.create_trial(value=0.0, intermediate_values=dict(enumerate(values)))
             )
         trial = study.ask()
         for number, value in enumerate(_evaluations(read_record(path), condition)):
@@ -61,7 +60,7 @@ def pruner(planned: Sequence[Planned]) -> Pruner:
 
 def _optuna() -> Any:
     optuna = importlib.import_module("optuna")
-    # A study is made for one question, which is nothing to tell of.
+    # A study is made for one question; Optuna would announce each.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

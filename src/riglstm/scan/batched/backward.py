@@ -145,7 +145,7 @@ def backward(
     `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
     computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
     """
-    if native.takes(weights, sel, product, dh.dtype):
+    if native.takes(x, dh, dc, weights, sel, product, reset) and dy.dtype == dh.dtype:
         return _native(*(dy, dh, dc, x, active, saved, weights, sel, reset), for_input, for_gates)
     T, B, S, d = saved.V.shape
     K, N, R = sel.K, sel.N, saved.pair.shape[1]
@@ -211,7 +211,7 @@ def _native(
 ) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
     """`backward` by the loop in C++; the large products of the input's map remain."""
     K, (T, B, S, d) = sel.K, saved.V.shape
-    dh, dc = dh.clone(), dc.clone()
+    dh, dc = (g.clone(memory_format=torch.contiguous_format) for g in (dh, dc))
     dV_x = saved.V.new_zeros(T, B, K, d) if for_input else None
     dW5, d_bias = native.backward(
         *(dy, dh, dc, x, active, saved, weights, sel, reset, dV_x, for_gates)

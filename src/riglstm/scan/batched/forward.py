@@ -202,7 +202,7 @@ def forward(
     y = h.new_empty(T, B, N, d)
     active = torch.empty(T, B, N, dtype=torch.bool, device=h.device)
     c = c.clone(memory_format=torch.contiguous_format)
-    if native.takes(weights, sel, product, h.dtype):
+    if native.takes(x, h, c, weights, sel, product, live, reset):
         native.forward(x, h, c, weights, sel, noise, live, reset, y, active, saved, save)
         return y, y[-1].clone(), c, active, saved
     # Nothing inside is differentiated, and without autograd's records an operation costs less;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 
 namespace {
 
@@ -38,7 +39,9 @@ template <typename T> struct Array {
   T* data;
   explicit Array(size_t size) {
     const size_t bytes = (size * sizeof(T) + 127) / 64 * 64;
-    data = static_cast<T*>(std::memset(std::aligned_alloc(64, bytes), 0, bytes));
+    data = static_cast<T*>(std::aligned_alloc(64, bytes));
+    if (!data) throw std::bad_alloc();
+    std::memset(data, 0, bytes);
   }
   Array(const Array&) = delete;
   ~Array() { std::free(data); }
@@ -160,7 +163,8 @@ inline void score_all(const T* h, int N, int d, const T* vT, int P, T* s) {
   }
 }
 
-// `selection.top_mask`: the k first of n scores; of equals the lower index, and NaN before all.
+// `selection.top_mask`: the k first of n scores; of equals the lower index, and NaN before all. To
+// keep NaN first, infinity counts as the largest finite number.
 // Both arrays may be read and written up to the next multiple of L.
 template <typename T> inline void choose(const T* scores, int n, int k, uint8_t* out) {
   constexpr T infinite = std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max();
@@ -457,9 +461,27 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
 
 }  // namespace
 
+// 0, or 1 where there is no memory for the buffers.
+template <typename F> int run(F pass) {
+  try {
+    pass();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
 extern "C" {
-void forward_float(const Shape* n, const Buffers<float>* m, double scale) { forward(*n, *m, scale); }
-void forward_double(const Shape* n, const Buffers<double>* m, double scale) { forward(*n, *m, scale); }
-void backward_float(const Shape* n, const Gradients<float>* m, double scale) { backward(*n, *m, scale); }
-void backward_double(const Shape* n, const Gradients<double>* m, double scale) { backward(*n, *m, scale); }
+int forward_float(const Shape* n, const Buffers<float>* m, double scale) {
+  return run([=] { forward(*n, *m, scale); });
+}
+int forward_double(const Shape* n, const Buffers<double>* m, double scale) {
+  return run([=] { forward(*n, *m, scale); });
+}
+int backward_float(const Shape* n, const Gradients<float>* m, double scale) {
+  return run([=] { backward(*n, *m, scale); });
+}
+int backward_double(const Shape* n, const Gradients<double>* m, double scale) {
+  return run([=] { backward(*n, *m, scale); });
+}
 }

@@ -11,9 +11,11 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,62 +30,92 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
-LARGEST = 2**19
-"""Numbers in the cells' matrices up to which these loops are faster than torch's products on one
-thread: 256 units in eight cells. These loops have one thread, torch's products may have more."""
+LARGEST, LARGEST_CELL = 2**19, 2**16
+"""Numbers in the matrices of all cells, and of one, up to which these loops are faster than torch's
+products on one thread: 256 units in eight cells. Torch's products may have more threads."""
 MOST_SLOTS = 64
 """Views, or cells: each is compared with each."""
 
 
-def takes(weights: Weights, sel: Selection, product: torch.dtype, dtype: torch.dtype) -> bool:
-    """True if these loops run: on a CPU, small cells, hard rules, float32 or float64."""
-    W, W_in = weights.W, weights.W_in
+def takes(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    sel: Selection,
+    product: torch.dtype,
+    *flags: Tensor | None,
+) -> bool:
+    """True if these loops run: on a CPU, small cells, hard rules, all in float32 or in float64.
+
+    They are given addresses, so that every dtype and shape is looked at here; what does not fit is
+    left to the loops in Python, which work or raise.
+    """
+    W, W_in, dtype = weights.W, weights.W_in, h.dtype
+    _, B, D = x.shape
     return (
-        W.device.type == "cpu"
-        and product == dtype
+        product == dtype
         and dtype in (torch.float32, torch.float64)
         and "soft" not in (sel.views, sel.peers)
         and W.numel() * torch.get_num_threads() <= LARGEST
+        and W.shape[1] * W.shape[2] <= LARGEST_CELL
         and (W_in is None or W_in.numel() <= LARGEST)
         and max(sel.N, sel.K) <= MOST_SLOTS
+        and all(_is_on_cpu(t, dtype) for t in (x, h, c, *weights))
+        and all(_is_on_cpu(flag, torch.bool) for flag in flags)
+        and (sel.K * h.shape[2] if W_in is None else W_in.shape[0]) == D
+        and h.shape == c.shape == (B, sel.N, W.shape[2] // 4)
         and library() is not None
     )
+
+
+def _is_on_cpu(tensor: Tensor | None, dtype: torch.dtype) -> bool:
+    return tensor is None or (tensor.dtype == dtype and tensor.device.type == "cpu")
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled loops; None if this machine cannot build them."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    if shutil.which(compiler[0]) is None:
         return None
     try:
         file = _cache() / f"native-{_key(compiler)}.so"
         if not file.exists():
             _build(compiler, file)
         return ctypes.CDLL(str(file))
-    except (OSError, RuntimeError, subprocess.CalledProcessError):
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        told = getattr(error, "stderr", None) or str(error).encode()
+        warnings.warn(
+            "small layers run a loop in Python, several times slower than the one in C++, which "
+            f"{shlex.join(compiler)} could not build: {told.decode(errors='replace').strip()}; set "
+            "CXX to another compiler, or to one that does not exist to be told no more",
+            stacklevel=2,
+        )
         return None
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "riglstm"
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "riglstm"
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: list[str]) -> str:
     """What the built file depends on; nodes with other processors may share the folder."""
-    said = [compiler, *FLAGS, platform.platform(), platform.processor()]
+    parts = [*compiler, *FLAGS, platform.system(), platform.machine(), platform.processor()]
     info = Path("/proc/cpuinfo")
     if info.exists():
-        said += sorted({line for line in info.read_text().splitlines() if line[:5] == "flags"})
-    return hashlib.sha256(SOURCE.read_bytes() + "\n".join(said).encode()).hexdigest()[:16]
+        names = ("flags", "Features", "CPU part")  # x86, and ARM
+        parts += sorted({s for s in info.read_text().splitlines() if s.startswith(names)})
+    return hashlib.sha256(SOURCE.read_bytes() + "\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _build(compiler: str, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _build(compiler: list[str], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
-        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
-        subprocess.run(command, check=True, capture_output=True)
+        command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
         made.replace(file)  # whole or not at all, whoever else builds it
 
 
@@ -102,8 +134,8 @@ def forward(
     save: bool,
 ) -> None:
     """Write y (T, B, N, d), active (T, B, N), what is saved, and the last c over the first."""
-    given = (x, *weights, *_ranked(noise, h.dtype), live, reset, h)
-    _run("forward", x, weights, sel, save, (*map(_whole, given), c, y, active, *saved))
+    given = (x, *weights, *_noise_as(noise, h.dtype), live, reset, h)
+    _run("forward", x, weights, sel, save, (*map(_contiguous, given), c, y, active, *saved))
 
 
 def backward(
@@ -134,16 +166,16 @@ def backward(
     V, weight, pair, _, c, gates, tanh_c, q, a = saved
     kept = (active, reset, weight, V, pair, c, gates, tanh_c, q, a)
     given = (dy, W, weights.W_q, *kept)
-    _run("backward", x, weights, sel, True, (*map(_whole, given), dh, dc, dV_x, dW, d_bias))
+    _run("backward", x, weights, sel, True, (*map(_contiguous, given), dh, dc, dV_x, dW, d_bias))
     return (None if dW is None else dW[:, :, :width]), d_bias
 
 
-def _ranked(noise: Noise | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+def _noise_as(noise: Noise | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
     return tuple(None if v is None else v.to(dtype) for v in noise or Noise())
 
 
-def _whole(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous().resolve_neg()
 
 
 def _run(
@@ -167,4 +199,5 @@ def _run(
     )
     kind = "double" if weights.W.dtype == torch.float64 else "float"
     run: Any = getattr(library(), f"{name}_{kind}")
-    run(shape, pointers, ctypes.c_double(sel.update_scale))
+    if run(shape, pointers, ctypes.c_double(sel.update_scale)):
+        raise MemoryError(f"no memory left for the buffers of a step of {B} sequences")
