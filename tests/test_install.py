@@ -155,7 +155,7 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
     works.append(["bench", "--quick", "--tables", "speed"])
     fails = {
         "training needs lightning_fabric, which is not installed": ["train", "copying"],
-        "drawing needs matplotlib, which is not installed": ["report", "."],
+        "this needs numpy, which is not installed": ["report", "."],
         "--tables harness needs lightning_fabric": ["bench", "--tables", "harness"],
     }
     said, heavy = run_without(extras, [*works, *fails.values()], tmp_path)
@@ -168,6 +168,9 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
         assert "pip install 'riglstm[lab]'" in err
         assert len(err.splitlines()) == 1
     assert heavy == []
+    ((code, _, err),), _ = run_without({"matplotlib"}, [["report", "."]], tmp_path)
+    assert code == 2
+    assert "drawing needs matplotlib, which is not installed" in err
 
 
 def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path: Path) -> None:
