@@ -23,7 +23,7 @@ from test_triton_gpu import CELLS
 (plan,) = kernels("plan", on_a_gpu=False)
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "wide")
-QUICK = {"one number", "256", "sixteen of both", "random"}
+QUICK = {"one number", "256", "random"}
 """A few seconds each, and every kind of code."""
 ALL = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CELLS]
 
