@@ -61,7 +61,7 @@ def five_gates(W: Tensor, W_q: Tensor | None, K: int) -> Tensor:
 def split_gates(dW5: Tensor, W_q: Tensor | None, K: int) -> tuple[Tensor, Tensor | None]:
     """The inverse for gradients: dW, and dW_q, summed over cells where they share it."""
     if W_q is None:
-        return dW5, None
+        return dW5.contiguous(), None
     d = dW5.shape[2] // 5
     dW, fifth = dW5.split((4 * d, d), dim=2)
     dW_q = gather_query(fifth.unflatten(1, (-1, d)), K)  # (N, (K+N-1)·d, d)

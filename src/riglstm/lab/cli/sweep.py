@@ -96,8 +96,10 @@ def _trials(
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    every = search.plan(space, models, space.labels(), config.out, where.device)
-    hopeless = pruner(every) if space.stop else None
+    hopeless = None
+    if space.stop:
+        every = search.plan(space, models, space.labels(), config.out, where.device)
+        hopeless = pruner(every)
     errors = _make(config, waiting, ended, where, deadline, again, hopeless)
     lines = search.read_lines(path)
     if lines:

@@ -4,9 +4,10 @@ A hard selection passes no gradient to its scores, so the masks of the forward p
 is needed. W_q counts as a fifth gate: with its own-state block set to zero it takes the same
 input H as the others, so one product serves all five.
 
-The sequence is taken in pieces, from the end. Within a piece everything that does not depend on
-the gradient is computed for all steps at once; the loop over steps carries only dh and dc; the
-gradients of weights and inputs are large products after it.
+The loops in C++ go from the last step to the first. In Python the sequence is taken in pieces, from
+the end. Within a piece everything that does not depend on the gradient is computed for all steps
+at once; the loop over steps carries only dh and dc; the gradients of weights and inputs are large
+products after it.
 """
 
 from __future__ import annotations
@@ -145,17 +146,46 @@ def backward(
     `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
     computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
     """
+    K, (T, B, _, d) = sel.K, saved.V.shape
+    dh, dc = (g.clone(memory_format=torch.contiguous_format) for g in (dh, dc))
+    dV_x = saved.V.new_empty(T, B, K, d)
+    call = (dy, dh, dc, active, saved, weights, sel, reset, dV_x, for_input, for_gates)
     if native.takes(x, dh, dc, weights, sel, product, reset) and dy.dtype == dh.dtype:
-        return _native(*(dy, dh, dc, x, active, saved, weights, sel, reset), for_input, for_gates)
+        dW5, db5, d_bias = native.backward(*call)
+    else:
+        dW5, db5, d_bias = _in_pieces(*call, product, idle)
+    dx = dW_in = db_in = None
+    if for_input:
+        dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, product)
+    dW, dW_q = split_gates(dW5, weights.W_q, K)
+    db = None if weights.b is None else db5[:, : 4 * d].contiguous()
+    return dx, dh, dc, Weights(dW_in, db_in, dW, db, dW_q, d_bias)
+
+
+def _in_pieces(
+    dy: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    active: Tensor,
+    saved: Saved,
+    weights: Weights,
+    sel: Selection,
+    reset: Tensor | None,
+    dV_x: Tensor,
+    for_input: bool,
+    for_gates: bool,
+    product: torch.dtype,
+    idle: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Write dh, dc, dV_x in place; gradients of `five_gates`, their biases, and update_bias."""
     T, B, S, d = saved.V.shape
     K, N, R = sel.K, sel.N, saved.pair.shape[1]
     W5 = five_gates(weights.W, weights.W_q, K).to(product)  # (N, (K+N)·d, 5·d)
     W5_x, W5_h = (w.contiguous() for w in W5.mT.split((K * d, N * d), dim=2))  # (N, 5·d, ·)
-    dV_x = saved.V.new_empty(T, B, K, d)
     dW5 = torch.zeros_like(W5, dtype=weights.W.dtype)
     db5 = dW5.new_zeros(N, W5.shape[2])
     d_bias = None if weights.update_bias is None else torch.zeros_like(weights.update_bias)
-    dh, dc = dh.reshape(B * N, d).clone(), dc.reshape(B * N, d).clone()
+    dh, dc = dh.view(B * N, d), dc.view(B * N, d)
     counts = saved.counts.tolist()
 
     for t, steps in reversed(_pieces(T, R)):
@@ -186,44 +216,7 @@ def backward(
             dH.mul_(weight[:, :K].unsqueeze(-1))
             dH = rows.sum_by_sample(dH.view(-1, K * d), steps * B)
             dV_x[now] = dH.view(steps, B, K, d)
-
-    dx = dW_in = db_in = None
-    if for_input:
-        dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, product)
-    dW, dW_q = split_gates(dW5, weights.W_q, K)
-    db = None if weights.b is None else db5[:, : 4 * d].contiguous()
-    grads = Weights(dW_in, db_in, dW, db, dW_q, d_bias)
-    return dx, dh.view(B, N, d), dc.view(B, N, d), grads
-
-
-def _native(
-    dy: Tensor,
-    dh: Tensor,
-    dc: Tensor,
-    x: Tensor,
-    active: Tensor,
-    saved: Saved,
-    weights: Weights,
-    sel: Selection,
-    reset: Tensor | None,
-    for_input: bool,
-    for_gates: bool,
-) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
-    """`backward` by the loop in C++; the large products of the input's map remain."""
-    K, (T, B, S, d) = sel.K, saved.V.shape
-    dh, dc = (g.clone(memory_format=torch.contiguous_format) for g in (dh, dc))
-    dV_x = saved.V.new_zeros(T, B, K, d) if for_input else None
-    dW5, d_bias = native.backward(
-        *(dy, dh, dc, x, active, saved, weights, sel, reset, dV_x, for_gates)
-    )
-    dx = dW_in = db_in = dW = db = dW_q = None
-    if dV_x is not None:
-        dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, dh.dtype)
-    if dW5 is not None:
-        dW, dW_q = split_gates(dW5[:, : S * d], weights.W_q, K)
-        dW = dW.contiguous()
-        db = None if weights.b is None else dW5[:, S * d, : 4 * d].contiguous()
-    return dx, dh, dc, Weights(dW_in, db_in, dW, db, dW_q, d_bias)  # type: ignore[arg-type]
+    return dW5, db5, d_bias
 
 
 class _Factors(NamedTuple):

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,39 +136,41 @@ def forward(
 ) -> None:
     """Write y (T, B, N, d), active (T, B, N), what is saved, and the last c over the first."""
     given = (x, *weights, *_noise_as(noise, h.dtype), live, reset, h)
-    _run("forward", x, weights, sel, save, (*map(_contiguous, given), c, y, active, *saved))
+    _run("forward", x.shape, weights, sel, save, (*map(_contiguous, given), c, y, active, *saved))
 
 
 def backward(
     dy: Tensor,
     dh: Tensor,
     dc: Tensor,
-    x: Tensor,
     active: Tensor,
     saved: Saved,
     weights: Weights,
     sel: Selection,
     reset: Tensor | None,
-    dV_x: Tensor | None,
+    dV_x: Tensor,
+    for_input: bool,
     for_gates: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Write dh, dc and dV_x (T, B, K, d), of zeros, in place; the gradients of gates and biases.
-
-    They are those of `five_gates` with a line for the biases below, (N, (K+N)·d+1, 5·d), and that
-    of the soft update's bias, (N).
-    """
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Write dh, dc, dV_x in place; gradients of `five_gates`, their biases, and update_bias."""
     W = weights.W
     N, lines, d = W.shape[0], W.shape[1], W.shape[2] // 4
     width = (4 if weights.W_q is None else 5) * d
     lanes = 64 // W.element_size()
-    dW = W.new_zeros(N, lines + 1, -(-width // lanes) * lanes) if for_gates else None
+    # The biases are a last line.
+    dW5 = W.new_zeros(N, lines + 1, -(-width // lanes) * lanes)
     bias = weights.update_bias
-    d_bias = None if bias is None or not for_gates else torch.zeros_like(bias)
+    d_bias = None if bias is None else torch.zeros_like(bias)
     V, weight, pair, _, c, gates, tanh_c, q, a = saved
-    kept = (active, reset, weight, V, pair, c, gates, tanh_c, q, a)
-    given = (dy, W, weights.W_q, *kept)
-    _run("backward", x, weights, sel, True, (*map(_contiguous, given), dh, dc, dV_x, dW, d_bias))
-    return (None if dW is None else dW[:, :, :width]), d_bias
+    given = (dy, W, weights.W_q, active, reset, weight, V, pair, c, gates, tanh_c, q, a)
+    out = (
+        dh,
+        dc,
+        dV_x.zero_() if for_input else None,
+        *((dW5, d_bias) if for_gates else (None, None)),
+    )
+    _run("backward", (*V.shape[:2], 0), weights, sel, True, (*map(_contiguous, given), *out))
+    return dW5[:, :lines, :width], dW5[:, lines, :width], d_bias
 
 
 def _noise_as(noise: Noise | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
@@ -180,24 +183,21 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 
 def _run(
     name: str,
-    x: Tensor,
+    shape: Sequence[int],
     weights: Weights,
     sel: Selection,
     save: bool,
     tensors: tuple[Tensor | None, ...],
 ) -> None:
-    T, B, D = x.shape
     shared = weights.W_q is not None and weights.W_q.dim() == 2
     views = sel.K if sel.views == "all" else sel.K_x
     peers = sel.N if sel.peers == "all" else sel.K_h
     d = weights.W.shape[2] // 4
-    shape = (ctypes.c_int64 * 11)(
-        *(T, B, D, sel.N, sel.K, d, sel.awake, views, peers, shared, save)
-    )
+    sizes = (ctypes.c_int64 * 11)(*(*shape, sel.N, sel.K, d, sel.awake, views, peers, shared, save))
     pointers = (ctypes.c_void_p * len(tensors))(
         *(None if t is None else t.data_ptr() for t in tensors)
     )
     kind = "double" if weights.W.dtype == torch.float64 else "float"
     run: Any = getattr(library(), f"{name}_{kind}")
-    if run(shape, pointers, ctypes.c_double(sel.update_scale)):
-        raise MemoryError(f"no memory left for the buffers of a step of {B} sequences")
+    if run(sizes, pointers, ctypes.c_double(sel.update_scale)):
+        raise MemoryError(f"no memory left for the buffers of a step of {shape[1]} sequences")
