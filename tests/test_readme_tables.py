@@ -49,7 +49,7 @@ def tables_in(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]
         for cells in lines:
             lead = heads.index("model") + 1
             found = list(zip(heads, cells, strict=True))[lead:]
-            yield title.partition(",")[0], cells[:lead], found
+            yield title.partition(":")[0], cells[:lead], found
 
 
 def spread(values: Sequence[float]) -> str:
@@ -62,27 +62,27 @@ def spread(values: Sequence[float]) -> str:
 
 def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
     """Computed anew, from the files alone."""
-    found: dict[tuple[str, ...], dict[int, float]] = {}
+    found: dict[tuple[str | bool, ...], dict[int, float]] = {}
     lines: list[dict[str, str]] = []
     for path in sorted((ROOT / "results").glob("*.csv")):
         with path.open(newline="") as file:
             lines += csv.DictReader(file)
-    lines = [row for row in lines if row["metric"] != "failed"]
-    searched = {(r["table"], r["setting"], r["model"]) for r in lines if r["budget"] == "searched"}
     for row in lines:
+        if row["metric"] == "failed":
+            continue
         what = TABLES[row["table"]]
-        place = (row["table"], row["setting"], row["model"])
         condition, chooser = (row[name].split("@")[1] for name in ("metric", "chosen_on"))
         home = what.recipes["paper"].settings[row["setting"]].trained_on
         rule = "training condition" if chooser == home else "shifted conditions"
-        # Where a search has figures, they take the place of older ones, each by its own rule.
-        older = place in searched and row["budget"] != "searched"
-        if not older and rule in (row["rule"] or rule):
-            figures = found.setdefault((what.title, *place[1:], condition, chooser), {})
+        # What was searched has a table of its own, where each recipe counts by its own rule.
+        if rule in (row["rule"] or rule):
+            place = (what.title, row["budget"] == "searched", row["setting"], row["model"])
+            figures = found.setdefault((*place, condition, chooser), {})
             figures[int(row["seed"])] = 100 * float(row["value"])
-    seen: dict[str, set[tuple[str, ...]]] = {"README.md": set(), "results/README.md": set()}
+    seen: dict[str, set[tuple[str | bool, ...]]] = {"README.md": set(), "results/README.md": set()}
     for name, keys in seen.items():
-        for title, lead, cells in tables_in((ROOT / name).read_text().split("## MiniGrid")[0]):
+        for of, lead, cells in tables_in((ROOT / name).read_text().split("## MiniGrid")[0]):
+            title, searched = of.partition(",")[0], of.endswith("by equal search")
             what = next(table for table in TABLES.values() if table.title == title)
             recipe = what.recipes["paper"]
             setting, model = lead if len(lead) > 1 else (*recipe.settings, *lead)
@@ -93,7 +93,7 @@ def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
             for head, cell in cells:
                 condition, _, chooser = head.removesuffix(" (trained)").partition(", best checkp")
                 chooser = chooser.split()[-1] if chooser else home
-                place = (title, setting, key, condition, chooser)
+                place = (title, searched, setting, key, condition, chooser)
                 if place not in found:
                     assert re.search(r"paper|updates|runs|K_a|budget|trial", head), head
                     continue
@@ -102,7 +102,7 @@ def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
                 assert cell == (mean if name == "README.md" else spread(values)), place
                 keys.add(place)
     assert seen["results/README.md"] == found.keys()
-    assert seen["README.md"] == {p for p in found if p[0] == README and p[4] == "14x14"}
+    assert seen["README.md"] == {p for p in found if p[:2] == (README, True) and p[5] == "14x14"}
 
 
 def test_the_page_has_the_recorded_success_rates() -> None:
@@ -151,7 +151,7 @@ def test_weights_in_the_repository_load_without_data(
 
     monkeypatch.setattr("riglstm.lab.tasks.images.obtain", gone)
     spec, task, net = load(file, "cpu")
-    assert spec.model == "riglstm"
+    assert file.stem == f"{spec.task}-{spec.model}"
     assert not net.training
     tokens = torch.zeros(9, 2, 1, dtype=torch.uint8)
     assert net(tokens).shape[-1] in (10, 11)

@@ -15,7 +15,7 @@ from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.pruning import pruner
-from riglstm.lab.tables.recipes import TABLES
+from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.run import open_data, run, say
 from riglstm.lab.tables.table import markdown, tables, text_table
@@ -148,9 +148,8 @@ def _finals(
         rows.append(table, finals.rows(space, by_folder[folder]))
 
     errors = _make(config, [final.planned for final in waiting], ended, where, deadline, again)
-    for shown in tables(there()):
-        if shown.name == space.table:
-            print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
+    for shown in tables([row for row in there() if row.budget == SEARCHED]):
+        print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
     _tell("final runs", errors, len(left()), again)
 
 

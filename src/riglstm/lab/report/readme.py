@@ -28,8 +28,9 @@ from riglstm.lab.tasks.datasets import DataError, data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.folder import atomic_write
 
-SIZE, STEP = 24, 289
-"""Of the digits that are drawn, and where their scores are, as in the paper."""
+SIZE, STEP = 16, 129
+"""Of the digits that are drawn, and where their scores are: as in the paper the first pixel of the
+lower half, but not at 24x24, where these networks read few digits."""
 SOURCES = "sources.json"
 SHIFT, TRIALS = "-shift.png", "-trials.png"
 """What the names of figures end in that are drawn from rows and from trials; all others are of
@@ -198,7 +199,11 @@ def _wanted(
     device: str = "cpu",
     data_dir: Path | None = None,
 ) -> Iterator[Wanted]:
+    first: dict[str, Table] = {}
     for table in found:
+        # Of two tables with one name the first was searched.
+        if first.setdefault(table.name, table) is not table:
+            continue
         for setting in table.trained_on:
             # Not of runs that have all failed.
             if (what := shift(table, setting)) is not None:

@@ -181,7 +181,8 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
             add(f"{c}, best run", [number(table.best_of(r)) if k else "–" for r, k in runs])
         if any(c in line.paper for line in lines) and not brief:
             add(f"{c}, paper", [line.paper.get(c, "–") for line in lines])
-    for c in table.conditions if any(line.there for line in lines) and not brief else ():
+    by_other_rule = any(cell != Cell() for line in lines for cell in line.there.values())
+    for c in table.conditions if by_other_rule and not brief else ():
         # Where all are trained on it, both rules choose the same.
         if homes != {c}:
             there = [line.there.get(c, Cell()) for line in lines]
@@ -280,6 +281,7 @@ RULES = (
 )
 """What is said with every table of runs."""
 SIZES = " at quick sizes, not the paper's"
+SEARCH = ", by equal search"
 QUICK = (
     "Small models, little data, few updates: this shows that the path from data to table works. "
     "The paper's figures are not comparable and left out; the budget “paper” sets them beside ours."
@@ -344,15 +346,14 @@ def newest(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
     In these, of each model in each setting the recipe of its last row counts; of a search, the last
     by each rule. A model without such rows in a setting keeps its own last recipe, and the table
-    says so.
+    says so. What was searched and what was not are never in one table.
     """
     full = [row for row in rows if row.budget != "quick"]
-    how = {row.table: (row.budget, row.precision) for row in full}
+    how = {_kind(row): (row.budget, row.precision) for row in full}
     # Those of the table's budget and precision after all others, each in their order.
-    ordered = sorted(full, key=lambda row: (row.budget, row.precision) == how[row.table])
-    searched = {(r.table, r.setting, r.model): r.budget == SEARCHED for r in ordered}
+    ordered = sorted(full, key=lambda row: (row.budget, row.precision) == how[_kind(row)])
     last = {
-        (r.table, r.setting, r.model, rule): r.recipe
+        (*_kind(r), r.setting, r.model, rule): r.recipe
         for r in ordered
         for rule in (AT_HOME, SHIFTED)
         if r.counts_by(rule)
@@ -360,21 +361,25 @@ def newest(rows: Sequence[ResultRow]) -> list[ResultRow]:
     return [
         row
         for row in full
-        if searched[row.table, row.setting, row.model] == (row.budget == SEARCHED)
-        and any(
-            row.counts_by(rule) and last[row.table, row.setting, row.model, rule] == row.recipe
+        if any(
+            row.counts_by(rule) and last[*_kind(row), row.setting, row.model, rule] == row.recipe
             for rule in (AT_HOME, SHIFTED)
         )
     ]
 
 
+def _kind(row: ResultRow) -> tuple[str, bool]:
+    return row.table, row.budget == SEARCHED
+
+
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A table of the newest rows for each of the paper's tables that has some."""
+    """Tables of the newest rows, in the paper's order; what was searched before what was not."""
     kept = newest(rows)
     return [
         paper_table(name, own, own[-1].budget)
         for name in TABLES
-        if (own := [row for row in kept if row.table == name])
+        for searched in (True, False)
+        if (own := [row for row in kept if _kind(row) == (name, searched)])
     ]
 
 
@@ -423,7 +428,7 @@ def paper_table(
     only = f", trained on {conditions[0]}" if len(set(homes.values())) == 1 else ""
     table = Table(
         name=name,
-        title=f"{what.title}{SIZES if quick else ''}{only}",
+        title=f"{what.title}{SIZES if quick else ''}{only}{SEARCH if budget == SEARCHED else ''}",
         measure=what.measure,
         conditions=conditions,
         trained_on=homes,
