@@ -207,7 +207,7 @@ RANK = (str(Path(__file__).with_name("train_ranks.py")), *TRAIN)
 
 
 def torchrun(node: Node, path: Path) -> subprocess.Popen[str]:
-    """Start a node's part of the run, as docs/cluster.md says."""
+    """Start a node's part of the run, as docs/many-gpus.md says."""
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{nodes.SUBNET}.1:29400")
     how = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "test", "--max-restarts", "3")
     # A real node has a name that leads to its address; a namespace has the machine's.
