@@ -23,7 +23,7 @@ DATA = ROOT.parent / "shared" / "data"
 FILES = ROOT / "weights"
 CONDITIONS = {
     "mnist 14x14": ("mnist", "14x14", 500),
-    "mnist 24x24": ("mnist", "24x24", 200),
+    "mnist 16x16": ("mnist", "16x16", 500),
     "copying P=50": ("copying", "P=50", 200),
     "copying P=200": ("copying", "P=200", 200),
 }

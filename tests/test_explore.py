@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,7 @@ from riglstm.lab.explore.networks import (
     drawn,
     open_networks,
 )
-from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.images import Size, positions
-from riglstm.models import build
 from test_plot import decoded
 
 ROOT = Path(__file__).parents[1]
@@ -36,13 +35,7 @@ SEVEN = drawn(STROKES["7"])
 
 @pytest.fixture(scope="module")
 def networks() -> list[Network]:
-    """The RigLSTM of the repository, and an LSTM as it starts."""
-    torch.manual_seed(0)
-    (rig,) = open_networks([ROOT / "weights"])
-    core: Any = build("lstm", rig.config.input_size, 12)
-    lstm = rig.config.open(torch.device("cpu")).network(core)
-    assert isinstance(lstm, TokenNetwork)
-    return [rig, Network("lstm", "drawn", {}, rig.config, lstm.eval())]
+    return open_networks([ROOT / "weights"])
 
 
 @pytest.fixture(scope="module")
@@ -181,26 +174,25 @@ def test_the_page_needs_nothing_from_elsewhere(port: int) -> None:
 
 def test_the_page_is_told_what_there_is(port: int) -> None:
     about = json.loads(ask(port, "GET", "/api/about")[2])
-    assert [one["name"] for one in about["networks"]] == ["riglstm", "lstm"]
-    assert about["networks"][0]["source"].endswith("seed 3, trained on 14x14")
-    assert about["networks"][0]["accuracy"]["24x24"] == pytest.approx(0.607, abs=1e-3)
+    assert [one["name"] for one in about["networks"]] == ["RigLSTM", "LSTM"]
+    assert about["networks"][0]["source"].endswith("seed 11, trained on 14x14")
+    assert about["networks"][0]["accuracy"]["16x16"] == pytest.approx(0.817, abs=1e-3)
     assert list(about["examples"]) == list("0123456789")
     assert about["examples"]["7"] == SEVEN.tolist()
 
 
 def test_the_examples_are_read_as_what_they_are(networks: list[Network]) -> None:
     pictures = torch.stack([drawn(strokes) for strokes in STROKES.values()])
-    config, net = networks[0].config, networks[0].net
-    for side in (14, 16):
-        shown = config.prepare(pictures).flatten(1)[:, positions(SIDE, Size(side, side))]
+    for network, side in product(networks, (14, 15)):
+        shown = network.config.prepare(pictures).flatten(1)[:, positions(SIDE, Size(side, side))]
         with torch.no_grad():
-            assert net(shown.T.unsqueeze(2)).argmax(-1).tolist() == list(range(10))
+            assert network.net(shown.T.unsqueeze(2)).argmax(-1).tolist() == list(range(10))
 
 
 def test_only_networks_that_read_digits_are_explored() -> None:
     weights = ROOT / "weights"
     (one,) = open_networks([weights / "mnist-riglstm.safetensors"])
-    assert one.name == "riglstm"
+    assert one.name == "RigLSTM"
     with pytest.raises(ValueError, match=r"expected a run on mnist .* got .*copying-riglstm"):
         open_networks([weights / "copying-riglstm.safetensors"])
 

@@ -19,21 +19,20 @@ from riglstm.lab.explore.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
 
-WEIGHTS = Path(__file__).parents[1] / "weights" / "mnist-riglstm.safetensors"
+WEIGHTS = Path(__file__).parents[1] / "weights"
 READY = "document.body.dataset.state === 'ready'"
 STATUS = "document.getElementById('status').textContent"
 STEP = "Number(document.getElementById('time').value)"
 
 
 @pytest.fixture(scope="module")
-def network() -> Network:
-    (one,) = open_networks([WEIGHTS])
-    return one
+def networks() -> list[Network]:
+    return open_networks([WEIGHTS])
 
 
 @pytest.fixture(scope="module")
-def address(network: Network) -> Iterator[str]:
-    with Server("127.0.0.1", 0, [network]) as served:
+def address(networks: list[Network]) -> Iterator[str]:
+    with Server("127.0.0.1", 0, networks) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{served.server_address[1]}/"
         served.shutdown()
@@ -54,11 +53,11 @@ def array(browser: Chromium, tab: str, name: str) -> Any:
 
 
 def test_a_seven_is_drawn_and_read_at_another_size(
-    browser: Chromium, address: str, network: Network, tmp_path: Path
+    browser: Chromium, address: str, networks: list[Network], tmp_path: Path
 ) -> None:
     browser.open(address)
     browser.wait(f"document.body && {READY}")
-    assert "riglstm reads 7" in browser.run(STATUS)
+    assert "RigLSTM reads 7" in browser.run(STATUS)
 
     browser.run("document.getElementById('clear').click()")
     browser.wait(READY)
@@ -80,11 +79,12 @@ def test_a_seven_is_drawn_and_read_at_another_size(
     assert 30 < int((pixels > 0).sum()) < 120
     where = torch.arange(24) * 28 // 24
     tokens = (pixels >= 128).long()[where][:, where].flatten()[:, None, None]
-    net: Any = network.net
+    net: Any = networks[0].net
     with torch.no_grad():
         x = net.tables(tokens).flatten(2)
         (trace,) = net.core.layer.trace(x)
         likely = net.readout(trace.output).softmax(-1)
+        beside = networks[1].net(tokens[:575]).softmax(-1).flatten()
     np.testing.assert_array_equal(array(browser, "digit", ".input")[:, 0, 0], tokens[:, 0, 0])
     for name in ("active", "views", "peers"):
         shown = array(browser, "digit", f".layers[0].{name}")
@@ -103,11 +103,13 @@ def test_a_seven_is_drawn_and_read_at_another_size(
     browser.press("ArrowRight")
     assert browser.run(STEP) == 575
     awake = [j for j, on in enumerate(trace.active[574, 0].tolist()) if on]
-    best = int(likely[574, 0].argmax())
-    share, names = round(100 * float(likely[574, 0, best])), ", ".join(map(str, awake))
+    readings = " ".join(
+        f"{one} reads {int(shares.argmax())} ({round(100 * float(shares.max()))} %)."
+        for one, shares in (("RigLSTM", likely[574, 0]), ("LSTM", beside))
+    )
     assert browser.run(STATUS) == (
-        f"Step 575 of 576: line 24, pixel 23, black. riglstm reads {best} ({share} %). "
-        f"Awake: cells {names}."
+        f"Step 575 of 576: line 24, pixel 23, black. {readings} "
+        f"Awake: cells {', '.join(map(str, awake))}."
     )
     badges = browser.run("[...document.querySelectorAll('.cell h3 span')].map(e => e.textContent)")
     assert [j for j, badge in enumerate(badges) if badge == "awake"] == awake
@@ -149,7 +151,7 @@ def test_a_digit_is_picked_without_drawing(browser: Chromium, address: str) -> N
     names = browser.run(f"{pick}.map(button => button.getAttribute('aria-label'))")
     assert names == [f"Digit {digit}" for digit in range(10)]
     browser.run(f"{pick}[4].click()")
-    browser.wait(f"{READY} && {STATUS}.includes('riglstm reads 4')")
+    browser.wait(f"{READY} && {STATUS}.includes('RigLSTM reads 4')")
     four = browser.run("fetch('api/about').then(got => got.json()).then(said => said.examples[4])")
     assert browser.run("explorer.pad.rows()") == four
 

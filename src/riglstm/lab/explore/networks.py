@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from riglstm.lab.tables.recipes import TABLES
 from riglstm.lab.tables.run import finished, load
 from riglstm.lab.tasks.base import generator
 from riglstm.lab.tasks.common import CPU, TokenNetwork
@@ -91,7 +92,7 @@ def open_networks(paths: Sequence[Path]) -> list[Network]:
                 "name another"
             )
         found.append(one)
-    return sorted(found, key=lambda one: one.name != "riglstm")
+    return sorted(found, key=lambda one: not isinstance(one.net.core, Rig))
 
 
 def _open(path: Path) -> Network | None:
@@ -104,8 +105,9 @@ def _open(path: Path) -> Network | None:
     if not isinstance(net, TokenNetwork) or not net.core.streaming:
         return None
     own = [row for row in run.result["rows"] if row["chosen_on"].endswith(f"@{run.home}")]
+    rows = TABLES["mnist"].recipes["paper"].rows
     return Network(
-        spec.name,
+        rows[spec.name].label if spec.name in rows else spec.name,
         f"{path.name}: seed {spec.seed}, trained on {run.home}",
         {row["condition"]: row["value"] for row in own},
         config,
