@@ -127,7 +127,7 @@ def test_the_small_table_of_speed_is_that_of_the_bench() -> None:
     rows = json.loads((ROOT / "results" / "bench" / "h200.json").read_text())["rows"]
     lines = ["| precision | work | `nn.LSTM` | RigLSTM | ratio |", "|---|---|--:|--:|--:|"]
     for row in rows:
-        if row["table"] == "speed" and row["B"] == 64:
+        if (row["table"], row["B"], row["hidden_size"]) == ("speed", 64, 600):
             theirs, ours = (
                 row["us"][f"{who} captured"]["median"] for who in ("nn.LSTM", "RigLSTM")
             )
