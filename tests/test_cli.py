@@ -150,7 +150,7 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("bench", "--markdown", "no.json"), "--markdown must name a file of a bench, got no.json"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
         (("bench", "--json", "."), "--json must name a file"),
-        (("bench", "--tables", "widths"), "speed, minigrid, harness on cpu, got widths"),
+        (("bench", "--tables", "widths"), "speed, minigrid on cpu, got widths"),
         (("demo", "--threads", "100000"), "--threads must be at most 256, got 100000"),
         (("demo", "--device", "banana"), "--device must be auto, cpu, cuda or cuda:N, got 'banana"),
         (("train", "copying", "--devices", "1000", "--device", "cpu"), "devices must be at most"),
@@ -580,7 +580,7 @@ def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> Non
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", asked.append)
     assert exit_code("bench", "--device", "cuda", "--tables", "minigrid") == 2
-    said = "--tables must name some of speed, widths, rules, harness on cuda:0, got minigrid"
+    said = "--tables must name some of speed, widths, rules on cuda:0, got minigrid"
     assert said in capsys.readouterr().err
     assert exit_code("bench", "--device", "cuda") == 0
     assert (asked[0].device, asked[0].tables) == ("cuda:0", ("speed", "widths", "rules"))

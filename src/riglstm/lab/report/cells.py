@@ -6,7 +6,6 @@ T = s² steps in the order of lines; F frames of H × W.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from riglstm import plot
 from riglstm.lab.report.curves import TRUTH, Array, Picture, looks, png
 from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.run import build, finished, load
+from riglstm.lab.tables.run import finished, load
 from riglstm.lab.tasks.balls import BallsTask
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.common import TokenNetwork
@@ -115,12 +114,6 @@ def open_run(
     return Loaded(label, path, spec, task, net)
 
 
-def before_training(run: Loaded, data_dir: Path | None) -> Loaded:
-    """The same run with the weights that its seed drew, to compare with."""
-    _, net = build(run.spec, run.task.device, data_dir)
-    return run._replace(net=net.eval())
-
-
 def image_task(run: Loaded) -> ImageTask:
     """The run's task, if it is one of images."""
     if not isinstance(run.task, ImageTask):
@@ -180,36 +173,9 @@ def layers(run: Loaded, seen: Look) -> list[Layer]:
     return read_layers(seen.traces, LAYERS.get(run.spec.model))
 
 
-class Summary(NamedTuple):
-    """The activity of one cell over many images: means and standard deviations."""
-
-    awake: tuple[float, float]
-    """Share of the steps."""
-    correlation: tuple[float, float]
-    """With the stroke; NaN where the cell never changed on any image."""
-
-
-def summarise(active: Tensor, pixels: Tensor) -> list[Summary]:
-    """A summary of every cell of a layer (T, B, N), over all the images given (B, s, s)."""
-    shares, r = share_awake(active), correlation(active, brightness(pixels))
-    found = []
-    for awake, all_r in zip(shares.unbind(1), r.unbind(1), strict=True):
-        known = all_r[~all_r.isnan()]
-        spread = (math.nan, math.nan)
-        if len(known):
-            spread = (float(known.mean()), float(known.std(correction=0)))
-        found.append(Summary((float(awake.mean()), float(awake.std(correction=0))), spread))
-    return found
-
-
 def brightness(pixels: Tensor) -> Tensor:
     """Images (B, s, s), or (B, s, s, 3), as what is read at each step, (T, B)."""
     return (pixels.mean(3) if pixels.dim() == 4 else pixels).flatten(1).T
-
-
-def summaries(run: Loaded, seen: Look) -> list[tuple[str, list[Summary]]]:
-    """The name of each layer, and a summary of each of its cells over all images."""
-    return [(layer.name, summarise(layer.awake, seen.images.pixels)) for layer in layers(run, seen)]
 
 
 def activation_picture(run: Loaded, seen: Look) -> Picture:
