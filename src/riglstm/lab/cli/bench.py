@@ -9,7 +9,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -20,6 +19,7 @@ import torch
 
 from riglstm import __version__
 from riglstm.lab.bench.speed import CASES, FIGURES, QUICK, measure, ratios
+from riglstm.lab.bench.timing import METERS, interleave
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.minigrid.levels import available, family
 from riglstm.lab.minigrid.ppo import PPO
@@ -239,14 +239,8 @@ def _frame_rates(rounds: int, config: PPO) -> dict[str, list[float]]:
             options = dict(memory.options)
             spec = GridSpec(GRID_FAMILY, memory.model, memory.hidden_size, options, config, 0)
             work[name] = Agent(build(spec, torch.device("cpu")), envs, config, 0).update
-        speeds: dict[str, list[float]] = {name: [] for name in work}
-        for turn in range(rounds + 1):
-            for name, do in work.items():
-                began = time.perf_counter()
-                do()
-                if turn:
-                    speeds[name].append(config.batch / (time.perf_counter() - began))
-    return speeds
+        seconds = interleave(work, METERS["cpu"], rounds + 1)
+    return {name: [config.batch / s for s in taken[1:]] for name, taken in seconds.items()}
 
 
 def _minigrid_table(speeds: Mapping[str, list[float]], config: PPO) -> str:
