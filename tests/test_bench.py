@@ -1,8 +1,6 @@
 """The benchmark: what is timed, how, and a small run of all of it."""
 
 import json
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +13,11 @@ from torch import Tensor, nn
 from riglstm import RigLSTM
 from riglstm.checks import fitting_cells
 from riglstm.lab.bench import speed
-from riglstm.lab.bench.harness import overhead
 from riglstm.lab.bench.speed import CASES, LSTM, OURS, Case, Run, check, measure, ratios
 from riglstm.lab.bench.timing import METERS, Meter, interleave, spread
 from riglstm.lab.cli import bench
 from riglstm.lab.cli.main import main
-from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.folder import commit
-from train_task import QUICK, Halves, network
 
 CPU = torch.device("cpu")
 CASE = Case(12, B=4, T=3, input_size=5, captured=True)
@@ -250,7 +245,6 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert machine["processor"]
     assert written["commit"] == commit()
     assert written["options"]["quick"] is True
-    assert written["harness"] == []
     assert [(r["table"], r["work"]) for r in written["rows"]] == [
         ("speed", "inference"),
         ("speed", "training"),
@@ -280,22 +274,6 @@ def test_a_benchmark_that_is_cut_off_leaves_the_rows_it_has_measured(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_harness_table_has_the_overhead_of_each_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "bench.json"
-    assert main(["bench", "--quick", "--tables", "harness", "--json", str(path)]) == 0
-    out = capsys.readouterr().out
-    written = json.loads(path.read_text())
-    assert written["rows"] == []
-    assert [row["model"] for row in written["harness"]] == ["riglstm", "lstm"]
-    for row in written["harness"]:
-        assert (row["updates"], row["rounds"]) == (2, 2)
-        assert min(row["bare"]["low"], row["harness"]["low"]) > 0
-        assert f"{100 * (row['ratio']['median'] - 1):+.1f} %" in out
-    assert "harness: copying, 2 rounds of 2 updates" in out
-
-
 def test_a_busy_machine_is_said_to_be_one() -> None:
     assert "Other programs are at work" in bench.headline({"device": "cpu", "load": 1.0}, "abc", 7)
     idle = bench.headline({"device": "cpu", "load": 0.1}, "abc", 7)
@@ -310,42 +288,3 @@ def test_on_a_gpu_both_are_captured(work: str, precision: Any) -> None:
     case = Case(600, 8, T=9, precision=precision, captured=True)
     row = measure("speed", case, work, torch.device("cuda"), rounds=2)
     assert (set(row.us), row.failed) == (EVERY, {})
-
-
-class Counting(Halves):
-    """Which batches were asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: Counter[int] = Counter()
-
-    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        self.asked[step] += 1
-        return super().batch(seed, step, rows)
-
-    def score(self, *arguments: Any) -> Any:
-        raise AssertionError("no evaluation is timed")
-
-
-def test_both_make_the_same_updates_in_turns_and_those_that_count_are_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    task = Counting()
-    # The clock says how many batches were asked for; each takes "one second".
-    monkeypatch.setattr(time, "perf_counter", lambda: float(task.asked.total()))
-    nets: list[nn.Module] = []
-
-    def build() -> nn.Module:
-        net = network(task)
-        net.dropout = nn.Identity()
-        nets.append(net)
-        return net
-
-    found = overhead(task, build, QUICK, updates=4, rounds=2, warmup=2)
-    assert task.asked == dict.fromkeys(range(7), 4)
-    for other in nets[1:]:
-        for got, want in zip(other.parameters(), nets[0].parameters(), strict=True):
-            assert torch.equal(got, want)
-    assert (found.updates, found.rounds) == (4, 2)
-    assert found.bare.median == found.harness.median == 1000.0
-    assert found.ratio.median == 1.0

@@ -150,7 +150,7 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("bench", "--markdown", "no.json"), "--markdown must name a file of a bench, got no.json"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
         (("bench", "--json", "."), "--json must name a file"),
-        (("bench", "--tables", "widths"), "speed, minigrid, harness on cpu, got widths"),
+        (("bench", "--tables", "widths"), "speed, minigrid on cpu, got widths"),
         (("demo", "--threads", "100000"), "--threads must be at most 256, got 100000"),
         (("demo", "--device", "banana"), "--device must be auto, cpu, cuda or cuda:N, got 'banana"),
         (("train", "copying", "--devices", "1000", "--device", "cpu"), "devices must be at most"),
@@ -342,13 +342,13 @@ def test_train_never_touches_a_run_that_is_there(
     done, partial = put_run(tmp_path / "done"), put_run(tmp_path / "partial", None)
     assert exit_code("train", "copying", "--out", str(done)) == 2
     err = capsys.readouterr().err
-    assert f"{done} holds a finished run; `riglstm evaluate {done}` shows its result" in err
-    assert "--out names another folder" in err
+    assert f"{done} holds a run that is done; `riglstm evaluate {done}` shows its result" in err
     assert exit_code("train", "copying", "--out", str(partial)) == 2
     err = capsys.readouterr().err
-    assert f"{partial} holds a run that was stopped; --resume goes on with it" in err
+    assert f"{partial} holds a run that was stopped; go on with it by --resume" in err
     assert not asked
-    assert exit_code("train", "copying", "--out", str(partial), "--resume") == 0
+    same = ("--model", "lstm", "--hidden-size", "6", "--resume")
+    assert exit_code("train", "copying", "--out", str(partial), *same) == 0
     assert asked[0]["resume"]
 
 
@@ -580,7 +580,7 @@ def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> Non
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", asked.append)
     assert exit_code("bench", "--device", "cuda", "--tables", "minigrid") == 2
-    said = "--tables must name some of speed, widths, rules, harness on cuda:0, got minigrid"
+    said = "--tables must name some of speed, widths, rules on cuda:0, got minigrid"
     assert said in capsys.readouterr().err
     assert exit_code("bench", "--device", "cuda") == 0
     assert (asked[0].device, asked[0].tables) == ("cuda:0", ("speed", "widths", "rules"))

@@ -156,7 +156,6 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
     fails = {
         "training needs lightning_fabric, which is not installed": ["train", "copying"],
         "this needs numpy, which is not installed": ["report", "."],
-        "--tables harness needs lightning_fabric": ["bench", "--tables", "harness"],
     }
     said, heavy = run_without(extras, [*works, *fails.values()], tmp_path)
     for args, (code, out, err) in zip(works, said, strict=False):

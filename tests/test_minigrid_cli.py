@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finished_run_is_tested_again_and_not_trained(runs: Path, capsys: Capture) -> None:
     out = str(runs / "riglstm")
     assert main(["train", "minigrid", "--family", "lavagap", "--out", out, *TINY]) == 2
-    assert "holds a finished run; `riglstm evaluate" in capsys.readouterr().err
+    assert "holds a run that is done; `riglstm evaluate" in capsys.readouterr().err
     assert main(["evaluate", out, "--conditions", "S6", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "S6" in said
@@ -74,7 +74,7 @@ def test_copies_and_broken_folders_are_left_out_and_said_so(runs: Path, tmp_path
     found, missing = without_copies([read(runs / "rim"), read(tmp_path / "copy")])
     assert [run.path for run in found] == [runs / "rim"]
     assert "copy: left out, the same run as" in missing[0]
-    with pytest.raises(RunError, match=r"broken/result.json must be .* with rows, a list of fig"):
+    with pytest.raises(RunError, match=r"broken/result.json must be .* with rows of figures"):
         read(tmp_path / "broken")
 
 

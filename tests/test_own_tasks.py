@@ -123,7 +123,7 @@ def test_a_packages_task_is_trained_resumed_tested_exported_and_drawn(
 
     with monkeypatch.context() as patched:
         patched.setattr(train_task.Halves, "batch", stop)
-        assert exit_code("train", "larger", *SHORT, "--out", "cut") == main.INTERRUPTED
+        assert exit_code("train", "larger", *SHORT, "--out", "cut") == main.STOPPED
     assert exit_code("report", "cut", "--out", "cut.html") == 0
     assert exit_code("train", "larger", *SHORT, "--out", "cut", "--resume") == 0
     assert rows(Path("cut")) == rows(Path("whole"))

@@ -182,8 +182,8 @@ def test_frames_are_encoded_once_and_codes_lead_back() -> None:
         ({"clip_norm": 0.0}, r"clip_norm must be a number above 0, got 0\.0"),
         ({"gamma": 1.5}, r"gamma must be a number from 0 to 1, got 1\.5"),
         ({"entropy_coef": math.inf}, "entropy_coef must be a number from 0 on, got inf"),
-        ({"workers": 0}, "workers must be a whole number from 1 on, or none, got 0"),
-        ({"frames": 0}, "frames must be a whole number from 1 on, or none, got 0"),
+        ({"workers": 0}, "workers must be a whole number from 1 on, got 0"),
+        ({"frames": 0}, "frames must be a whole number from 1 on, got 0"),
         (
             {"envs": 3, "steps": 3, "window": 1, "minibatch": 4, "normalise": True},
             "expected minibatches of 2 frames or more, got 9 frames in minibatches of 4",

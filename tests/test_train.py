@@ -534,7 +534,7 @@ class Doubler:
 
 
 def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("riglstm.lab.train.graphed.graphed", Doubler)
+    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedCore", Doubler)
     for name in ("get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     core = network(Halves()).get_submodule("core")

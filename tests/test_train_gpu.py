@@ -15,7 +15,7 @@ from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.checkpoints import read_checkpoint
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.graphed import graphed
+from riglstm.lab.train.graphed import GraphedCore
 from riglstm.lab.train.loop import fit
 from train_helpers import outcome
 from train_task import QUICK, Halves, network
@@ -41,7 +41,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
 
     def counted(core: Any, x: Tensor) -> Any:
-        call, number = graphed(core, x), len(calls)
+        call, number = GraphedCore(core, x), len(calls)
         calls.append(0)
 
         def count(x: Tensor, state: Any = None) -> Any:
@@ -50,7 +50,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(riglstm.lab.train.graphed, "graphed", counted)
+    monkeypatch.setattr(riglstm.lab.train.graphed, "GraphedCore", counted)
     return calls
 
 

@@ -31,7 +31,6 @@ class Halves:
     metric = Metric("accuracy", higher_is_better=True)
     trained_on = "T=6"
     conditions: tuple[str, ...] = ("T=6", "T=10")
-    updates_per_epoch = 10
 
     def __init__(self, device: torch.device = CPU, batch_size: int = 8) -> None:
         self.device = device

@@ -38,7 +38,6 @@ class Adding:
 class AddingTask:
     input_size = 2
     metric = Metric("mse", higher_is_better=False, scale=1, unit="")
-    updates_per_epoch = 1000
 
     def __init__(self, options, device):
         self.options, self.device = options, device

@@ -1,8 +1,7 @@
-"""`riglstm bench`: RigLSTM's microseconds a step beside nn.LSTM's; what training adds to them."""
+"""`riglstm bench`: RigLSTM's microseconds a step beside nn.LSTM's; agents beside their world."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -10,35 +9,29 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import nn
 
 from riglstm import __version__
-from riglstm.lab.bench.harness import Overhead, overhead
 from riglstm.lab.bench.speed import CASES, FIGURES, QUICK, measure, ratios
-from riglstm.lab.bench.timing import Spread
+from riglstm.lab.bench.timing import METERS, interleave
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.minigrid.levels import available, family
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.table import TextTable, markdown
-from riglstm.lab.tasks.copying import Copying
 from riglstm.lab.train.config import Fit, device_name, pick
 from riglstm.lab.train.folder import atomic_write, commit
-from riglstm.models import build
 
-Table: TypeAlias = Literal["speed", "widths", "rules", "minigrid", "harness"]
+Table: TypeAlias = Literal["speed", "widths", "rules", "minigrid"]
 
 TABLES: dict[str, tuple[Table, ...]] = {
-    "cpu": ("speed", "minigrid", "harness"),
-    "cuda": ("speed", "widths", "rules", "harness"),
+    "cpu": ("speed", "minigrid"),
+    "cuda": ("speed", "widths", "rules"),
 }
 """By kind of device."""
 ROUNDS = {"cpu": 7, "cuda": 15}
@@ -58,12 +51,11 @@ class Bench:
     device: str = "cpu"
     """Where to run: cpu, or a GPU: cuda, cuda:1."""
     tables: tuple[Table, ...] | None = None
-    """Which to measure; none: all that the device has, but harness. speed: several sizes; widths:
-    every width of a small batch, and rules: other rules of choosing, on a GPU; minigrid: training
-    beside mere stepping, where riglstm[rl] is installed, on a CPU; harness: what training by
-    `riglstm train` adds to an update."""
+    """Which to measure; none: all that the device has. speed: several sizes; widths: every width of
+    a small batch, and rules: other rules of choosing, on a GPU; minigrid: training beside mere
+    stepping, where riglstm[rl] is installed, on a CPU."""
     rounds: int | None = None
-    """Timed rounds, after the warm-up; none: 7 on a CPU, 15 on a GPU. At most three of harness."""
+    """Timed rounds, after the warm-up; none: 7 on a CPU, 15 on a GPU."""
     seed: int = 0
     """Of the weights and the inputs."""
     quick: bool = False
@@ -88,10 +80,7 @@ def main(args: Sequence[str]) -> None:
         print("\n".join(speed_tables(json.loads(config.markdown.read_bytes()))), end="")
         return
     device = pick(Fit(device=config.device))
-    tables = config.tables
-    if tables is None:
-        tables = tuple(name for name in TABLES[device.type] if name != "harness")
-    config = replace(config, device=str(device), tables=tables)
+    config = replace(config, device=str(device), tables=config.tables or TABLES[device.type])
     check(config)
     run(config)
 
@@ -105,11 +94,6 @@ def check(config: Bench) -> None:
         raise UsageError(
             f"--tables must name some of {', '.join(there)} on {config.device}, "
             f"got {', '.join(wrong)}"
-        )
-    if "harness" in config.tables and importlib.util.find_spec("lightning_fabric") is None:
-        raise UsageError(
-            "--tables harness needs lightning_fabric, which is not installed: "
-            "pip install 'riglstm[lab]', or name the other tables only"
         )
     flags.check_at_least("seed", config.seed, 0)
     flags.check_at_least("rounds", rounds(config), 1)
@@ -137,7 +121,7 @@ def run(config: Bench) -> None:
     """Measure the tables, print each when it is there, and write the file row by row."""
     assert config.tables is not None
     content: dict[str, Any] = {"machine": describe(config.device), "commit": commit()}
-    content |= {"rows": [], "harness": [], "minigrid": {}}
+    content |= {"rows": [], "minigrid": {}}
     print(headline(content["machine"], content["commit"], rounds(config)))
     cases, device = (QUICK if config.quick else CASES)[_kind(config)], torch.device(config.device)
     if device.type == "cuda":
@@ -160,10 +144,6 @@ def run(config: Bench) -> None:
         print(f"\n{LEGEND}")
     if "minigrid" in config.tables:
         content["minigrid"] = _minigrid(config)
-    if "harness" in config.tables:
-        found = _overheads(config)
-        print(f"\n{_harness_table(found)}\n\n{HARNESS_LEGEND}", flush=True)
-        content["harness"] = [{"model": model, **asdict(o)} for model, o in found.items()]
     _save(config, content)
     if config.json is not None:
         print(f"written: {config.json}")
@@ -216,56 +196,6 @@ def _lack(row: Mapping[str, Any], figure: str) -> str:
     return "failed" if figure in row["failed"] else "–"
 
 
-HARNESS_MODELS = ("riglstm", "lstm")
-HARNESS_UPDATES = {"cpu": 4, "cuda": 200}
-"""Updates in a round: seconds of each."""
-HARNESS_LEGEND = """\
-bare: batch, forward, loss, backward, clipping, Adam, in a loop by hand
-fit: the same updates by `riglstm train`, its log included; no evaluation, no checkpoint
-overhead: of fit over bare in the same round; median over the rounds (10–90 %)"""
-
-
-def _overheads(config: Bench) -> dict[str, Overhead]:
-    """What training by `fit` costs each model, on the copying task of the paper: P = 50, L = 10."""
-    device = torch.device(config.device)
-    L, P, B, H, updates = (2, 2, 4, 12, 2) if config.quick else (10, 50, 64, 600, None)
-    task = Copying(L=L, P=P, batch_size=B, input_size=H).open(device)
-
-    def make(model: str) -> nn.Module:
-        torch.manual_seed(config.seed)
-        options = {"num_cells": 6} if model == "riglstm" else {}
-        core = build(model, task.input_size, H, **options)
-        return task.network(core).to(device)  # type: ignore[arg-type]
-
-    return {
-        model: overhead(
-            task,
-            partial(make, model),
-            Fit(device=config.device),
-            updates=updates or HARNESS_UPDATES[device.type],
-            # On a CPU a round at the paper's size takes the better part of a minute.
-            rounds=min(rounds(config), 3),
-            seed=config.seed,
-        )
-        for model in HARNESS_MODELS
-    }
-
-
-def _harness_table(found: Mapping[str, Overhead]) -> str:
-    lines = [
-        [model, f"{o.bare.median:.2f}", f"{o.harness.median:.2f}", _percent(o.ratio)]
-        for model, o in found.items()
-    ]
-    any_one = next(iter(found.values()))
-    heading = f"harness: copying, {any_one.rounds} rounds of {any_one.updates} updates"
-    return text.table(heading, ("", "bare, ms an update", "fit, ms an update", "overhead"), lines)
-
-
-def _percent(ratio: Spread) -> str:
-    low, middle, high = (100 * (r - 1) for r in (ratio.low, ratio.median, ratio.high))
-    return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
-
-
 GRID_FAMILY, GRID_MODELS = "doorkey", ("lstm", "riglstm")
 RANDOM_STEPS = "random steps"
 
@@ -309,14 +239,8 @@ def _frame_rates(rounds: int, config: PPO) -> dict[str, list[float]]:
             options = dict(memory.options)
             spec = GridSpec(GRID_FAMILY, memory.model, memory.hidden_size, options, config, 0)
             work[name] = Agent(build(spec, torch.device("cpu")), envs, config, 0).update
-        speeds: dict[str, list[float]] = {name: [] for name in work}
-        for turn in range(rounds + 1):
-            for name, do in work.items():
-                began = time.perf_counter()
-                do()
-                if turn:
-                    speeds[name].append(config.batch / (time.perf_counter() - began))
-    return speeds
+        seconds = interleave(work, METERS["cpu"], rounds + 1)
+    return {name: [config.batch / s for s in taken[1:]] for name, taken in seconds.items()}
 
 
 def _minigrid_table(speeds: Mapping[str, list[float]], config: PPO) -> str:

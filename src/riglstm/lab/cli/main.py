@@ -26,7 +26,7 @@ from riglstm.lab.cli import (
     sweep,
     train,
 )
-from riglstm.lab.tables.executor import in_words
+from riglstm.lab.tables.executor import FAILED, STOPPED, in_words
 from riglstm.lab.train.config import rank
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -74,9 +74,6 @@ EXTRAS: dict[str, tuple[str, str]] = {
 }
 """What is not installed with torch: who needs it, and how to get it."""
 
-FAILED, INTERRUPTED = 2, 130
-"""Exit codes: it cannot be done; Ctrl-C, as shells count it."""
-
 WRITES = ("demo", "train", "export", "reproduce", "sweep", "report")
 """Verbs whose result is in files, whatever becomes of what they print."""
 
@@ -120,7 +117,7 @@ def _main(args: Sequence[str]) -> int:
         if rank() == 0:
             said = str(stop) or "stopped by Ctrl-C; nothing was saved"
             print(f"\nriglstm: {said}", file=sys.stderr)
-        return INTERRUPTED
+        return STOPPED
     except Exception as error:
         line = in_words(error)
         if line is None:

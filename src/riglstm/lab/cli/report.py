@@ -46,8 +46,6 @@ class Report:
     """Side of these images; 24 in the paper."""
     step: int = 289
     """Where scores are drawn, counted from 1; 289 in the paper."""
-    sample: int = 64
-    """Test images over which each cell's activity is averaged."""
     sequence: int = 0
     """Number of the test sequence of balls that is rolled out."""
     models: tuple[str, ...] | None = None

@@ -27,9 +27,9 @@ class Sweep:
     """Train the trials of a search space, and print each model's best.
 
     A space is a TOML file: options that all models share, options of single models, and how many
-    trials are drawn; `riglstm.lab.tables.search` explains it. Trial 0 is the table's own recipe. A
-    trial that has its line in the results is skipped, one that was stopped is gone on with: the
-    same command does the rest. No trial sees test data.
+    trials are drawn; `pydoc riglstm.lab.tables.search` explains it, and `protocol/` has examples.
+    Trial 0 is the table's own recipe. A trial that has its line in the results is skipped, one
+    that was stopped is gone on with: the same command does the rest. No trial sees test data.
 
     With --finals the best recipe of each model, by each of two rules, is trained for longer with
     new seeds, and tested. Its figures become rows of the table. A model needs all its trials first.

@@ -12,7 +12,7 @@ from riglstm import VARIANTS, RigLSTM
 from riglstm.lab import tasks
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.plan import PLACE, RunSpec
-from riglstm.lab.tables.result import read_reason, read_record
+from riglstm.lab.tables.result import read_record
 from riglstm.lab.tables.run import run
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit, rank
@@ -178,36 +178,17 @@ def _without_task(args: Sequence[str]) -> None:
 
 def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
     """Refuse a folder that a run cannot be made in; True: the run is there, and done."""
-    for path in (out, *out.parents):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")
     folder = RunFolder(out)
     folder.check()
-    state = folder.state
-    if state == "done" and resume:
-        found = differences(folder.read_json(folder.config), spec)
-        if not found:
-            # A kill may have come before all that has served was removed.
-            with folder.held():
-                folder.tidy()
-            return True
+    if folder.state == "done" and resume and not differences(folder.read_json(folder.config), spec):
+        # A kill may have come before all that has served was removed.
+        with folder.held():
+            folder.tidy()
+        return True
+    if folder.state == "partial" and folder.failed.exists():
         raise UsageError(
-            f"{out} holds another run, which is done: {'; '.join(found)}; --out names another "
-            "folder"
+            f"{out} holds a run that failed, and would again: "
+            f"{folder.read_json(folder.failed).get('reason')}; --out names another folder"
         )
-    if state == "done":
-        raise UsageError(
-            f"{out} holds a finished run; `riglstm evaluate {out}` shows its result, and --out "
-            "names another folder"
-        )
-    if state == "partial" and folder.failed.exists():
-        raise UsageError(
-            f"{out} holds a run that failed, and would again: {read_reason(folder)}; --out names "
-            "another folder"
-        )
-    if state == "partial" and not resume:
-        raise UsageError(
-            f"{out} holds a run that was stopped; --resume goes on with it, and --out names "
-            "another folder"
-        )
+    folder.check_run(spec, resume=resume)
     return False

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.train.config import check_device
+from riglstm.lab.train.config import check_device, check_whole
 from riglstm.models.base import State
 from riglstm.models.episodes import restart, run_with_resets, stepper
 
@@ -66,15 +66,6 @@ NUMBERS = {
     "clip_norm": ABOVE_ZERO,
 }
 """Options that are numbers: which, in words, and whether one is."""
-
-
-def check_count(name: str, value: object, *, or_none: bool = False) -> None:
-    """Raise ValueError where a number of things is none."""
-    if or_none and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        ending = ", or none" if or_none else ""
-        raise ValueError(f"{name} must be a whole number from 1 on{ending}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -123,9 +114,10 @@ class PPO:
     def __post_init__(self) -> None:
         check_device(self.device)
         for name in ("envs", "steps", "window", "epochs", "minibatch", "checkpoint_every"):
-            check_count(name, getattr(self, name))
+            check_whole(name, getattr(self, name), least=1)
         for name in ("frames", "workers"):
-            check_count(name, getattr(self, name), or_none=True)
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least=1)
         if self.steps % self.window or self.minibatch % self.window:
             raise ValueError(
                 f"steps and minibatch must be multiples of window = {self.window}, "

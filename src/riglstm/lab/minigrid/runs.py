@@ -16,14 +16,14 @@ import torch
 from riglstm import models
 from riglstm.lab.minigrid.levels import SHOWN, chosen_levels, family
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
-from riglstm.lab.minigrid.ppo import PPO, check_count
+from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import table
 from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete, unfinished
-from riglstm.lab.tables.result import sessions
-from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
+from riglstm.lab.tables.result import made_by
+from riglstm.lab.train.config import Fit, check_whole, device_name, fork_rng, pick
 from riglstm.lab.train.folder import RunFolder, commit
 from riglstm.lab.train.stopping import Diverged
 
@@ -90,8 +90,7 @@ def run(
             "frames": trained.frames,
             "seconds": trained.seconds,
             "parameters": sum(p.numel() for p in net.parameters()),
-            "device": sessions(folder, "device"),
-            "commit": sessions(folder, "commit"),
+            **made_by(folder.read_json(folder.run)),
         }
         folder.finish(result)
     return result
@@ -114,7 +113,7 @@ def plan(
     for name in models or ():
         if name not in MEMORIES:
             raise ValueError(f"models must be some of {', '.join(MEMORIES)}, got {name!r}")
-    check_count("seeds", seeds)
+    check_whole("seeds", seeds, least=1)
     found = []
     for seed, of, model in product(range(seeds), families or SHOWN, models or COMPARED):
         how, memory = ppo, MEMORIES[model]
@@ -166,8 +165,6 @@ def evaluate(
 
     folder = RunFolder(path)
     spec, net = load(path, device)
-    if episodes is not None:
-        check_count("episodes", episodes)
     result = folder.read_json(folder.result)
     of = family(spec.family)
     asked = chosen_levels(of, None if levels is None else tuple(levels))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from riglstm import models
 from riglstm.lab.minigrid.levels import family
-from riglstm.lab.minigrid.ppo import PPO, check_count
+from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.plan import check_options, digest, identity, plain_options
+from riglstm.lab.train.config import check_whole
 
 TASK = "minigrid"
 LAST = "last"
@@ -79,8 +80,10 @@ class GridSpec:
                 f"seed must be a whole number from 0 to {TEST_SEED - 1}, as {TEST_SEED} is that of "
                 f"the test episodes, got {seed!r}"
             )
-        check_count("episodes", self.episodes)
+        check_whole("episodes", self.episodes, least=1)
         self.ppo.whole(self.frames)
+
+    precision: ClassVar[str] = "fp32"
 
     @property
     def name(self) -> str:
@@ -144,6 +147,10 @@ class GridSpec:
         return identity(
             {**data, "model_options": _sizes(self.model, self.hidden_size, self.model_options)}
         )
+
+    def recipe(self) -> str:
+        """A digest of `training`: runs that have it are repetitions of each other."""
+        return digest(self.training())
 
     def digest(self) -> str:
         """Eight hexadecimal digits of what makes it this run, for the name of a folder."""

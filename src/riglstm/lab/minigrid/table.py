@@ -9,15 +9,13 @@ from pathlib import Path
 
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
-from riglstm.lab.tables.plan import Planned, digest
+from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.tables.result import (
     FAILED,
     ResultRow,
     RunFiles,
-    check_result,
-    read_files,
-    refused,
+    read_run,
     rows_of,
 )
 from riglstm.lab.tables.table import SPREAD, Table, bullets, line, markdown, text_table
@@ -46,13 +44,7 @@ def is_grid(path: Path | str) -> bool:
 
 def read(path: Path, curves: bool = True) -> GridRun:
     """A run; raises RunError where the folder's files are not those of one."""
-    files = read_files(path, curves)
-    with refused(path / "config.json"):
-        spec = GridSpec.from_json(files.config)
-        spec.digest()
-    if files.result is not None:
-        check_result(files.result, path / "result.json", chosen=False)
-    return GridRun(**vars(files), spec=spec)
+    return read_run(path, GridRun, GridSpec.from_json, curves)
 
 
 def comparable(runs: Sequence[GridRun]) -> tuple[list[GridRun], list[str]]:
@@ -153,11 +145,8 @@ def _rows(run: GridRun, name: str) -> list[ResultRow]:
         run,
         table=TASK,
         model=run.spec.name,
-        seed=run.spec.seed,
         budget="",
         setting=run.spec.family,
-        precision="fp32",
-        recipe=digest(run.spec.training()),
         run=name,
     )
 

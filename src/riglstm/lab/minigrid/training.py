@@ -21,13 +21,14 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from riglstm.lab.minigrid.envs import SKIP, Environments, WorkerDied
 from riglstm.lab.minigrid.levels import Level
 from riglstm.lab.minigrid.network import ActorCritic, Frames
-from riglstm.lab.minigrid.ppo import PPO, Agent, check_count, small_products
+from riglstm.lab.minigrid.ppo import PPO, Agent, small_products
 from riglstm.lab.minigrid.spec import TEST_SEED
 from riglstm.lab.tasks.base import generator
 from riglstm.lab.train.checkpoints import Checkpoints, save_weights
+from riglstm.lab.train.config import check_whole
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import Bar, Log
-from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest
+from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest, untested
 from riglstm.models.episodes import stepper
 
 SECONDS = 30.0
@@ -110,8 +111,7 @@ def train(
             raise WorkerDied(_words(str(error), agent, saved, again)) from None
         if request.made:
             # Too late for this training; whoever asked wants no tests now either.
-            how = f"; go on with: {again}" if again else ""
-            raise Interrupted(f"trained to the end, and saved; not tested yet{how}")
+            raise Interrupted(untested(again))
         return Trained(agent.updates, agent.frames, seconds + time.monotonic() - began)
 
 
@@ -185,7 +185,7 @@ def trials(
 
     `progress`: stderr says what is tested, and now and then how many episodes have ended.
     """
-    check_count("episodes", episodes)
+    check_whole("episodes", episodes, least=1)
     if progress:
         print(f"testing {episodes} episodes of {len(levels)} levels", file=sys.stderr, flush=True)
     count = len(levels)

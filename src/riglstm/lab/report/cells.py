@@ -6,7 +6,6 @@ T = s² steps in the order of lines; F frames of H × W.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from riglstm import plot
 from riglstm.lab.report.curves import TRUTH, Array, Picture, looks, png
 from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.run import build, finished, load
+from riglstm.lab.tables.run import finished, load
 from riglstm.lab.tasks.balls import BallsTask
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.common import TokenNetwork
@@ -82,8 +81,8 @@ class Loaded(NamedTuple):
         )
 
 
-class Images(NamedTuple):
-    """Test images, and the classes that a model took them for."""
+class Look(NamedTuple):
+    """Test images, what a model took them for, and what each of its layers did with them."""
 
     pixels: Tensor
     """(B, s, s) of 0 to 1, or (B, s, s, 3), on the CPU."""
@@ -91,12 +90,6 @@ class Images(NamedTuple):
     """Their numbers in the test set."""
     labels: Sequence[str]
     read_as: Sequence[str]
-
-
-class Look(NamedTuple):
-    """Images, and what each layer of a model did with them."""
-
-    images: Images
     traces: list[Trace]
     """RigLSTM's own has the same fields and a direction."""
 
@@ -113,12 +106,6 @@ def open_run(
     if isinstance(task, ImageTask):
         task.ready()
     return Loaded(label, path, spec, task, net)
-
-
-def before_training(run: Loaded, data_dir: Path | None) -> Loaded:
-    """The same run with the weights that its seed drew, to compare with."""
-    _, net = build(run.spec, run.task.device, data_dir)
-    return run._replace(net=net.eval())
 
 
 def image_task(run: Loaded) -> ImageTask:
@@ -158,12 +145,9 @@ def look(run: Loaded, condition: str, indices: Sequence[int]) -> Look:
         traces = net.core.trace(net.embed(batch.inputs))  # type: ignore[attr-defined]
     pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
-    images = Images(
-        (pixels.squeeze(3) if pixels.shape[3] == 1 else pixels).cpu(),
-        list(indices),
-        *([str(i) for i in classes.tolist()] for classes in (batch.targets, read_as)),
-    )
-    return Look(images, traces)
+    labels, said = ([str(i) for i in classes.tolist()] for classes in (batch.targets, read_as))
+    shown = (pixels.squeeze(3) if pixels.shape[3] == 1 else pixels).cpu()
+    return Look(shown, list(indices), labels, said, traces)
 
 
 @contextmanager
@@ -180,53 +164,24 @@ def layers(run: Loaded, seen: Look) -> list[Layer]:
     return read_layers(seen.traces, LAYERS.get(run.spec.model))
 
 
-class Summary(NamedTuple):
-    """The activity of one cell over many images: means and standard deviations."""
-
-    awake: tuple[float, float]
-    """Share of the steps."""
-    correlation: tuple[float, float]
-    """With the stroke; NaN where the cell never changed on any image."""
-
-
-def summarise(active: Tensor, pixels: Tensor) -> list[Summary]:
-    """A summary of every cell of a layer (T, B, N), over all the images given (B, s, s)."""
-    shares, r = share_awake(active), correlation(active, brightness(pixels))
-    found = []
-    for awake, all_r in zip(shares.unbind(1), r.unbind(1), strict=True):
-        known = all_r[~all_r.isnan()]
-        spread = (math.nan, math.nan)
-        if len(known):
-            spread = (float(known.mean()), float(known.std(correction=0)))
-        found.append(Summary((float(awake.mean()), float(awake.std(correction=0))), spread))
-    return found
-
-
 def brightness(pixels: Tensor) -> Tensor:
     """Images (B, s, s), or (B, s, s, 3), as what is read at each step, (T, B)."""
     return (pixels.mean(3) if pixels.dim() == 4 else pixels).flatten(1).T
 
 
-def summaries(run: Loaded, seen: Look) -> list[tuple[str, list[Summary]]]:
-    """The name of each layer, and a summary of each of its cells over all images."""
-    return [(layer.name, summarise(layer.awake, seen.images.pixels)) for layer in layers(run, seen)]
-
-
 def activation_picture(run: Loaded, seen: Look) -> Picture:
     """The paper's activation images: when each cell was awake on each image."""
-    images, found = seen.images, layers(run, seen)
-    ink = "brightness" if images.pixels.dim() == 4 else "the stroke"
+    found = layers(run, seen)
+    ink = "brightness" if seen.pixels.dim() == 4 else "the stroke"
     awake = [share_awake(layer.awake) for layer in found]
-    r = [correlation(layer.awake, brightness(images.pixels)) for layer in found]
+    r = [correlation(layer.awake, brightness(seen.pixels)) for layer in found]
     figure = plot.cells(
         seen.traces,
-        images.pixels,
-        sequences=range(len(images.pixels)),
+        seen.pixels,
+        sequences=range(len(seen.pixels)),
         labels=[
             f"“{label}”, read as “{read_as}”\ntest no. {index}"
-            for label, read_as, index in zip(
-                images.labels, images.read_as, images.indices, strict=True
-            )
+            for label, read_as, index in zip(seen.labels, seen.read_as, seen.indices, strict=True)
         ],
         names=[layer.name for layer in found],
     )
@@ -248,7 +203,7 @@ def activation_picture(run: Loaded, seen: Look) -> Picture:
                     zip(awake[i][b].tolist(), r[i][b].tolist(), strict=True)
                 )
             )
-            for b, label in enumerate(images.labels)
+            for b, label in enumerate(seen.labels)
         ),
         png=png(figure),
     )
@@ -286,19 +241,19 @@ def sequence_picture(run: Loaded) -> Picture:
 
 def score_pictures(run: Loaded, seen: Look, step: int = 289) -> list[Picture]:
     """Scores of views and of cells at a step, counted from 1; a picture for each layer."""
-    images, pictures = seen.images, []
+    pictures = []
     for i, layer in enumerate(layers(run, seen)):
         awake = layer.awake[step - 1]  # (B, N)
         views, peers = (layer.part(name)[step - 1] for name in ("view_scores", "peer_scores"))
         chooses = layer.part("views").dtype == torch.bool
         figure = plot.views(
             layer.trace,
-            images.pixels,
+            seen.pixels,
             step=step,
-            sequences=range(len(images.pixels)),
+            sequences=range(len(seen.pixels)),
             labels=[
                 f"“{label}”, test no. {index}"
-                for label, index in zip(images.labels, images.indices, strict=True)
+                for label, index in zip(seen.labels, seen.indices, strict=True)
             ],
             slots=SLOTS.get((run.spec.model, i)),
         )
@@ -323,7 +278,7 @@ def score_pictures(run: Loaded, seen: Look, step: int = 289) -> list[Picture]:
                     + ", ".join(str(j) for j, a in enumerate(awake[b]) if a)
                     + f", input scores from {views[b].min():.2g} to {views[b].max():.2g}, "
                     f"hidden-state scores from {peers[b].min():.2g} to {peers[b].max():.2g}"
-                    for b, label in enumerate(images.labels)
+                    for b, label in enumerate(seen.labels)
                 ),
                 png=png(figure),
             )
@@ -332,7 +287,7 @@ def score_pictures(run: Loaded, seen: Look, step: int = 289) -> list[Picture]:
 
 
 def _size(seen: Look) -> str:
-    side = seen.images.pixels.shape[1]
+    side = seen.pixels.shape[1]
     return f"{side}x{side}"
 
 

@@ -208,7 +208,16 @@ def draw_shift(what: Shift) -> Figure:
     for i, (label, values) in enumerate(models.items()):
         offset = dodge * (i - (len(models) - 1) / 2)
         _draw_model(axes, conditions, values, look[label], offset, joined, label)
-        _draw_hollow(axes, conditions, what.paper.get(label, {}), look[label], offset, label)
+        printed = what.paper.get(label, {})
+        points = [(x + offset, printed[c]) for x, c in enumerate(conditions) if c in printed]
+        if points:
+            axes.plot(
+                *zip(*points, strict=True),
+                **{**HOLLOW, "marker": look[label].marker},
+                markeredgecolor=look[label].colour,
+                markeredgewidth=1.3,
+                label=f"_{label}, paper",
+            )
     handles: list[Any] = list(axes.containers)
     for (label, at), line in zip(what.yardsticks.items(), cycle(LINES)):
         bars = [(x, at[c]) for x, c in enumerate(conditions) if c in at]
@@ -242,26 +251,6 @@ def draw_shift(what: Shift) -> Figure:
     axes.set_ylabel(what.measure + ("" if what.higher_is_better else "\n(lower is better)"))
     figure.legend(handles=handles, loc="outside right center")
     return figure
-
-
-def _draw_hollow(
-    axes: Axes,
-    conditions: Sequence[str],
-    printed: Mapping[str, float],
-    look: Look,
-    offset: float,
-    label: str,
-) -> None:
-    """The paper's figures of one model."""
-    points = [(x + offset, printed[c]) for x, c in enumerate(conditions) if c in printed]
-    if points:
-        axes.plot(
-            *zip(*points, strict=True),
-            **{**HOLLOW, "marker": look.marker},
-            markeredgecolor=look.colour,
-            markeredgewidth=1.3,
-            label=f"_{label}, paper",
-        )
 
 
 def _draw_model(

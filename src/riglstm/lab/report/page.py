@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import NamedTuple, NewType, TypeAlias
+from typing import NamedTuple, NewType
 
 from riglstm import __version__
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells, minigrid
-from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, Summary, open_run
+from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, open_run
 from riglstm.lab.report.curves import Picture, shift_picture, training_picture
 from riglstm.lab.report.runs import Group, find, group, read, without_copies
 from riglstm.lab.tables.result import CHOSEN, Record
@@ -29,7 +29,6 @@ from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.config import Fit, pick
 from riglstm.lab.train.folder import atomic_write
-from riglstm.plot.trace import number
 
 Html = NewType("Html", str)
 
@@ -48,7 +47,6 @@ class Draft:
     digits: Sequence[int] | None
     size: int
     step: int
-    sample: int
     sequence: int
     models: Sequence[str] | None
     device: str
@@ -71,7 +69,6 @@ def report(
     digits: Sequence[int] | None = None,
     size: int = 24,
     step: int = 289,
-    sample: int = 64,
     sequence: int = 0,
     models: Sequence[str] | None = None,
     device: str = "cpu",
@@ -89,7 +86,6 @@ def report(
             that are of different classes.
         size: side of these images; 24 in the paper.
         step: where scores are drawn, counted from 1; 289 in the paper.
-        sample: test images over which each cell's activity is averaged.
         sequence: number of the test sequence of balls that is rolled out.
         models: those of which weights are drawn, by name; None: all.
         device: as for training.
@@ -101,7 +97,6 @@ def report(
     """
     for name, least, given in (
         ("size", 1, [size]),
-        ("sample", 1, [sample]),
         ("sequence", 0, [sequence]),
         ("digits", 0, digits or ()),
     ):
@@ -117,7 +112,7 @@ def report(
     out, found = _file_of(Path(out)), find(paths)
     # A folder that is named is only read: a page of what is there downloads nothing.
     here, silent = data_folder(data_dir), lambda line: None
-    draft = Draft(digits, size, step, sample, sequence, models, device, here, show or silent)
+    draft = Draft(digits, size, step, sequence, models, device, here, show or silent)
     known, grids = _read_all(found, draft.missing)
     if warn is not None:
         for line in draft.missing:
@@ -278,7 +273,7 @@ def _from_weights(draft: Draft, one: Group) -> Iterator[Html]:
 
 
 def _images(draft: Draft, run: Loaded) -> Iterator[Html]:
-    """What the cells of a network do on test images: pictures, and a table over many."""
+    """What the cells of a network do on test images."""
     task, condition = cells.image_task(run), f"{draft.size}x{draft.size}"
     digits = cells.first_of_each_class(task) if draft.digits is None else tuple(draft.digits)
     try:
@@ -291,36 +286,8 @@ def _images(draft: Draft, run: Loaded) -> Iterator[Html]:
         return
     if run.spec.model in SLEEPING:
         yield draft.figure(cells.activation_picture(run, drawn))
-        more = range(min(draft.sample, task.size("test")))
-        start = cells.before_training(run, draft.data_dir)
-        yield _summary_table(
-            f"{run.label}: each cell over {len(more)} test images at {condition}, mean ± standard "
-            "deviation over images; r is the correlation of being awake with the pixel",
-            cells.summaries(run, cells.look(run, condition, more)),
-            cells.summaries(start, cells.look(start, condition, more)),
-        )
     for picture in cells.score_pictures(run, drawn, draft.step):
         yield draft.figure(picture)
-
-
-Cells: TypeAlias = Sequence[tuple[str, list[Summary]]]
-"""By layer, its name and its cells."""
-
-
-def _summary_table(caption: str, after: Cells, before: Cells) -> Html:
-    """Each cell beside the same cell before training: what that has is not learned."""
-    rows = []
-    for (name, learned), (_, drawn) in zip(after, before, strict=True):
-        for j, (a, b) in enumerate(zip(learned, drawn, strict=True)):
-            rows.append((f"{name} {j}".strip(), *_awake_and_r(a), *_awake_and_r(b)))
-    head = ("cell", "awake", "r", "awake, untrained", "r, untrained")
-    return table(caption, head, rows)
-
-
-def _awake_and_r(cell: Summary) -> tuple[str, str]:
-    (share, spread), (r, r_spread) = cell
-    said = number(r) if number(r) == "–" else f"{number(r)} ± {r_spread:.2f}"
-    return f"{100 * share:.1f} ± {100 * spread:.1f} %", said
 
 
 # The policy makes a browser hold to it: nothing is loaded, nothing runs.

@@ -20,7 +20,6 @@ from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
 from riglstm.lab.tables.result import (
     CHOSEN,
     Record,
-    ResultRow,
     RunError,
     read_record,
     refused,
@@ -220,7 +219,18 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
         by_label.setdefault((trained_on, name), []).append(record)
     lines = [
         line(
-            [row for record in own for row in _rows(record, trained_on, name)],
+            [
+                row
+                for record in own
+                for row in rows_of(
+                    record,
+                    table=record.spec.task,
+                    model=name,
+                    budget="",
+                    setting=trained_on,
+                    run=str(record.path),
+                )
+            ],
             *(conditions, f"{CHOSEN}{trained_on}", scale),
             missing=sum(record.state == "partial" for record in own),
             setting=trained_on,
@@ -240,15 +250,6 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
         higher_is_better=higher_is_better,
     )
     return Group(table, scale, by_label)
-
-
-def _rows(record: Record, setting: str, name: str) -> list[ResultRow]:
-    return rows_of(
-        record,
-        **{"table": record.spec.task, "model": name, "seed": record.spec.seed, "budget": ""},
-        **{"setting": setting, "precision": record.spec.fit.precision},
-        **{"recipe": record.spec.recipe(), "run": str(record.path)},
-    )
 
 
 def label(identities: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -35,7 +35,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
-from riglstm.lab.tables.plan import Planned, RunSpec
+from riglstm.lab.tables.plan import Planned, RunSpec, state_of
 from riglstm.lab.tables.run import Make, attempt, say
 from riglstm.lab.train.folder import RunFolder, atomic_write
 from riglstm.lab.train.stopping import (
@@ -126,7 +126,7 @@ def make_runs(
             errors.append(f"{end.job.label}, in {end.job.folder}: {end.error}")
         ended(end.job.folder)
         if progress and len(waiting) > 1:
-            say(overview.line())
+            say(overview.lines()[0])
 
     jobs = [
         Job(
@@ -427,32 +427,20 @@ def _stop_at_the_end_of_stdin() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-class Standing(NamedTuple):
-    """How far one run is."""
+def standing(planned: Planned) -> tuple[str, int]:
+    """How far a run is, from its folder alone: one of `STATES`, and its updates.
 
-    state: str
-    """One of `STATES`."""
-    updates: int
-    """As its log has them; it lags behind by `log_every` updates."""
-
-
-def standing(planned: Planned) -> Standing:
-    """How far a run is, from its folder alone; one that was stopped waits."""
+    One that was stopped waits. The log, which has the updates, lags behind by `log_every`.
+    """
     folder = RunFolder(planned.folder)
-    updates = _last_step(folder.metrics)
-    if folder.state == "done":
-        return Standing("done", updates)
-    if folder.failed.exists():
-        return Standing("failed", updates)
-    return Standing("running" if folder.lock.exists() else "waiting", updates)
-
-
-def _last_step(metrics: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError), metrics.open("rb") as file:
+    state: str = state_of(folder)
+    if state in ("new", "partial"):
+        state = "running" if folder.lock.exists() else "waiting"
+    with contextlib.suppress(OSError, ValueError, IndexError), folder.metrics.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - TAIL))
-        return int(file.read().split(b"\n")[-2].partition(b",")[0])
-    return 0
+        return state, int(file.read().split(b"\n")[-2].partition(b",")[0])
+    return state, 0
 
 
 class Overview:
@@ -461,52 +449,44 @@ class Overview:
     def __init__(self, runs: Sequence[Planned]) -> None:
         self.runs = runs
         self.path = runs[0].folder.parent / PROGRESS_FILE if runs else None
-        self.began, self.first = time.monotonic(), self._shares(self._standings())
+        self.began, self.first = time.monotonic(), self._shares(list(map(standing, runs)))
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._keep, daemon=True)
 
-    def line(self) -> str:
-        """All runs in a line: how many are done, running, waiting, failed, and the time left."""
-        return self._line(self._standings())
-
-    def _line(self, found: Sequence[Standing]) -> str:
-        count = Counter(run.state for run in found)
-        counts = ", ".join(f"{count[state]} {state}" for state in STATES)
+    def lines(self) -> list[str]:
+        """All runs in a line, how many are done, and the time left; then a line for each."""
+        found = list(map(standing, self.runs))
+        count = Counter(state for state, _ in found)
+        said = f"{len(found)} runs: " + ", ".join(f"{count[state]} {state}" for state in STATES)
         # All runs count alike: what a run of another model takes is not known before one is made.
         gone, shares = time.monotonic() - self.began, self._shares(found)
-        if shares == len(found):
-            return f"{len(found)} runs: {counts}"
-        left = "time left not known yet"
-        if shares > self.first:
+        if self.first < shares < len(found):
             # It needs tqdm, which is not installed with torch.
             from riglstm.lab.train.progress import duration
 
-            left = f"about {duration(gone * (len(found) - shares) / (shares - self.first))} left"
-        return f"{len(found)} runs: {counts}; {left}"
+            left = duration(gone * (len(found) - shares) / (shares - self.first))
+            said += f"; about {left} left"
+        elif shares < len(found):
+            said += "; time left not known yet"
+        rows = [
+            f"{state:<8} {updates:>9,}  {run.row} {run.setting} seed {run.spec.seed}"
+            for run, (state, updates) in zip(self.runs, found, strict=True)
+        ]
+        return [said, "", f"{'state':<8} {'updates':>9}  run", *rows]
 
-    def _standings(self) -> list[Standing]:
-        return [standing(run) for run in self.runs]
-
-    def _shares(self, found: Sequence[Standing]) -> float:
+    def _shares(self, found: Sequence[tuple[str, int]]) -> float:
         """Runs that are over, with parts of those that are not."""
         return sum(
-            1.0 if now.state in ("done", "failed") else now.updates / run.spec.fit.updates
-            for run, now in zip(self.runs, found, strict=True)
-            if isinstance(run.spec, RunSpec) or now.state in ("done", "failed")
+            1.0 if state in ("done", "failed") else updates / run.spec.fit.updates
+            for run, (state, updates) in zip(self.runs, found, strict=True)
+            if isinstance(run.spec, RunSpec) or state in ("done", "failed")
         )
 
     def write(self) -> None:
         """Write the file; nothing depends on it, so that a full disk costs the view alone."""
-        if self.path is None:
-            return
-        found = self._standings()
-        rows = [
-            f"{now.state:<8} {now.updates:>9,}  {run.row} {run.setting} seed {run.spec.seed}"
-            for run, now in zip(self.runs, found, strict=True)
-        ]
-        head = f"{'state':<8} {'updates':>9}  run"
-        with contextlib.suppress(OSError), atomic_write(self.path) as file:
-            file.write("\n".join((self._line(found), "", head, *rows, "")).encode())
+        if self.path is not None:
+            with contextlib.suppress(OSError), atomic_write(self.path) as file:
+                file.write("\n".join((*self.lines(), "")).encode())
 
     def _keep(self) -> None:
         while not self.over.wait(PROGRESS_EVERY):

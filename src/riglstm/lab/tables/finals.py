@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from riglstm.lab.tables import search
-from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, state
+from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, state
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, recipe
 from riglstm.lab.tables.result import ResultRow, read_record, rows_of
 from riglstm.lab.tables.search import Space
@@ -51,12 +51,11 @@ def plan(
             continue
         for label, rules in chosen[model].items():
             made = spec(space, model, label, setting, seed)
-            made = replace(made, fit=replace(made.fit, device=device))
             name = folder_name(made)
             new = [rule for rule in rules if (name, rule) not in done]
             if rule in new and name not in found:
-                planned = Planned(made, root / name, state(made, root / name), setting, model)
-                found[name] = Final(planned, label, ", ".join(new))
+                run = planned(made, root, device, setting, model)
+                found[name] = Final(run, label, ", ".join(new))
     return list(found.values())
 
 
@@ -111,15 +110,16 @@ def _searched(space: Space, model: str) -> tuple[Space, str]:
 
 def rows(space: Space, final: Final) -> list[ResultRow]:
     """The figures of a final run; none where it is not done."""
-    planned = final.planned
-    if state(planned.spec, planned.folder) not in ("done", "failed"):
+    run = final.planned
+    if state(run.spec, run.folder) not in ("done", "failed"):
         return []
     return rows_of(
-        read_record(planned.folder, curves=False),
-        **planned.identity(),
+        read_record(run.folder, curves=False),
         table=space.table,
+        model=run.row,
+        setting=run.setting,
         budget=SEARCHED,
-        run=planned.folder.name,
+        run=run.folder.name,
         trial=final.trial,
         rule=final.rule,
     )

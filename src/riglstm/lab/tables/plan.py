@@ -80,6 +80,11 @@ class RunSpec:
         """The model, or the ablation that it is."""
         return str(self.model_options.get("variant") or self.model)
 
+    @property
+    def precision(self) -> str:
+        """Of matrix products."""
+        return self.fit.precision
+
     def task_config(self) -> TaskConfig:
         """The task's configuration."""
         said = self.task_options.items()
@@ -195,16 +200,6 @@ class Planned(NamedTuple):
     """What it is trained in, as the table says it."""
     row: str
 
-    def identity(self) -> dict[str, Any]:
-        """What every row of figures says of the run; of runs on MiniGrid rows say other things."""
-        return {
-            "model": self.row,
-            "seed": self.spec.seed,
-            "setting": self.setting,
-            "precision": self.spec.fit.precision,
-            "recipe": self.spec.recipe(),
-        }
-
 
 def plan(
     name: str,
@@ -230,11 +225,16 @@ def plan(
     for seed in seeds_of(how, seeds):
         for setting in trained_in:
             for key in rows:
-                made = spec_of(name, how, setting, key, precision)
-                spec = replace(made, fit=replace(made.fit, device=device), seed=seed)
-                folder = Path(root) / folder_name(spec)
-                found.append(Planned(spec, folder, state(spec, folder), setting, key))
+                spec = replace(spec_of(name, how, setting, key, precision), seed=seed)
+                found.append(planned(spec, root, device, setting, key))
     return found
+
+
+def planned(spec: RunSpec, root: Path | str, device: str, setting: str, row: str) -> Planned:
+    """A run in its folder, on a device."""
+    spec = replace(spec, fit=replace(spec.fit, device=device))
+    folder = Path(root) / folder_name(spec)
+    return Planned(spec, folder, state(spec, folder), setting, row)
 
 
 def spec_of(
@@ -284,4 +284,9 @@ def state(spec: Any, path: Path) -> State:
             f"{path} must hold the run that its name says, got another: {'; '.join(found)}; "
             "move it away, or delete it"
         )
+    return state_of(folder)
+
+
+def state_of(folder: RunFolder) -> State:
+    """How far the run in a folder is."""
     return "failed" if folder.state == "partial" and folder.failed.exists() else folder.state

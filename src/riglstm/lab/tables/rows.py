@@ -13,10 +13,6 @@ from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, TABLES
 from riglstm.lab.tables.result import CHOSEN, FAILED, HEAD, MOST, TYPES, ResultRow, csv_text
 from riglstm.lab.train.config import Precision
 
-LEAST = {"jobs": 1}
-"""Of columns of numbers; of all others 0."""
-LONGEST = 1000
-"""Characters of a text."""
 SHOWN = 20
 """Faults that a message lists."""
 
@@ -35,26 +31,16 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
 
     Raises RowError for a row that `read` would not take, or that contradicts the file.
     """
-    rows = list(dict.fromkeys(rows))
-    wrong = [
-        f"a row of {row.run}, {name}: expected {expected}, got {getattr(row, name)!r}"
-        for row in rows
-        for name, expected in faults(row)
-    ]
-    if wrong:
-        raise RowError(wrong)
+    given = {row: f"the new row of {row.run}" for row in rows}
+    _check(given.items())
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         lock(file.fileno())
         before = os.fstat(file.fileno()).st_size
         # An empty file is what a full disk, or a kill, leaves of the first write.
-        there = dict.fromkeys(read(path) if before else ())
-        new = [row for row in rows if row not in there]
-        other = contradictions(
-            [*((str(path), row) for row in there), *((f"the new row of {r.run}", r) for r in new)]
-        )
-        if other:
-            raise RowError(other)
+        there = dict.fromkeys(read(path) if before else (), str(path))
+        new = [row for row in given if row not in there]
+        _check([*there.items(), *((row, given[row]) for row in new)])
         content = csv_text(new, head=not before).encode()
         if before and new and not path.read_bytes().endswith(b"\n"):
             content = b"\n" + content
@@ -84,46 +70,49 @@ def read_folder(folder: Path) -> list[ResultRow]:
 
 def read(*paths: Path) -> list[ResultRow]:
     """All rows of these files; raises RowError with every place that is not as it must be."""
-    found: list[tuple[str, ResultRow]] = []
-    wrong: list[str] = []
-    for path in paths:
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                _read(path, csv.reader(file, strict=True), found, wrong)
-        except (OSError, UnicodeError) as error:
-            wrong.append(f"{path}: expected a CSV file of results, got {error}")
-    wrong += contradictions(found)
+    found = [line for path in paths for line in _lines(path)]
+    _check(found)
+    return [row for row, _ in found]
+
+
+def _lines(path: Path) -> Iterator[tuple[ResultRow, str]]:
+    """The rows of a file as they are, each with its place."""
+    place = str(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines, place = csv.reader(file, strict=True), f"{path}, line 1"
+            head = tuple(next(lines, ()))
+            if head != HEAD:
+                got = _short(",".join(head)) or "nothing"
+                raise RowError([f"{place}: expected the columns {','.join(HEAD)}, got {got}"])
+            for line in lines:
+                place = f"{path}, line {lines.line_num}"
+                if len(line) != len(HEAD):
+                    raise RowError([f"{place}: expected {len(HEAD)} columns, got {len(line)}"])
+                said = zip(HEAD, line, strict=True)
+                yield ResultRow(**{name: _typed(name, text) for name, text in said}), place
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise RowError([f"{place}: expected a CSV file of results, got {error}"]) from error
+
+
+def _check(found: Iterable[tuple[ResultRow, str]]) -> None:
+    """Raise RowError for rows that cannot be, or that have another figure than an earlier row."""
+    first: dict[tuple[object, ...], tuple[ResultRow, str]] = {}
+    wrong = []
+    for row, place in found:
+        wrong += [
+            f"{place}, column {name}: expected {expected}, got {_short(repr(getattr(row, name)))}"
+            for name, expected in faults(row)
+        ]
+        run = row.table, row.setting, row.model, row.recipe, row.seed
+        known, before = first.setdefault((*run, row.metric, row.chosen_on), (row, place))
+        if known.value != row.value:
+            wrong.append(
+                f"{place}, column value: expected {known.value}, which {before} has for the same "
+                f"run and condition, got {row.value}"
+            )
     if wrong:
         raise RowError(wrong)
-    return [row for _, row in found]
-
-
-def _read(path: Path, lines: Any, found: list[tuple[str, ResultRow]], wrong: list[str]) -> None:
-    """Add the rows of a file, with the place of each, and what is wrong."""
-    try:
-        head = tuple(next(lines, ()))
-        if head != HEAD:
-            wrong.append(
-                f"{path}, line 1: expected the columns {','.join(HEAD)}, got "
-                f"{_short(','.join(head)) or 'nothing'}"
-            )
-            return
-        for line in lines:
-            place = f"{path}, line {lines.line_num}"
-            if len(line) != len(HEAD):
-                wrong.append(f"{place}: expected {len(HEAD)} columns, got {len(line)}")
-                continue
-            said = dict(zip(HEAD, line, strict=True))
-            row = ResultRow(**{name: _typed(name, text) for name, text in said.items()})
-            faulty = [
-                f"{place}, column {name}: expected {expected}, got {_short(repr(said[name]))}"
-                for name, expected in faults(row)
-            ]
-            wrong += faulty
-            if not faulty:
-                found.append((place, row))
-    except csv.Error as error:
-        wrong.append(f"{path}, line {lines.line_num}: expected a line of CSV, got {error}")
 
 
 def _typed(name: str, text: str) -> Any:
@@ -137,17 +126,14 @@ def _typed(name: str, text: str) -> Any:
 def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
     """Columns of a row that are not as they must be, and what was expected there."""
     for name, kind in TYPES.items():
-        value = getattr(row, name)
+        value, least = getattr(row, name), int(name == "jobs")
         if kind == "str":
-            if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST:
-                yield name, f"text in one line of at most {LONGEST} characters"
-            elif not value and name in ("recipe", "run"):
-                yield name, "a name"
-        elif type(value) is not int and (kind == "int" or not isinstance(value, float)):
+            continue
+        if type(value) is not int and (kind == "int" or not isinstance(value, float)):
             yield name, "a whole number" if kind == "int" else "a number"
         # Not so of NaN, either.
-        elif not LEAST.get(name, 0) <= value < MOST:
-            yield name, f"a number from {LEAST.get(name, 0)} to {MOST:.0e}"
+        elif not least <= value < MOST:
+            yield name, f"a number from {least} to {MOST:.0e}"
     if row.precision not in get_args(Precision):
         yield "precision", _one_of(get_args(Precision))
     table = TABLES.get(row.table)
@@ -175,21 +161,6 @@ def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
     share = table.metric == "accuracy" and row.metric != FAILED
     if share and isinstance(row.value, float | int) and row.value > 1:
         yield "value", "a share from 0 to 1"
-
-
-def contradictions(found: Iterable[tuple[str, ResultRow]]) -> list[str]:
-    """Rows, by their places, that have another figure for what an earlier row has one for."""
-    first: dict[tuple[object, ...], tuple[str, ResultRow]] = {}
-    said = []
-    for place, row in found:
-        run = row.table, row.setting, row.model, row.recipe, row.seed
-        before, known = first.setdefault((*run, row.metric, row.chosen_on), (place, row))
-        if known.value != row.value:
-            said.append(
-                f"{place}, column value: expected {known.value}, which {before} has for the same "
-                f"run and condition, got {row.value}"
-            )
-    return said
 
 
 def _one_of(known: Iterable[str]) -> str:

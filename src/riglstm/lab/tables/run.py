@@ -20,7 +20,7 @@ from torch import nn
 
 from riglstm import models
 from riglstm.lab.tables.plan import Planned, RunSpec, state
-from riglstm.lab.tables.result import CHOSEN, check_result, most_jobs, read_record, sessions
+from riglstm.lab.tables.result import CHOSEN, check_result, made_by, read_record
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
@@ -123,9 +123,7 @@ def run(
             "stopped": fitted.stopped,
             "seconds": fitted.seconds,
             "parameters": sum(p.numel() for p in net.parameters()),
-            "device": sessions(folder, "device"),
-            "commit": sessions(folder, "commit"),
-            "jobs": most_jobs(folder),
+            **made_by(folder.read_json(folder.run)),
             **_yardsticks(task, conditions),
         }
         folder.finish(result)
@@ -308,7 +306,6 @@ def export(path: Path | str, to: Path) -> Path:
     }
     content = json.dumps({"config": run.spec.resolved(), "result": result})
     file = run.weights_of(run.result["chosen"][run.home]["step"])
-    check_finite(file)
     write_weights(read_weights(file), to, {KEY: content})
     return to
 
@@ -326,8 +323,6 @@ def evaluate(
     with the weights that the training condition chose. `show` hears in a line what takes long.
     """
     run = finished(path)
-    for file in {run.weights_of(chosen["step"]) for chosen in run.result["chosen"].values()}:
-        check_finite(file)
     spec, task, net = load(path, device, data_dir, show)
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
@@ -360,21 +355,5 @@ def load(
             f"the result in {path} must say which weights {task.trained_on} chose, which the run "
             f"was trained on, got {', '.join(chosen) or 'none'}; train anew"
         )
-    file = weights_of(chosen[task.trained_on]["step"])
-    check_finite(file)
-    load_weights(net, file)
+    load_weights(net, weights_of(chosen[task.trained_on]["step"]))
     return spec, task, net.eval()
-
-
-def check_finite(file: Path) -> None:
-    """Raise ValueError for weights that are no numbers: what they compute is no result."""
-    from riglstm.lab.train.checkpoints import read_weights
-
-    weights = read_weights(file)
-    bad = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
-    if bad:
-        raise ValueError(
-            f"{file} must hold finite weights, got NaN or infinity in {len(bad)} of "
-            f"{len(weights)} tensors ({', '.join(bad[:3])}{', …' if len(bad) > 3 else ''}); "
-            "take another checkpoint, or train anew"
-        )

@@ -49,13 +49,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, spec_of, state
+from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of, state
 from riglstm.lab.tables.pruning import MEDIAN
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
-from riglstm.lab.tables.result import most_jobs, read_cost, read_record, sessions
+from riglstm.lab.tables.result import made_by, read_record
 from riglstm.lab.tables.rows import lock
 from riglstm.lab.train.config import check_whole
-from riglstm.lab.train.folder import RunFolder
 from riglstm.models import build, options_of
 from riglstm.models.rig import changes_of
 
@@ -278,12 +277,9 @@ def plan(
     found = []
     for label, model, seed in product(labels, models, space.seeds):
         made = spec(space, model, label, seed)
-        made = replace(made, fit=replace(made.fit, device=device))
-        name = folder_name(made)
-        if name not in there:
+        if (name := folder_name(made)) not in there:
             there.add(name)
-            folder = root / name
-            found.append(Planned(made, folder, state(made, folder), f"{TRIAL}{label}", model))
+            found.append(planned(made, root, device, f"{TRIAL}{label}", model))
     return found
 
 
@@ -293,26 +289,25 @@ def runs(space: Space) -> dict[str, str]:
     return {folder_name(spec(space, *trial)): trial[1] for trial in reversed(every)}
 
 
-def line(space: Space, planned: Planned) -> dict[str, Any] | None:
+def line(space: Space, trial: Planned) -> dict[str, Any] | None:
     """What a trial came to; None where its run is not done."""
-    if state(planned.spec, planned.folder) not in ("done", "failed"):
+    if state(trial.spec, trial.folder) not in ("done", "failed"):
         return None
-    folder, record = RunFolder(planned.folder), read_record(planned.folder)
-    label = planned.setting.removeprefix(TRIAL)
+    record = read_record(trial.folder)
+    label = trial.setting.removeprefix(TRIAL)
     said: dict[str, Any] = {
         "space": space.name,
-        "model": planned.row,
+        "model": trial.row,
         "trial": label,
-        "seed": planned.spec.seed,
-        "run": planned.folder.name,
-        "options": options(space, planned.row, label),
-        "precision": planned.spec.fit.precision,
-        "device": sessions(folder, "device"),
-        "commit": sessions(folder, "commit"),
-        "jobs": most_jobs(folder),
+        "seed": trial.spec.seed,
+        "run": trial.folder.name,
+        "options": options(space, trial.row, label),
+        "precision": trial.spec.precision,
+        **made_by(record.run),
     }
     if record.result is None:
-        return {**said, **read_cost(folder), "failed": record.reason}
+        cost = {name: record.failed.get(name) or 0 for name in ("updates", "seconds")}
+        return {**said, **cost, "failed": record.reason}
     best, home = record.result["chosen"], record.result["trained_on"]
     step = best[home]["step"]
     values = {

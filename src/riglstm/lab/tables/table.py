@@ -541,8 +541,9 @@ def table_of_runs(
         runs.setdefault(p.setting, []).append(run)
         found += rows_of(
             run,
-            **p.identity(),
             table=name,
+            model=p.row,
+            setting=p.setting,
             budget=budget,
             # On a page, folders of several parents may have one name.
             run=p.folder.name if records is None else str(p.folder),

@@ -126,7 +126,6 @@ class BallsTask:
         others = map(written, config.conditions)
         self.conditions = tuple(dict.fromkeys((self.trained_on, *others)))
         self._shuffled = Shuffled(config.sequences, config.batch_size, device)
-        self.updates_per_epoch = self._shuffled.updates_per_epoch
         self._loaded: dict[tuple[Scene, str], Tensor] = {}
 
     def network(self, core: Core) -> BallsNetwork:

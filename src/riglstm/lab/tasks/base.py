@@ -58,13 +58,6 @@ class Task(Protocol):
     """Where the trained model is tested, `trained_on` first."""
     device: torch.device
 
-    @property
-    def updates_per_epoch(self) -> int:
-        """Updates that see each training sequence once, the last of them perhaps some twice.
-
-        Where sequences never repeat, a round number.
-        """
-
     def ready(self) -> None:
         """Make or read all that training and testing will use: what fails, fails before training.
 

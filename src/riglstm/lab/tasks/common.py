@@ -138,7 +138,6 @@ class Shuffled:
 
     def __init__(self, length: int, batch_size: int, device: torch.device) -> None:
         self.length, self.batch_size, self.device = length, batch_size, device
-        self.updates_per_epoch = math.ceil(length / batch_size)
         self._orders: dict[tuple[int, int], Tensor] = {}
 
     def batch(self, seed: int, step: int) -> Tensor:

@@ -135,7 +135,6 @@ class CopyingTask:
     """See `Copying`; tokens are made on the device."""
 
     metric = Metric("accuracy", higher_is_better=True)
-    updates_per_epoch = 1000
 
     def __init__(self, config: Copying, device: torch.device) -> None:
         self.config = config

@@ -290,11 +290,6 @@ class ImageTask:
             shuffled=Shuffled(len(shown), config.batch_size, device),
         )
 
-    @property
-    def updates_per_epoch(self) -> int:
-        """Updates that see each training picture once."""
-        return self.pictures.shuffled.updates_per_epoch
-
     def ready(self) -> None:
         """Read the pictures, if that was not done yet."""
         _ = self.pictures

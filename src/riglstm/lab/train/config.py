@@ -21,6 +21,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Split, Task, Totals
+from riglstm.lab.tasks.common import evaluating
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
@@ -274,13 +275,8 @@ def score(
 
     Training and the tests after it come here, so that both give the same figures.
     """
-    training = net.training
-    net.eval()
-    try:
-        with torch.no_grad(), products(precision, task.device), autocast(precision, task.device):
-            return task.score(net, condition, split, share)
-    finally:
-        net.train(training)
+    with evaluating(net), products(precision, task.device), autocast(precision, task.device):
+        return task.score(net, condition, split, share)
 
 
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:

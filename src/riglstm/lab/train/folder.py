@@ -171,27 +171,33 @@ class RunFolder:
             self.write_json(self.config, config)
             self.write_json(self.run, session)
             return
-        if self.state == "done":
-            self.tidy()
+        self.check_run(config, resume=resume)
+        if self.run.exists():
+            record = self.read_json(self.run)
+            session = {**record, "resumed": [*record.get("resumed", []), session]}
+        self.write_json(self.run, session)
+
+    def check_run(self, config: Mapping[str, Any], *, resume: bool) -> None:
+        """Raise ValueError where the folder holds another run, or one that is not to be resumed."""
+        if self.state == "new":
+            return
+        found = differences(self.read_json(self.config), config) if resume else []
+        done = ", which is done" if self.state == "done" else ""
+        if found:
             raise ValueError(
-                f"{self.path} holds a run that is done; expected a new folder, or a run that was "
-                "stopped; give another folder, or delete this one"
+                f"{self.path} holds another run{done}: {'; '.join(found)}; "
+                "go on with its own options, or give another folder"
+            )
+        if done:
+            raise ValueError(
+                f"{self.path} holds a run that is done; `riglstm evaluate {self.path}` shows its "
+                "result; give another folder, or delete this one"
             )
         if not resume:
             raise ValueError(
                 f"{self.path} holds a run that was stopped; go on with it by --resume, give "
                 "another folder, or delete this one"
             )
-        found = differences(self.read_json(self.config), config)
-        if found:
-            raise ValueError(
-                f"{self.path} holds another run: {'; '.join(found)}; "
-                "go on with its own options, or give another folder"
-            )
-        if self.run.exists():
-            record = self.read_json(self.run)
-            session = {**record, "resumed": [*record.get("resumed", []), session]}
-        self.write_json(self.run, session)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result; remove checkpoints, and weights that no choice fell on.
