@@ -35,6 +35,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "batch first": {"batch_first": True},
     "all awake": {"num_cells": 2, "active_cells": 2},
     "soft": {"views": "soft", "peers": "soft"},
+    "drawn": {"cells": "random", "num_layers": 2, "dropout": 0.5},
 }
 layers = pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
 TRITON = {"num_cells": 2, "backend": "triton"}
@@ -57,6 +58,7 @@ def traced(layer: nn.Module, *args: Tensor) -> Callable[..., Any]:
 def outcome(run: Callable[..., Any], x: Tensor) -> tuple[Tensor, ...]:
     """Output, states, and the gradient of x."""
     x = x.clone().requires_grad_()
+    torch.manual_seed(1)
     y, (h, c) = run(x)
     (dx,) = torch.autograd.grad(y.square().sum() + h.sum() + c.square().sum(), x)
     return y.detach(), h.detach(), c.detach(), dx
