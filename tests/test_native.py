@@ -86,7 +86,13 @@ def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
         assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), exact)
 
 
-@pytest.mark.parametrize("wanted", ["x", "weight_in_l0", "weight_gates_l0", "weight_query_l0"])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        *("x", "weight_in_l0", "bias_in_l0", "weight_gates_l0", "bias_gates_l0"),
+        *("weight_query_l0", "update_offset_l0"),
+    ],
+)
 def test_a_gradient_alone_is_the_same_as_among_all(wanted: str) -> None:
     layer = RigLSTM(20, 15, **SIZES, active_cells=3)
     x = torch.randn(5, 3, 20, dtype=torch.float64, requires_grad=True)
