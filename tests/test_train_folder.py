@@ -192,15 +192,6 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    with pytest.raises(ValueError, match=r"is not a run: expected the file config.json in it"):
-        folder.read_json(folder.config)
-    folder.config.write_text("{")
-    with pytest.raises(ValueError, match=r"config.json must be a JSON file, and cannot be read"):
-        folder.read_json(folder.config)
-
-
 def test_a_log_that_is_resumed_drops_what_is_damaged_or_came_after_the_checkpoint(
     tmp_path: Path,
 ) -> None:
