@@ -35,7 +35,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     "batch first": {"batch_first": True},
     "all awake": {"num_cells": 2, "active_cells": 2},
     "soft": {"views": "soft", "peers": "soft"},
-    "drawn": {"cells": "random", "num_layers": 2, "dropout": 0.5},
 }
 layers = pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
 TRITON = {"num_cells": 2, "backend": "triton"}
@@ -58,7 +57,6 @@ def traced(layer: nn.Module, *args: Tensor) -> Callable[..., Any]:
 def outcome(run: Callable[..., Any], x: Tensor) -> tuple[Tensor, ...]:
     """Output, states, and the gradient of x."""
     x = x.clone().requires_grad_()
-    torch.manual_seed(1)
     y, (h, c) = run(x)
     (dx,) = torch.autograd.grad(y.square().sum() + h.sum() + c.square().sum(), x)
     return y.detach(), h.detach(), c.detach(), dx
@@ -111,6 +109,16 @@ def test_a_trace_runs_at_another_batch_size_and_length_without_a_warning(
 ) -> None:
     layer = build(**options)
     assert_same(traced(layer, torch.randn(7, 3, 5)), layer, torch.randn(9, 4, 5))
+
+
+def test_graphs_of_a_layer_that_draws_draw_anew_by_the_seed() -> None:
+    layer, x = build(cells="random", num_layers=2, dropout=0.5), torch.randn(7, 3, 5)
+    for run in (torch.jit.trace(layer, (x,), check_trace=False), exported(layer, x)):
+        torch.manual_seed(1)
+        got = run(x)[0]
+        assert not torch.equal(run(x)[0], got)
+        torch.manual_seed(1)
+        assert torch.equal(layer(x)[0], got)
 
 
 def test_a_trace_takes_states_resets_and_masks() -> None:
