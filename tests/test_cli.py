@@ -18,7 +18,6 @@ from riglstm.lab.cli import (
     data,
     demo,
     evaluate,
-    export,
     flags,
     main,
     reproduce,
@@ -550,29 +549,6 @@ def test_the_demo_ends_with_a_curve_and_a_page(capsys: Capture, tmp_path: Path) 
     assert all(f"P={P}" in page for P in (10, 20, 40, 80))
     for model in ("riglstm", "lstm"):
         assert f">{model}<" in page
-
-
-def test_the_commands_of_the_guide_can_be_read(monkeypatch: Patch, tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
-    commands = [line.partition("#")[0].split() for line in guide.splitlines()]
-    verbs = [words[1:] for words in commands if words[:1] == ["riglstm"]]
-    assert len(verbs) >= 6
-    read: list[str] = []
-    monkeypatch.chdir(tmp_path)
-    asked = catch_runs(monkeypatch)
-    for module, name in ((evaluate, "evaluate"), (data, "fetch"), (bench, "run")):
-        monkeypatch.setattr(module, name, lambda *args, **options: read.append("done") or RESULT)
-    monkeypatch.setattr("riglstm.lab.report.report", lambda *args, **options: read.append("done"))
-    monkeypatch.setattr(export, "export", lambda run, file: read.append("done") or file.touch())
-    put_run(tmp_path / "runs" / "mnist" / "riglstm-s0")
-    (tmp_path / "weights").mkdir()
-    for verb, *args in verbs:
-        if "cuda" not in args:
-            out = ("--out", "new") if verb == "train" else ()
-            assert exit_code(verb, *args, *out) == 0
-            read.append(verb)
-    assert asked
-    assert read.count("done") == len([verb for verb in read if verb not in ("done", "train")])
 
 
 def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> None:
