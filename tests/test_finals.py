@@ -336,8 +336,15 @@ def test_the_command_goes_from_trials_to_rows_and_on_where_it_stopped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["sweep", str(tiny), "--device", "cpu", "--jobs", "2", "--out", "runs"]
+    trials = Path("results/trials/tiny.jsonl")
+    assert main([*words, "--models", "lstm", "--trials", "0", "1"]) == 0
+    first = trials.read_text()
     assert main([*words, "--models", "lstm"]) == 0
-    said = search.read_lines(Path("results/trials/tiny.jsonl"))
+    shown = capsys.readouterr().out
+    assert shown.index("2 trials to make") < shown.index("1 trials to make")
+    assert "lstm, training condition" in shown
+    assert trials.read_text().startswith(first)
+    said = search.read_lines(trials)
     space, table = read_space(tiny), Path("results/copying.csv")
     chosen = choices(space, "lstm", said)
     # The other model has no trial yet, and was not asked for by name.
