@@ -248,9 +248,6 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert folders.commit() == "0123abc"
 
 
-# --- runs with their tests -----------------------------------------------------------------------
-
-
 def test_a_result_names_all_devices_and_commits_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,9 +40,6 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# --- deadlines -----------------------------------------------------------------------------------
-
-
 class Scripted(Deadline):
     """Near when `happened` says so, whatever the time is; remembers what was asked for."""
 
@@ -119,9 +116,6 @@ def test_another_evaluation_has_to_fit_in_the_time_that_is_left(tmp_path: Path) 
         with pytest.raises(OutOfTime):
             train(tmp_path, resume=True, deadline=Deadline.after(1e-6))
         assert (tmp_path / "checkpoints" / f"step-{updates}.ckpt").exists()
-
-
-# --- signals -------------------------------------------------------------------------------------
 
 
 def interrupted(path: Path, say: Path) -> None:
@@ -223,9 +217,6 @@ def test_a_checkpoint_that_was_not_written_is_not_named(
     assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == ["step-9.ckpt"]
 
 
-# --- checkpoints ---------------------------------------------------------------------------------
-
-
 def copy_of(path: Path, into: Path) -> Path:
     return Path(shutil.copytree(path, into / "copy"))
 
@@ -318,9 +309,6 @@ def test_a_stray_checkpoint_does_not_push_good_ones_out(left_alone: Path, tmp_pa
     train(checkpoints.parent, resume=True)
     names = {file.name for file in checkpoints.iterdir()}
     assert names == {"step-54.ckpt", "step-56.ckpt", "step-60.ckpt"}
-
-
-# --- one folder, one process; full disks ---------------------------------------------------------
 
 
 class Nested(Halves):
