@@ -343,17 +343,6 @@ def test_a_file_that_is_no_configuration_is_refused() -> None:
         RunSpec.from_json(data)
 
 
-def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    assert state(SPEC, folder.path) == "new"
-    folder.begin(SPEC.resolved(), command="", device="", resume=False)
-    assert state(SPEC, folder.path) == "partial"
-    folder.write_json(folder.failed, {"reason": "it grew"})
-    assert state(SPEC, folder.path) == "failed"
-    folder.finish({"rows": []})
-    assert state(SPEC, folder.path) == "done"
-
-
 def test_a_finished_run_of_another_configuration_is_not_taken_for_done(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     other = replace(SPEC, fit=Fit(lr=3e-4), seed=5)
