@@ -361,19 +361,6 @@ def test_the_result_is_shown_by_both_rules() -> None:
     assert text.result_table(result, "").splitlines()[-1].split() == ["P=9", "0.2500", "(40)", "–"]
 
 
-def test_evaluate_says_whether_the_recorded_result_came_out(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(evaluate, "evaluate", lambda *args: asked.append(args) or RESULT)
-    path = put_run(tmp_path / "run")
-    assert exit_code("evaluate", str(path), "--device", "cpu", "--conditions", "P=8") == 0
-    assert asked == [(path, "cpu", None, ("P=8",), evaluate.say)]
-    out = capsys.readouterr().out
-    assert "P=8" in out
-    assert "This equals the recorded result." in out
-
-
 def test_the_verdict_names_the_largest_difference() -> None:
     other = {**RESULT, "device": "GPU", "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.75)]}
     assert evaluate.verdict(other, RESULT) == (
