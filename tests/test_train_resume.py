@@ -1,4 +1,4 @@
-"""A run that is stopped or damaged ends as one that was left alone; test_faults.py kills."""
+"""A run that is killed, stopped or damaged ends as one that was left alone."""
 
 from __future__ import annotations
 
@@ -38,6 +38,39 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("alone")
     assert finish(start(resume, path)) == 0
     return path
+
+
+def die_at(path: Path, call: str, number: int, after: bool) -> None:
+    """Resume, and be killed at a certain call that changes the folder."""
+    left = iter(range(number, -1, -1))
+    real = getattr(os, call)
+
+    def deadly(*arguments: Any) -> object:
+        last = next(left) == 0
+        if last and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*arguments)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(os, call, deadly)
+    resume(path)
+
+
+# Calls 0 to 6 of os.replace name config.json, metrics.csv, checkpoint 9, weights 12, checkpoint 18,
+# weights 24, checkpoint 27; those of os.unlink begin with checkpoint 9, after checkpoint 27.
+# tests/test_faults.py kills at any operation.
+@pytest.mark.parametrize(
+    ("call", "number", "after"),
+    [("replace", 0, False), ("replace", 5, True), ("replace", 6, False), ("unlink", 0, True)],
+)
+def test_a_kill_while_a_file_is_written_changes_nothing(
+    call: str, number: int, after: bool, tmp_path: Path, left_alone: Path
+) -> None:
+    assert finish(start(die_at, tmp_path, call, number, after)) == -signal.SIGKILL
+    assert finish(start(resume, tmp_path)) == 0
+    assert_same(outcome(tmp_path), outcome(left_alone))
 
 
 class Scripted(Deadline):
