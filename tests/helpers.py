@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -311,9 +310,14 @@ def outputs_and_gradients(
     }
 
 
-def rivals(seen: Seen, sel: Selection) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """By rule that ranks: sizes of scores (T, B, …, n), the last chosen, the next (T, B, …)."""
-    own = torch.eye(sel.N, dtype=torch.bool)
+def margins(p: Problem) -> Tensor:
+    """(T, B): how far the closest rival was from being selected in each step.
+
+    In units of the largest score. Infinite where nothing competes: rules other than `top`, or a
+    state that was just reset, whose scores are zero and stay so.
+    """
+    seen, sel, own = p.trace(), p.sel, torch.eye(p.sel.N, dtype=torch.bool)
+    best = torch.full(p.x.shape[:2], float("inf"), dtype=p.h.dtype)
     for rule, score, k, n in (
         (sel.cells, seen.view_scores.sum(-1).unsqueeze(2), sel.K_a, sel.N),
         (sel.views, seen.view_scores, sel.K_x, sel.K),
@@ -321,18 +325,8 @@ def rivals(seen: Seen, sel: Selection) -> Iterator[tuple[Tensor, Tensor, Tensor]
     ):
         if rule == "top" and 0 < k < n:
             ranked = score.sort(dim=-1, descending=True).values
-            yield score.nan_to_num(neginf=0).abs(), ranked[..., k - 1], ranked[..., k]
-
-
-def margins(p: Problem) -> Tensor:
-    """(T, B): how far the closest rival was from being selected in each step.
-
-    In units of the largest score. Infinite where nothing competes: rules other than `top`, or a
-    state that was just reset, whose scores are zero and stay so.
-    """
-    best = torch.full(p.x.shape[:2], float("inf"), dtype=p.h.dtype)
-    for size, last, next_one in rivals(p.trace(), p.sel):
-        best = torch.minimum(best, (last - next_one).amin(-1) / size.amax((-2, -1)))
+            size = score.nan_to_num(neginf=0).abs().amax((-2, -1))
+            best = torch.minimum(best, (ranked[..., k - 1] - ranked[..., k]).amin(-1) / size)
     return best if p.reset is None else best.masked_fill(p.reset, float("inf"))
 
 

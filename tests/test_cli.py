@@ -18,7 +18,6 @@ from riglstm.lab.cli import (
     data,
     demo,
     evaluate,
-    export,
     flags,
     main,
     reproduce,
@@ -362,19 +361,6 @@ def test_the_result_is_shown_by_both_rules() -> None:
     assert text.result_table(result, "").splitlines()[-1].split() == ["P=9", "0.2500", "(40)", "–"]
 
 
-def test_evaluate_says_whether_the_recorded_result_came_out(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(evaluate, "evaluate", lambda *args: asked.append(args) or RESULT)
-    path = put_run(tmp_path / "run")
-    assert exit_code("evaluate", str(path), "--device", "cpu", "--conditions", "P=8") == 0
-    assert asked == [(path, "cpu", None, ("P=8",), evaluate.say)]
-    out = capsys.readouterr().out
-    assert "P=8" in out
-    assert "This equals the recorded result." in out
-
-
 def test_the_verdict_names_the_largest_difference() -> None:
     other = {**RESULT, "device": "GPU", "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.75)]}
     assert evaluate.verdict(other, RESULT) == (
@@ -550,29 +536,6 @@ def test_the_demo_ends_with_a_curve_and_a_page(capsys: Capture, tmp_path: Path) 
     assert all(f"P={P}" in page for P in (10, 20, 40, 80))
     for model in ("riglstm", "lstm"):
         assert f">{model}<" in page
-
-
-def test_the_commands_of_the_guide_can_be_read(monkeypatch: Patch, tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
-    commands = [line.partition("#")[0].split() for line in guide.splitlines()]
-    verbs = [words[1:] for words in commands if words[:1] == ["riglstm"]]
-    assert len(verbs) >= 6
-    read: list[str] = []
-    monkeypatch.chdir(tmp_path)
-    asked = catch_runs(monkeypatch)
-    for module, name in ((evaluate, "evaluate"), (data, "fetch"), (bench, "run")):
-        monkeypatch.setattr(module, name, lambda *args, **options: read.append("done") or RESULT)
-    monkeypatch.setattr("riglstm.lab.report.report", lambda *args, **options: read.append("done"))
-    monkeypatch.setattr(export, "export", lambda run, file: read.append("done") or file.touch())
-    put_run(tmp_path / "runs" / "mnist" / "riglstm-s0")
-    (tmp_path / "weights").mkdir()
-    for verb, *args in verbs:
-        if "cuda" not in args:
-            out = ("--out", "new") if verb == "train" else ()
-            assert exit_code(verb, *args, *out) == 0
-            read.append(verb)
-    assert asked
-    assert read.count("done") == len([verb for verb in read if verb not in ("done", "train")])
 
 
 def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> None:

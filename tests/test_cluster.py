@@ -194,8 +194,6 @@ def test_a_node_that_does_not_see_the_folder_is_named(
     assert "expected a folder that all nodes see" in done.stderr
 
 
-# One run on two nodes.
-
 TRAIN = (
     *("train", "copying", "--model", "lstm", "--hidden-size", "8", "--L", "2", "--P", "3"),
     *("--digits", "2", "--input-size", "4", "--batch-size", "4", "--conditions", "P=4"),

@@ -494,9 +494,12 @@ def test_the_sets_pin_a_sum_for_every_file_and_have_several_mirrors() -> None:
 
 
 @real_data
-def test_the_files_of_mnist_are_those_that_would_be_downloaded_and_not_taken_for_fashion() -> None:
+def test_the_real_files_have_the_pinned_sums_and_mnists_are_not_taken_for_fashions() -> None:
     for file in MNIST.downloads:
         data = (DATA / "mnist" / file.name).read_bytes()
         assert (len(data), sha256(data)) == (file.size, file.checksum)
     with pytest.raises(DataError, match="damaged, or another file"):
         load("fashion", DATA / "mnist")
+    for name, shape in (("mnist", (60_000, 1, 28, 28)), ("cifar", (50_000, 3, 32, 32))):
+        found = load(name, DATA)
+        assert (found.train_images.shape, len(found.test_labels)) == (shape, 10_000)

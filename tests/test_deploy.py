@@ -111,6 +111,16 @@ def test_a_trace_runs_at_another_batch_size_and_length_without_a_warning(
     assert_same(traced(layer, torch.randn(7, 3, 5)), layer, torch.randn(9, 4, 5))
 
 
+def test_graphs_of_a_layer_that_draws_draw_anew_by_the_seed() -> None:
+    layer, x = build(cells="random", num_layers=2, dropout=0.5), torch.randn(7, 3, 5)
+    for run in (torch.jit.trace(layer, (x,), check_trace=False), exported(layer, x)):
+        torch.manual_seed(1)
+        got = run(x)[0]
+        assert not torch.equal(run(x)[0], got)
+        torch.manual_seed(1)
+        assert torch.equal(layer(x)[0], got)
+
+
 def test_a_trace_takes_states_resets_and_masks() -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:

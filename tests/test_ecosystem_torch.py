@@ -259,29 +259,6 @@ def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
 
 
 @both_backends
-def test_partly_frozen_weights_leave_the_others_gradients_alone(backend: str) -> None:
-    layer, x = build(backend=backend), numbers(5, 3, 4)
-    expected = dict(
-        zip(
-            dict(layer.named_parameters()),
-            gradients(loss_of(layer, x), *layer.parameters()),
-            strict=True,
-        )
-    )
-    layer.weight_gates_l0.requires_grad_(False)
-    layer.bias_in_l0.requires_grad_(False)
-    loss_of(layer, x).backward()
-    for name, p in layer.named_parameters():
-        if p.requires_grad:
-            close(p.grad, expected[name])
-        else:
-            assert p.grad is None
-    layer.requires_grad_(False)
-    y, (h_n, c_n) = layer(x)
-    assert not any(v.requires_grad for v in (y, h_n, c_n)), "nothing is left to learn"
-
-
-@both_backends
 def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) -> None:
     layer = build(backend=backend, num_layers=2)
     loss = loss_of(layer, numbers(5, 3, 4))

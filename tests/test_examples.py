@@ -112,13 +112,6 @@ def test_notebook_has_the_code_of_its_script_and_the_outputs_of_all_of_it() -> N
     assert base64.b64decode(picture).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda p: p.name)
-def test_an_example_is_short_and_says_what_it_shows_and_how_long_it_takes(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert 40 <= len(text.splitlines()) <= 90
-    assert re.search(r"takes\s+about\s+\d+\s+seconds\s+on\s+one\s+core", text.split('"""')[1])
-
-
 def test_the_page_on_own_tasks_shows_what_the_example_has() -> None:
     page = (ROOT / "docs" / "own-tasks.md").read_text(encoding="utf-8")
     own = EXAMPLES / "own_task"

@@ -48,9 +48,6 @@ def draws(what: str) -> random.Random:
     return random.Random(f"{SEED} {what}")
 
 
-# --- kills ---------------------------------------------------------------------------------------
-
-
 class Doom:
     """Kills the process at its n-th operation on files below a folder; counts them."""
 
@@ -173,9 +170,6 @@ def test_runs_killed_at_any_file_operation_end_as_one_left_alone(tmp_path: Path)
     assert made.returncode == 0, made.stderr[-3000:]
 
 
-# --- flipped bits --------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def flipped(file: Path, draw: random.Random) -> Iterator[int]:
     """A bit of the file is another within it, half of the time one of the last or first bytes."""
@@ -221,8 +215,6 @@ def test_weights_with_a_flipped_bit_are_refused(tmp_path: Path, capsys: Capture)
                 assert said.out == ""
                 assert f"{path} must hold weights" in said.err
 
-
-# --- wrong command lines -------------------------------------------------------------------------
 
 GRID = [
     *("train", "minigrid", "--frames", "64", "--envs", "4", "--steps", "16", "--window", "8"),

@@ -96,19 +96,6 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
     assert plan(space, space.models, lines, tiny.parent, "cpu", done) == made[:1]
 
 
-def test_a_run_that_another_rule_chooses_later_gets_rows_by_that_rule(tiny: Path) -> None:
-    space = read_space(tiny)
-
-    def made(lines: list[dict[str, Any]], *done: tuple[str, str]) -> list[finals.Final]:
-        return plan(space, ["lstm"], lines, tiny.parent, "cpu", done)
-
-    first = made(lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6)))
-    now = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.4, 0.2), t2=(0.5, 0.6))
-    left = made(now, *((final.planned.folder.name, final.rule) for final in first))
-    assert {(final.trial, final.rule) for final in left} == {("2", AT_HOME)}
-    assert len(left) == len(first) / 2
-
-
 def test_a_trial_is_known_by_its_run_and_not_by_the_label_in_its_line(tiny: Path) -> None:
     space = read_space(tiny)
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
@@ -146,15 +133,6 @@ def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) ->
     assert not seeds & {seed for one in spaces for seed in one.seeds}
     lines = [search.read_lines(path) for path in (ROOT / "results" / "trials").glob("*.jsonl")]
     assert not seeds & {said["seed"] for own in lines for said in own}
-
-
-def test_the_trials_on_mnist_are_runs_of_its_space_and_four_models_have_all() -> None:
-    space = read_space(ROOT / "protocol" / "mnist.toml")
-    lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
-    assert len(lines) >= 40
-    assert {said["run"] for said in lines} <= search.runs(space).keys()
-    for model in ("lstm", "gridlstm", "transformer", "riglstm"):
-        assert not lacking(space, model, lines)
 
 
 def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model() -> None:
@@ -336,8 +314,15 @@ def test_the_command_goes_from_trials_to_rows_and_on_where_it_stopped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["sweep", str(tiny), "--device", "cpu", "--jobs", "2", "--out", "runs"]
+    trials = Path("results/trials/tiny.jsonl")
+    assert main([*words, "--models", "lstm", "--trials", "0", "1"]) == 0
+    first = trials.read_text()
     assert main([*words, "--models", "lstm"]) == 0
-    said = search.read_lines(Path("results/trials/tiny.jsonl"))
+    shown = capsys.readouterr().out
+    assert shown.index("2 trials to make") < shown.index("1 trials to make")
+    assert "lstm, training condition" in shown
+    assert trials.read_text().startswith(first)
+    said = search.read_lines(trials)
     space, table = read_space(tiny), Path("results/copying.csv")
     chosen = choices(space, "lstm", said)
     # The other model has no trial yet, and was not asked for by name.

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from helpers import run_guide
 from riglstm import RigLSTM, RigLSTMCell, no_decay_parameters
 
 
@@ -95,23 +94,3 @@ def test_weight_decay_leaves_biases_and_vectors_of_a_whole_model_alone() -> None
     gates = [n + s for s in ("_l0", "_l1") for n in ("weight_in", "weight_gates", "weight_query")]
     assert rest == {"embed.weight", "bias_of_something.weight", *(f"rnn.{n}" for n in gates)}
     assert len(free) == len(named) - len(rest)
-
-
-def test_guides_groups_decay_what_they_should() -> None:
-    model = nn.Sequential(nn.Linear(20, 20), RigLSTM(20, 60))
-    adam = run_guide("swapping-in", "Weight decay", model=model)["optimizer"]
-    decay = {id(p): g["weight_decay"] for g in adam.param_groups for p in g["params"]}
-    for name, p in model.named_parameters():
-        assert decay[id(p)] == (0.0 if "bias" in name or "offset" in name else 0.1), name
-
-
-def test_guides_start_values_are_what_it_says() -> None:
-    rnn = run_guide("swapping-in", "Start values")["rnn"]
-    K, d = rnn.num_views, rnn.cell_size
-    for cell in rnn.weight_gates_l0:
-        columns = cell[K * d :]  # (N·d, 4·d): its columns are of length 1, and stand apart
-        torch.testing.assert_close(columns.mT @ columns, torch.eye(4 * d), rtol=0, atol=1e-5)
-    forget, *others = rnn.bias_gates_l0.chunk(4, dim=1)
-    assert (forget == 1).all()
-    assert not any(gate.any() for gate in others)
-    assert (rnn.update_offset_l0 == 4).all()

@@ -32,10 +32,6 @@ def readme_example() -> str:
     return example[1]
 
 
-def test_readme_drop_in_example_has_six_lines_at_most() -> None:
-    assert len([line for line in readme_example().splitlines() if line]) <= 6
-
-
 def needs(package: Path | str, report: Path) -> dict[str, str]:
     """All that pip would install with a package where there is nothing, and their versions."""
     nothing = ("--dry-run", "--ignore-installed", "--quiet", "--report", report)

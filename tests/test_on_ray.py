@@ -172,9 +172,6 @@ def test_a_cluster_that_does_not_answer_is_told_of(
         OnRay().run(jobs(tmp_path, "a"), lambda end: None)
 
 
-# What a task does on its node.
-
-
 def driver(root: Path, **changes: Any) -> on_ray.Driver:
     token = root / "token"
     token.touch()
@@ -269,9 +266,6 @@ def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path)
     assert make_run(place, "a", first=False) is None
 
 
-# The command line.
-
-
 @pytest.mark.parametrize(
     ("asked", "jobs", "device", "words"),
     [
@@ -312,9 +306,6 @@ def test_without_ray_it_says_what_to_install(
 def test_nothing_imports_ray_before_it_is_asked_for() -> None:
     code = "import sys, riglstm.lab.cli.main; sys.exit('ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# One view of all runs.
 
 
 def planned(root: Path, name: str) -> Planned:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import riglstm.onnx
-from helpers import GUIDE, guide_blocks, run_guide
+from helpers import GUIDE, guide_blocks
 from riglstm import RigLSTM, RigLSTMCell
 from riglstm.onnx import export
 
@@ -225,26 +225,3 @@ def test_docstring_has_the_guides_example() -> None:
     code = re.findall(r"^ +>>> (.*)$", export.__doc__ or "", re.M)
     (block,) = guide_blocks(GUIDE / "deploying.md", "ONNX")
     assert sorted(code) == sorted(filter(None, block.splitlines()))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_guides_other_derivatives_do_what_it_says() -> None:
-    names = run_guide("swapping-in", "torch.func, second derivatives")
-    assert names["tangent"].shape == (5, 8, 60)
-    assert names["tangent"].abs().max() > 0
-
-
-def test_guides_masks_do_what_it_says() -> None:
-    names = run_guide("streaming", "Variable lengths")
-    rnn, x = names["rnn"], names["x"]
-    _, (h_9, _) = rnn(x[:1])
-    _, (h_6, _) = rnn(x[1:, :6])
-    torch.testing.assert_close(names["state"][0], torch.cat((h_9, h_6), 1))
-
-
-def test_guides_layer_kept_out_of_autocast_chooses_as_in_float32() -> None:
-    torch.manual_seed(0)
-    names = run_guide("speed", "Rounding can change which cell wakes")
-    assert names["features"].dtype == torch.bfloat16
-    assert torch.equal(names["y"], names["rnn"](names["features"].float())[0])
-    assert names["logits"].dtype == torch.bfloat16

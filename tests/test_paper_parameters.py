@@ -57,30 +57,6 @@ def test_keys_and_shapes_are_the_papers(form: str) -> None:
     assert {v.dtype for v in paper.values()} == {torch.float64}
 
 
-def test_each_number_stands_where_the_paper_has_it() -> None:
-    """Row vectors times the layer's matrices, and the paper's matrices times column vectors."""
-    layer = build(query="per_cell", update_bias=0.5)
-    paper, weights = layer.paper_parameters(), layer.weights()
-    x = torch.randn(D, dtype=torch.float64)
-    H = torch.randn((K + N) * d, dtype=torch.float64)
-    views = x @ weights.W_in + weights.b_in
-    for k in range(K):
-        torch.testing.assert_close(
-            paper["W_in"][k] @ x + paper["b_in"][k], views[k * d : (k + 1) * d]
-        )
-    for j in range(N):
-        gates = H @ weights.W[j] + weights.b[j]
-        for gate in range(4):
-            torch.testing.assert_close(
-                paper["W_gates"][j, gate] @ H + paper["b_gates"][j, gate],
-                gates[gate * d : (gate + 1) * d],
-            )
-        own = slice((K + j) * d, (K + j + 1) * d)
-        Q = torch.cat((H[: own.start], H[own.stop :]))
-        torch.testing.assert_close(paper["W_q"][j] @ H, Q @ weights.W_q[j])
-    assert torch.equal(paper["update_bias"], weights.update_bias)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_loading_gives_another_layer_the_same_weights_and_outputs(form: str) -> None:
     layer, other = build(0, **FORMS[form]), build(1, **FORMS[form])

@@ -105,17 +105,6 @@ def test_one_number_a_step_is_a_line_and_no_picture_of_one_column() -> None:
     np.testing.assert_array_equal(line.get_ydata(), x[0, :, 0])
 
 
-def test_a_trace_in_bfloat16_is_drawn(rnn: RigLSTM) -> None:
-    x = torch.randn(9, 1, 2, dtype=torch.bfloat16)
-    (trace,) = rnn.to(torch.bfloat16).trace(x)
-    trace = trace._replace(keep=trace.keep.bfloat16())
-    first, *_ = with_images(plot.keep(trace, x[..., :1]))
-    np.testing.assert_array_equal(shown(first).data, trace.keep[:, 0].T.float())
-    for step in (None, 3):
-        plot.views(trace, step=step).draw_without_rendering()
-    plot.cells(trace, x).draw_without_rendering()
-
-
 @pytest.mark.parametrize("scores", [[[1.0, math.nan], [3.0, -4.0]], [[math.nan] * 2] * 2])
 def test_scores_that_are_no_numbers_are_left_empty(scores: list[list[float]]) -> None:
     found = made([True, False], [[True, False], [True, True]], scores)
@@ -128,13 +117,19 @@ def test_scores_that_are_no_numbers_are_left_empty(scores: list[list[float]]) ->
     assert shown(with_images(figure)[1]).mask.all()
 
 
-def test_keep_is_drawn_where_a_cell_was_awake(rnn: RigLSTM) -> None:
-    x = torch.randn(9, 1, 2)
-    (trace,) = rnn.trace(x)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keep_is_drawn_where_a_cell_was_awake_in_any_dtype(
+    dtype: torch.dtype, rnn: RigLSTM
+) -> None:
+    x = torch.randn(9, 1, 2, dtype=dtype)
+    (trace,) = rnn.to(dtype).trace(x)
+    trace = trace._replace(keep=trace.keep.to(dtype))
     first, *_ = with_images(plot.keep(trace, x[..., :1]))
     kept = shown(first)
     np.testing.assert_array_equal(kept.mask, ~trace.active[:, 0].T.numpy())
-    np.testing.assert_array_equal(kept.data, trace.keep[:, 0].T)
+    np.testing.assert_array_equal(kept.data, trace.keep[:, 0].T.float())
+    for figure in (plot.views(trace), plot.views(trace, step=3), plot.cells(trace, x)):
+        figure.draw_without_rendering()
 
 
 def test_views_are_shares_of_the_steps_awake(rnn: RigLSTM) -> None:

@@ -72,20 +72,6 @@ def double_agent(name: str, config: PPO = SMALL) -> Agent:
     return agent
 
 
-def test_encoding_by_products_equals_the_convolutions() -> None:
-    """Values and every weight's gradient."""
-    net = agent_with("lstm").net.double()
-    images = torch.from_numpy(Pictures(1).all)
-    seen = images.permute(0, 3, 1, 2).double()
-    factor = torch.randn(9, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    (got, *grads), (expected, *others) = (
-        (y, *torch.autograd.grad((y * factor).sum(), list(net.encoder.parameters())))
-        for y in (net.encode(images), net.encoder(seen))
-    )
-    for a, b in zip((got, *grads), (expected, *others), strict=True):
-        close(a, b)
-
-
 @pytest.mark.parametrize("normalise", [False, True])
 def test_losses_equal_loops(normalise: bool) -> None:
     gen = torch.Generator().manual_seed(0)

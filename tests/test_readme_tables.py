@@ -293,32 +293,6 @@ def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold()
     assert "all conditions, the shifted ones included ([how](docs/recipes.md))." in looked_for
 
 
-def test_where_less_is_better_the_least_is_in_bold() -> None:
-    found = [
-        replace(
-            ROW,
-            **{"table": "balls", "setting": "4", "model": model, "run": model, "value": value},
-            metric=f"bce@{c}",
-            chosen_on="validation@4",
-        )
-        for model, value in (("lstm", 0.3), ("rim", 0.5), ("riglstm", 0.4))
-        for c in ("4", "678")
-    ]
-    text = block(tables(found))
-    assert "of frames rolled out after true ones, less is better**" in text
-    assert cells(text, "LSTM")[3] == "**30.0**"
-    assert text.count("**30.0**") == 2
-    assert "**40.0**" not in text
-
-
-def test_from_three_runs_on_there_is_a_spread_and_below_that_their_values() -> None:
-    for count, shown in ((2, "98.0, 90.0 (2 runs)"), (3, "96.0 ± 5.3 (3 runs)")):
-        values = (0.98, 0.9, 1.0)[:count]
-        found = [row for s, v in enumerate(values) for row in run_of("lstm", s, (v, v, v, v))]
-        (table,) = tables(found)
-        assert markdown(text_table(table)).count(f" {shown} |") == 4
-
-
 def test_the_notes_name_seeds_and_what_has_no_run() -> None:
     failed = replace(ROW, metric=FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
     (table,) = tables([*FOUND, failed])

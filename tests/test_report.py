@@ -579,6 +579,7 @@ def test_damaged_runs_are_named_and_the_others_are_shown(
         assert f"{path} cannot be read: " in words
         assert f"{path} cannot be read: " in error
     for said in (
+        "config.json-0/config.json must be a JSON file, and cannot be read: ",
         "config.json-2/config.json must hold a JSON object, got list",
         "result.json-2/result.json must be the result of a run, with rows",
         "metrics.csv-0/metrics.csv, line 2, must be step,name,value",

@@ -355,25 +355,6 @@ def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
     assert best() == ["0", "0"]
 
 
-@pytest.mark.slow
-def test_the_command_makes_what_is_missing_and_names_the_best(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command = ["sweep", str(tiny), "--models", "lstm", "--device", "cpu", "--jobs", "2"]
-    assert main([*command, "--trials", "0", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "2 trials to make" in said
-    assert "lstm, training condition" in said
-    path = tmp_path / "results" / "trials" / "tiny.jsonl"
-    first = path.read_text()
-    assert len(first.splitlines()) == 2
-    assert main([*command, "--trials", "0", "1", "2"]) == 0
-    assert "1 trials to make" in capsys.readouterr().out
-    assert path.read_text().startswith(first)
-    assert len(path.read_text().splitlines()) == 3
-
-
 def trial(model: str, label: str, score: float, **changes: Any) -> dict[str, Any]:
     """A line of a trial; names of options have their dot in place of two underscores."""
     given = {name.replace("__", "."): value for name, value in changes.items()}

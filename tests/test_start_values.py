@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from riglstm import RigLSTM
 from riglstm.lab.cli.train import read_options
-from riglstm.models import MODELS, build
+from riglstm.models import build
 from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rim import BlockLSTM
 
@@ -138,12 +138,6 @@ def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
         message = rf"gate_scale must be a positive finite number, got {scale!r}; 1 changes nothing"
         with pytest.raises(ValueError, match=message):
             made(name, gate_scale=scale)
-
-
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - GATES.keys()))
-def test_models_without_lstm_gates_take_no_gate_scale(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'gate_scale' is no option of the model '{name}'"):
-        build(name, D, H, gate_scale=2.0)
 
 
 WIDE = {"input_size": 20, "hidden_size": 600, "active_cells": 4}

@@ -296,21 +296,6 @@ def test_plan_says_what_can_be_asked_for(table: str, asked: dict[str, Any], mess
 SPEC = RunSpec("copying", {"M": 2}, "riglstm", 72, {"variant": "all_h"}, Fit(), 3)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"task_options": {"M": 3}},
-        {"model_options": {}},
-        {"model_options": {"variant": "all_h", "active_cells": 3}},
-        {"hidden_size": 60},
-        {"fit": Fit(lr=2e-4)},
-        {"seed": 4},
-    ],
-)
-def test_another_configuration_is_another_digest(change: dict[str, Any]) -> None:
-    assert replace(SPEC, **change).digest() != SPEC.digest()
-
-
 def test_what_is_only_said_differently_is_the_same_run() -> None:
     assert replace(SPEC, fit=Fit(device="cpu", capture=False)).digest() == SPEC.digest()
     assert replace(SPEC, task_options={"M": 2, "L": 10}).digest() == SPEC.digest()
@@ -341,17 +326,6 @@ def test_a_file_that_is_no_configuration_is_refused() -> None:
     data["fit"]["momentum"] = 0.9
     with pytest.raises(ValueError, match="'momentum' is no training option"):
         RunSpec.from_json(data)
-
-
-def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    assert state(SPEC, folder.path) == "new"
-    folder.begin(SPEC.resolved(), command="", device="", resume=False)
-    assert state(SPEC, folder.path) == "partial"
-    folder.write_json(folder.failed, {"reason": "it grew"})
-    assert state(SPEC, folder.path) == "failed"
-    folder.finish({"rows": []})
-    assert state(SPEC, folder.path) == "done"
 
 
 def test_a_finished_run_of_another_configuration_is_not_taken_for_done(tmp_path: Path) -> None:

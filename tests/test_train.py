@@ -32,8 +32,6 @@ from riglstm.models import build
 from train_helpers import assert_same, logged, outcome
 from train_task import CPU, QUICK, Halves, network, train
 
-# --- updates -------------------------------------------------------------------------------------
-
 
 def by_hand(
     net: nn.Module, task: Halves, config: Fit, seed: int
@@ -211,9 +209,6 @@ def test_bf16_trains_weights_of_fp32_under_autocast(tmp_path: Path) -> None:
     assert again == logged(tmp_path)["validation/loss@T=10"][60]
 
 
-# --- choice --------------------------------------------------------------------------------------
-
-
 class Scripted(Halves):
     """Its scores are given, evaluation by evaluation."""
 
@@ -286,9 +281,6 @@ def test_a_run_out_of_patience_stops(tmp_path: Path) -> None:
     assert max(logged(tmp_path)["validation/accuracy@T=6"]) == 48
     again = fit(network(task), task, config, 0, RunFolder(tmp_path), resume=True, progress=False)
     assert again == result
-
-
-# --- averaged weights ----------------------------------------------------------------------------
 
 
 class Watched(Halves):
@@ -365,9 +357,6 @@ def test_a_run_with_groups_and_a_mean_is_resumed_bit_for_bit(tmp_path: Path) -> 
     assert_same(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 
-# --- ends ----------------------------------------------------------------------------------------
-
-
 class Failing(Halves):
     """In one update the loss is no number, or it is one, and its gradient is not."""
 
@@ -417,9 +406,6 @@ def test_data_that_cannot_be_had_are_missed_before_training(tmp_path: Path) -> N
 
     with pytest.raises(ValueError, match="no data"):
         train(tmp_path, task=Missing())
-
-
-# --- what the user sees --------------------------------------------------------------------------
 
 
 def test_what_is_left_is_said_soon_and_with_evaluations_and_a_speed_once_it_is_known(
@@ -475,9 +461,6 @@ def test_tensorboard_gets_what_the_log_has(tmp_path: Path) -> None:
     assert set(events.Tags()["scalars"]) == set(found)
     for name, values in found.items():
         assert {e.step: e.value for e in events.Scalars(name)} == pytest.approx(values, rel=1e-6)
-
-
-# --- options and devices -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

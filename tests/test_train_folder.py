@@ -192,15 +192,6 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    with pytest.raises(ValueError, match=r"is not a run: expected the file config.json in it"):
-        folder.read_json(folder.config)
-    folder.config.write_text("{")
-    with pytest.raises(ValueError, match=r"config.json must be a JSON file, and cannot be read"):
-        folder.read_json(folder.config)
-
-
 def test_a_log_that_is_resumed_drops_what_is_damaged_or_came_after_the_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -255,9 +246,6 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert folders.commit() is None
     monkeypatch.setenv("RIGLSTM_COMMIT", "0123abc")
     assert folders.commit() == "0123abc"
-
-
-# --- runs with their tests -----------------------------------------------------------------------
 
 
 def test_a_result_names_all_devices_and_commits_of_its_run(

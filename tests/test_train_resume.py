@@ -40,9 +40,6 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# --- kills ---------------------------------------------------------------------------------------
-
-
 def die_at(path: Path, call: str, number: int, after: bool) -> None:
     """Resume, and be killed at a certain call that changes the folder."""
     left = iter(range(number, -1, -1))
@@ -74,9 +71,6 @@ def test_a_kill_while_a_file_is_written_changes_nothing(
     assert finish(start(die_at, tmp_path, call, number, after)) == -signal.SIGKILL
     assert finish(start(resume, tmp_path)) == 0
     assert_same(outcome(tmp_path), outcome(left_alone))
-
-
-# --- deadlines -----------------------------------------------------------------------------------
 
 
 class Scripted(Deadline):
@@ -155,9 +149,6 @@ def test_another_evaluation_has_to_fit_in_the_time_that_is_left(tmp_path: Path) 
         with pytest.raises(OutOfTime):
             train(tmp_path, resume=True, deadline=Deadline.after(1e-6))
         assert (tmp_path / "checkpoints" / f"step-{updates}.ckpt").exists()
-
-
-# --- signals -------------------------------------------------------------------------------------
 
 
 def interrupted(path: Path, say: Path) -> None:
@@ -259,9 +250,6 @@ def test_a_checkpoint_that_was_not_written_is_not_named(
     assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == ["step-9.ckpt"]
 
 
-# --- checkpoints ---------------------------------------------------------------------------------
-
-
 def copy_of(path: Path, into: Path) -> Path:
     return Path(shutil.copytree(path, into / "copy"))
 
@@ -354,9 +342,6 @@ def test_a_stray_checkpoint_does_not_push_good_ones_out(left_alone: Path, tmp_pa
     train(checkpoints.parent, resume=True)
     names = {file.name for file in checkpoints.iterdir()}
     assert names == {"step-54.ckpt", "step-56.ckpt", "step-60.ckpt"}
-
-
-# --- one folder, one process; full disks ---------------------------------------------------------
 
 
 class Nested(Halves):
