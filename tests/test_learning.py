@@ -10,6 +10,7 @@ from torch import nn
 
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.copying import Copying
+from riglstm.lab.tasks.images import MNIST
 from riglstm.lab.train.config import Fit, score
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.loop import fit
@@ -17,6 +18,7 @@ from riglstm.models import build
 
 pytestmark = pytest.mark.slow
 
+DATA = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 CPU = torch.device("cpu")
 
 
@@ -62,3 +64,23 @@ def test_a_small_riglstm_learns_to_copy(tmp_path: Path) -> None:
     assert before["accuracy"] / before["count"] < 0.4
     # 0.25 is guessing; who remembers two digits of three gets 0.75.
     assert after_training(net, task, 360, 1e-2, tmp_path)["accuracy"] > 0.95
+
+
+@pytest.mark.skipif(not DATA.exists(), reason=f"needs MNIST's files in {DATA}")
+def test_a_small_riglstm_learns_from_a_thousand_digits(tmp_path: Path) -> None:
+    task = MNIST(
+        size=7,
+        # Lower than usual, so that thin strokes survive at this size.
+        threshold=40,
+        conditions=(),
+        train_size=1000,
+        validation_size=100,
+        test_size=1000,
+        batch_size=32,
+        input_size=16,
+    ).open(CPU, DATA)
+    net = learner(task, num_cells=3, seed=0)
+    # What ignores the picture cannot get below the entropy of the classes.
+    shares = torch.bincount(task.examples("7x7", "test").targets, minlength=10) / 1000
+    assert -(shares * shares.log()).sum() > 2.29
+    assert after_training(net, task, 160, 5e-3, tmp_path)["loss"] < 2.15
