@@ -91,9 +91,11 @@ template <typename F> inline INLINED void by_four(int count, F f) {
   }
 }
 
-// out[r][0..P) += Σ_i v[r][i]·W[i·P ..) for `count` rows. Each row's sum has its own order.
+// out[r][0..P) += Σ_i v[r][i]·W[i·P ..) for `count` rows, over the `size` numbers i of each of the
+// slots named. Every row's products are added in one order, however many rows there are.
 template <typename T>
-inline void multiply(const T* const* v, int count, int size, const T* W, int P, T* const* out) {
+inline void multiply(const T* const* v, int count, const int* slots, int named, int size,
+                     const T* W, int P, T* const* out) {
   by_four(count, [=](auto rows_, int r) INLINED {
     constexpr int rows = decltype(rows_)::value;
     const T* from[rows];  // copies: the compiler cannot know that `out` is not written below
@@ -104,10 +106,13 @@ inline void multiply(const T* const* v, int count, int size, const T* W, int P, 
       V<T> sum[rows][width];
       for (int a = 0; a < rows; ++a)
         for (int k = 0; k < width; ++k) sum[a][k] = at(to[a] + (chunk + k) * L<T>);
-      const T* w = W + chunk * L<T>;
-      for (int i = 0; i < size; ++i, w += P)
-        for (int a = 0; a < rows; ++a)
-          for (int k = 0; k < width; ++k) sum[a][k] += from[a][i] * at(w + k * L<T>);
+      for (int n = 0; n < named; ++n) {
+        const long first = long(slots[n]) * size;
+        const T* w = W + first * P + chunk * L<T>;
+        for (long i = first; i < first + size; ++i, w += P)
+          for (int a = 0; a < rows; ++a)
+            for (int k = 0; k < width; ++k) sum[a][k] += from[a][i] * at(w + k * L<T>);
+      }
       for (int a = 0; a < rows; ++a)
         for (int k = 0; k < width; ++k) at(to[a] + (chunk + k) * L<T>) = sum[a][k];
     });
@@ -153,8 +158,7 @@ template <typename T> inline T total(V<T> v) {
 // equals the lower index, and NaN before all; to keep it first, infinity counts as the largest
 // finite number. Whether i is chosen goes to out[i·stride ..). `place` is for n·L integers.
 template <typename T>
-inline void choose(T* s, int n, int k, typename Lanes<T>::Int* places, uint8_t* out, size_t stride) {
-  auto place = reinterpret_cast<M<T>*>(places);
+inline void choose(T* s, int n, int k, M<T>* place, uint8_t* out, size_t stride) {
   constexpr T infinite = std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max();
   for (int i = 0; i < n; ++i) {
     const V<T> v = at(s + i * L<T>);
@@ -217,26 +221,30 @@ template <typename T> struct Choices {
   const int B, N, K, d, S;
   const size_t width;  // of a line of flags, one for each sample
   Array<T> V_T, s, relevance;
-  Array<typename Lanes<T>::Int> place;
+  Array<typename Lanes<T>::Int> integers;
+  M<T>* place;
   Array<uint8_t> active, chosen, finite;  // (N, B), (N, K+N, B), (B)
 
   Choices(const Shape& n, const Buffers<T>& m)
       : n(n), m(m), B(n.B), N(n.N), K(n.K), d(n.d), S(K + N), width(padded<T>(B)),
-        V_T(size_t(S) * d * L<T>), s(size_t(S) * L<T>), relevance(size_t(N) * L<T>), place(size_t(S) * L<T>),
-        active(N * width), chosen(size_t(N) * S * width), finite(width) {
+        V_T(size_t(S) * d * L<T>), s(size_t(S) * L<T>), relevance(size_t(N) * L<T>),
+        integers(size_t(S) * L<T>), place(reinterpret_cast<M<T>*>(integers.data)), active(N * width),
+        chosen(size_t(N) * S * width), finite(width) {
     std::memset(active, 1, N * width);
     std::memset(chosen, 1, size_t(N) * S * width);
   }
 
-  // The scores of cell j for `count` vectors from `first` on, or what was drawn in their place.
+  // Eq. (13): the scores of cell j for `count` vectors from `first` on.
   void score(int j, int first, int count) {
-    const T* h = V_T + (K + j) * d * L<T>;
-    for (int k = 0; k < count; ++k) {
-      const T* v = V_T + (first + k) * d * L<T>;
-      V<T> sum = {};
-      for (int i = 0; i < d; ++i) sum += at(h + i * L<T>) * at(v + i * L<T>);
-      at(s + k * L<T>) = sum;
-    }
+    const T *h = V_T + (K + j) * d * L<T>, *vectors = V_T + first * d * L<T>;
+    by_four(count, [h, vectors, d = d, s = s.data](auto many_, int k) INLINED {
+      constexpr int many = decltype(many_)::value;
+      V<T> sum[many] = {};
+      for (int i = 0; i < d; ++i)
+        for (int a = 0; a < many; ++a)
+          sum[a] += at(h + i * L<T>) * at(vectors + ((k + a) * d + i) * L<T>);
+      for (int a = 0; a < many; ++a) at(s + (k + a) * L<T>) = sum[a];
+    });
   }
 
   // A row's sum begins with the biases. What a cell leaves out is not multiplied, but zero times
@@ -250,6 +258,7 @@ template <typename T> struct Choices {
     for (int i = 0; i < P; ++i) out[i] += nothing;
   }
 
+  // What was drawn in their place.
   void drawn(const T* noise, int count, size_t stride, int lanes) {
     for (int lane = 0; lane < lanes; ++lane)
       for (int k = 0; k < count; ++k) s[k * L<T> + lane] = noise[lane * stride + k];
@@ -315,6 +324,8 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
   Array<long> samples(B);
   const T* from[ROWS];
   T* to[ROWS];
+  const int none = 0;
+  Array<int> slots(S + 1);
   std::memcpy(h, m.h, sizeof(T) * states);
   std::memcpy(c, m.c, sizeof(T) * states);
   side_by_side(m.W, m.b, m.W_q, bool(n.shared), N, K, d, P, W.data);
@@ -333,7 +344,7 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         to[r] = views + r * P_in;
         std::memcpy(to[r], W_in + size_t(D) * P_in, sizeof(T) * P_in);
       }
-      if (m.W_in) multiply<T>(from, rows, D, W_in, P_in, to);
+      if (m.W_in) multiply<T>(from, rows, &none, 1, D, W_in, P_in, to);
       for (int r = 0; r < rows; ++r) {
         const long s = first + r;
         if (m.reset && m.reset[t * B + s]) {
@@ -362,17 +373,23 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         const long* sample = samples + first;
         for (int r = 0; r < rows; ++r)
           choices.begin(j, sample[r], V_t, W_j + size_t(lines) * P, P, work + r * P);
-        for (int k = 0; k < S; ++k) {
-          const uint8_t* chosen = choices.chosen + (j * S + k) * choices.width;
-          const T* v = V_t + k * d;
-          T* row_work = work;
-          int terms = 0;
+        const uint8_t* chosen = choices.chosen + j * S * choices.width;
+        if (rows < 3)  // a row at a time, all its slots in one sum
           for (int r = 0; r < rows; ++r) {
-            from[terms] = v + sample[r] * lines;
-            to[terms] = row_work + r * P;
-            terms += chosen[sample[r]];
+            int named = 0;
+            for (int k = 0; k < S; named += chosen[k++ * choices.width + sample[r]])
+              slots[named] = k;
+            from[0] = V_t + sample[r] * lines;
+            to[0] = work + r * P;
+            multiply<T>(from, 1, slots, named, d, W_j, P, to);
           }
-          multiply<T>(from, terms, d, W_j + size_t(k) * d * P, P, to);
+        for (int k = 0; k < S && rows >= 3; ++k) {  // a slot at a time, all rows that chose it
+          int terms = 0;
+          for (int r = 0; r < rows; terms += chosen[k * choices.width + sample[r++]]) {
+            from[terms] = V_t + sample[r] * lines;
+            to[terms] = work + r * P;
+          }
+          multiply<T>(from, terms, &k, 1, d, W_j, P, to);
         }
         // Whole vectors are copied; what is too much lies where the next row is written.
         for (int r = 0; r < rows; ++r) {
@@ -458,6 +475,7 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
       dH(size_t(ROWS) * Q + tail);
   Array<long> samples(R);
   const T *from[ROWS], *D_row[ROWS], one = 1;
+  const int none = 0;
   T* to[ROWS];
   std::memcpy(dh, m.dh, sizeof(T) * states);
   std::memcpy(dc, m.dc, sizeof(T) * states);
@@ -529,9 +547,9 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
         ++rows;
       }
       std::memset(dH, 0, sizeof(T) * rows * Q);
-      multiply<T>(D_row, rows, G, W + j * G * Q, Q, to);
+      multiply<T>(D_row, rows, &none, 1, G, W + j * G * Q, Q, to);
       T* dW = m.dW ? m.dW + j * (lines + 1) * P : nullptr;
-      for (int r = 0; r < rows; ++r) from[r] = &one;
+      for (int r = 0; r < rows; ++r) from[r] = &one;  // the biases' line
       if (dW) add_outer<T>(from, D_row, rows, 1, P, dW + size_t(lines) * P);
       for (int k = 0; k < S; ++k) {
         int terms = 0;
