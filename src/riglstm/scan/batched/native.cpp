@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <type_traits>
 
 namespace {
 
@@ -49,7 +50,7 @@ template <typename T> struct Array {
 };
 
 // exp(x) - less for x ≤ 0: x = m·ln 2 + r, a Taylor series in r, and 2^m by its exponent.
-template <typename T> inline V<T> exp_less(V<T> x, T less) {
+template <typename T> inline V<T> exp_less(V<T> x, V<T> less) {
   constexpr bool wide = sizeof(T) == 8;
   constexpr T lowest = wide ? -708 : -87, high = wide ? T(0.693147180369123816490) : T(0.693359375),
               low = wide ? T(1.90821492927058770002e-10) : T(-2.12194440054690583e-4),
@@ -70,115 +71,110 @@ template <typename T> inline V<T> exp_less(V<T> x, T less) {
   return sum * r * power + (power - less);
 }
 
-template <typename T> inline V<T> sigmoid(V<T> x) {
-  const V<T> e = exp_less<T>(x < 0 ? x : -x, 0), small = e / (e + 1);
-  return x < 0 ? small : 1 - small;
+// sigmoid(x) in lanes where kind is 0, tanh(x) where it is 1, in one computation for both.
+template <typename T> inline V<T> squash(V<T> x, V<T> kind) {
+  const V<T> e = exp_less<T>((1 + kind) * (x < 0 ? x : -x), kind), small = e / (e + 1 + kind);
+  return x < 0 ? small : 1 - kind - small;
 }
 
-template <typename T> inline V<T> tanh(V<T> x) {
-  const V<T> e = exp_less<T>(2 * (x < 0 ? x : -x), 1), t = e / (e + 2);
-  return x < 0 ? t : -t;
+#define INLINED __attribute__((always_inline))
+template <int n> using Size = std::integral_constant<int, n>;
+
+// Calls f(how many, first) for up to four of `count` at a time, with sizes the compiler knows.
+template <typename F> inline INLINED void by_four(int count, F f) {
+  int i = 0;
+  for (; i + 4 <= count; i += 4) f(Size<4>(), i);
+  switch (count - i) {
+    case 3: f(Size<3>(), i); break;
+    case 2: f(Size<2>(), i); break;
+    case 1: f(Size<1>(), i); break;
+  }
 }
 
-// out[0..n·L) += Σ v[i]·W[i·P ..) over the `size` numbers of each of the slots named. Even and odd
-// numbers have sums of their own: a processor can begin several before the first one ends.
-template <typename T, int n>
-inline void multiply_chunk(const T* v, const int* slots, int count, int size, const T* W, long P,
-                           T* out) {
-  V<T> even[n], odd[n];
-  for (int k = 0; k < n; ++k) even[k] = at(out + k * L<T>), odd[k] = V<T>{};
-  for (int s = 0; s < count; ++s) {
-    const T* from = v + slots[s] * size;
-    const T* w = W + slots[s] * size * P;
-    int i = 0;
-    for (; i + 1 < size; i += 2, w += 2 * P)
-      for (int k = 0; k < n; ++k) {
-        even[k] += from[i] * at(w + k * L<T>);
-        odd[k] += from[i + 1] * at(w + P + k * L<T>);
+// out[r][0..P) += Σ_i v[r][i]·W[i·P ..) for `count` rows, over the `size` numbers i of each of the
+// slots named. Every row's products are added in one order, however many rows there are.
+template <typename T>
+inline void multiply(const T* const* v, int count, const int* slots, int named, int size,
+                     const T* W, int P, T* const* out) {
+  by_four(count, [=](auto rows_, int r) INLINED {
+    constexpr int rows = decltype(rows_)::value;
+    const T* from[rows];  // copies: the compiler cannot know that `out` is not written below
+    T* to[rows];
+    for (int a = 0; a < rows; ++a) from[a] = v[r + a], to[a] = out[r + a];
+    by_four(P / L<T>, [&](auto width_, int chunk) INLINED {
+      constexpr int width = decltype(width_)::value;
+      V<T> sum[rows][width];
+      for (int a = 0; a < rows; ++a)
+        for (int k = 0; k < width; ++k) sum[a][k] = at(to[a] + (chunk + k) * L<T>);
+      for (int n = 0; n < named; ++n) {
+        const long first = long(slots[n]) * size;
+        const T* w = W + first * P + chunk * L<T>;
+        for (long i = first; i < first + size; ++i, w += P)
+          for (int a = 0; a < rows; ++a)
+            for (int k = 0; k < width; ++k) sum[a][k] += from[a][i] * at(w + k * L<T>);
       }
-    if (i < size)
-      for (int k = 0; k < n; ++k) even[k] += from[i] * at(w + k * L<T>);
-  }
-  for (int k = 0; k < n; ++k) at(out + k * L<T>) = even[k] + odd[k];
+      for (int a = 0; a < rows; ++a)
+        for (int k = 0; k < width; ++k) at(to[a] + (chunk + k) * L<T>) = sum[a][k];
+    });
+  });
 }
 
+// total[i·P ..) += Σ_r v[r][i]·D[r][0..P) over `count` rows.
 template <typename T>
-inline void multiply(const T* v, const int* slots, int count, int size, const T* W, int P, T* out) {
-  int p = 0;
-  for (; p + 8 * L<T> <= P; p += 8 * L<T>)
-    multiply_chunk<T, 8>(v, slots, count, size, W + p, P, out + p);
-  switch ((P - p) / L<T>) {
-    case 7: multiply_chunk<T, 7>(v, slots, count, size, W + p, P, out + p); break;
-    case 6: multiply_chunk<T, 6>(v, slots, count, size, W + p, P, out + p); break;
-    case 5: multiply_chunk<T, 5>(v, slots, count, size, W + p, P, out + p); break;
-    case 4: multiply_chunk<T, 4>(v, slots, count, size, W + p, P, out + p); break;
-    case 3: multiply_chunk<T, 3>(v, slots, count, size, W + p, P, out + p); break;
-    case 2: multiply_chunk<T, 2>(v, slots, count, size, W + p, P, out + p); break;
-    case 1: multiply_chunk<T, 1>(v, slots, count, size, W + p, P, out + p); break;
-  }
+inline void add_outer(const T* const* v, const T* const* D, int count, int size, int P, T* total) {
+  by_four(count, [=](auto rows_, int r) INLINED {
+    constexpr int rows = decltype(rows_)::value;
+    const T *from[rows], *D_r[rows];
+    for (int a = 0; a < rows; ++a) from[a] = v[r + a], D_r[a] = D[r + a];
+    by_four(P / L<T>, [&](auto width_, int chunk) INLINED {
+      constexpr int width = decltype(width_)::value;
+      V<T> wide[rows][width];
+      for (int a = 0; a < rows; ++a)
+        for (int k = 0; k < width; ++k) wide[a][k] = at(D_r[a] + (chunk + k) * L<T>);
+      T* to = total + chunk * L<T>;
+      for (int i = 0; i < size; ++i, to += P) {
+        V<T> sum[width];
+        for (int k = 0; k < width; ++k) sum[k] = at(to + k * L<T>);
+        for (int a = 0; a < rows; ++a)
+          for (int k = 0; k < width; ++k) sum[k] += from[a][i] * wide[a][k];
+        for (int k = 0; k < width; ++k) at(to + k * L<T>) = sum[k];
+      }
+    });
+  });
 }
 
-constexpr int ROWS = 4;
+// Which lanes of a vector that begins with number i are among the first n.
+template <typename T> inline M<T> within(int i, int n) { return Lanes<T>::index < n - i; }
 
-// total[k·P ..) += Σ_r H[r][k]·D[r] for ROWS rows.
-template <typename T, int n>
-inline void outer_chunk(const T* H, int size, const T* D, int P, T* total) {
-  V<T> rows[ROWS][n];
-  for (int r = 0; r < ROWS; ++r)
-    for (int k = 0; k < n; ++k) rows[r][k] = at(D + r * P + k * L<T>);
-  for (int i = 0; i < size; ++i, total += P)
-    for (int k = 0; k < n; ++k) {
-      V<T> sum = at(total + k * L<T>);
-      for (int r = 0; r < ROWS; ++r) sum += H[r * size + i] * rows[r][k];
-      at(total + k * L<T>) = sum;
-    }
+template <typename T> inline T total(V<T> v) {
+  T parts[L<T>];
+  at(parts) = v;
+  for (int half = L<T> / 2; half; half /= 2)
+    for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
+  return parts[0];
 }
 
-template <typename T> inline void outer(const T* H, int size, const T* D, int P, T* total) {
-  int p = 0;
-  for (; p + 4 * L<T> <= P; p += 4 * L<T>) outer_chunk<T, 4>(H, size, D + p, P, total + p);
-  for (; p < P; p += L<T>) outer_chunk<T, 1>(H, size, D + p, P, total + p);
-}
-
-// Eq. (13): scores s[j·P + k] = h^j · v^k from the states (·, d) of n cells and vT (d, P). Products
-// are added in one order for every pair, so that equal vectors have equal scores.
-template <typename T, int n>
-inline void score(const T* h, int d, const T* vT, int P, T* s) {
-  for (int p = 0; p < P; p += L<T>) {
-    V<T> sum[n] = {};
-    for (int i = 0; i < d; ++i)
-      for (int j = 0; j < n; ++j) sum[j] += h[j * d + i] * at(vT + i * P + p);
-    for (int j = 0; j < n; ++j) at(s + j * P + p) = sum[j];
-  }
-}
-
+// `selection.top_mask` of L samples at once, a lane each: the k first of the n scores s[i·L ..). Of
+// equals the lower index, and NaN before all; to keep it first, infinity counts as the largest
+// finite number. Whether i is chosen goes to out[i·stride ..). `place` is for n·L integers.
 template <typename T>
-inline void score_all(const T* h, int N, int d, const T* vT, int P, T* s) {
-  int j = 0;
-  for (; j + 4 <= N; j += 4) score<T, 4>(h + j * d, d, vT, P, s + j * P);
-  switch (N - j) {
-    case 3: score<T, 3>(h + j * d, d, vT, P, s + j * P); break;
-    case 2: score<T, 2>(h + j * d, d, vT, P, s + j * P); break;
-    case 1: score<T, 1>(h + j * d, d, vT, P, s + j * P); break;
-  }
-}
-
-// `selection.top_mask`: the k first of n scores; of equals the lower index, and NaN before all. To
-// keep NaN first, infinity counts as the largest finite number.
-// Both arrays may be read and written up to the next multiple of L.
-template <typename T> inline void choose(const T* scores, int n, int k, uint8_t* out) {
+inline void choose(T* s, int n, int k, M<T>* place, uint8_t* out, size_t stride) {
   constexpr T infinite = std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max();
-  M<T> index = Lanes<T>::index;
-  for (int first = 0; first < n; first += L<T>, index += L<T>) {
-    M<T> place = {};
-    V<T> own = at(scores + first);
-    own = own == own ? (own < most ? own : V<T>{} + most) : V<T>{} + infinite;
-    for (int j = 0; j < n; ++j) {
-      const T s = scores[j] == scores[j] ? (scores[j] < most ? scores[j] : most) : infinite;
-      place -= (own < s) | ((own == s) & (index > j));
+  for (int i = 0; i < n; ++i) {
+    const V<T> v = at(s + i * L<T>);
+    at(s + i * L<T>) = v == v ? (v < most ? v : V<T>{} + most) : V<T>{} + infinite;
+    place[i] = M<T>{} + i;  // as if all before it were ahead
+  }
+  using Bytes = typename Lanes<T>::Bytes;
+  for (int i = 0; i < n; ++i) {
+    const V<T> own = at(s + i * L<T>);
+    M<T> mine = place[i];
+    for (int j = i + 1; j < n; ++j) {
+      const M<T> behind = at(s + j * L<T>) > own;  // -1 where j is ahead of i
+      mine -= behind;
+      place[j] += behind;
     }
-    using Bytes = typename Lanes<T>::Bytes;
-    *reinterpret_cast<Bytes*>(out + first) = -__builtin_convertvector(place < k, Bytes);
+    *reinterpret_cast<Bytes*>(out + i * stride) = -__builtin_convertvector(mine < k, Bytes);
   }
 }
 
@@ -217,145 +213,246 @@ template <typename T> struct Buffers {
   T *c_before, *gates, *tanh_c, *q, *a;
 };
 
+// Eqs. (13)-(16) for a step: which cells wake and what each looks at. L samples at a time, a lane
+// each; scores are added in one order for every pair, so that equal vectors have equal scores.
+template <typename T> struct Choices {
+  const Shape& n;
+  const Buffers<T>& m;
+  const int B, N, K, d, S;
+  const size_t width;  // of a line of flags, one for each sample
+  Array<T> V_T, s, relevance;
+  Array<typename Lanes<T>::Int> integers;
+  M<T>* place;
+  Array<uint8_t> active, chosen, finite;  // (N, B), (N, K+N, B), (B)
+
+  Choices(const Shape& n, const Buffers<T>& m)
+      : n(n), m(m), B(n.B), N(n.N), K(n.K), d(n.d), S(K + N), width(padded<T>(B)),
+        V_T(size_t(S) * d * L<T>), s(size_t(S) * L<T>), relevance(size_t(N) * L<T>),
+        integers(size_t(S) * L<T>), place(reinterpret_cast<M<T>*>(integers.data)), active(N * width),
+        chosen(size_t(N) * S * width), finite(width) {
+    std::memset(active, 1, N * width);
+    std::memset(chosen, 1, size_t(N) * S * width);
+  }
+
+  // Eq. (13): the scores of cell j for `count` vectors from `first` on.
+  void score(int j, int first, int count) {
+    const T *h = V_T + (K + j) * d * L<T>, *vectors = V_T + first * d * L<T>;
+    by_four(count, [h, vectors, d = d, s = s.data](auto many_, int k) INLINED {
+      constexpr int many = decltype(many_)::value;
+      V<T> sum[many] = {};
+      for (int i = 0; i < d; ++i)
+        for (int a = 0; a < many; ++a)
+          sum[a] += at(h + i * L<T>) * at(vectors + ((k + a) * d + i) * L<T>);
+      for (int a = 0; a < many; ++a) at(s + (k + a) * L<T>) = sum[a];
+    });
+  }
+
+  // A row's sum begins with the biases. What a cell leaves out is not multiplied, but zero times
+  // what is not finite is not zero.
+  void begin(int j, long sample, const T* V_t, const T* bias, int P, T* out) {
+    std::memcpy(out, bias, sizeof(T) * P);
+    if (finite[sample]) return;
+    T nothing = 0;
+    for (int i = 0; i < S * d; ++i)
+      if (!chosen[(j * S + i / d) * width + sample]) nothing += V_t[sample * S * d + i] * 0;
+    for (int i = 0; i < P; ++i) out[i] += nothing;
+  }
+
+  // What was drawn in their place.
+  void drawn(const T* noise, int count, size_t stride, int lanes) {
+    for (int lane = 0; lane < lanes; ++lane)
+      for (int k = 0; k < count; ++k) s[k * L<T> + lane] = noise[lane * stride + k];
+  }
+
+  // V (B, K+N, d) of step t.
+  void operator()(long t, const T* V_t) {
+    const int lines = S * d;
+    const bool some_views = n.K_x < K, some_peers = n.K_h < N - 1, some_cells = n.awake < N;
+    for (long b = 0; b < B; b += L<T>) {
+      const int lanes = B - b < L<T> ? B - b : L<T>;
+      for (int lane = 0; lane < lanes; ++lane)
+        for (int i = 0; i < lines; ++i) V_T[i * L<T> + lane] = V_t[(b + lane) * lines + i];
+      V<T> nothing = {};
+      for (int i = 0; i < lines; ++i) nothing += at(V_T + i * L<T>) * 0;
+      for (int lane = 0; lane < lanes; ++lane) finite[b + lane] = nothing[lane] == 0;
+      const size_t here = (t * B + b) * N;
+      for (int j = 0; j < N; ++j) {
+        uint8_t* to = chosen + j * S * width + b;
+        if (some_views || some_cells) score(j, 0, K);
+        if (some_cells) {  // Eq. (14)
+          V<T> sum = {};
+          for (int k = 0; k < K; ++k) sum += at(s + k * L<T>);
+          at(relevance + j * L<T>) = sum;
+        }
+        if (some_views) {  // Eq. (15)
+          if (m.noise_views) drawn(m.noise_views + (here + j) * K, K, N * K, lanes);
+          choose<T>(s, K, int(n.K_x), place, to, width);
+        }
+        if (some_peers) {  // Eq. (16)
+          score(j, K, N);
+          if (m.noise_peers) drawn(m.noise_peers + (here + j) * N, N, N * N, lanes);
+          const T lowest = std::numeric_limits<float>::lowest();
+          for (int k = 0; k < N; ++k) {
+            const V<T> v = at(s + k * L<T>);
+            at(s + k * L<T>) = v < lowest ? V<T>{} + lowest : v;
+          }
+          at(s + j * L<T>) = V<T>{} - std::numeric_limits<T>::infinity();
+          choose<T>(s, N, int(n.K_h), place, to + K * width, width);
+          std::memset(to + (K + j) * width, 1, lanes);
+        }
+      }
+      if (!some_cells) continue;
+      if (m.noise_cells) drawn(m.noise_cells + here, N, N, lanes);
+      choose<T>(m.noise_cells ? s : relevance, N, int(n.awake), place, active + b, width);
+    }
+  }
+};
+
+constexpr int ROWS = 32;  // computed together, all of one cell
+
 template <typename T> void forward(const Shape& n, const Buffers<T>& m, double scale) {
   const int B = n.B, D = n.D, N = n.N, K = n.K, d = n.d, S = K + N, lines = S * d;
   const int P = padded<T>((m.W_q ? 5 : 4) * d), P_in = padded<T>(K * d);
-  const int P_x = padded<T>(K), P_h = padded<T>(N);
   const long R = B * n.awake;
-  const size_t wide = padded<T>(d);
-  Array<T> W(size_t(N) * (lines + 1) * P), W_in(m.W_in ? size_t(D + 1) * P_in : 0), views(P_in),
-      x_T(size_t(d) * P_x), h_T(size_t(d) * P_h), s_x(size_t(N) * P_x), s_h(size_t(N) * P_h),
-      relevance(P_h), work(P + L<T>), g(wide), t_c(wide), c_new(wide), h(size_t(B) * N * d);
-  Array<T> masked(lines);
-  Array<uint8_t> mask(P_x + P_h), finite(B);
+  const size_t states = size_t(B) * N * d, tail = L<T>;
+  Array<T> W(size_t(N) * (lines + 1) * P), W_in(m.W_in ? size_t(D + 1) * P_in : 0),
+      views(size_t(ROWS) * P_in), h(states + tail), c(states + tail), work(ROWS * P + tail),
+      gates(ROWS * 4 * d + tail), q(ROWS * d + tail), c_old(ROWS * d + tail),
+      c_new(ROWS * d + tail), tanh_c(ROWS * d + tail), ahead(ROWS * d + tail), z(ROWS + tail),
+      kinds(4 * d + tail);
+  Choices<T> choices(n, m);
+  Array<long> samples(B);
+  const T* from[ROWS];
+  T* to[ROWS];
+  const int none = 0;
   Array<int> slots(S + 1);
-  std::memcpy(h, m.h, sizeof(T) * B * N * d);
+  std::memcpy(h, m.h, sizeof(T) * states);
+  std::memcpy(c, m.c, sizeof(T) * states);
   side_by_side(m.W, m.b, m.W_q, bool(n.shared), N, K, d, P, W.data);
   for (int i = 0; i < D && m.W_in; ++i)
     std::memcpy(W_in + size_t(i) * P_in, m.W_in + size_t(i) * K * d, sizeof(T) * K * d);
   if (m.W_in && m.b_in) std::memcpy(W_in + size_t(D) * P_in, m.b_in, sizeof(T) * K * d);
-  const int all = 0;
-  const bool choose_views = n.K_x < K, choose_peers = n.K_h < N - 1, choose_cells = n.awake < N;
+  for (size_t i = 0; i < 4 * d + tail; ++i) kinds[i] = i % (4 * d) >= size_t(3 * d);
 
   for (long t = 0; t < n.T; ++t) {
     const long kept = n.save ? t : 0;
     T* V_t = m.V + kept * B * lines;
-    uint8_t *weight = m.weight + kept * B * N * S, *active = m.active + t * B * N;
-    std::memset(weight, 1, B * N * S);
-    std::memset(active, 1, B * N);
-    for (long s = 0; s < B; ++s) {
-      T *v = V_t + s * lines, *state = v + K * d;
-      if (m.reset && m.reset[t * B + s]) {
-        std::memset(h + s * N * d, 0, sizeof(T) * N * d);
-        std::memset(m.c + s * N * d, 0, sizeof(T) * N * d);
+    for (long first = 0; first < B; first += ROWS) {
+      const int rows = B - first < ROWS ? B - first : ROWS;
+      for (int r = 0; r < rows && m.W_in; ++r) {
+        from[r] = m.x + (t * B + first + r) * D;
+        to[r] = views + r * P_in;
+        std::memcpy(to[r], W_in + size_t(D) * P_in, sizeof(T) * P_in);
       }
-      const T* x = m.x + (t * B + s) * D;
-      if (m.W_in) {
-        std::memcpy(views, W_in + size_t(D) * P_in, sizeof(T) * P_in);
-        multiply<T>(x, &all, 1, D, W_in, P_in, views);
-        x = views;
-      }
-      std::memcpy(v, x, sizeof(T) * K * d);
-      std::memcpy(state, h + s * N * d, sizeof(T) * N * d);
-      T nothing = 0;
-      for (int i = 0; i < lines; ++i) nothing += v[i] * 0;
-      finite[s] = nothing == 0;
-      if (choose_views || choose_cells) {
-        for (int k = 0; k < K; ++k)
-          for (int i = 0; i < d; ++i) x_T[i * P_x + k] = v[k * d + i];
-        score_all<T>(state, N, d, x_T, P_x, s_x);
-      }
-      if (choose_peers) {
-        for (int k = 0; k < N; ++k)
-          for (int i = 0; i < d; ++i) h_T[i * P_h + k] = state[k * d + i];
-        score_all<T>(state, N, d, h_T, P_h, s_h);
-      }
-      for (int j = 0; j < N; ++j) {
-        T *to_views = s_x + j * P_x, *to_peers = s_h + j * P_h;
-        uint8_t* chosen = weight + (s * N + j) * S;
-        const long here = (t * B + s) * N + j;
-        if (choose_cells) {  // Eq. (14)
-          T sum = 0;
-          for (int k = 0; k < K; ++k) sum += to_views[k];
-          relevance[j] = m.noise_cells ? m.noise_cells[here] : sum;
+      if (m.W_in) multiply<T>(from, rows, &none, 1, D, W_in, P_in, to);
+      for (int r = 0; r < rows; ++r) {
+        const long s = first + r;
+        if (m.reset && m.reset[t * B + s]) {
+          std::memset(h + s * N * d, 0, sizeof(T) * N * d);
+          std::memset(c + s * N * d, 0, sizeof(T) * N * d);
         }
-        if (choose_views) {  // Eq. (15)
-          if (m.noise_views) std::memcpy(to_views, m.noise_views + here * K, sizeof(T) * K);
-          choose<T>(to_views, K, int(n.K_x), mask);
-          std::memcpy(chosen, mask, K);
-        }
-        if (choose_peers) {  // Eq. (16)
-          if (m.noise_peers) std::memcpy(to_peers, m.noise_peers + here * N, sizeof(T) * N);
-          const T lowest = std::numeric_limits<float>::lowest();
-          for (int i = 0; i < N; ++i) to_peers[i] = to_peers[i] < lowest ? lowest : to_peers[i];
-          to_peers[j] = -std::numeric_limits<T>::infinity();
-          choose<T>(to_peers, N, int(n.K_h), mask);
-          std::memcpy(chosen + K, mask, N);
-          chosen[K + j] = 1;
-        }
-      }
-      if (choose_cells) {
-        choose<T>(relevance, N, int(n.awake), mask);
-        std::memcpy(active + s * N, mask, N);
+        const T* x = m.W_in ? views + r * P_in : m.x + (t * B + s) * D;
+        std::memcpy(V_t + s * lines, x, sizeof(T) * K * d);
+        std::memcpy(V_t + s * lines + K * d, h + s * N * d, sizeof(T) * N * d);
       }
     }
+    choices(t, V_t);
 
-    T* y = m.y + t * B * N * d;
-    std::memcpy(y, h, sizeof(T) * B * N * d);
-    long row = 0;
+    long row = kept * R;
     for (int j = 0; j < N; ++j) {
       const T* W_j = W + size_t(j) * (lines + 1) * P;
-      const long before = row;
+      const uint8_t *active = choices.active + j * choices.width;
+      int count = 0;
       for (long s = 0; s < B; ++s) {
-        if (!active[s * N + j]) continue;
-        const T *v = V_t + s * lines, *old = v + (K + j) * d;
-        T *c = m.c + (s * N + j) * d, *gates = m.gates + (kept * R + row) * 4 * d;
-        // What a cell leaves out is not multiplied, but zero times what is not finite is not zero.
-        const uint8_t* chosen = weight + (s * N + j) * S;
-        int count = 0;
-        for (int k = 0; k < S; ++k) {
-          slots[count] = k;
-          count += finite[s] ? chosen[k] : 1;
-        }
-        if (!finite[s]) {
-          for (int i = 0; i < lines; ++i) masked[i] = v[i] * chosen[i / d];
-          v = masked;
-        }
-        std::memcpy(work, W_j + size_t(lines) * P, sizeof(T) * P);
-        multiply<T>(v, slots, count, d, W_j, P, work);
-        // Eqs. (1)-(6)
-        for (int i = 0; i < d; i += L<T>) at(&g[i]) = tanh<T>(at(&work[3 * d + i]));
-        T* q = m.q + (kept * R + row) * d;
-        if (m.W_q) std::memcpy(q, &work[4 * d], sizeof(T) * d);
-        for (int i = 0; i < 3 * d; i += L<T>) at(&work[i]) = sigmoid<T>(at(&work[i]));
-        std::memcpy(gates, work, sizeof(T) * 3 * d);
-        std::memcpy(gates + 3 * d, g, sizeof(T) * d);
-        std::memcpy(m.c_before + (kept * R + row) * d, c, sizeof(T) * d);
-        const T *f = gates, *in = gates + d, *o = gates + 2 * d;
-        for (int i = 0; i < d; ++i) c_new[i] = f[i] * c[i] + in[i] * g[i];
-        for (int i = 0; i < d; i += L<T>) at(&t_c[i]) = tanh<T>(at(&c_new[i]));
-        std::memcpy(m.tanh_c + (kept * R + row) * d, t_c, sizeof(T) * d);
-        T a = 1;
-        if (m.W_q) {  // Eqs. (20)-(21): a softmax of two logits is a sigmoid of their difference
-          T z = 0;
-          for (int i = 0; i < d; ++i) z += (o[i] * t_c[i] - old[i]) * q[i];
-          z = T(scale) * z + (m.update_bias ? m.update_bias[j] : 0);
-          a = m.a[kept * R + row] = sigmoid<T>(V<T>{} + z)[0];
-        }
-        if (!m.live || m.live[t * B + s]) {
-          T* new_h = y + (s * N + j) * d;
-          for (int i = 0; i < d; ++i)
-            new_h[i] = m.W_q ? old[i] + (o[i] * t_c[i] - old[i]) * a : o[i] * t_c[i];
-          std::memcpy(c, c_new, sizeof(T) * d);
-        }
-        m.pair[kept * R + row++] = s * N + j;
+        samples[count] = s;
+        count += active[s];
       }
-      if (n.awake < N) m.counts[kept * N + j] = row - before;
+      if (n.awake < N) m.counts[kept * N + j] = count;
+      for (int first = 0; first < count; first += ROWS) {
+        const int rows = count - first < ROWS ? count - first : ROWS;
+        const long* sample = samples + first;
+        for (int r = 0; r < rows; ++r)
+          choices.begin(j, sample[r], V_t, W_j + size_t(lines) * P, P, work + r * P);
+        const uint8_t* chosen = choices.chosen + j * S * choices.width;
+        if (rows < 3)  // a row at a time, all its slots in one sum
+          for (int r = 0; r < rows; ++r) {
+            int named = 0;
+            for (int k = 0; k < S; named += chosen[k++ * choices.width + sample[r]])
+              slots[named] = k;
+            from[0] = V_t + sample[r] * lines;
+            to[0] = work + r * P;
+            multiply<T>(from, 1, slots, named, d, W_j, P, to);
+          }
+        for (int k = 0; k < S && rows >= 3; ++k) {  // a slot at a time, all rows that chose it
+          int terms = 0;
+          for (int r = 0; r < rows; terms += chosen[k * choices.width + sample[r++]]) {
+            from[terms] = V_t + sample[r] * lines;
+            to[terms] = work + r * P;
+          }
+          multiply<T>(from, terms, &k, 1, d, W_j, P, to);
+        }
+        // Whole vectors are copied; what is too much lies where the next row is written.
+        for (int r = 0; r < rows; ++r) {
+          const T *w = work + r * P, *c_row = c + (sample[r] * N + j) * d;
+          for (int i = 0; i < 4 * d; i += L<T>) at(gates + r * 4 * d + i) = at(w + i);
+          for (int i = 0; i < d; i += L<T>) at(c_old + r * d + i) = at(c_row + i);
+          for (int i = 0; i < d && m.W_q; i += L<T>) at(q + r * d + i) = at(w + 4 * d + i);
+        }
+        // Eqs. (1)-(6)
+        for (int i = 0, kind = 0; i < rows * 4 * d; i += L<T>) {
+          at(gates + i) = squash<T>(at(gates + i), at(kinds + kind));
+          for (kind += L<T>; kind >= 4 * d;) kind -= 4 * d;
+        }
+        for (int r = 0; r < rows; ++r) {
+          const T *f = gates + r * 4 * d, *in = f + d, *g = in + 2 * d;
+          for (int i = 0; i < d; i += L<T>)
+            at(c_new + r * d + i) = at(f + i) * at(c_old + r * d + i) + at(in + i) * at(g + i);
+        }
+        for (int i = 0; i < rows * d; i += L<T>)
+          at(tanh_c + i) = squash<T>(at(c_new + i), V<T>{} + 1);
+        for (int r = 0; r < rows; ++r) {
+          const T *o = gates + (r * 4 + 2) * d, *old = h + (sample[r] * N + j) * d;
+          V<T> sum = {};
+          for (int i = 0; i < d; i += L<T>) {
+            const V<T> h_new = at(o + i) * at(tanh_c + r * d + i), way = h_new - at(old + i);
+            at(ahead + r * d + i) = m.W_q ? way : h_new;
+            sum += within<T>(i, d) ? way * at(q + r * d + i) : V<T>{};
+          }
+          z[r] = T(scale) * total<T>(sum) + (m.update_bias ? m.update_bias[j] : 0);
+        }
+        // Eqs. (20)-(21): a softmax of two logits is a sigmoid of their difference
+        for (int r = 0; r < rows && m.W_q; r += L<T>) at(z + r) = squash<T>(at(z + r), V<T>{});
+        for (int r = 0; r < rows; ++r) {
+          const long s = sample[r], pair = s * N + j;
+          if (m.live && !m.live[t * B + s]) continue;
+          for (int i = 0; i < d; i += L<T>) {
+            V<T> &h_row = at(h + pair * d + i), &c_row = at(c + pair * d + i);
+            const V<T> way = at(ahead + r * d + i);
+            h_row = within<T>(i, d) ? (m.W_q ? h_row + way * z[r] : way) : h_row;
+            c_row = within<T>(i, d) ? at(c_new + r * d + i) : c_row;
+          }
+        }
+        if (n.save) {
+          std::memcpy(m.c_before + row * d, c_old, sizeof(T) * rows * d);
+          std::memcpy(m.gates + row * 4 * d, gates, sizeof(T) * rows * 4 * d);
+          std::memcpy(m.tanh_c + row * d, tanh_c, sizeof(T) * rows * d);
+          if (m.W_q) std::memcpy(m.q + row * d, q, sizeof(T) * rows * d);
+          if (m.W_q) std::memcpy(m.a + row, z, sizeof(T) * rows);
+          for (int r = 0; r < rows; ++r) m.pair[row + r] = sample[r] * N + j;
+        }
+        row += rows;
+      }
     }
-    if (m.live)
-      for (long i = 0; i < B * N; ++i) active[i] &= m.live[t * B + i / N];
-    std::memcpy(h, y, sizeof(T) * B * N * d);
+    std::memcpy(m.y + t * states, h, sizeof(T) * states);
+    for (long s = 0; s < B; ++s)
+      for (int j = 0; j < N; ++j)
+        m.active[(t * B + s) * N + j] =
+            choices.active[j * choices.width + s] & (!m.live || m.live[t * B + s]);
+    for (long s = 0; s < B && n.save; ++s)
+      for (int i = 0; i < N * S; ++i)
+        m.weight[(t * B + s) * N * S + i] = choices.chosen[i * choices.width + s];
   }
+  std::memcpy(m.c, c, sizeof(T) * states);
 }
 
 template <typename T> struct Gradients {
@@ -371,92 +468,115 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
   const int B = n.B, N = n.N, K = n.K, d = n.d, S = K + N, lines = S * d, G = (m.W_q ? 5 : 4) * d;
   const int P = padded<T>(G), Q = padded<T>(lines);
   const long R = B * n.awake;
-  const int all = 0;
-  Array<T> W(size_t(N) * G * Q), wide(size_t(N) * (lines + 1) * P), D(size_t(R) * P), dH(Q),
-      H_wait(size_t(N) * ROWS * (lines + 1)), D_wait(size_t(N) * ROWS * P);
-  Array<int> waiting(N);
+  const size_t states = size_t(B) * N * d, views = size_t(B) * K * d, tail = L<T>;
+  Array<T> W(size_t(N) * G * Q), wide(size_t(N) * (lines + 1) * P), D(R * P + tail),
+      V_t(size_t(B) * lines + tail), dh(states + tail), dc(states + tail), dV_x(views + tail),
+      c(ROWS * d + tail), gates(ROWS * 4 * d + tail), tanh_c(ROWS * d + tail), q(ROWS * d + tail),
+      dH(size_t(ROWS) * Q + tail);
+  Array<long> samples(R);
+  const T *from[ROWS], *D_row[ROWS], one = 1;
+  const int none = 0;
+  T* to[ROWS];
+  std::memcpy(dh, m.dh, sizeof(T) * states);
+  std::memcpy(dc, m.dc, sizeof(T) * states);
   side_by_side<T>(m.W, nullptr, m.W_q, bool(n.shared), N, K, d, P, wide);
   for (int j = 0; j < N; ++j)  // W (N, 5·d, S·d) is the transposed
     for (int i = 0; i < lines; ++i)
       for (int k = 0; k < G; ++k)
         W[(size_t(j) * G + k) * Q + i] = wide[(size_t(j) * (lines + 1) + i) * P + k];
-  auto add_up = [&](int j) {
-    outer<T>(&H_wait[size_t(j) * ROWS * (lines + 1)], lines + 1, &D_wait[size_t(j) * ROWS * P], P,
-          m.dW + size_t(j) * (lines + 1) * P);
-    waiting[j] = 0;
-  };
 
   for (long t = n.T - 1; t >= 0; --t) {
-    const T *dy = m.dy + t * B * N * d, *V_t = m.V + t * B * lines;
-    for (long i = 0; i < B * N * d; ++i) m.dh[i] += dy[i];
-    for (long row = 0; row < R; ++row) {
-      const long at_row = t * R + row, pair = m.pair[at_row], s = pair / N, j = pair % N;
-      T *to = &D[row * P], *dh = m.dh + pair * d, *dc = m.dc + pair * d;
-      if (!m.active[t * B * N + pair]) {
-        std::memset(to, 0, sizeof(T) * P);
-        continue;
-      }
-      const T *f = m.gates + at_row * 4 * d, *in = f + d, *o = in + d, *g = o + d;
-      const T *t_c = m.tanh_c + at_row * d, *c = m.c_before + at_row * d;
-      const T *q = m.q + at_row * d, *old = V_t + s * lines + (K + j) * d;
-      T a = 1, dz = 0;
-      if (m.W_q) {
-        a = m.a[at_row];
-        for (int i = 0; i < d; ++i) dz += dh[i] * (o[i] * t_c[i] - old[i]);
-        dz *= a * (1 - a);
-        if (m.d_bias) m.d_bias[j] += dz;
-        dz *= T(scale);
-      }
-      for (int i = 0; i < d; ++i) {
-        T tilde = dh[i];
+    const T* dy = m.dy + t * states;
+    const int64_t* pairs = m.pair + t * R;
+    const uint8_t* active = m.active + t * B * N;
+    std::memcpy(V_t, m.V + t * B * lines, sizeof(T) * B * lines);
+    std::memset(dV_x, 0, sizeof(T) * views);
+    for (size_t i = 0; i < states; ++i) dh[i] += dy[i];
+    for (long first = 0; first < R; first += ROWS) {
+      const int rows = R - first < ROWS ? R - first : ROWS;
+      const long saved = t * R + first;
+      std::memcpy(c, m.c_before + saved * d, sizeof(T) * rows * d);
+      std::memcpy(gates, m.gates + saved * 4 * d, sizeof(T) * rows * 4 * d);
+      std::memcpy(tanh_c, m.tanh_c + saved * d, sizeof(T) * rows * d);
+      if (m.W_q) std::memcpy(q, m.q + saved * d, sizeof(T) * rows * d);
+      for (int r = 0; r < rows; ++r) {
+        const long pair = pairs[first + r], s = pair / N, j = pair % N;
+        if (!active[pair]) continue;
+        T* D_r = D + (first + r) * P;
+        const T *f = gates + r * 4 * d, *in = f + d, *o = in + d, *g = o + d;
+        const T *t_c = tanh_c + r * d, *old = V_t + s * lines + (K + j) * d;
+        T a = 1, dz = 0;
         if (m.W_q) {
-          to[4 * d + i] = (o[i] * t_c[i] - old[i]) * dz;
-          tilde = dh[i] * a + dz * q[i];
+          V<T> sum = {};
+          for (int i = 0; i < d; i += L<T>) {
+            const V<T> ahead = at(o + i) * at(t_c + i) - at(old + i);
+            sum += within<T>(i, d) ? at(dh + pair * d + i) * ahead : V<T>{};
+          }
+          a = m.a[saved + r];
+          dz = total<T>(sum) * a * (1 - a);
+          if (m.d_bias) m.d_bias[j] += dz;
+          dz *= T(scale);
         }
-        const T c_new = dc[i] + tilde * o[i] * (1 - t_c[i] * t_c[i]);
-        to[i] = c_new * c[i] * f[i] * (1 - f[i]);
-        to[d + i] = c_new * g[i] * in[i] * (1 - in[i]);
-        to[2 * d + i] = tilde * t_c[i] * o[i] * (1 - o[i]);
-        to[3 * d + i] = c_new * in[i] * (1 - g[i] * g[i]);
-        dc[i] = c_new * f[i];
-        dh[i] = m.W_q ? dh[i] - tilde : 0;
+        // The last vector first: what it has too much is overwritten by the next gate's.
+        for (int i = (d - 1) / L<T> * L<T>; i >= 0; i -= L<T>) {
+          const M<T> inside = within<T>(i, d);
+          V<T> &dh_i = at(dh + pair * d + i), &dc_i = at(dc + pair * d + i);
+          const V<T> f_i = at(f + i), in_i = at(in + i), o_i = at(o + i), g_i = at(g + i);
+          const V<T> t_i = at(t_c + i);
+          const V<T> tilde = m.W_q ? dh_i * a + dz * at(q + r * d + i) : dh_i;
+          const V<T> c_new = dc_i + tilde * o_i * (1 - t_i * t_i);
+          const V<T> d_g = c_new * in_i * (1 - g_i * g_i), way = o_i * t_i - at(old + i);
+          at(D_r + i) = c_new * at(c + r * d + i) * f_i * (1 - f_i);
+          at(D_r + d + i) = c_new * g_i * in_i * (1 - in_i);
+          at(D_r + 2 * d + i) = tilde * t_i * o_i * (1 - o_i);
+          at(D_r + 3 * d + i) = inside ? d_g : V<T>{};
+          if (m.W_q) at(D_r + 4 * d + i) = inside ? way * dz : V<T>{};
+          dc_i = inside ? c_new * f_i : dc_i;
+          dh_i = inside ? (m.W_q ? dh_i - tilde : V<T>{}) : dh_i;
+        }
       }
     }
-    for (long row = 0; row < R; ++row) {
-      const long pair = m.pair[t * R + row], s = pair / N, j = pair % N;
-      if (!m.active[t * B * N + pair]) continue;
-      const uint8_t* chosen = m.weight + (t * B * N + pair) * S;
-      std::memset(dH, 0, sizeof(T) * Q);
-      multiply<T>(&D[row * P], &all, 1, G, &W[size_t(j) * G * Q], Q, dH);
+    for (long first = 0, next; first < R; first = next) {
+      const long j = pairs[first] % N;
+      int rows = 0;
+      for (next = first; next < R && rows < ROWS && pairs[next] % N == j; ++next) {
+        if (!active[pairs[next]]) continue;
+        samples[rows] = pairs[next] / N;
+        D_row[rows] = D + next * P;
+        to[rows] = dH + rows * Q;
+        ++rows;
+      }
+      std::memset(dH, 0, sizeof(T) * rows * Q);
+      multiply<T>(D_row, rows, &none, 1, G, W + j * G * Q, Q, to);
+      T* dW = m.dW ? m.dW + j * (lines + 1) * P : nullptr;
+      for (int r = 0; r < rows; ++r) from[r] = &one;  // the biases' line
+      if (dW) add_outer<T>(from, D_row, rows, 1, P, dW + size_t(lines) * P);
       for (int k = 0; k < S; ++k) {
-        if (!chosen[k] || (k < K && !m.dV_x)) continue;
-        T* to = k < K ? m.dV_x + ((t * B + s) * K + k) * d : m.dh + (s * N + k - K) * d;
-        for (int i = 0; i < d; ++i) to[i] += dH[k * d + i];
+        int terms = 0;
+        const T* D_term[ROWS];
+        for (int r = 0; r < rows; ++r) {
+          const long s = samples[r];
+          if (!m.weight[((t * B + s) * N + j) * S + k]) continue;
+          T* d_v = k < K ? dV_x + (s * K + k) * d : dh + (s * N + k - K) * d;
+          for (int i = 0; i < d; i += L<T>) {
+            const V<T> sum = at(d_v + i) + at(to[r] + k * d + i);
+            at(d_v + i) = within<T>(i, d) ? sum : at(d_v + i);
+          }
+          from[terms] = V_t + s * lines + k * d;
+          D_term[terms++] = D_row[r];
+        }
+        if (dW) add_outer<T>(from, D_term, terms, d, P, dW + size_t(k) * d * P);
       }
-      if (!m.dW) continue;
-      const size_t place = size_t(j) * ROWS + waiting[j];
-      T* H = &H_wait[place * (lines + 1)];
-      for (int k = 0; k < S; ++k)
-        for (int i = 0; i < d; ++i)
-          H[k * d + i] = chosen[k] ? V_t[s * lines + k * d + i] : 0;
-      H[lines] = 1;
-      std::memcpy(&D_wait[place * P], &D[row * P], sizeof(T) * P);
-      if (++waiting[j] == ROWS) add_up(j);
     }
+    if (m.dV_x) std::memcpy(m.dV_x + t * views, dV_x, sizeof(T) * views);
     for (long s = 0; s < B && m.reset; ++s)
       if (m.reset[t * B + s]) {
-        std::memset(m.dh + s * N * d, 0, sizeof(T) * N * d);
-        std::memset(m.dc + s * N * d, 0, sizeof(T) * N * d);
+        std::memset(dh + s * N * d, 0, sizeof(T) * N * d);
+        std::memset(dc + s * N * d, 0, sizeof(T) * N * d);
       }
   }
-  for (int j = 0; j < N; ++j)
-    if (waiting[j]) {
-      for (int r = waiting[j]; r < ROWS; ++r)
-        std::memset(&D_wait[(size_t(j) * ROWS + r) * P], 0, sizeof(T) * P);
-      for (int r = waiting[j]; r < ROWS; ++r)
-        std::memset(&H_wait[(size_t(j) * ROWS + r) * (lines + 1)], 0, sizeof(T) * (lines + 1));
-      add_up(j);
-    }
+  std::memcpy(m.dh, dh, sizeof(T) * states);
+  std::memcpy(m.dc, dc, sizeof(T) * states);
 }
 
 }  // namespace
