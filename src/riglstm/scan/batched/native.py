@@ -1,6 +1,6 @@
 """The loops over steps for small cells in C++, `native.cpp`, built by the first call that asks.
 
-The compiler of the machine builds them once, in about four seconds, into the user's cache. Without
+The compiler of the machine builds them once, in about six seconds, into the user's cache. Without
 a compiler the loops in Python run.
 """
 
