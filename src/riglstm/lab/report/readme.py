@@ -48,7 +48,7 @@ DOCS = "docs/reproducing.md"
 FOUND = {
     "tuned": "The recipe was chosen on validation data of all conditions, the shifted ones "
     "included ([how]({}docs/recipes.md)).",
-    SEARCHED: "Every model had as many trials; the recipe of a column was chosen by the same data "
+    SEARCHED: "Every model had as many trials; its recipe was chosen on the same validation data "
     "as its checkpoint ([how]({}docs/protocol.md)).",
 }
 """Recipes that were looked for, and how; in the braces, the way to the root."""
@@ -187,7 +187,8 @@ def recipes(found: Sequence[Table], folder: str = "") -> str:
     names = dict.fromkeys(line.made["budget"] for table in found for line in table.lines)
     said = []
     for name in names:
-        said.append(f"Recipe `{plain(name)}`: [{DOCS}]({folder}{DOCS}).")
+        if name != SEARCHED:
+            said.append(f"Recipe `{plain(name)}`: [{DOCS}]({folder}{DOCS}).")
         said += [FOUND[name].format(folder)] if name in FOUND else []
     return " ".join(said)
 
