@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from riglstm.lab.train.graphed import graphed
+from riglstm.lab.train.graphed import GraphedCore
 from riglstm.models import MODELS, build, options_of
 from riglstm.models.base import prepare, unroll
 
@@ -104,7 +104,7 @@ def bench(name: str, T: int, B: int, width: int, seed: int) -> tuple[bool, str]:
     x, other_x = (torch.randn(T, B, width, device="cuda").requires_grad_() for _ in range(2))
     weight = torch.randn(T, B, eager.output_size, device="cuda")
 
-    loop, graph = eager_loop(eager), graphed(fast, x)
+    loop, graph = eager_loop(eager), GraphedCore(fast, x)
     has_loop = hasattr(eager, "step")
     agreed = AGREED_STEPS if name in SELECTING else T
     compared = weight.clone()

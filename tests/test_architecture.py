@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -180,3 +181,8 @@ def test_readme_is_short_and_the_guides_map_is_true() -> None:
 
 def test_citation_has_the_version_of_the_package() -> None:
     assert f"version: {riglstm.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.name)
+def test_every_study_can_be_imported(file: Path) -> None:
+    runpy.run_path(str(file), run_name="study")

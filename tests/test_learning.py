@@ -1,4 +1,4 @@
-"""The layer learns, in the harness that users train it with; single seeds, with a margin."""
+"""The layer learns, by the code that `riglstm train` runs; single seeds, with a margin."""
 
 from __future__ import annotations
 

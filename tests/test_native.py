@@ -203,6 +203,12 @@ def test_what_is_given_must_have_the_shape_that_the_weights_say() -> None:
     assert not taken(x, h, h.half())
     assert not taken(x.double(), h, h)
     assert not taken(x, h, h, flags.long())
+    assert not taken(x, h, h, flags[:2])
+    for name, weight in weights._asdict().items():
+        for other in (weight[:1], weight[..., :1]):
+            if other.shape != weight.shape:
+                wrong = weights._replace(**{name: other})
+                assert not native.takes(x, h, h, wrong, sel, torch.float32), name
 
 
 @built

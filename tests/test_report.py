@@ -21,7 +21,7 @@ from riglstm.lab.cli.main import main
 from riglstm.lab.report import cells, curves, page, report, runs
 from riglstm.lab.report.cells import Loaded
 from riglstm.lab.tables.plan import RunSpec, plan
-from riglstm.lab.tables.result import Series, read_record
+from riglstm.lab.tables.result import RunError, Series, read_record
 from riglstm.lab.tables.run import build as build_run
 from riglstm.lab.tables.run import evaluate
 from riglstm.lab.tasks.datasets import DataError
@@ -681,3 +681,27 @@ def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
     text = report([tmp_path], tmp_path / "page").read_text()
     assert f"the same run as {tmp_path / 'b'}" in text
     assert "50.0, 50.0 (2 runs)" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("result.json", "parameters", "x"),
+        ("result.json", "yardsticks", [1]),
+        ("result.json", "chosen", {"4x4": {"step": 5, "value": "x"}}),
+        ("result.json", "stopped", []),
+        ("run.json", "device", 5),
+        ("run.json", "jobs", "two"),
+        ("failed.json", "updates", "abc"),
+    ],
+)
+def test_a_damaged_field_is_refused_with_the_name_of_its_file(
+    file: str, field: str, value: Any, tmp_path: Path
+) -> None:
+    path = finish(tmp_path / "run", on_digits("lstm"), weights=False)
+    if file == "failed.json":
+        (path / "result.json").rename(path / file)
+    content = json.loads((path / file).read_text()) if (path / file).exists() else {}
+    (path / file).write_text(json.dumps({**content, field: value}))
+    with pytest.raises(RunError, match=file):
+        runs.read(path)

@@ -178,6 +178,9 @@ def _without_task(args: Sequence[str]) -> None:
 
 def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
     """Refuse a folder that a run cannot be made in; True: the run is there, and done."""
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")
     folder = RunFolder(out)
     folder.check()
     if folder.state == "done" and resume and not differences(folder.read_json(folder.config), spec):
@@ -188,7 +191,8 @@ def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
     if folder.state == "partial" and folder.failed.exists():
         raise UsageError(
             f"{out} holds a run that failed, and would again: "
-            f"{folder.read_json(folder.failed).get('reason')}; --out names another folder"
+            f"{folder.read_json(folder.failed).get('reason') or 'for a reason not recorded'}; "
+            "--out names another folder"
         )
     folder.check_run(spec, resume=resume)
     return False

@@ -33,13 +33,15 @@ def check_result(
     result: Mapping[str, Any], path: Path, way_out: str = "delete the folder, and train anew"
 ) -> None:
     """Raise RunError where the content of a file is no result of a run."""
-    kinds = {"rows": list, "chosen": dict, "updates": int, "seconds": int | float}
-    said = {"chosen": {}, "higher_is_better": True, **result}
+    kinds = {"rows": list, "updates": int, "seconds": int | float}
+    may_have = {"chosen": dict, "yardsticks": dict, "parameters": int, "jobs": int}
+    may_have |= {"higher_is_better": bool, **dict.fromkeys(("device", "commit", "stopped"), str)}
     if not (
-        all(isinstance(said.get(name), kind) for name, kind in kinds.items())
-        and all(map(_row, said["rows"]))
-        and all(map(_choice, said["chosen"].values()))
-        and type(said["higher_is_better"]) is bool
+        all(isinstance(result.get(name), kind) for name, kind in kinds.items())
+        and all(isinstance(result.get(name), kind | None) for name, kind in may_have.items())
+        and all(map(_row, result["rows"]))
+        and all(map(_choice, (result.get("chosen") or {}).values()))
+        and _yardsticks(result.get("yardsticks") or {})
     ):
         raise RunError(
             f"{path} must be the result of a run, with rows of figures that can be, chosen, "
@@ -58,7 +60,17 @@ def _row(row: object) -> bool:
 
 
 def _choice(choice: object) -> bool:
-    return isinstance(choice, dict) and {"step", "value"} <= choice.keys()
+    kinds = {"step": int, "value": int | float}
+    return isinstance(choice, dict) and all(isinstance(choice.get(k), v) for k, v in kinds.items())
+
+
+def _yardsticks(found: Mapping[str, Any]) -> bool:
+    """True for figures by name, the same names in every condition."""
+    return (
+        all(isinstance(values, dict) for values in found.values())
+        and len({tuple(values) for values in found.values()}) <= 1
+        and all(is_possible("", value) for values in found.values() for value in values.values())
+    )
 
 
 def is_possible(metric: str, value: object) -> bool:
@@ -188,18 +200,22 @@ def read_run(
     state = state_of(folder)
     run = read(folder.run) if folder.run.exists() else {}
     with refused(folder.run):
+        made_by(run)
         for session in _sessions(run):
             dict(session.get("versions", {}))
     result = read(folder.result) if state == "done" else None
     if result is not None:
         check_result(result, folder.result)
+    failed = read(folder.failed) if state == "failed" else {}
+    with refused(folder.failed):
+        f"{failed.get('updates', 0):d} {failed.get('seconds', 0):g}"
     return kind(
         path=path,
         spec=spec,
         state=state,
         run=run,
         result=result,
-        failed=read(folder.failed) if state == "failed" else {},
+        failed=failed,
         metrics=read_metrics(folder.metrics) if curves and folder.metrics.exists() else {},
     )
 
@@ -257,7 +273,7 @@ def made_by(record: Mapping[str, Any]) -> dict[str, Any]:
         found = [session.get(name) for session in sessions]
         words = ", then ".join(dict.fromkeys(value or "unknown" for value in found))
         said[name] = words if any(found) else None
-    return {**said, "jobs": max(session.get("jobs", 1) for session in sessions)}
+    return {**said, "jobs": max(int(session.get("jobs", 1)) for session in sessions)}
 
 
 @dataclass(frozen=True)

@@ -391,7 +391,7 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
           }
           multiply<T>(from, terms, &k, 1, d, W_j, P, to);
         }
-        // Whole vectors are copied; what is too much lies where the next row is written.
+        // Whole vectors are copied; the excess lanes are overwritten by the next row.
         for (int r = 0; r < rows; ++r) {
           const T *w = work + r * P, *c_row = c + (sample[r] * N + j) * d;
           for (int i = 0; i < 4 * d; i += L<T>) at(gates + r * 4 * d + i) = at(w + i);
@@ -517,7 +517,7 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
           if (m.d_bias) m.d_bias[j] += dz;
           dz *= T(scale);
         }
-        // The last vector first: what it has too much is overwritten by the next gate's.
+        // The last vector first: its excess lanes are overwritten by the next gate.
         for (int i = (d - 1) / L<T> * L<T>; i >= 0; i -= L<T>) {
           const M<T> inside = within<T>(i, d);
           V<T> &dh_i = at(dh + pair * d + i), &dc_i = at(dc + pair * d + i);

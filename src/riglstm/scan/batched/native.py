@@ -52,20 +52,25 @@ def takes(
     They are given addresses, so that every dtype and shape is looked at here; what does not fit is
     left to the loops in Python, which work or raise.
     """
-    W, W_in, dtype = weights.W, weights.W_in, h.dtype
-    _, B, D = x.shape
+    W, W_in, W_q, dtype = weights.W, weights.W_in, weights.W_q, h.dtype
+    (T, B, D), N, K, d = x.shape, sel.N, sel.K, h.shape[-1]
+    of_query = ((K + N - 1) * d, d) if W_q is None or W_q.dim() == 2 else (N, (K + N - 1) * d, d)
+    shapes = ((D, K * d), (K * d,), (N, (K + N) * d, 4 * d), (N, 4 * d), of_query, (N,))
     return (
         product == dtype
         and dtype in (torch.float32, torch.float64)
         and "soft" not in (sel.views, sel.peers)
         and W.numel() * torch.get_num_threads() <= LARGEST
-        and W.shape[1] * W.shape[2] <= LARGEST_CELL
+        and W.numel() <= LARGEST_CELL * N
         and (W_in is None or W_in.numel() <= LARGEST)
-        and max(sel.N, sel.K) <= MOST_SLOTS
+        and max(N, K) <= MOST_SLOTS
         and all(_is_on_cpu(t, dtype) for t in (x, h, c, *weights))
         and all(_is_on_cpu(flag, torch.bool) for flag in flags)
-        and (sel.K * h.shape[2] if W_in is None else W_in.shape[0]) == D
-        and h.shape == c.shape == (B, sel.N, W.shape[2] // 4)
+        and all(t is None or t.shape == shape for t, shape in zip(weights, shapes, strict=True))
+        and (W_in is not None or K * d == D)
+        and h.shape == c.shape == (B, N, d)
+        and d > 0
+        and all(flag is None or flag.shape == (T, B) for flag in flags)
         and library() is not None
     )
 
