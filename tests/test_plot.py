@@ -255,4 +255,4 @@ def test_the_gallery_is_drawn_by_the_code_on_its_page(tmp_path: Path) -> None:
         # Another machine rounds otherwise, and a cell may wake elsewhere, but not many.
         assert now.shape == then.shape, f"python docs/gallery.py draws {name} anew"
         assert np.abs(now - then).mean() < 0.02, f"python docs/gallery.py draws {name} anew"
-    assert json.loads((tmp_path / "trace.json").read_text())["picture"] == [24, 24]
+    assert json.loads((tmp_path / "trace.json").read_text())["picture"] == [16, 16]
