@@ -168,10 +168,8 @@ def evaluate(
     result = folder.read_json(folder.result)
     of = family(spec.family)
     asked = chosen_levels(of, None if levels is None else tuple(levels))
-    if episodes is None:
-        episodes = spec.episodes
-    check_whole("episodes", episodes, least=1)
-    scores = trials(net, asked, episodes, progress=progress)
+    many = spec.episodes if episodes is None else episodes
+    scores = trials(net, asked, many, progress=progress)
     here = device_name(next(net.parameters()).device)
     rows = _rows(spec, scores, result["frames"])
     return {**result, "rows": rows, "device": here, "commit": commit()}

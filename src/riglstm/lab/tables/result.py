@@ -207,8 +207,9 @@ def read_run(
     if result is not None:
         check_result(result, folder.result)
     failed = read(folder.failed) if state == "failed" else {}
-    with refused(folder.failed):
-        f"{failed.get('updates', 0):d} {failed.get('seconds', 0):g}"
+    cost = {name: failed.get(name) or 0 for name in ("updates", "seconds")}
+    if not all(is_possible("", value) for value in cost.values()):
+        raise RunError(f"{folder.failed} must say updates and seconds, got {cost}")
     return kind(
         path=path,
         spec=spec,

@@ -473,7 +473,7 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
       V_t(size_t(B) * lines + tail), dh(states + tail), dc(states + tail), dV_x(views + tail),
       c(ROWS * d + tail), gates(ROWS * 4 * d + tail), tanh_c(ROWS * d + tail), q(ROWS * d + tail),
       dH(size_t(ROWS) * Q + tail);
-  Array<long> samples(R);
+  long samples[ROWS];
   const T *from[ROWS], *D_row[ROWS], one = 1;
   const int none = 0;
   T* to[ROWS];

@@ -302,9 +302,9 @@ async function main() {
   [$("side").min, $("side").max] = about.sides;
   $("noise").max = about.most_noise;
   $("hide").replaceChildren(...about.hidden.map((name) => new Option(name)));
-  const rigs = about.networks.map(({ source }) => source);
-  $("trained").textContent = rigs.length
-    ? `Networks: ${rigs.join("; ")}.`
+  const sources = about.networks.map(({ source }) => source);
+  $("trained").textContent = sources.length
+    ? `Networks: ${sources.join("; ")}.`
     : "No weights were found: name some with --weights.";
   listen();
   start();
