@@ -621,3 +621,20 @@ def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(
     for got, want in zip(found[:2], found[2:], strict=True):
         for a, b in zip(got, want, strict=True):
             assert_close(a.detach(), b.detach(), EXACT.grad)
+
+
+@marked
+@pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
+def test_a_compiled_step_has_gradients_of_float64_at_the_tables_size_on_a_gpu(name: str) -> None:
+    torch.manual_seed(0)
+    still = {"dropout": 0.0} if "dropout" in options_of(name) else {}
+    core = build(name, 600, 600, compile_step=True, **still).cuda()
+    exact = build(name, 600, 600, **still).cuda().double()
+    exact.load_state_dict(core.state_dict())
+    x = 0.1 * torch.randn(196, 32, 600, device="cuda")
+    found, wanted = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(y[-1].sum(), list(model.parameters()))])
+        for model, (y, _) in ((core, core(x)), (exact, exact(x.double())))
+    )
+    # Choices that rounding turns make a difference of a few percent; wrong code made one of 40.
+    assert (found.double() - wanted).norm() < 0.05 * wanted.norm()

@@ -46,7 +46,6 @@ class BRIM(Recurrent):
         dropout: in training only.
         forget_bias: added to the start values of the LSTMs' forget biases.
         gate_scale: factor on the start values of the LSTMs' weight matrices (biases keep theirs).
-        compile_step: run the step through torch.compile, from the first call on.
 
     The state is (h, c), each (2, B, hidden_size), the lower layer first; zero if not given.
 
@@ -70,11 +69,10 @@ class BRIM(Recurrent):
         dropout: float = 0.1,
         forget_bias: float = 0.0,
         gate_scale: float = 1.0,
-        compile_step: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
+        super().__init__(input_size, hidden_size, batch_first, dtype)
         check_positive("input_heads", input_heads)
         _check_pair("num_cells", num_cells, (6, 3))
         if active_cells is not None:
