@@ -124,11 +124,19 @@ inline int list(const uint8_t* flags, const uint8_t* others, uint8_t* out) {
   return count;
 }
 
-// out[r·P ..) += Σ_i v[r·stride + i]·W[i·P ..) for the `count` rows r named. Every row's products
-// are added in one order, however many rows there are.
+// Flags of rows, a line of `width` for each slot; without them every row has every slot.
+struct Chosen {
+  const uint8_t* flags = nullptr;
+  size_t width = 0;
+};
+
+// out[r·P ..) += Σ_i v[r·stride + i]·W[i·P ..) for the `count` rows r named, over `slots` of `size`
+// numbers i; where a row has not chosen a slot (of fewer than L numbers), zeros stand for it. Every
+// row's products are added in one order, however many rows there are.
 template <typename T>
 inline void multiply(const T* v, long stride, const uint8_t* named, int count, int size, const T* W,
-                     int P, T* out) {
+                     int P, T* out, int slots = 1, Chosen chosen = {}) {
+  static const T zeros[L<T>] = {};
   by_four(count, [=](auto rows_, int r) INLINED {
     constexpr int rows = decltype(rows_)::value;
     const T* from[rows];
@@ -143,9 +151,16 @@ inline void multiply(const T* v, long stride, const uint8_t* named, int count, i
       for (int a = 0; a < rows; ++a)
         for (int k = 0; k < width; ++k) sum[a][k] = at(to[a] + (chunk + k) * L<T>);
       const T* w = W + chunk * L<T>;
-      for (long i = 0; i < size; ++i, w += P)
-        for (int a = 0; a < rows; ++a)
-          for (int k = 0; k < width; ++k) sum[a][k] += from[a][i] * at(w + k * L<T>);
+      for (long n = 0; n < slots; ++n) {
+        const T* x[rows];
+        for (int a = 0; a < rows; ++a) {
+          const T* const either[] = {zeros, from[a] + n * size};  // no branch: none can be foretold
+          x[a] = either[chosen.flags ? chosen.flags[n * chosen.width + named[r + a]] : 1];
+        }
+        for (long i = 0; i < size; ++i, w += P)
+          for (int a = 0; a < rows; ++a)
+            for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>);
+      }
       for (int a = 0; a < rows; ++a)
         for (int k = 0; k < width; ++k) at(to[a] + (chunk + k) * L<T>) = sum[a][k];
     });
@@ -178,12 +193,16 @@ inline void add_outer(const T* v, long stride, const T* D, const uint8_t* named,
 // Which lanes of a vector that begins with number i are among the first n.
 template <typename T> inline M<T> within(int i, int n) { return Lanes<T>::index < n - i; }
 
+template <typename T, int n> inline T sum_of(T* parts) {
+  for (int k = 0; k < n / 2; ++k) parts[k] += parts[k + n / 2];
+  if constexpr (n > 2) sum_of<T, n / 2>(parts);
+  return parts[0];
+}
+
 template <typename T> inline T total(V<T> v) {
   T parts[L<T>];
   at(parts) = v;
-  for (int half = L<T> / 2; half; half /= 2)
-    for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
-  return parts[0];
+  return sum_of<T, L<T>>(parts);
 }
 
 // `selection.top_mask` of L samples at once, a lane each: the k first of the n scores s[i·L ..). Of
@@ -304,9 +323,9 @@ template <typename T> struct Choices {
       const int lanes = B - b < L<T> ? B - b : L<T>;
       for (int lane = 0; lane < lanes; ++lane)
         for (int i = 0; i < lines; ++i) V_T[i * L<T> + lane] = V_t[(b + lane) * lines + i];
-      V<T> nothing = {};
-      for (int i = 0; i < lines; ++i) nothing += at(V_T + i * L<T>) * 0;
-      for (int lane = 0; lane < lanes; ++lane) finite[b + lane] = nothing[lane] == 0;
+      M<T> other = {};
+      for (int i = 0; i < lines; ++i) other |= at(V_T + i * L<T>) * 0 != 0;
+      for (int lane = 0; lane < lanes; ++lane) finite[b + lane] = !other[lane];
       const size_t here = (t * B + b) * N;
       for (int j = 0; j < N; ++j) {
         uint8_t* to = chosen + j * S * width + b;
@@ -392,11 +411,12 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         for (int r = 0; r < rows; ++r)
           choices.begin(j, first + samples[r], V_t, W_j + size_t(lines) * P, P,
                         work + samples[r] * P);
-        for (int k = 0; k < S; ++k) {  // those that chose slot k
-          const uint8_t* chosen = choices.chosen + (j * S + k) * choices.width + first;
-          const int terms = list(active, chosen, some);
-          multiply<T>(V_t + first * lines + k * d, lines, some, terms, d, W_j + size_t(k) * d * P,
-                      P, work);
+        const T* V_j = V_t + first * lines;
+        const Chosen chosen = {choices.chosen + j * S * choices.width + first, choices.width};
+        if (d < L<T>) multiply<T>(V_j, lines, samples, rows, d, W_j, P, work, S, chosen);
+        for (int k = 0; k < S && d >= L<T>; ++k) {  // the longer, only with those that chose them
+          const int terms = list(active, chosen.flags + k * chosen.width, some);
+          multiply<T>(V_j + k * d, lines, some, terms, d, W_j + size_t(k) * d * P, P, work);
         }
         // Eqs. (1)-(6). Whole vectors are stored; the next row overwrites the excess lanes.
         for (int r = 0; r < rows; ++r)
@@ -450,13 +470,14 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
       if (n.awake < N) m.counts[kept * N + j] = row - before;
     }
     std::memcpy(m.y + t * states, h, sizeof(T) * states);
-    for (long s = 0; s < B; ++s)
-      for (int j = 0; j < N; ++j)
-        m.active[(t * B + s) * N + j] =
-            choices.active[j * choices.width + s] & (!m.live || m.live[t * B + s]);
-    for (long s = 0; s < B && n.save; ++s)
-      for (int i = 0; i < N * S; ++i)
-        m.weight[(t * B + s) * N * S + i] = choices.chosen[i * choices.width + s];
+    const uint8_t *active = choices.active, *chosen = choices.chosen;
+    uint8_t *to_active = m.active + t * B * N, *to_weight = m.weight + kept * B * N * S;
+    const size_t width = choices.width;  // bytes may be anything's: all that is read here is local
+    for (long s = 0; s < B; ++s) {
+      const bool live = !m.live || m.live[t * B + s];
+      for (int j = 0; j < N; ++j) *to_active++ = active[j * width + s] & live;
+      for (int i = 0; i < N * S && n.save; ++i) *to_weight++ = chosen[i * width + s];
+    }
   }
   std::memcpy(m.c, c, sizeof(T) * states);
 }
