@@ -124,19 +124,13 @@ inline int list(const uint8_t* flags, const uint8_t* others, uint8_t* out) {
   return count;
 }
 
-// Flags of rows, a line of `width` for each slot; without them every row has every slot.
-struct Chosen {
-  const uint8_t* flags = nullptr;
-  size_t width = 0;
-};
-
-// out[r·P ..) += Σ_i v[r·stride + i]·W[i·P ..) for the `count` rows r named, over `slots` of `size`
-// numbers i; where a row has not chosen a slot (of fewer than L numbers), zeros stand for it. Every
-// row's products are added in one order, however many rows there are.
+// out[r·P ..) += Σ_i v[r·stride + o + i]·W[i·P ..) for the `count` rows r named, over `slots` of
+// `size` lines i of W; o = offsets[r], of the next slot offsets[ROWS + r]. Every row's products are
+// added in one order, however many rows there are.
+const int32_t at_once[ROWS] = {};
 template <typename T>
 inline void multiply(const T* v, long stride, const uint8_t* named, int count, int size, const T* W,
-                     int P, T* out, int slots = 1, Chosen chosen = {}) {
-  static const T zeros[L<T>] = {};
+                     int P, T* out, int slots = 1, const int32_t* offsets = at_once) {
   by_four(count, [=](auto rows_, int r) INLINED {
     constexpr int rows = decltype(rows_)::value;
     const T* from[rows];
@@ -153,10 +147,7 @@ inline void multiply(const T* v, long stride, const uint8_t* named, int count, i
       const T* w = W + chunk * L<T>;
       for (long n = 0; n < slots; ++n) {
         const T* x[rows];
-        for (int a = 0; a < rows; ++a) {
-          const T* const either[] = {zeros, from[a] + n * size};  // no branch: none can be foretold
-          x[a] = either[chosen.flags ? chosen.flags[n * chosen.width + named[r + a]] : 1];
-        }
+        for (int a = 0; a < rows; ++a) x[a] = from[a] + offsets[n * ROWS + named[r + a]];
         for (long i = 0; i < size; ++i, w += P)
           for (int a = 0; a < rows; ++a)
             for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>);
@@ -305,7 +296,7 @@ template <typename T> struct Choices {
     if (finite[sample]) return;
     T nothing = 0;
     for (int i = 0; i < S * d; ++i)
-      if (!chosen[(j * S + i / d) * width + sample]) nothing += V_t[sample * S * d + i] * 0;
+      if (!chosen[(j * S + i / d) * width + sample]) nothing += V_t[sample * (S * d + L<T>) + i] * 0;
     for (int i = 0; i < P; ++i) out[i] += nothing;
   }
 
@@ -315,14 +306,14 @@ template <typename T> struct Choices {
       for (int k = 0; k < count; ++k) s[k * L<T> + lane] = noise[lane * stride + k];
   }
 
-  // V (B, K+N, d) of step t.
+  // V (B, (K+N)·d + L) of step t, with zeros at the end.
   void operator()(long t, const T* V_t) {
     const int lines = S * d;
     const bool some_views = n.K_x < K, some_peers = n.K_h < N - 1, some_cells = n.awake < N;
     for (long b = 0; b < B; b += L<T>) {
       const int lanes = B - b < L<T> ? B - b : L<T>;
       for (int lane = 0; lane < lanes; ++lane)
-        for (int i = 0; i < lines; ++i) V_T[i * L<T> + lane] = V_t[(b + lane) * lines + i];
+        for (int i = 0; i < lines; ++i) V_T[i * L<T> + lane] = V_t[(b + lane) * (lines + L<T>) + i];
       M<T> other = {};
       for (int i = 0; i < lines; ++i) other |= at(V_T + i * L<T>) * 0 != 0;
       for (int lane = 0; lane < lanes; ++lane) finite[b + lane] = !other[lane];
@@ -365,7 +356,10 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
   const int P = padded<T>((m.W_q ? 5 : 4) * d), P_in = padded<T>(K * d);
   const long R = B * n.awake;
   const size_t states = size_t(B) * N * d, tail = L<T>;
-  Array<T> V_t(size_t(B) * lines + tail), W(size_t(N) * (lines + 1) * P), W_in(m.W_in ? size_t(D + 1) * P_in : 0),
+  const long stride = lines + tail;  // of V: zeros at the end
+  const bool short_slots = d < L<T>;
+  Array<int32_t> offsets(S * ROWS);
+  Array<T> V_t(size_t(B) * stride + tail), W(size_t(N) * (lines + 1) * P), W_in(m.W_in ? size_t(D + 1) * P_in : 0),
       views(size_t(ROWS) * P_in), h(states + tail), c(states + tail), work(ROWS * P + tail),
       gates(ROWS * 4 * d + tail), c_old(ROWS * d + tail), c_new(ROWS * d + tail), tanh_c(ROWS * d + tail), ahead(ROWS * d + tail), z(ROWS + tail),
       kinds(4 * d + tail);
@@ -394,11 +388,12 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
           std::memset(c + s * N * d, 0, sizeof(T) * N * d);
         }
         const T* x = m.W_in ? views + r * P_in : m.x + (t * B + s) * D;
-        std::memcpy(V_t + s * lines, x, sizeof(T) * K * d);
-        std::memcpy(V_t + s * lines + K * d, h + s * N * d, sizeof(T) * N * d);
+        std::memcpy(V_t + s * stride, x, sizeof(T) * K * d);
+        std::memcpy(V_t + s * stride + K * d, h + s * N * d, sizeof(T) * N * d);
+        if (n.save)
+          std::memcpy(m.V + (t * B + s) * lines, V_t + s * stride, sizeof(T) * lines);
       }
     }
-    if (n.save) std::memcpy(m.V + t * B * lines, V_t, sizeof(T) * B * lines);
     choices(t, V_t);
 
     long row = kept * R;
@@ -411,12 +406,15 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         for (int r = 0; r < rows; ++r)
           choices.begin(j, first + samples[r], V_t, W_j + size_t(lines) * P, P,
                         work + samples[r] * P);
-        const T* V_j = V_t + first * lines;
-        const Chosen chosen = {choices.chosen + j * S * choices.width + first, choices.width};
-        if (d < L<T>) multiply<T>(V_j, lines, samples, rows, d, W_j, P, work, S, chosen);
-        for (int k = 0; k < S && d >= L<T>; ++k) {  // the longer, only with those that chose them
-          const int terms = list(active, chosen.flags + k * chosen.width, some);
-          multiply<T>(V_j + k * d, lines, some, terms, d, W_j + size_t(k) * d * P, P, work);
+        const T* V_j = V_t + first * stride;
+        const uint8_t* chosen = choices.chosen + j * S * choices.width + first;
+        for (int k = 0; k < S && short_slots; ++k)  // for what is not chosen stand zeros
+          for (int r = 0; r < ROWS; ++r)
+            offsets[k * ROWS + r] = lines + chosen[k * choices.width + r] * (k * d - lines);
+        if (short_slots) multiply<T>(V_j, stride, samples, rows, d, W_j, P, work, S, offsets);
+        for (int k = 0; k < S && !short_slots; ++k) {  // long ones only with those that chose them
+          const int terms = list(active, chosen + k * choices.width, some);
+          multiply<T>(V_j + k * d, stride, some, terms, d, W_j + size_t(k) * d * P, P, work);
         }
         // Eqs. (1)-(6). Whole vectors are stored; the next row overwrites the excess lanes.
         for (int r = 0; r < rows; ++r)
