@@ -148,6 +148,7 @@ inline void multiply(const T* v, long stride, const uint8_t* named, int count, i
       for (long n = 0; n < slots; ++n) {
         const T* x[rows];
         for (int a = 0; a < rows; ++a) x[a] = from[a] + offsets[n * ROWS + named[r + a]];
+#pragma GCC unroll 2
         for (long i = 0; i < size; ++i, w += P)
           for (int a = 0; a < rows; ++a)
             for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>);
