@@ -97,7 +97,6 @@ template <typename F> inline INLINED void by_four(int count, F f) {
 }
 
 constexpr int ROWS = 32;  // samples that are computed together
-constexpr uint64_t BYTES = 0x0101010101010101;
 
 // For every set of eight things, those in it: a byte each, the lowest first.
 struct Sets {
@@ -117,7 +116,7 @@ inline int list(const uint8_t* flags, const uint8_t* others, uint8_t* out) {
     std::memcpy(&some, flags + i, 8);
     std::memcpy(&more, others + i, 8);
     const uint64_t set = (some & more) * 0x0102040810204080 >> 56;  // a bit from each byte
-    some = sets.members[set] + i * BYTES;
+    some = sets.members[set] + i * 0x0101010101010101;
     std::memcpy(out + count, &some, 8);
     count += __builtin_popcount(set);
   }
@@ -127,10 +126,10 @@ inline int list(const uint8_t* flags, const uint8_t* others, uint8_t* out) {
 // out[r·P ..) += Σ_i v[r·stride + o + i]·W[i·P ..) for the `count` rows r named, over `slots` of
 // `size` lines i of W; o = offsets[r], of the next slot offsets[ROWS + r]. Every row's products are
 // added in one order, however many rows there are.
-const int32_t at_once[ROWS] = {};
+const int32_t no_offsets[ROWS] = {};
 template <typename T>
 inline void multiply(const T* v, long stride, const uint8_t* named, int count, int size, const T* W,
-                     int P, T* out, int slots = 1, const int32_t* offsets = at_once) {
+                     int P, T* out, int slots = 1, const int32_t* offsets = no_offsets) {
   by_four(count, [=](auto rows_, int r) INLINED {
     constexpr int rows = decltype(rows_)::value;
     const T* from[rows];
@@ -148,7 +147,7 @@ inline void multiply(const T* v, long stride, const uint8_t* named, int count, i
       for (long n = 0; n < slots; ++n) {
         const T* x[rows];
         for (int a = 0; a < rows; ++a) x[a] = from[a] + offsets[n * ROWS + named[r + a]];
-#pragma GCC unroll 2
+#pragma GCC unroll 2  // where the counting would take a seventh of the instructions
         for (long i = 0; i < size; ++i, w += P)
           for (int a = 0; a < rows; ++a)
             for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>);
