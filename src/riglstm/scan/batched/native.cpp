@@ -4,6 +4,7 @@
 // A row is a cell at work in a sample. Each row is computed by itself, so that its bits depend on
 // no other row: a batch or a sequence that is cut into pieces gives the same numbers.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -82,36 +83,74 @@ template <int n> using Size = std::integral_constant<int, n>;
 
 // Calls f(how many, first) for up to four of `count` at a time, with sizes the compiler knows.
 template <typename F> inline INLINED void by_four(int count, F f) {
-  int i = 0;
-  for (; i + 4 <= count; i += 4) f(Size<4>(), i);
-  switch (count - i) {
-    case 3: f(Size<3>(), i); break;
-    case 2: f(Size<2>(), i); break;
-    case 1: f(Size<1>(), i); break;
+  for (int i = 0, left = count; left > 0;) {
+    const int size = left == 5 || left == 6 ? 3 : std::min(left, 4);  // one alone would wait
+    switch (size) {
+      case 4: f(Size<4>(), i); break;
+      case 3: f(Size<3>(), i); break;
+      case 2: f(Size<2>(), i); break;
+      case 1: f(Size<1>(), i); break;
+    }
+    i += size;
+    left -= size;
   }
 }
 
-// out[r][0..P) += Σ_i v[r][i]·W[i·P ..) for `count` rows, over the `size` numbers i of each of the
-// slots named. Every row's products are added in one order, however many rows there are.
+constexpr int ROWS = 32;  // samples that are computed together
+
+// For every set of eight things, those in it: a byte each, the lowest first.
+struct Sets {
+  uint64_t members[256] = {};
+  constexpr Sets() {
+    for (int set = 0; set < 256; ++set)
+      for (uint64_t i = 0, n = 0; i < 8; ++i)
+        if (set >> i & 1) members[set] |= i << 8 * n++;
+  }
+};
+constexpr Sets sets;
+
+// Writes which of ROWS samples have both flags, bytes of 0 or 1, and says how many.
+inline int list(const uint8_t* flags, const uint8_t* others, uint8_t* out) {
+  int count = 0;
+  for (uint64_t i = 0, some, more; i < ROWS; i += 8) {
+    std::memcpy(&some, flags + i, 8);
+    std::memcpy(&more, others + i, 8);
+    const uint64_t set = (some & more) * 0x0102040810204080 >> 56;  // a bit from each byte
+    some = sets.members[set] + i * 0x0101010101010101;
+    std::memcpy(out + count, &some, 8);
+    count += __builtin_popcount(set);
+  }
+  return count;
+}
+
+// out[r·P ..) += Σ_i v[r·stride + o + i]·W[i·P ..) for the `count` rows r named, over `slots` of
+// `size` lines i of W; o = offsets[r], of the next slot offsets[ROWS + r]. Every row's products are
+// added in one order, however many rows there are.
+const int32_t no_offsets[ROWS] = {};
 template <typename T>
-inline void multiply(const T* const* v, int count, const int* slots, int named, int size,
-                     const T* W, int P, T* const* out) {
+inline void multiply(const T* v, long stride, const uint8_t* named, int count, int size, const T* W,
+                     int P, T* out, int slots = 1, const int32_t* offsets = no_offsets) {
   by_four(count, [=](auto rows_, int r) INLINED {
     constexpr int rows = decltype(rows_)::value;
-    const T* from[rows];  // copies: the compiler cannot know that `out` is not written below
+    const T* from[rows];
     T* to[rows];
-    for (int a = 0; a < rows; ++a) from[a] = v[r + a], to[a] = out[r + a];
+    for (int a = 0; a < rows; ++a) {
+      from[a] = v + named[r + a] * stride;
+      to[a] = out + named[r + a] * long(P);
+    }
     by_four(P / L<T>, [&](auto width_, int chunk) INLINED {
       constexpr int width = decltype(width_)::value;
       V<T> sum[rows][width];
       for (int a = 0; a < rows; ++a)
         for (int k = 0; k < width; ++k) sum[a][k] = at(to[a] + (chunk + k) * L<T>);
-      for (int n = 0; n < named; ++n) {
-        const long first = long(slots[n]) * size;
-        const T* w = W + first * P + chunk * L<T>;
-        for (long i = first; i < first + size; ++i, w += P)
+      const T* w = W + chunk * L<T>;
+      for (long n = 0; n < slots; ++n) {
+        const T* x[rows];
+        for (int a = 0; a < rows; ++a) x[a] = from[a] + offsets[n * ROWS + named[r + a]];
+#pragma GCC unroll 2  // where the counting would take a seventh of the instructions
+        for (long i = 0; i < size; ++i, w += P)
           for (int a = 0; a < rows; ++a)
-            for (int k = 0; k < width; ++k) sum[a][k] += from[a][i] * at(w + k * L<T>);
+            for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>);
       }
       for (int a = 0; a < rows; ++a)
         for (int k = 0; k < width; ++k) at(to[a] + (chunk + k) * L<T>) = sum[a][k];
@@ -119,26 +158,25 @@ inline void multiply(const T* const* v, int count, const int* slots, int named, 
   });
 }
 
-// total[i·P ..) += Σ_r v[r][i]·D[r][0..P) over `count` rows.
+// total[i·P ..) += Σ_r v[r·stride + i]·D[r·P ..) over the `count` rows r named.
 template <typename T>
-inline void add_outer(const T* const* v, const T* const* D, int count, int size, int P, T* total) {
-  by_four(count, [=](auto rows_, int r) INLINED {
-    constexpr int rows = decltype(rows_)::value;
-    const T *from[rows], *D_r[rows];
-    for (int a = 0; a < rows; ++a) from[a] = v[r + a], D_r[a] = D[r + a];
+inline void add_outer(const T* v, long stride, const T* D, const uint8_t* named, int count, int size,
+                      int P, T* total) {
+  by_four(size, [=](auto lines_, int i) INLINED {
+    constexpr int lines = decltype(lines_)::value;
     by_four(P / L<T>, [&](auto width_, int chunk) INLINED {
       constexpr int width = decltype(width_)::value;
-      V<T> wide[rows][width];
-      for (int a = 0; a < rows; ++a)
-        for (int k = 0; k < width; ++k) wide[a][k] = at(D_r[a] + (chunk + k) * L<T>);
-      T* to = total + chunk * L<T>;
-      for (int i = 0; i < size; ++i, to += P) {
-        V<T> sum[width];
-        for (int k = 0; k < width; ++k) sum[k] = at(to + k * L<T>);
-        for (int a = 0; a < rows; ++a)
-          for (int k = 0; k < width; ++k) sum[k] += from[a][i] * wide[a][k];
-        for (int k = 0; k < width; ++k) at(to + k * L<T>) = sum[k];
+      T* to = total + i * P + chunk * L<T>;
+      V<T> sum[lines][width];
+      for (int a = 0; a < lines; ++a)
+        for (int k = 0; k < width; ++k) sum[a][k] = at(to + a * P + k * L<T>);
+      for (int r = 0; r < count; ++r) {
+        const T *x = v + named[r] * stride + i, *D_r = D + named[r] * long(P) + chunk * L<T>;
+        for (int a = 0; a < lines; ++a)
+          for (int k = 0; k < width; ++k) sum[a][k] += x[a] * at(D_r + k * L<T>);
       }
+      for (int a = 0; a < lines; ++a)
+        for (int k = 0; k < width; ++k) at(to + a * P + k * L<T>) = sum[a][k];
     });
   });
 }
@@ -146,12 +184,16 @@ inline void add_outer(const T* const* v, const T* const* D, int count, int size,
 // Which lanes of a vector that begins with number i are among the first n.
 template <typename T> inline M<T> within(int i, int n) { return Lanes<T>::index < n - i; }
 
+template <typename T, int n> inline T sum_of(T* parts) {
+  for (int k = 0; k < n / 2; ++k) parts[k] += parts[k + n / 2];
+  if constexpr (n > 2) sum_of<T, n / 2>(parts);
+  return parts[0];
+}
+
 template <typename T> inline T total(V<T> v) {
   T parts[L<T>];
   at(parts) = v;
-  for (int half = L<T> / 2; half; half /= 2)
-    for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
-  return parts[0];
+  return sum_of<T, L<T>>(parts);
 }
 
 // `selection.top_mask` of L samples at once, a lane each: the k first of the n scores s[i·L ..). Of
@@ -226,11 +268,11 @@ template <typename T> struct Choices {
   Array<uint8_t> active, chosen, finite;  // (N, B), (N, K+N, B), (B)
 
   Choices(const Shape& n, const Buffers<T>& m)
-      : n(n), m(m), B(n.B), N(n.N), K(n.K), d(n.d), S(K + N), width(padded<T>(B)),
+      : n(n), m(m), B(n.B), N(n.N), K(n.K), d(n.d), S(K + N), width((B + ROWS - 1) / ROWS * ROWS),
         V_T(size_t(S) * d * L<T>), s(size_t(S) * L<T>), relevance(size_t(N) * L<T>),
         integers(size_t(S) * L<T>), place(reinterpret_cast<M<T>*>(integers.data)), active(N * width),
         chosen(size_t(N) * S * width), finite(width) {
-    std::memset(active, 1, N * width);
+    for (int j = 0; j < N; ++j) std::memset(active + j * width, 1, B);
     std::memset(chosen, 1, size_t(N) * S * width);
   }
 
@@ -250,11 +292,11 @@ template <typename T> struct Choices {
   // A row's sum begins with the biases. What a cell leaves out is not multiplied, but zero times
   // what is not finite is not zero.
   void begin(int j, long sample, const T* V_t, const T* bias, int P, T* out) {
-    std::memcpy(out, bias, sizeof(T) * P);
+    for (int i = 0; i < P; i += L<T>) at(out + i) = at(bias + i);
     if (finite[sample]) return;
     T nothing = 0;
     for (int i = 0; i < S * d; ++i)
-      if (!chosen[(j * S + i / d) * width + sample]) nothing += V_t[sample * S * d + i] * 0;
+      if (!chosen[(j * S + i / d) * width + sample]) nothing += V_t[sample * (S * d + L<T>) + i] * 0;
     for (int i = 0; i < P; ++i) out[i] += nothing;
   }
 
@@ -264,17 +306,17 @@ template <typename T> struct Choices {
       for (int k = 0; k < count; ++k) s[k * L<T> + lane] = noise[lane * stride + k];
   }
 
-  // V (B, K+N, d) of step t.
+  // V (B, (K+N)·d + L) of step t, with zeros at the end.
   void operator()(long t, const T* V_t) {
     const int lines = S * d;
     const bool some_views = n.K_x < K, some_peers = n.K_h < N - 1, some_cells = n.awake < N;
     for (long b = 0; b < B; b += L<T>) {
       const int lanes = B - b < L<T> ? B - b : L<T>;
       for (int lane = 0; lane < lanes; ++lane)
-        for (int i = 0; i < lines; ++i) V_T[i * L<T> + lane] = V_t[(b + lane) * lines + i];
-      V<T> nothing = {};
-      for (int i = 0; i < lines; ++i) nothing += at(V_T + i * L<T>) * 0;
-      for (int lane = 0; lane < lanes; ++lane) finite[b + lane] = nothing[lane] == 0;
+        for (int i = 0; i < lines; ++i) V_T[i * L<T> + lane] = V_t[(b + lane) * (lines + L<T>) + i];
+      M<T> other = {};
+      for (int i = 0; i < lines; ++i) other |= at(V_T + i * L<T>) * 0 != 0;
+      for (int lane = 0; lane < lanes; ++lane) finite[b + lane] = !other[lane];
       const size_t here = (t * B + b) * N;
       for (int j = 0; j < N; ++j) {
         uint8_t* to = chosen + j * S * width + b;
@@ -305,46 +347,40 @@ template <typename T> struct Choices {
       if (m.noise_cells) drawn(m.noise_cells + here, N, N, lanes);
       choose<T>(m.noise_cells ? s : relevance, N, int(n.awake), place, active + b, width);
     }
+    for (int j = 0; j < N && some_cells; ++j) std::memset(active + j * width + B, 0, width - B);
   }
 };
-
-constexpr int ROWS = 32;  // computed together, all of one cell
 
 template <typename T> void forward(const Shape& n, const Buffers<T>& m, double scale) {
   const int B = n.B, D = n.D, N = n.N, K = n.K, d = n.d, S = K + N, lines = S * d;
   const int P = padded<T>((m.W_q ? 5 : 4) * d), P_in = padded<T>(K * d);
   const long R = B * n.awake;
   const size_t states = size_t(B) * N * d, tail = L<T>;
-  Array<T> W(size_t(N) * (lines + 1) * P), W_in(m.W_in ? size_t(D + 1) * P_in : 0),
+  const long stride = lines + tail;  // of V: zeros at the end
+  const bool short_slots = d < L<T>;
+  Array<int32_t> offsets(S * ROWS);
+  Array<T> V_t(size_t(B) * stride + tail), W(size_t(N) * (lines + 1) * P), W_in(m.W_in ? size_t(D + 1) * P_in : 0),
       views(size_t(ROWS) * P_in), h(states + tail), c(states + tail), work(ROWS * P + tail),
-      gates(ROWS * 4 * d + tail), q(ROWS * d + tail), c_old(ROWS * d + tail),
-      c_new(ROWS * d + tail), tanh_c(ROWS * d + tail), ahead(ROWS * d + tail), z(ROWS + tail),
+      gates(ROWS * 4 * d + tail), c_old(ROWS * d + tail), c_new(ROWS * d + tail), tanh_c(ROWS * d + tail), ahead(ROWS * d + tail), z(ROWS + tail),
       kinds(4 * d + tail);
   Choices<T> choices(n, m);
-  Array<long> samples(B);
-  const T* from[ROWS];
-  T* to[ROWS];
-  const int none = 0;
-  Array<int> slots(S + 1);
+  uint8_t every[ROWS], samples[ROWS + 8], some[ROWS + 8];
+  for (int r = 0; r < ROWS; ++r) every[r] = r;
   std::memcpy(h, m.h, sizeof(T) * states);
   std::memcpy(c, m.c, sizeof(T) * states);
   side_by_side(m.W, m.b, m.W_q, bool(n.shared), N, K, d, P, W.data);
   for (int i = 0; i < D && m.W_in; ++i)
     std::memcpy(W_in + size_t(i) * P_in, m.W_in + size_t(i) * K * d, sizeof(T) * K * d);
   if (m.W_in && m.b_in) std::memcpy(W_in + size_t(D) * P_in, m.b_in, sizeof(T) * K * d);
-  for (size_t i = 0; i < 4 * d + tail; ++i) kinds[i] = i % (4 * d) >= size_t(3 * d);
+  std::fill_n(kinds + 3 * d, d + tail, T(1));
 
   for (long t = 0; t < n.T; ++t) {
     const long kept = n.save ? t : 0;
-    T* V_t = m.V + kept * B * lines;
     for (long first = 0; first < B; first += ROWS) {
       const int rows = B - first < ROWS ? B - first : ROWS;
-      for (int r = 0; r < rows && m.W_in; ++r) {
-        from[r] = m.x + (t * B + first + r) * D;
-        to[r] = views + r * P_in;
-        std::memcpy(to[r], W_in + size_t(D) * P_in, sizeof(T) * P_in);
-      }
-      if (m.W_in) multiply<T>(from, rows, &none, 1, D, W_in, P_in, to);
+      for (int r = 0; r < rows && m.W_in; ++r)
+        std::memcpy(views + r * P_in, W_in + size_t(D) * P_in, sizeof(T) * P_in);
+      if (m.W_in) multiply<T>(m.x + (t * B + first) * D, D, every, rows, D, W_in, P_in, views);
       for (int r = 0; r < rows; ++r) {
         const long s = first + r;
         if (m.reset && m.reset[t * B + s]) {
@@ -352,8 +388,10 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
           std::memset(c + s * N * d, 0, sizeof(T) * N * d);
         }
         const T* x = m.W_in ? views + r * P_in : m.x + (t * B + s) * D;
-        std::memcpy(V_t + s * lines, x, sizeof(T) * K * d);
-        std::memcpy(V_t + s * lines + K * d, h + s * N * d, sizeof(T) * N * d);
+        std::memcpy(V_t + s * stride, x, sizeof(T) * K * d);
+        std::memcpy(V_t + s * stride + K * d, h + s * N * d, sizeof(T) * N * d);
+        if (n.save)
+          std::memcpy(m.V + (t * B + s) * lines, V_t + s * stride, sizeof(T) * lines);
       }
     }
     choices(t, V_t);
@@ -361,69 +399,52 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
     long row = kept * R;
     for (int j = 0; j < N; ++j) {
       const T* W_j = W + size_t(j) * (lines + 1) * P;
-      const uint8_t *active = choices.active + j * choices.width;
-      int count = 0;
-      for (long s = 0; s < B; ++s) {
-        samples[count] = s;
-        count += active[s];
-      }
-      if (n.awake < N) m.counts[kept * N + j] = count;
-      for (int first = 0; first < count; first += ROWS) {
-        const int rows = count - first < ROWS ? count - first : ROWS;
-        const long* sample = samples + first;
+      const long before = row;
+      for (long first = 0; first < B; first += ROWS) {
+        const uint8_t* active = choices.active + j * choices.width + first;
+        const int rows = list(active, active, samples);
         for (int r = 0; r < rows; ++r)
-          choices.begin(j, sample[r], V_t, W_j + size_t(lines) * P, P, work + r * P);
-        const uint8_t* chosen = choices.chosen + j * S * choices.width;
-        if (rows < 3)  // a row at a time, all its slots in one sum
-          for (int r = 0; r < rows; ++r) {
-            int named = 0;
-            for (int k = 0; k < S; named += chosen[k++ * choices.width + sample[r]])
-              slots[named] = k;
-            from[0] = V_t + sample[r] * lines;
-            to[0] = work + r * P;
-            multiply<T>(from, 1, slots, named, d, W_j, P, to);
-          }
-        for (int k = 0; k < S && rows >= 3; ++k) {  // a slot at a time, all rows that chose it
-          int terms = 0;
-          for (int r = 0; r < rows; terms += chosen[k * choices.width + sample[r++]]) {
-            from[terms] = V_t + sample[r] * lines;
-            to[terms] = work + r * P;
-          }
-          multiply<T>(from, terms, &k, 1, d, W_j, P, to);
+          choices.begin(j, first + samples[r], V_t, W_j + size_t(lines) * P, P,
+                        work + samples[r] * P);
+        const T* V_j = V_t + first * stride;
+        const uint8_t* chosen = choices.chosen + j * S * choices.width + first;
+        for (int k = 0; k < S && short_slots; ++k)  // for what is not chosen stand zeros
+          for (int r = 0; r < ROWS; ++r)
+            offsets[k * ROWS + r] = lines + chosen[k * choices.width + r] * (k * d - lines);
+        if (short_slots) multiply<T>(V_j, stride, samples, rows, d, W_j, P, work, S, offsets);
+        for (int k = 0; k < S && !short_slots; ++k) {  // long ones only with those that chose them
+          const int terms = list(active, chosen + k * choices.width, some);
+          multiply<T>(V_j + k * d, stride, some, terms, d, W_j + size_t(k) * d * P, P, work);
         }
-        // Whole vectors are copied; the excess lanes are overwritten by the next row.
-        for (int r = 0; r < rows; ++r) {
-          const T *w = work + r * P, *c_row = c + (sample[r] * N + j) * d;
-          for (int i = 0; i < 4 * d; i += L<T>) at(gates + r * 4 * d + i) = at(w + i);
-          for (int i = 0; i < d; i += L<T>) at(c_old + r * d + i) = at(c_row + i);
-          for (int i = 0; i < d && m.W_q; i += L<T>) at(q + r * d + i) = at(w + 4 * d + i);
-        }
-        // Eqs. (1)-(6)
-        for (int i = 0, kind = 0; i < rows * 4 * d; i += L<T>) {
-          at(gates + i) = squash<T>(at(gates + i), at(kinds + kind));
-          for (kind += L<T>; kind >= 4 * d;) kind -= 4 * d;
-        }
+        // Eqs. (1)-(6). Whole vectors are stored; the next row overwrites the excess lanes.
+        for (int r = 0; r < rows; ++r)
+          for (int i = 0; i < 4 * d; i += L<T>)
+            at(gates + r * 4 * d + i) = squash<T>(at(work + samples[r] * P + i), at(kinds + i));
         for (int r = 0; r < rows; ++r) {
           const T *f = gates + r * 4 * d, *in = f + d, *g = in + 2 * d;
-          for (int i = 0; i < d; i += L<T>)
-            at(c_new + r * d + i) = at(f + i) * at(c_old + r * d + i) + at(in + i) * at(g + i);
+          const T* c_row = c + ((first + samples[r]) * N + j) * d;
+          for (int i = 0; i < d; i += L<T>) {
+            const V<T> old = at(c_old + r * d + i) = at(c_row + i);
+            at(c_new + r * d + i) = at(f + i) * old + at(in + i) * at(g + i);
+          }
         }
         for (int i = 0; i < rows * d; i += L<T>)
           at(tanh_c + i) = squash<T>(at(c_new + i), V<T>{} + 1);
         for (int r = 0; r < rows; ++r) {
-          const T *o = gates + (r * 4 + 2) * d, *old = h + (sample[r] * N + j) * d;
+          const T *o = gates + (r * 4 + 2) * d, *q = work + samples[r] * P + 4 * d;
+          const T* old = h + ((first + samples[r]) * N + j) * d;
           V<T> sum = {};
           for (int i = 0; i < d; i += L<T>) {
             const V<T> h_new = at(o + i) * at(tanh_c + r * d + i), way = h_new - at(old + i);
             at(ahead + r * d + i) = m.W_q ? way : h_new;
-            sum += within<T>(i, d) ? way * at(q + r * d + i) : V<T>{};
+            sum += within<T>(i, d) ? way * at(q + i) : V<T>{};
           }
           z[r] = T(scale) * total<T>(sum) + (m.update_bias ? m.update_bias[j] : 0);
         }
         // Eqs. (20)-(21): a softmax of two logits is a sigmoid of their difference
         for (int r = 0; r < rows && m.W_q; r += L<T>) at(z + r) = squash<T>(at(z + r), V<T>{});
         for (int r = 0; r < rows; ++r) {
-          const long s = sample[r], pair = s * N + j;
+          const long s = first + samples[r], pair = s * N + j;
           if (m.live && !m.live[t * B + s]) continue;
           for (int i = 0; i < d; i += L<T>) {
             V<T> &h_row = at(h + pair * d + i), &c_row = at(c + pair * d + i);
@@ -436,21 +457,25 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
           std::memcpy(m.c_before + row * d, c_old, sizeof(T) * rows * d);
           std::memcpy(m.gates + row * 4 * d, gates, sizeof(T) * rows * 4 * d);
           std::memcpy(m.tanh_c + row * d, tanh_c, sizeof(T) * rows * d);
-          if (m.W_q) std::memcpy(m.q + row * d, q, sizeof(T) * rows * d);
           if (m.W_q) std::memcpy(m.a + row, z, sizeof(T) * rows);
-          for (int r = 0; r < rows; ++r) m.pair[row + r] = sample[r] * N + j;
+          for (int r = 0; r < rows; ++r) {
+            if (m.W_q) std::memcpy(m.q + (row + r) * d, work + samples[r] * P + 4 * d, sizeof(T) * d);
+            m.pair[row + r] = (first + samples[r]) * N + j;
+          }
         }
         row += rows;
       }
+      if (n.awake < N) m.counts[kept * N + j] = row - before;
     }
     std::memcpy(m.y + t * states, h, sizeof(T) * states);
-    for (long s = 0; s < B; ++s)
-      for (int j = 0; j < N; ++j)
-        m.active[(t * B + s) * N + j] =
-            choices.active[j * choices.width + s] & (!m.live || m.live[t * B + s]);
-    for (long s = 0; s < B && n.save; ++s)
-      for (int i = 0; i < N * S; ++i)
-        m.weight[(t * B + s) * N * S + i] = choices.chosen[i * choices.width + s];
+    const uint8_t *active = choices.active, *chosen = choices.chosen;
+    uint8_t *to_active = m.active + t * B * N, *to_weight = m.weight + kept * B * N * S;
+    const size_t width = choices.width;  // bytes may be anything's: all that is read here is local
+    for (long s = 0; s < B; ++s) {
+      const bool live = !m.live || m.live[t * B + s];
+      for (int j = 0; j < N; ++j) *to_active++ = active[j * width + s] & live;
+      for (int i = 0; i < N * S && n.save; ++i) *to_weight++ = chosen[i * width + s];
+    }
   }
   std::memcpy(m.c, c, sizeof(T) * states);
 }
@@ -469,14 +494,14 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
   const int P = padded<T>(G), Q = padded<T>(lines);
   const long R = B * n.awake;
   const size_t states = size_t(B) * N * d, views = size_t(B) * K * d, tail = L<T>;
-  Array<T> W(size_t(N) * G * Q), wide(size_t(N) * (lines + 1) * P), D(R * P + tail),
+  Array<T> W(size_t(N) * G * Q), wide(size_t(N) * (lines + 1) * P), D(size_t(B) * N * P + tail),
       V_t(size_t(B) * lines + tail), dh(states + tail), dc(states + tail), dV_x(views + tail),
       c(ROWS * d + tail), gates(ROWS * 4 * d + tail), tanh_c(ROWS * d + tail), q(ROWS * d + tail),
       dH(size_t(ROWS) * Q + tail);
-  long samples[ROWS];
-  const T *from[ROWS], *D_row[ROWS], one = 1;
-  const int none = 0;
-  T* to[ROWS];
+  const size_t width = (B + ROWS - 1) / ROWS * ROWS;  // of a line of flags, one for each sample
+  Array<uint8_t> awake(N * width), chosen(N * S * width);
+  uint8_t samples[ROWS + 8], some[ROWS + 8];
+  const T one = 1;
   std::memcpy(dh, m.dh, sizeof(T) * states);
   std::memcpy(dc, m.dc, sizeof(T) * states);
   side_by_side<T>(m.W, nullptr, m.W_q, bool(n.shared), N, K, d, P, wide);
@@ -491,6 +516,8 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
     const uint8_t* active = m.active + t * B * N;
     std::memcpy(V_t, m.V + t * B * lines, sizeof(T) * B * lines);
     std::memset(dV_x, 0, sizeof(T) * views);
+    std::memset(awake, 0, N * width);
+    std::memset(chosen, 0, N * S * width);
     for (size_t i = 0; i < states; ++i) dh[i] += dy[i];
     for (long first = 0; first < R; first += ROWS) {
       const int rows = R - first < ROWS ? R - first : ROWS;
@@ -502,7 +529,10 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
       for (int r = 0; r < rows; ++r) {
         const long pair = pairs[first + r], s = pair / N, j = pair % N;
         if (!active[pair]) continue;
-        T* D_r = D + (first + r) * P;
+        T* D_r = D + (j * B + s) * P;
+        awake[j * width + s] = 1;
+        for (int k = 0; k < S; ++k)
+          chosen[(j * S + k) * width + s] = m.weight[(t * B * N + pair) * S + k];
         const T *f = gates + r * 4 * d, *in = f + d, *o = in + d, *g = o + d;
         const T *t_c = tanh_c + r * d, *old = V_t + s * lines + (K + j) * d;
         T a = 1, dz = 0;
@@ -536,36 +566,26 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
         }
       }
     }
-    for (long first = 0, next; first < R; first = next) {
-      const long j = pairs[first] % N;
-      int rows = 0;
-      for (next = first; next < R && rows < ROWS && pairs[next] % N == j; ++next) {
-        if (!active[pairs[next]]) continue;
-        samples[rows] = pairs[next] / N;
-        D_row[rows] = D + next * P;
-        to[rows] = dH + rows * Q;
-        ++rows;
-      }
-      std::memset(dH, 0, sizeof(T) * rows * Q);
-      multiply<T>(D_row, rows, &none, 1, G, W + j * G * Q, Q, to);
-      T* dW = m.dW ? m.dW + j * (lines + 1) * P : nullptr;
-      for (int r = 0; r < rows; ++r) from[r] = &one;  // the biases' line
-      if (dW) add_outer<T>(from, D_row, rows, 1, P, dW + size_t(lines) * P);
-      for (int k = 0; k < S; ++k) {
-        int terms = 0;
-        const T* D_term[ROWS];
-        for (int r = 0; r < rows; ++r) {
-          const long s = samples[r];
-          if (!m.weight[((t * B + s) * N + j) * S + k]) continue;
-          T* d_v = k < K ? dV_x + (s * K + k) * d : dh + (s * N + k - K) * d;
-          for (int i = 0; i < d; i += L<T>) {
-            const V<T> sum = at(d_v + i) + at(to[r] + k * d + i);
-            at(d_v + i) = within<T>(i, d) ? sum : at(d_v + i);
-          }
-          from[terms] = V_t + s * lines + k * d;
-          D_term[terms++] = D_row[r];
+    for (int j = 0; j < N; ++j) {
+      T* dW = m.dW ? m.dW + size_t(j) * (lines + 1) * P : nullptr;
+      for (long first = 0; first < B; first += ROWS) {
+        const uint8_t* active = awake + j * width + first;
+        const int rows = list(active, active, samples);
+        const T *D_j = D + (j * B + first) * P, *V_j = V_t + first * lines;
+        for (int r = 0; r < rows; ++r) std::memset(dH + samples[r] * Q, 0, sizeof(T) * Q);
+        multiply<T>(D_j, P, samples, rows, G, W + size_t(j) * G * Q, Q, dH);
+        if (dW) add_outer<T>(&one, 0, D_j, samples, rows, 1, P, dW + size_t(lines) * P);
+        for (int k = 0; k < S; ++k) {
+          const int terms = list(active, chosen + (j * S + k) * width + first, some);
+          T* d_v = k < K ? dV_x + (first * K + k) * d : dh + (first * N + k - K) * d;
+          for (int r = 0; r < terms; ++r)
+            for (int i = 0; i < d; i += L<T>) {
+              V<T>& to = at(d_v + some[r] * (k < K ? K : N) * d + i);
+              const V<T> sum = to + at(dH + some[r] * Q + k * d + i);
+              to = within<T>(i, d) ? sum : to;
+            }
+          if (dW) add_outer<T>(V_j + k * d, lines, D_j, some, terms, d, P, dW + size_t(k) * d * P);
         }
-        if (dW) add_outer<T>(from, D_term, terms, d, P, dW + size_t(k) * d * P);
       }
     }
     if (m.dV_x) std::memcpy(m.dV_x + t * views, dV_x, sizeof(T) * views);

@@ -168,12 +168,7 @@ def backward(
     d_bias = None if bias is None else torch.zeros_like(bias)
     V, weight, pair, _, c, gates, tanh_c, q, a = saved
     given = (dy, W, weights.W_q, active, reset, weight, V, pair, c, gates, tanh_c, q, a)
-    out = (
-        dh,
-        dc,
-        dV_x.zero_() if for_input else None,
-        *((dW5, d_bias) if for_gates else (None, None)),
-    )
+    out = (dh, dc, dV_x if for_input else None, *((dW5, d_bias) if for_gates else (None, None)))
     _run("backward", (*V.shape[:2], 0), weights, sel, True, (*map(_contiguous, given), *out))
     return dW5[:, :lines, :width], dW5[:, lines, :width], d_bias
 
