@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from riglstm.cell import Weights, cell_scores
+from riglstm.cell import Weights, cell_scores, others
 from riglstm.checks import learns, product_dtype, refuse_transforms, watched
 from riglstm.inputs import State, begin, flat
 from riglstm.scan.base import RULES, WEIGHTS, vmap_by_loop
@@ -235,6 +235,7 @@ def forward(
         # New memory is far from the processor, and where it is new to the process, slow.
         h_row, h_new, c_new, change = h.new_empty(4, R, d).unbind()
         low = H.new_empty(R, 4 * d, dtype=product) if product != h.dtype else None
+        query = None if W_q is None else _Query(H, W_q, N, K)
         select = Selector(h, sel, V_at, V_h, active.unbind(), steps(saved.weight))
         counts = []
 
@@ -258,8 +259,8 @@ def forward(
             torch.index_select(V_at[t], 0, rows.sample, out=H)
             H.mul_(weight_at[t].index_select(0, pair).unsqueeze(-1))
             H_low = H.view(R, S * d).to(product)
-            if W_q is not None:
-                query(H_low, W_q, rows, K, q_at[t])
+            if query is not None:
+                query(H_low, rows, q_at[t])
             if weights.b is None:
                 gates_at[t].zero_()
             else:
@@ -276,7 +277,7 @@ def forward(
             tanh_c = torch.tanh(c_new, out=tanh_at[t])
             torch.mul(o_at[t], tanh_c, out=h_new)
 
-            if W_q is not None:
+            if query is not None:
                 torch.sub(h_new, h_row, out=change)
                 z = torch.mul(change, q_at[t], out=h_new).sum(-1)
                 if sel.update_scale != 1:
@@ -369,15 +370,28 @@ class Selector:
         return active
 
 
-def query(H: Tensor, W_q: Tensor, rows: Rows, K: int, out: Tensor) -> None:
-    """Eq. (19): write W_q times H (R, (K+N)·d), without each cell's own state, to out (R, d)."""
-    d, low = W_q.shape[-1], out if out.dtype == H.dtype else torch.empty_like(out, dtype=H.dtype)
-    for j, (H_j, q_j) in enumerate(zip(rows.by_cell(H), rows.by_cell(low), strict=True)):
-        W_j, own = W_q if W_q.dim() == 2 else W_q[j], (K + j) * d
-        q_j.addmm_(H_j[:, :own], W_j[:own], beta=0)
-        q_j.addmm_(H_j[:, own + d :], W_j[own:])
-    if low is not out:
-        out.copy_(low)
+class _Query:
+    """Eq. (19) for the rows of every step: W_q times H without the cell's own state."""
+
+    def __init__(self, H: Tensor, W_q: Tensor, N: int, K: int) -> None:
+        R, S, self.d = H.shape
+        self.W_q = W_q
+        self.slots = others(N, K, H.device)  # (N, K+N-1)
+        self.start = torch.arange(0, R * S, S, device=H.device).unsqueeze(1)
+        self.Q = W_q.new_empty(R, (S - 1) * self.d)
+        self.Q_slots = self.Q.view(-1, self.d)
+
+    def __call__(self, H: Tensor, rows: Rows, out: Tensor) -> None:
+        """From H (R, (K+N)·d) to out (R, d)."""
+        slots = self.slots.index_select(0, rows.cell).add_(self.start).view(-1)
+        torch.index_select(H.view(-1, self.d), 0, slots, out=self.Q_slots)
+        low = out if out.dtype == H.dtype else torch.empty_like(out, dtype=H.dtype)
+        if self.W_q.dim() == 3:
+            rows.times(self.Q, self.W_q, low)
+        else:
+            torch.mm(self.Q, self.W_q, out=low)
+        if low is not out:
+            out.copy_(low)
 
 
 def write_views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor) -> None:
@@ -412,17 +426,14 @@ class Rows:
     """Rows of each cell; None: every cell has the same number."""
     N: int
 
-    def by_cell(self, v: Tensor) -> tuple[Tensor, ...]:
-        """The rows of each cell in v (R, ...)."""
-        return v.tensor_split(self.N) if self.counts is None else v.split(self.counts)
-
     def times(self, v: Tensor, W: Tensor, out: Tensor, beta: float = 0) -> Tensor:
         """Each cell's rows v (R, m) times its own matrix W (N, m, n), plus beta · out, to out."""
         if self.counts is None:
             v, y = (rows.unflatten(0, (self.N, -1)) for rows in (v, out))
             y.baddbmm_(v, W, beta=beta)
             return out
-        for v_j, W_j, y_j in zip(self.by_cell(v), W.unbind(), self.by_cell(out), strict=True):
+        parts = zip(v.split(self.counts), W.unbind(), out.split(self.counts), strict=True)
+        for v_j, W_j, y_j in parts:
             y_j.addmm_(v_j, W_j, beta=beta)
         return out
 
@@ -435,7 +446,8 @@ class Rows:
 
 def all_rows(samples: int, N: int, device: torch.device) -> Rows:
     """A row for every pair."""
-    cell, sample = torch.ones(N, samples, dtype=torch.bool, device=device).nonzero().unbind(1)
+    cell = torch.arange(N, device=device).repeat_interleave(samples)
+    sample = torch.arange(samples, device=device).repeat(N)
     return Rows(sample, cell, torch.add(cell, sample, alpha=N), None, N)
 
 
