@@ -5,16 +5,15 @@ is needed. W_q counts as a fifth gate: with its own-state block set to zero it t
 input H as the others, so one product serves all five.
 
 The loops in C++ go from the last step to the first. In Python the sequence is taken in pieces, from
-the end. Within a piece everything that does not depend on the gradient is computed for all steps
-at once; the loop over steps carries only dh and dc; the gradients of weights and inputs are large
-products after it.
+the end: the loop over a piece's steps carries dh and dc, and the gradients of weights and inputs
+are large products after it, one cell after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,17 +34,15 @@ from riglstm.scan.batched import native
 from riglstm.scan.batched.forward import (
     Rows,
     Saved,
-    all_rows,
     forward_op,
     keep,
-    rows_of,
     run_forward,
     setup_context,
 )
 from riglstm.selection import Selection
 
 ROWS_AT_ONCE = 8192
-"""Rows in a piece of the sequence: 32 steps at the paper's sizes, and about 100 MB."""
+"""Rows in a piece of the sequence: 32 steps at the paper's sizes, and about 30 MB."""
 
 
 def run_backward(
@@ -181,12 +178,15 @@ def _in_pieces(
     T, B, S, d = saved.V.shape
     K, N, R = sel.K, sel.N, saved.pair.shape[1]
     W5 = five_gates(weights.W, weights.W_q, K).to(product)  # (N, (K+N)·d, 5·d)
-    W5_x, W5_h = (w.contiguous() for w in W5.mT.split((K * d, N * d), dim=2))  # (N, 5·d, ·)
     dW5 = torch.zeros_like(W5, dtype=weights.W.dtype)
     db5 = dW5.new_zeros(N, W5.shape[2])
     d_bias = None if weights.update_bias is None else torch.zeros_like(weights.update_bias)
     dh, dc = dh.view(B * N, d), dc.view(B * N, d)
     counts = saved.counts.tolist()
+    # Products of few rows are slow with a transposed matrix.
+    W5_x, W5_h = W5[:, : K * d].mT, W5[:, K * d :].mT.contiguous()  # (N, 5·d, ·)
+    if for_input:
+        dV_x.zero_()
 
     for t, steps in reversed(_pieces(T, R)):
         now = slice(t, t + steps)
@@ -200,69 +200,35 @@ def _in_pieces(
             )
         if not (for_input or for_gates):
             continue
-        rows, order = _rows_of_steps(piece, counts[now], N)
-        D = D5.view(steps * R, -1).index_select(0, order)
-        weight = piece.weight.reshape(-1, S).index_select(0, rows.pair)
-        D_low = D.to(product)
-        if for_gates:
-            H = piece.V.reshape(steps * B, S, d).index_select(0, rows.sample)
-            H.mul_(weight.unsqueeze(-1))
-            rows.outer(H.view(-1, S * d).to(product), D_low, dW5)
-            db5 += rows.sum_by_cell(D)
-            if d_bias is not None:
-                d_bias += rows.sum_by_cell(dz.view(-1, 1).index_select(0, order)).view(-1)
-        if for_input and sel.views != "soft":
-            dH = rows.times(D_low, W5_x).to(dh.dtype).view(-1, K, d)
-            dH.mul_(weight[:, :K].unsqueeze(-1))
-            dH = rows.sum_by_sample(dH.view(-1, K * d), steps * B)
-            dV_x[now] = dH.view(steps, B, K, d)
+        totals = [sum(n) for n in zip(*counts[now], strict=True)] or [steps * B] * N
+        order = piece.pair.remainder(N).view(-1).argsort(stable=True)  # by cell
+        start = torch.arange(0, steps * B * N, B * N, device=order.device).unsqueeze(1)
+        pairs = (piece.pair + start).view(-1).index_select(0, order)
+        V, weights_of = piece.V.reshape(steps * B, S, d), piece.weight.reshape(-1, S)
+        for j, (row, pair) in enumerate(zip(order.split(totals), pairs.split(totals), strict=True)):
+            sample = pair.div(N, rounding_mode="floor")  # step · B + sample
+            weight = weights_of.index_select(0, pair).unsqueeze(-1)  # (rows, K+N, 1)
+            D = D5.view(steps * R, -1).index_select(0, row)
+            D_low = D.to(product)
+            if for_gates:
+                H = V.index_select(0, sample).mul_(weight).view(-1, S * d)
+                add_product(dW5[j], H.to(product).t(), D_low)
+                db5[j] += D.sum(0)
+                if d_bias is not None:
+                    d_bias[j] += dz.view(-1).index_select(0, row).sum()
+            if for_input and sel.views != "soft":
+                dH = (D_low @ W5_x[j]).to(dh.dtype).view(-1, K, d).mul_(weight[:, :K])
+                # A sample has at most one row in a cell.
+                dV_x[now].view(steps * B, K, d).index_add_(0, sample, dH)
     return dW5, db5, d_bias
 
 
-class _Factors(NamedTuple):
-    """What multiplies the gradients of one step."""
-
-    fi: Tensor
-    """(R, 2, d): from c to the arguments of f and i."""
-    o: Tensor
-    """(R, d): from h~ to the argument of o."""
-    g: Tensor
-    """(R, d): from c to the argument of g."""
-    c: Tensor
-    """(R, d): from h~ to c."""
-    f: Tensor
-    """(R, d): from c to the c before."""
-    ahead: Tensor
-    """(R, d): h~ - h."""
-    a: Tensor
-    """(R, 1): the weight of h~."""
-    da: Tensor
-    """(R, 1): the derivative of that weight by its logit."""
-    q: Tensor
-    """(R, d): W_q Q."""
-
-
-def _factors(piece: Saved, K: int) -> list[_Factors]:
-    """The factors of each step of a piece."""
-    steps, d = piece.V.shape[0], piece.V.shape[3]
-    f, i, o, g = piece.gates.chunk(4, dim=2)  # (steps, R, d) each
-    to_f = piece.c * f * (1 - f)
-    to_c = o * (1 - piece.tanh_c.square())
-    parts = [
-        torch.stack((to_f, g * i * (1 - i)), dim=2),
-        piece.tanh_c * o * (1 - o),
-        i * (1 - g.square()),
-        to_c,
-        f,
-    ]
-    if len(piece.q):
-        h = piece.V[:, :, K:].reshape(steps, -1, d)
-        h_row = h.gather(1, piece.pair.unsqueeze(2).expand(-1, -1, d))
-        a = piece.a.unsqueeze(2)
-        parts += [torch.addcmul(-h_row, o, piece.tanh_c), a, a * (1 - a), piece.q]
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a b to total, which may be of a higher precision."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
     else:
-        parts += [f, f, f, f]
-    return [_Factors(*at) for at in zip(*(part.unbind() for part in parts), strict=True)]
+        total += a @ b
 
 
 def _loop(
@@ -287,64 +253,77 @@ def _loop(
     """
     steps, B, S, d = piece.V.shape
     K, N, R, product = sel.K, sel.N, D5.shape[1], W5_h.dtype
-    soft_update = bool(len(piece.q))
-    every_row = None if counts else all_rows(B, N, dh.device)
-    factors = _factors(piece, K)
-    D_at, fi_at, o_at, g_at, q_at = (
-        part.unbind()
-        for part in (
-            D5,
-            D5[:, :, : 2 * d].unflatten(2, (2, d)),
-            D5[:, :, 2 * d : 3 * d],
-            D5[:, :, 3 * d : 4 * d],
-            D5[:, :, 4 * d :],
-        )
+    through_sigmoid = torch.ops.aten.sigmoid_backward.grad_input
+    through_tanh = torch.ops.aten.tanh_backward.grad_input
+    samples = piece.pair.div(N, rounding_mode="floor")
+    sample_at, cell_at, pair_at = (
+        of.unbind() for of in (samples, piece.pair.remainder(N), piece.pair)
     )
+    D_at, D_fio = D5.unbind(), D5[:, :, : 3 * d].unbind()
+    D_f, D_i, D_o, D_g, *D_q = (part.unbind() for part in D5.split(d, dim=2))
+    fio = piece.gates[:, :, : 3 * d].unbind()
+    f_at, i_at, o_at, g_at = (part.unbind() for part in piece.gates.chunk(4, dim=2))
+    c_at, tanh_at, q_at, a_at = (
+        part.unbind() for part in (piece.c, piece.tanh_c, piece.q, piece.a.unsqueeze(2))
+    )
+    V_at, own_at = piece.V.view(steps, B * S, d).unbind(), (piece.pair + (samples + 1) * K).unbind()
     dy_at, dz_at = dy.reshape(steps, B * N, d).unbind(), dz.unsqueeze(2).unbind()
-    pair_at, weight_at = piece.pair.unbind(), piece.weight.view(steps, B * N, S).unbind()
+    weight_at = piece.weight.view(steps, B * N, S).unbind()
+    dh_row, dc_row, d_tilde, ahead, spare = dh.new_empty(5, R, d).unbind()
+    dH_low = dh.new_empty(R, N * d, dtype=product)
 
     for t in reversed(range(steps)):
-        rows = every_row or rows_of(pair_at[t], counts[t], N)
-        k, pair = factors[t], rows.pair
+        rows = Rows(sample_at[t], cell_at[t], pair_at[t], counts[t] if counts else None, N)
+        pair, o, tanh_c = rows.pair, o_at[t], tanh_at[t]
         dh += dy_at[t]
-        dh_row, dc_row = dh.index_select(0, pair), dc.index_select(0, pair)
+        torch.index_select(dh, 0, pair, out=dh_row)
+        torch.index_select(dc, 0, pair, out=dc_row)
         asleep = None
         if active is not None:
             asleep = ~active[t].view(-1).index_select(0, pair).unsqueeze(-1)
-            through_h, through_c = dh_row, dc_row
-            dh_row, dc_row = dh_row.masked_fill(asleep, 0), dc_row.masked_fill(asleep, 0)
+            through_h, through_c = dh_row.clone(), dc_row.clone()
+            dh_row.masked_fill_(asleep, 0)
+            dc_row.masked_fill_(asleep, 0)
 
-        if soft_update:
-            dz_t = torch.mul((dh_row * k.ahead).sum(-1, keepdim=True), k.da, out=dz_at[t])
+        if D_q:
+            torch.index_select(V_at[t], 0, own_at[t], out=spare)
+            torch.mul(o, tanh_c, out=ahead).sub_(spare)  # h~ - h
+            dz_t = torch.mul(dh_row, ahead, out=spare).sum(-1, keepdim=True)
+            dz_t = through_sigmoid(dz_t, a_at[t], grad_input=dz_at[t])
             if sel.update_scale != 1:
                 dz_t = dz_t * sel.update_scale
-            torch.mul(k.ahead, dz_t, out=q_at[t])
-            d_tilde = torch.addcmul(dh_row * k.a, dz_t, k.q)
-            d_old = dh_row - d_tilde
+            torch.mul(ahead, dz_t, out=D_q[0][t])
+            torch.mul(dh_row, a_at[t], out=d_tilde).addcmul_(dz_t, q_at[t])
+            dh_row -= d_tilde
         else:
-            d_tilde, d_old = dh_row, torch.zeros_like(dh_row)
-        dc_new = torch.addcmul(dc_row, d_tilde, k.c)
-        torch.mul(dc_new.unsqueeze(1), k.fi, out=fi_at[t])
-        torch.mul(d_tilde, k.o, out=o_at[t])
-        torch.mul(dc_new, k.g, out=g_at[t])
-        dc_old = dc_new * k.f
+            d_tilde.copy_(dh_row)
+            dh_row.zero_()
+        torch.mul(d_tilde, o, out=spare)
+        dc_row += through_tanh(spare, tanh_c, grad_input=spare)
+        torch.mul(dc_row, c_at[t], out=D_f[t])
+        torch.mul(dc_row, g_at[t], out=D_i[t])
+        torch.mul(d_tilde, tanh_c, out=D_o[t])
+        through_sigmoid(D_fio[t], fio[t], grad_input=D_fio[t])
+        torch.mul(dc_row, i_at[t], out=D_g[t])
+        through_tanh(D_g[t], g_at[t], grad_input=D_g[t])
+        dc_row *= f_at[t]
         if asleep is not None:
-            d_old = torch.where(asleep, through_h, d_old)
-            dc_old = torch.where(asleep, through_c, dc_old)
-        dh.index_copy_(0, pair, d_old)
-        dc.index_copy_(0, pair, dc_old)
+            torch.where(asleep, through_h, dh_row, out=dh_row)
+            torch.where(asleep, through_c, dc_row, out=dc_row)
+        dh.index_copy_(0, pair, dh_row)
+        dc.index_copy_(0, pair, dc_row)
 
         weight = weight_at[t].index_select(0, pair)  # (R, K+N)
         D_low = D_at[t].to(product)
-        dH = rows.times(D_low, W5_h).to(dh.dtype).view(R, N, d)
+        dH = rows.times(D_low, W5_h, dH_low).to(dh.dtype).view(R, N, d)
         if sel.peers == "soft":
             dh += soft_peers(dH, weight[:, K:], piece.V[t, :, K:], rows)
         if sel.views == "soft":
-            dH_x = rows.times(D_low, W5_x).to(dh.dtype).view(R, K, d)
+            dH_x = rows.times(D_low, W5_x, D_low.new_empty(R, K * d)).to(dh.dtype).view(R, K, d)
             dV_x[t], dh_own = soft_views(dH_x, weight[:, :K], piece.V[t], rows)
             dh.index_add_(0, pair, dh_own)
         dH.mul_(weight[:, K:].unsqueeze(-1))
-        dh += rows.sum_by_sample(dH.view(R, N * d), B).view(B * N, d)
+        rows.add_by_sample(dH.view(R, N * d), dh.view(B, N * d))
         if reset is not None:
             reset_row = reset[t].repeat_interleave(N).unsqueeze(-1)
             dh.masked_fill_(reset_row, 0)
@@ -357,23 +336,6 @@ def _pieces(T: int, R: int) -> list[tuple[int, int]]:
     return [(t, min(most, T - t)) for t in range(0, T, most)]
 
 
-def _rows_of_steps(piece: Saved, counts: list[list[int]], N: int) -> tuple[Rows, Tensor]:
-    """The rows of several steps as one set, and their places in the steps' order.
-
-    A sample of this set is a pair of step and sample.
-    """
-    steps, B, R = *piece.V.shape[:2], piece.pair.shape[1]
-    start = torch.arange(steps, device=piece.pair.device).unsqueeze(1) * (B * N)
-    pair = (piece.pair + start).view(-1)
-    if counts:
-        order = pair.remainder(N).argsort(stable=True)
-        total = [sum(n) for n in zip(*counts, strict=True)]
-        return rows_of(pair.index_select(0, order), total, N), order
-    order = torch.arange(steps * R, device=pair.device).view(steps, N, B)
-    order = order.transpose(0, 1).reshape(-1)
-    return rows_of(pair.index_select(0, order), None, N), order
-
-
 def soft_views(dH: Tensor, weight: Tensor, V: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """Back through x^k · softmax(s)_k: gradients of views (B, K, d) and own states (R, d)."""
     (R, K, d), B = dH.shape, V.shape[0]
@@ -382,7 +344,8 @@ def soft_views(dH: Tensor, weight: Tensor, V: Tensor, rows: Rows) -> tuple[Tenso
     h = V[:, K:].reshape(-1, d).index_select(0, rows.pair)  # (R, d)
     ds = _softmax_backward(weight, (dH * x).sum(-1)).unsqueeze(-1)  # (R, K, 1)
     d_views = torch.addcmul(dH * weight.unsqueeze(-1), ds, h.unsqueeze(1))
-    return rows.sum_by_sample(d_views.view(R, K * d), B).view(B, K, d), (ds * x).sum(1)
+    d_x = rows.add_by_sample(d_views.view(R, K * d), d_views.new_zeros(B, K * d))
+    return d_x.view(B, K, d), (ds * x).sum(1)
 
 
 def soft_peers(dH: Tensor, weight: Tensor, h: Tensor, rows: Rows) -> Tensor:
@@ -392,8 +355,9 @@ def soft_peers(dH: Tensor, weight: Tensor, h: Tensor, rows: Rows) -> Tensor:
     own = h.reshape(-1, d).index_select(0, rows.pair)  # (R, d)
     h = h.index_select(0, rows.sample)  # (R, N, d)
     ds = _softmax_backward(others_only, (dH * h).sum(-1)).unsqueeze(-1)  # (R, N, 1)
-    d_peers = rows.sum_by_sample((ds * own.unsqueeze(1)).view(R, N * d), B).view(B * N, d)
-    return d_peers.index_add_(0, rows.pair, (ds * h).sum(1))
+    d_peers = (ds * own.unsqueeze(1)).view(R, N * d)
+    d_h = rows.add_by_sample(d_peers, d_peers.new_zeros(B, N * d)).view(B * N, d)
+    return d_h.index_add_(0, rows.pair, (ds * h).sum(1))
 
 
 def _softmax_backward(weight: Tensor, d_weight: Tensor) -> Tensor:

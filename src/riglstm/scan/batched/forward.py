@@ -33,6 +33,8 @@ from riglstm.selection import (
 
 Steps: TypeAlias = Sequence[Tensor]
 """One tensor for each step."""
+PRODUCTS_AT_ONCE = 2**17
+"""Numbers multiplied before they are summed to scores: half of what a CPU's core has near it."""
 
 
 def scan(
@@ -214,7 +216,6 @@ def forward(
         assert W is not None
         idle = some_idle(h.device, sel, live)
         every_row = None if skip else all_rows(B, N, h.device)
-        mixed = product != h.dtype
 
         def steps(buffer: Tensor) -> tuple[Tensor, ...]:
             return buffer.unbind() if save else buffer.unbind() * T
@@ -229,9 +230,12 @@ def forward(
         f_at, i_at, o_at, g_at = (steps(part) for part in saved.gates.chunk(4, dim=2))
         q_at, a_at = (steps(saved.q), steps(saved.a)) if W_q is not None else ((), ())
         h_flat, c_flat = h.reshape(B * N, d), c.view(B * N, d)
-        H = h.new_empty(saved.pair.shape[1], S, d)
-        H_flat = H.view(-1, S * d)
-        query = None if W_q is None else _Query(H.to(product), W_q, N, K)
+        R = saved.pair.shape[1]
+        H = h.new_empty(R, S, d)
+        # New memory is far from the processor, and where it is new to the process, slow.
+        h_row, h_new, c_new, change = h.new_empty(4, R, d).unbind()
+        low = H.new_empty(R, 4 * d, dtype=product) if product != h.dtype else None
+        query = None if W_q is None else _Query(H, W_q, N, K)
         select = Selector(h, sel, V_at, V_h, active.unbind(), steps(saved.weight))
         counts = []
 
@@ -254,36 +258,39 @@ def forward(
 
             torch.index_select(V_at[t], 0, rows.sample, out=H)
             H.mul_(weight_at[t].index_select(0, pair).unsqueeze(-1))
-            H_low = H_flat.to(product) if mixed else H_flat
-            if mixed:
-                gates_at[t].copy_(rows.times(H_low, W))
-                if weights.b is not None:
-                    gates_at[t].add_(weights.b.index_select(0, rows.cell))
+            H_low = H.view(R, S * d).to(product)
+            if query is not None:
+                query(H_low, rows, q_at[t])
+            if weights.b is None:
+                gates_at[t].zero_()
             else:
-                rows.times(H_low, W, weights.b, out=gates_at[t])
+                torch.index_select(weights.b, 0, rows.cell, out=gates_at[t])
+            if low is None:
+                rows.times(H_low, W, gates_at[t], beta=1)
+            else:
+                gates_at[t].add_(rows.times(H_low, W, low))
             fio[t].sigmoid_()
             g_only[t].tanh_()
-            h_row = h_flat.index_select(0, pair)
+            torch.index_select(h_flat, 0, pair, out=h_row)
             c_row = torch.index_select(c_flat, 0, pair, out=c_at[t])
-            c_new = (f_at[t] * c_row).addcmul_(i_at[t], g_at[t])
+            torch.mul(f_at[t], c_row, out=c_new).addcmul_(i_at[t], g_at[t])
             tanh_c = torch.tanh(c_new, out=tanh_at[t])
-            h_new = o_at[t] * tanh_c
+            torch.mul(o_at[t], tanh_c, out=h_new)
 
             if query is not None:
-                q = query(H_low, rows, q_at[t])
-                h_new -= h_row  # the way from the old state to the proposal
-                z = (h_new * q).sum(-1)
+                torch.sub(h_new, h_row, out=change)
+                z = torch.mul(change, q_at[t], out=h_new).sum(-1)
                 if sel.update_scale != 1:
                     z *= sel.update_scale
                 if weights.update_bias is not None:
                     z += weights.update_bias.index_select(0, rows.cell)
                 # Eq. (21): a softmax of two logits is a sigmoid of their difference.
                 a = torch.sigmoid(z, out=a_at[t])
-                h_new = torch.addcmul(h_row, h_new, a.unsqueeze(-1))
+                torch.addcmul(h_row, change, a.unsqueeze(-1), out=h_new)
             if idle:
                 updates = awake.view(-1).index_select(0, pair).unsqueeze(-1)
-                h_new = torch.where(updates, h_new, h_row)
-                c_new = torch.where(updates, c_new, c_row)
+                torch.where(updates, h_new, h_row, out=h_new)
+                torch.where(updates, c_new, c_row, out=c_new)
             h_flat = y_at[t].copy_(h_flat)
             h_flat.index_copy_(0, pair, h_new)
             c_flat.index_copy_(0, pair, c_new)
@@ -307,8 +314,11 @@ class Selector:
         (B, N, d), K = h.shape, sel.K
         self.sel, self.V, self.h, self.active = sel, V, V_h, active
         self.exact = torch.promote_types(h.dtype, torch.float32)
-        self.products = h.new_empty(B, N, K + N, d, dtype=self.exact)
         self.s = h.new_empty(B, N, K + N, dtype=self.exact)
+        self.samples = B
+        if h.device.type == "cpu":
+            self.samples = min(B, max(1, PRODUCTS_AT_ONCE // (N * (K + N) * d)))
+        self.products = h.new_empty(self.samples, N, K + N, d, dtype=self.exact)
         self.s_views, self.s_peers = self.s[:, :, :K], self.s[:, :, K:]
         self.own_scores = self.s_peers.diagonal(dim1=1, dim2=2)
         self.views = [w[:, :, :K] for w in weight]
@@ -333,8 +343,10 @@ class Selector:
         h, V, active = self.h[t], self.V[t], self.active[t]
         if h.dtype != self.exact:
             h, V = h.to(self.exact), V.to(self.exact)
-        torch.mul(h.unsqueeze(2), V.unsqueeze(1), out=self.products)
-        torch.sum(self.products, -1, out=self.s)
+        for h_b, V_b, s_b in zip(*(v.split(self.samples) for v in (h, V, self.s)), strict=True):
+            products = self.products[: len(s_b)]
+            torch.mul(h_b.unsqueeze(2), V_b.unsqueeze(1), out=products)
+            torch.sum(products, -1, out=s_b)
         draw = Noise() if noise is None else noise.at(t)
         if self.fast_cells:
             write_top_mask(cell_scores(s_views), sel.K_a, self.first_a, active)
@@ -366,18 +378,20 @@ class _Query:
         self.W_q = W_q
         self.slots = others(N, K, H.device)  # (N, K+N-1)
         self.start = torch.arange(0, R * S, S, device=H.device).unsqueeze(1)
-        self.Q = H.new_empty(R, (S - 1) * self.d)
+        self.Q = W_q.new_empty(R, (S - 1) * self.d)
         self.Q_slots = self.Q.view(-1, self.d)
 
-    def __call__(self, H: Tensor, rows: Rows, out: Tensor) -> Tensor:
+    def __call__(self, H: Tensor, rows: Rows, out: Tensor) -> None:
         """From H (R, (K+N)·d) to out (R, d)."""
         slots = self.slots.index_select(0, rows.cell).add_(self.start).view(-1)
         torch.index_select(H.view(-1, self.d), 0, slots, out=self.Q_slots)
+        low = out if out.dtype == H.dtype else torch.empty_like(out, dtype=H.dtype)
         if self.W_q.dim() == 3:
-            return out.copy_(rows.times(self.Q, self.W_q))
-        if out.dtype != H.dtype:
-            return out.copy_(self.Q @ self.W_q)
-        return torch.mm(self.Q, self.W_q, out=out)
+            rows.times(self.Q, self.W_q, low)
+        else:
+            torch.mm(self.Q, self.W_q, out=low)
+        if low is not out:
+            out.copy_(low)
 
 
 def write_views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor) -> None:
@@ -395,7 +409,7 @@ def write_views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor
     elif b_in is None:
         torch.mm(x, W_in, out=out)
     else:
-        torch.addmm(b_in, x, W_in, out=out)
+        out.copy_(b_in).addmm_(x, W_in)
 
 
 @dataclass(frozen=True)
@@ -412,61 +426,29 @@ class Rows:
     """Rows of each cell; None: every cell has the same number."""
     N: int
 
-    def times(
-        self, v: Tensor, W: Tensor, b: Tensor | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        """Each cell's rows v (R, m) times its own matrix W (N, m, n), plus its b (N, n)."""
-        y = v.new_empty(v.shape[0], W.shape[2]) if out is None else out
+    def times(self, v: Tensor, W: Tensor, out: Tensor, beta: float = 0) -> Tensor:
+        """Each cell's rows v (R, m) times its own matrix W (N, m, n), plus beta · out, to out."""
         if self.counts is None:
-            v = v.unflatten(0, (self.N, -1))
-            wide = torch.bmm(v, W) if b is None else torch.baddbmm(b.unsqueeze(1), v, W)
-            return y.copy_(wide.flatten(0, 1)) if out is not None else wide.flatten(0, 1)
-        parts = zip(v.split(self.counts), W.unbind(), y.split(self.counts), strict=True)
-        if b is None:
-            for v_j, W_j, y_j in parts:
-                torch.mm(v_j, W_j, out=y_j)
-        else:
-            for (v_j, W_j, y_j), b_j in zip(parts, b.unbind(), strict=True):
-                torch.addmm(b_j, v_j, W_j, out=y_j)
-        return y
+            v, y = (rows.unflatten(0, (self.N, -1)) for rows in (v, out))
+            y.baddbmm_(v, W, beta=beta)
+            return out
+        parts = zip(v.split(self.counts), W.unbind(), out.split(self.counts), strict=True)
+        for v_j, W_j, y_j in parts:
+            y_j.addmm_(v_j, W_j, beta=beta)
+        return out
 
-    def outer(self, v: Tensor, g: Tensor, total: Tensor) -> None:
-        """Add each cell's vᵀ g to its matrix in total (N, m, n)."""
+    def add_by_sample(self, v: Tensor, total: Tensor) -> Tensor:
+        """Add the rows v (R, n) to their samples' in total (B, n), in the order of the cells."""
         if self.counts is None:
-            v, g = v.unflatten(0, (self.N, -1)), g.unflatten(0, (self.N, -1))
-            total += torch.bmm(v.mT, g)
-            return
-        for v_j, g_j, total_j in zip(
-            v.split(self.counts), g.split(self.counts), total.unbind(), strict=True
-        ):
-            if v.dtype == total.dtype:
-                total_j.addmm_(v_j.t(), g_j)
-            else:
-                total_j += v_j.t() @ g_j
-
-    def sum_by_sample(self, v: Tensor, samples: int) -> Tensor:
-        """Add up the rows v (R, n) of each sample, in the order of the cells: (samples, n)."""
-        if self.counts is None:
-            return v.view(self.N, samples, -1).sum(0)
-        return v.index_select(0, self.pair.argsort()).view(samples, -1, v.shape[1]).sum(1)
-
-    def sum_by_cell(self, v: Tensor) -> Tensor:
-        """Add up the rows v (R, n) of each cell: (N, n)."""
-        if self.counts is None:
-            return v.view(self.N, -1, v.shape[1]).sum(1)
-        return torch.stack([v_j.sum(0) for v_j in v.split(self.counts)])
-
-
-def rows_of(pair: Tensor, counts: list[int] | None, N: int) -> Rows:
-    """Rows from their pairs."""
-    return Rows(pair.div(N, rounding_mode="floor"), pair.remainder(N), pair, counts, N)
+            return total.add_(v.view(self.N, *total.shape).sum(0))
+        return total.index_add_(0, self.sample, v)
 
 
 def all_rows(samples: int, N: int, device: torch.device) -> Rows:
     """A row for every pair."""
-    return rows_of(
-        torch.arange(samples * N, device=device).view(samples, N).t().reshape(-1), None, N
-    )
+    cell = torch.arange(N, device=device).repeat_interleave(samples)
+    sample = torch.arange(samples, device=device).repeat(N)
+    return Rows(sample, cell, torch.add(cell, sample, alpha=N), None, N)
 
 
 def awake_rows(active: Tensor) -> Rows:
