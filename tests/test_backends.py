@@ -130,19 +130,9 @@ def variant_layer(name: str, backend: str, **more: Any) -> tuple[RigLSTM, Proble
     N, K, d = 4, 3, 5
     T, B, D = 5, 2, K * d
     torch.manual_seed(11)
-    layer = RigLSTM(
-        D,
-        N * d,
-        num_cells=N,
-        num_views=K,
-        active_cells=2,
-        views_per_cell=2,
-        peers_per_cell=1,
-        backend=backend,
-        dtype=torch.float64,
-        **ALL_VARIANTS[name],
-        **more,
-    )
+    counts = {"active_cells": 2, "views_per_cell": 2, "peers_per_cell": 1}
+    options = {"num_cells": N, "num_views": K, **counts, **ALL_VARIANTS[name], **more}
+    layer = RigLSTM(D, N * d, backend=backend, dtype=torch.float64, **options)
     plain = random_problem(seeded(12), T=T, B=B, N=N, K=K, d=d, D=D, live=True, reset=True)
     torch.manual_seed(13)
     noise = draw_noise(layer.selection, T, B, CPU)

@@ -128,17 +128,13 @@ def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_
         "backend='reference'"
     )
     jacobian = torch.autograd.functional.jacobian
+    many = torch.vmap(lambda u: torch.autograd.grad(y, layer.weight_gates_l0, u))
     for call, message in (
         (lambda: jvp(loss, (x,), (ones,)), modes),
         (lambda: grad(loss)(x), modes),
         (lambda: jvp(torch.vmap(run), (several,), (several,)), modes),
         (lambda: jacobian(run, x, vectorize=True), batch),
-        (
-            lambda: torch.vmap(lambda u: torch.autograd.grad(y, layer.weight_gates_l0, u))(
-                y.expand(2, 5, 3, 12)
-            ),
-            batch,
-        ),
+        (lambda: many(y.expand(2, 5, 3, 12)), batch),
     ):
         with pytest.raises(NotImplementedError) as caught:
             call()

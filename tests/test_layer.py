@@ -120,11 +120,10 @@ def test_a_list_serves_as_the_pair_of_states_and_none_as_zeros() -> None:
 @both_backends
 def test_a_call_changes_neither_input_nor_state(backend: str) -> None:
     layer = build(backend=backend, num_layers=2)
-    x, (h, c) = numbers(3, 2, 4), state(layer, 2)
-    reset = torch.ones(3, 2, dtype=torch.bool)
+    x, (h, c), reset = numbers(3, 2, 4), state(layer, 2), torch.ones(3, 2, dtype=torch.bool)
     kept = [v.clone() for v in (x, h, c, reset)]
     layer(x, (h, c), reset=reset)
-    assert all(torch.equal(v, k) for v, k in zip((x, h, c, reset), kept, strict=True))
+    assert all(map(torch.equal, (x, h, c, reset), kept))
 
 
 @both_backends
@@ -215,12 +214,8 @@ def in_pieces(layer: RigLSTM, x: Tensor, hx: State, reset: Tensor) -> tuple[Tens
 @pytest.mark.parametrize("form", ["time_first", "batch_first", "unbatched", "packed"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_reset_equals_separate_sequences(bidirectional: bool, form: str, backend: str) -> None:
-    layer = build(
-        backend=backend,
-        num_layers=2,
-        bidirectional=bidirectional,
-        batch_first=form == "batch_first",
-    )
+    options = {"bidirectional": bidirectional, "batch_first": form == "batch_first"}
+    layer = build(backend=backend, num_layers=2, **options)
     lengths = (4, 7, 6) if form == "packed" else (7, 7, 7)
     reset = torch.zeros(7, 3, dtype=torch.bool)
     for t, b in ((2, 0), (3, 0), (5, 0), (0, 1), (5, 1), (6, 1)):
@@ -399,18 +394,10 @@ def test_repr_shows_sizes_backend_and_every_option_that_is_not_the_default() -> 
     )
     layer = RigLSTM(
         *(10, 20, 2, False, True, 0.5, True),
-        num_cells=4,
-        num_views=2,
-        active_cells=1,
-        views_per_cell=2,
-        peers_per_cell=3,
-        cells="random",
-        views="soft",
-        peers="all",
-        query="per_cell",
-        update_scale=3.0,
-        update_bias=-1.0,
-        backend="reference",
+        **{"num_cells": 4, "num_views": 2, "active_cells": 1},
+        **{"views_per_cell": 2, "peers_per_cell": 3},
+        **{"cells": "random", "views": "soft", "peers": "all", "query": "per_cell"},
+        **{"update_scale": 3.0, "update_bias": -1.0, "backend": "reference"},
     )
     assert repr(layer) == (
         "RigLSTM(10, 20, num_layers=2, bias=False, batch_first=True, dropout=0.5, "
