@@ -18,10 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import (
     ALL_VARIANTS,
     TOL,
-    Problem,
     assert_close,
-    assert_same_gradients,
-    outputs_and_gradients,
+    assert_equals_the_reference,
     random_problem,
     seeded,
     slow_bf16,
@@ -268,15 +266,6 @@ def captures(cache: cuda_graphs.Cache) -> list[int]:
     return [len(kind.graphs) for kind in cache.kinds.values()]
 
 
-def assert_as_the_reference(p: Problem) -> None:
-    (*want, woke), want_grads = outputs_and_gradients(p, "reference")
-    (*got, active), grads = outputs_and_gradients(p, "compiled")
-    assert torch.equal(active, woke)
-    for a, b in zip(got, want, strict=True):
-        assert_close(a, b, EXACT.value)
-    assert_same_gradients(grads, want_grads, EXACT.grad)
-
-
 @pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
@@ -284,7 +273,7 @@ def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
 ) -> None:
     for seed, known in ((1, [0]), (2, [1]), (3, [1])):
         p = random_problem(seeded(seed), T=4, update_bias=True, **ALL_VARIANTS[name], **flags)
-        assert_as_the_reference(p)
+        assert_equals_the_reference(p, "compiled", torch.float64)
         assert captures(cache) == known, "captured when a kind comes again, and once"
 
 
