@@ -103,11 +103,8 @@ def run_oracle(
         [rows.detach().unflatten(1, (N, -1)).numpy() for (_, N), rows in zip(cells, s, strict=True)]
         for s in state
     )
-    if isinstance(model, RIM):
-        constants = None if held is None else held[0]
-        given = (x.detach().numpy(), h[0], c[0], p[0], model.active_cells, constants)
-        return [models_oracle.rim(*given)]
-    return list(models_oracle.brim(x.detach().numpy(), h, c, p, model.active_cells, held))
+    K_a = [model.active_cells] if isinstance(model, RIM) else list(model.active_cells)
+    return models_oracle.rim(x.detach().numpy(), h, c, p, K_a, held)
 
 
 def same(got: Tensor, want: np.ndarray, tol: float = TOL) -> None:
