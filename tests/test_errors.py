@@ -55,14 +55,6 @@ def small_cell() -> RigLSTMCell:
     return RigLSTMCell(4, 6, num_cells=3)
 
 
-def whole_number(name: str, value: object) -> tuple[dict[str, Any], str]:
-    return {name: value}, f"{name} must be a whole number of at least 1, got {value!r}"
-
-
-def in_range(name: str, value: object, bounds: str) -> tuple[dict[str, Any], str]:
-    return {name: value}, f"{name} must be a whole number in {bounds}, got {value!r}"
-
-
 def one_of(name: str, value: object, choices: str) -> tuple[dict[str, Any], str]:
     return {name: value}, f"{name} must be one of {choices}, got {value!r}"
 
@@ -75,8 +67,10 @@ COUNTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "peers_per_cell": ("[0, num_cells - 1] = [0, 2]", (-1, 3, 2.0, False)),
 }
 WRONG_OPTIONS = [
-    *(whole_number(name, value) for name in SIZES for value in NO_SIZES),
-    *(in_range(name, v, bounds) for name, (bounds, values) in COUNTS.items() for v in values),
+    *(({name: v}, f"{name} must be a whole number of at least 1, got {v!r}")
+      for name in SIZES for v in NO_SIZES),
+    *(({name: v}, f"{name} must be a whole number in {bounds}, got {v!r}")
+      for name, (bounds, values) in COUNTS.items() for v in values),
     ({"num_views": 2, "views_per_cell": 3},
      "views_per_cell must be a whole number in [1, num_views] = [1, 2], got 3"),
     *(one_of("cells", v, "top, all, random") for v in ("soft", "Top", None, 3)),

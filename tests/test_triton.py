@@ -33,7 +33,7 @@ from riglstm.scan import resolve, scan
 
 kernels("forward", on_a_gpu=False)
 
-pytestmark = pytest.mark.usefixtures("nan_filled_empty", "interpreter")
+pytestmark = pytest.mark.usefixtures("nan_filled_empty")
 CPU = torch.device("cpu")
 FLOAT = TOL[torch.float32]
 
@@ -53,14 +53,6 @@ PROBLEMS: dict[str, dict[str, Any]] = {
         **{"cells": "all", "views": "all", "peers": "all", "bias": False, "d": 16, "live": True},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> None:
-    """Nothing here may ask for a compiler."""
-    from riglstm.scan.triton.kernels.common import interpreted
-
-    assert interpreted()
 
 
 def one_step(**more: Any) -> Problem:
