@@ -130,9 +130,15 @@ def marked(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @marked
-@pytest.mark.parametrize("name", MODELS)
-def test_a_captured_core_equals_the_core_on_a_gpu(name: str) -> None:
-    core, twin = (model.cuda() for model in models(name))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in MODELS),
+        *((n, {"compile_step": True}) for n in MODELS if "compile_step" in options_of(n)),
+    ],
+)
+def test_a_captured_core_equals_the_core_on_a_gpu(name: str, options: dict[str, Any]) -> None:
+    core, twin = models(name, **options)[0].cuda(), models(name)[0].cuda()
     compare(core, GraphedCore(core, batch(0, "cuda")), twin, "cuda")
 
 
@@ -166,13 +172,6 @@ def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
     assert not torch.equal(first[0], other[0])
     y = captured(batch(1, "cuda"))[0].detach()
     assert not torch.equal(captured(batch(1, "cuda"))[0], y)
-
-
-@marked
-@pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
-def test_a_captured_compiled_step_equals_the_core_on_a_gpu(name: str) -> None:
-    core, twin = models(name, compile_step=True)[0].cuda(), models(name)[0].cuda()
-    compare(core, GraphedCore(core, batch(0, "cuda")), twin, "cuda")
 
 
 @marked
