@@ -357,15 +357,20 @@ def assert_same_gradients(got: dict[str, Tensor], want: dict[str, Tensor], tol: 
         assert error <= tol * scale, f"d{name}: off by {error:.2e}, largest entry {scale:.2e}"
 
 
-def assert_equals_the_reference(p: Problem, backend: str) -> None:
-    """A backend in float32, outputs and gradients of one run, beside the reference in float64."""
-    want, want_grads = outputs_and_gradients(p, "reference")
-    got, grads = outputs_and_gradients(p.to(torch.float32), backend)
-    tol = TOL[torch.float32]
-    assert torch.equal(got[3], want[3])
-    for one, other, what in zip(got[:3], want[:3], ("y", "h", "c"), strict=True):
-        assert_close(one, other, tol.value, what)
-    assert_same_gradients(grads, want_grads, tol.grad)
+def assert_equals_the_reference(
+    p: Problem, backend: str, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """A backend, outputs and gradients of one run, beside the reference in float64.
+
+    Selections first. Returns the reference's gradients.
+    """
+    (*want, woke), want_grads = outputs_and_gradients(p, "reference")
+    (*got, active), grads = outputs_and_gradients(p.to(dtype), backend)
+    assert torch.equal(active, woke)
+    for one, other, what in zip(got, want, ("y", "h", "c"), strict=True):
+        assert_close(one, other, TOL[dtype].value, what)
+    assert_same_gradients(grads, want_grads, TOL[dtype].grad)
+    return want_grads
 
 
 def assert_equals_oracle(

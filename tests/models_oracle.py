@@ -16,14 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from oracle import sigmoid, softmax
+
 Array = np.ndarray
 Weights = dict[str, Any]
-
-
-def sigmoid(z: Array) -> Array:
-    """The logistic function, in a form that cannot overflow."""
-    y: Array = np.exp(-np.logaddexp(0.0, -z))
-    return y
 
 
 def layer_norm(z: Array, gain: Array, shift: Array) -> Array:
@@ -53,10 +49,9 @@ def attention(Z: Array, p: dict[str, Array], heads: int) -> Array:
         k = [v[at + size : at + 2 * size] for v in qkv]
         v = [v[at + 2 * size : at + 3 * size] for v in qkv]
         for r in range(rows):
-            scores = np.array([np.dot(q[r], k[s]) for s in range(rows)])
-            e = np.exp(scores - scores.max())
+            weights = softmax(np.array([np.dot(q[r], k[s]) for s in range(rows)]))
             for s in range(rows):
-                out[r, n * size : (n + 1) * size] += e[s] / e.sum() * v[s]
+                out[r, n * size : (n + 1) * size] += weights[s] * v[s]
     return out
 
 
@@ -120,13 +115,6 @@ def entnet(x: Array, p: dict[str, Array], start: Array | None = None) -> Array:
             h = entnet_step(x[t, b], h, p)
             out[t, b] = h.reshape(-1)
     return out
-
-
-def softmax(z: Array) -> Array:
-    """Normalised exponentials of a vector."""
-    e = np.exp(z - z.max())
-    a: Array = e / e.sum()
-    return a
 
 
 def keep_best(score: Array, count: int) -> Array:
@@ -207,46 +195,28 @@ def rim_step(
 
 
 def rim(
-    x: Array, h: Array, c: Array, p: Weights, K_a: int, held: Array | None = None
-) -> dict[str, Array]:
-    """RIM over a sequence: x (T, B, D) from the state h, c (B, N, d); what happened, time first."""
-    h, c = h.copy(), c.copy()
-    steps: list[list[dict[str, Array]]] = []
-    for t in range(x.shape[0]):
-        row = []
-        for b in range(x.shape[1]):
-            constants = None if held is None else held[t, b]
-            row.append(rim_step([x[t, b]], h[b], c[b], p, K_a, constants))
-            h[b], c[b] = row[b]["h"], row[b]["c"]
-        steps.append(row)
-    return _stack(steps)
-
-
-def brim(
     x: Array,
-    h: tuple[Array, Array],
-    c: tuple[Array, Array],
-    p: tuple[Weights, Weights],
-    K_a: tuple[int, int],
-    held: tuple[Array, Array] | None = None,
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """BRIM, section 2, over a sequence: the lower and the upper layer, each like `rim`'s result."""
-    h_1, h_2, c_1, c_2 = (s.copy() for s in (*h, *c))
-    lower: list[list[dict[str, Array]]] = []
-    upper: list[list[dict[str, Array]]] = []
-    for t in range(x.shape[0]):
-        lower.append([])
-        upper.append([])
-        for b in range(x.shape[1]):
-            top_down = h_2[b].reshape(-1)
-            constants = (None, None) if held is None else (held[0][t, b], held[1][t, b])
-            below = rim_step([x[t, b], top_down], h_1[b], c_1[b], p[0], K_a[0], constants[0])
-            bottom_up = below["h"].reshape(-1)
-            above = rim_step([bottom_up], h_2[b], c_2[b], p[1], K_a[1], constants[1])
-            lower[t].append(below)
-            upper[t].append(above)
-            h_1[b], c_1[b], h_2[b], c_2[b] = below["h"], below["c"], above["h"], above["c"]
-    return _stack(lower), _stack(upper)
+    h: list[Array],
+    c: list[Array],
+    p: list[Weights],
+    K_a: list[int],
+    held: list[Array] | None = None,
+) -> list[dict[str, Array]]:
+    """RIM, of one layer, or BRIM, section 2, of two: what happened in each layer, time first.
+
+    x is (T, B, D), and all else has an entry for each layer: h and c (B, N, d). The lower layer of
+    two has a second slot, the upper one's state before the step.
+    """
+    h, c = [s.copy() for s in h], [s.copy() for s in c]
+    layers: list[list[list[dict[str, Array]]]] = [[[] for _ in x] for _ in p]
+    for t, b in np.ndindex(*x.shape[:2]):
+        slots = [x[t, b]] if len(p) == 1 else [x[t, b], h[1][b].reshape(-1)]
+        for n, steps in enumerate(layers):
+            constants = None if held is None else held[n][t, b]
+            one = rim_step(slots, h[n][b], c[n][b], p[n], K_a[n], constants)
+            h[n][b], c[n][b], slots = one["h"], one["c"], [one["h"].reshape(-1)]
+            steps[t].append(one)
+    return [_stack(steps) for steps in layers]
 
 
 def _stack(steps: list[list[dict[str, Array]]]) -> dict[str, Array]:

@@ -6,7 +6,6 @@ Selections are compared before numbers. Buffers that a backend leaves unwritten 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -25,11 +24,11 @@ from helpers import (
     ask_oracle,
     assert_close,
     assert_equals_oracle,
+    assert_equals_the_reference,
     assert_same_gradients,
     clear_problem,
     gradients,
     margins,
-    outputs_and_gradients,
     random_problem,
     seeded,
     selections,
@@ -131,19 +130,9 @@ def variant_layer(name: str, backend: str, **more: Any) -> tuple[RigLSTM, Proble
     N, K, d = 4, 3, 5
     T, B, D = 5, 2, K * d
     torch.manual_seed(11)
-    layer = RigLSTM(
-        D,
-        N * d,
-        num_cells=N,
-        num_views=K,
-        active_cells=2,
-        views_per_cell=2,
-        peers_per_cell=1,
-        backend=backend,
-        dtype=torch.float64,
-        **ALL_VARIANTS[name],
-        **more,
-    )
+    counts = {"active_cells": 2, "views_per_cell": 2, "peers_per_cell": 1}
+    options = {"num_cells": N, "num_views": K, **counts, **ALL_VARIANTS[name], **more}
+    layer = RigLSTM(D, N * d, backend=backend, dtype=torch.float64, **options)
     plain = random_problem(seeded(12), T=T, B=B, N=N, K=K, d=d, D=D, live=True, reset=True)
     torch.manual_seed(13)
     noise = draw_noise(layer.selection, T, B, CPU)
@@ -255,13 +244,8 @@ def test_backends_agree_in_every_gradient_with_or_without_rows_of_sleeping_cells
     """`learned`: with a bias and a scale in Eq. (21), both ours."""
     extra = {"update_bias": True, "update_scale": 2.0} if learned else {"bias": False}
     p = random_problem(seeded(21), T=7, **ALL_VARIANTS[name], query=query, **extra, **flags)
-    (*want, woke), want_grads = outputs_and_gradients(p, "reference")
-    (*got, active), grads = outputs_and_gradients(p, "batched")
+    want_grads = assert_equals_the_reference(p, "batched", torch.float64)
     assert all(grad.abs().max() > 0 for grad in want_grads.values())
-    assert torch.equal(active, woke)
-    for a, b in zip(got, want, strict=True):
-        assert_close(a, b, EXACT.value)
-    assert_same_gradients(grads, want_grads, EXACT.grad)
     if way == "every row":
         assert saved_by_batched(p).pair.shape[1] == p.h.shape[0] * p.sel.N
 
@@ -541,29 +525,16 @@ def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
     assert len(pieces) > 2
 
 
-@pytest.mark.parametrize(
-    ("learns", "graph", "steps"), [(True, True, 6), (True, False, 1), (False, True, 1)]
-)
-def test_steps_are_kept_only_for_a_gradient(
-    monkeypatch: pytest.MonkeyPatch, learns: bool, graph: bool, steps: int
-) -> None:
-    kept = []
-
-    run = forward.forward
-
-    def spy(*args: Any) -> Any:
-        out = run(*args)
-        kept.append(out[4])
-        return out
-
-    monkeypatch.setattr(forward, "forward", spy)
+def test_steps_are_kept_only_for_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, run = [], forward.forward
+    monkeypatch.setattr(forward, "forward", lambda *args: (kept.append(run(*args)), kept[-1])[1])
     monkeypatch.setattr(native, "LARGEST", 0)
     p = random_problem(seeded(54), T=6)
-    p.weights.W.requires_grad_(learns)
-    with nullcontext() if graph else torch.no_grad():
-        p.run("batched")
-    (saved,) = kept
-    assert {len(v) for v in saved} == {steps}
+    for learns, graph in ((True, True), (True, False), (False, True)):
+        p.weights.W.requires_grad_(learns)
+        with torch.set_grad_enabled(graph):
+            p.run("batched")
+    assert [{len(v) for v in out[4]} for out in kept] == [{6}, {1}, {1}]
 
 
 def test_the_custom_operators_keep_torch_s_rules() -> None:
@@ -575,19 +546,25 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
         torch.library.opcheck(forward.forward_op, (*args, torch.float64, True))
 
 
+@pytest.fixture
+def compile_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Which backend of torch.compile compiles the step; the usual one takes 10 s."""
+    plain = torch.compile
+    compiled._step.cache_clear()
+    yield lambda name: monkeypatch.setattr(torch, "compile", partial(plain, backend=name))
+    compiled._step.cache_clear()
+
+
 @pytest.mark.slow
 @compiles
 def test_compiled_does_not_turn_into_another_backend_after_many_selections(
-    monkeypatch: pytest.MonkeyPatch,
+    compile_with: Callable[[str], None],
 ) -> None:
     """A backend asked for by name runs or raises: torch.compile gives up after 8 recompilations."""
-    plain = torch.compile
-    monkeypatch.setattr(torch, "compile", partial(plain, backend="eager"))
-    compiled._step.cache_clear()
+    compile_with("eager")
     with torch.no_grad():
         for views, peers in product(SLOT_RULES, SLOT_RULES):
             random_problem(seeded(57), T=1, views=views, peers=peers).run("compiled")
-    compiled._step.cache_clear()
 
 
 @pytest.mark.slow
@@ -606,16 +583,13 @@ def test_compiled_does_not_turn_into_another_backend_after_many_selections(
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )
 def test_compiled_loop_equals_the_oracle_and_every_gradient(
-    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], compile_with: Callable[[str], None]
 ) -> None:
     """At many sizes and rules: traced and differentiated by the compiler, without code generation.
 
     Generated code is what the tests of the variants and of ties compare.
     """
-    plain = torch.compile
-    monkeypatch.setattr(torch, "compile", partial(plain, backend="aot_eager"))
-    compiled._step.cache_clear()
+    compile_with("aot_eager")
     p = random_problem(seeded(60), **changes)
     assert_equals_oracle(p.run("compiled"), ask_oracle(p))
     assert_same_gradients(gradients(p, "compiled"), gradients(p, "reference"), EXACT.grad)
-    compiled._step.cache_clear()

@@ -6,14 +6,12 @@ Its step, held to NumPy in test_rim.py, is the witness.
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import slow_bf16
 from riglstm.models.base import unroll
@@ -24,20 +22,6 @@ from test_rim import TOL, a_rim, a_state, compiles, random, seeded
 pytestmark = pytest.mark.slow
 
 Run = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
-
-
-class CountOps(TorchDispatchMode):
-    """How often each operation runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -61,7 +45,10 @@ def results(model: RIM, run: Run, B: int = 3, T: int = 6) -> dict[str, Tensor]:
     return found | {f"d{n}": g for n, g in zip(named, gradients, strict=True)}
 
 
-def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+def assert_as_its_steps(model: RIM, run: Run | None = None, B: int = 3) -> None:
+    """A model, or what was made of it, over a sequence beside its steps one by one."""
+    want = results(model, functools.partial(unroll, model.step), B)
+    got = results(model, model if run is None else run, B)
     assert got.keys() == want.keys()
     for name, value in want.items():
         assert value.any(), name
@@ -73,9 +60,7 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
 def test_a_sequence_equals_its_steps_forward_and_backward(
     compile_step: bool, K_a: int, B: int, uncompiled: None
 ) -> None:
-    model = a_rim(seeded(20), active_cells=K_a, compile_step=compile_step)
-    want = results(model, functools.partial(unroll, model.step), B)
-    assert_same(results(model, model, B), want)
+    assert_as_its_steps(a_rim(seeded(20), active_cells=K_a, compile_step=compile_step), B=B)
 
 
 @compiles
@@ -83,9 +68,7 @@ def test_a_sequence_equals_its_steps_forward_and_backward(
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
 def test_a_compiled_sequence_equals_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    model = a_rim(seeded(20), compile_step=True)
-    want = results(model, functools.partial(unroll, model.step))
-    assert_same(results(model, model), want)
+    assert_as_its_steps(a_rim(seeded(20), compile_step=True))
     torch.compiler.reset()
 
 
@@ -93,26 +76,21 @@ def test_frozen_weights_leave_the_others_gradients_as_they_are(uncompiled: None)
     model = a_rim(seeded(20), compile_step=True)
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 2 == 0)
-    assert_same(results(model, model), results(model, functools.partial(unroll, model.step)))
-
-
-def products(model: RIM, T: int) -> Sequence[int]:
-    """How many matrix products a sequence makes, forward and backward."""
-    counts = []
-    with CountOps() as forward:
-        output, _ = model(torch.randn(T, 2, 5, dtype=torch.float64))
-    with CountOps() as backward:
-        output.sum().backward()
-    for seen in (forward.calls, backward.calls):
-        counts.append(seen["bmm"] + seen["mm"] + seen["addmm"] + seen["baddbmm"])
-    return counts
+    assert_as_its_steps(model)
 
 
 def test_a_step_makes_three_products_and_three_backward(uncompiled: None) -> None:
     """All others, those for the gradients of weights too, are made once a sequence."""
-    model = a_rim(seeded(20), compile_step=True)
-    short, long = products(model, 4), products(model, 9)
-    assert [b - a for a, b in zip(short, long, strict=True)] == [3 * 5, 3 * 5]
+    model, counts = a_rim(seeded(20), compile_step=True), []
+    names = ("aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm")
+    for T in (4, 9):
+        with torch.profiler.profile() as forward:
+            output, _ = model(random(seeded(22), T, 2, 5))
+        with torch.profiler.profile() as backward:
+            output.sum().backward()
+        for seen in (forward, backward):
+            counts.append(sum(event.name in names for event in seen.events()))
+    assert (counts[2] - counts[0], counts[3] - counts[1]) == (3 * 5, 3 * 5)
 
 
 def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
@@ -186,9 +164,7 @@ def test_a_biass_deferred_gradient_is_summed_in_its_own_precision() -> None:
 @compiles
 def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole() -> None:
     model = a_rim(seeded(20), compile_step=True)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    want = results(model, functools.partial(unroll, model.step))
-    assert_same(results(model, compiled), want)
+    assert_as_its_steps(model, torch.compile(model, backend="eager", fullgraph=True))
     torch.compiler.reset()
 
 

@@ -163,11 +163,8 @@ def test_a_trace_of_a_packed_sequence_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=message):
         traced(Packs(), torch.randn(7, 3, 5))
-
-
-def test_an_example_that_does_not_fit_is_named_in_a_trace() -> None:
     with pytest.raises(ValueError, match=r"must be input_size = 5, got an input of shape \(7, 3,"):
-        traced(build(), torch.randn(7, 3, 4))
+        traced(rnn, torch.randn(7, 3, 4))
 
 
 REFERENCE = [

@@ -153,8 +153,6 @@ def test_a_step_with_weights_ready_equals_the_step(name: str) -> None:
 def test_models_that_cannot_be_reset_are_refused(
     name: str, options: dict[str, Any], message: str
 ) -> None:
-    core = build(name, D, H, **options)
+    core, reset = build(name, D, H, **options), torch.zeros(B, B, dtype=torch.bool)
     with pytest.raises(ValueError, match=message):
-        run_with_resets(
-            core, torch.zeros(B, B, D), core.initial_state(B), torch.zeros(B, B, dtype=torch.bool)
-        )
+        run_with_resets(core, torch.zeros(B, B, D), core.initial_state(B), reset)

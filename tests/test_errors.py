@@ -55,14 +55,6 @@ def small_cell() -> RigLSTMCell:
     return RigLSTMCell(4, 6, num_cells=3)
 
 
-def whole_number(name: str, value: object) -> tuple[dict[str, Any], str]:
-    return {name: value}, f"{name} must be a whole number of at least 1, got {value!r}"
-
-
-def in_range(name: str, value: object, bounds: str) -> tuple[dict[str, Any], str]:
-    return {name: value}, f"{name} must be a whole number in {bounds}, got {value!r}"
-
-
 def one_of(name: str, value: object, choices: str) -> tuple[dict[str, Any], str]:
     return {name: value}, f"{name} must be one of {choices}, got {value!r}"
 
@@ -75,8 +67,10 @@ COUNTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "peers_per_cell": ("[0, num_cells - 1] = [0, 2]", (-1, 3, 2.0, False)),
 }
 WRONG_OPTIONS = [
-    *(whole_number(name, value) for name in SIZES for value in NO_SIZES),
-    *(in_range(name, v, bounds) for name, (bounds, values) in COUNTS.items() for v in values),
+    *(({name: v}, f"{name} must be a whole number of at least 1, got {v!r}")
+      for name in SIZES for v in NO_SIZES),
+    *(({name: v}, f"{name} must be a whole number in {bounds}, got {v!r}")
+      for name, (bounds, values) in COUNTS.items() for v in values),
     ({"num_views": 2, "views_per_cell": 3},
      "views_per_cell must be a whole number in [1, num_views] = [1, 2], got 3"),
     *(one_of("cells", v, "top, all, random") for v in ("soft", "Top", None, 3)),
@@ -276,11 +270,6 @@ def test_wrong_calls_are_named(
         (layer if way == "forward" else layer.trace)(x, **given)
 
 
-def test_integers_are_no_input_under_autocast_either() -> None:
-    with torch.autocast("cpu", torch.bfloat16), raises(DTYPE.format(torch.int64)):
-        build()(X.long())
-
-
 FORMS: dict[str, tuple[Tensor | PackedSequence, tuple[int, ...]]] = {
     "batched": (torch.zeros(5, 2, 4), (2, 2, 6)),
     "unbatched": (torch.zeros(5, 4), (2, 6)),
@@ -293,18 +282,14 @@ FORMS: dict[str, tuple[Tensor | PackedSequence, tuple[int, ...]]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_wrong_states_are_named(form: str, which: str) -> None:
     x, shape = FORMS[form]
-    batch = "" if form == "unbatched" else ", batch"
-    shapes = [
-        (shape[0] + 1, *shape[1:]),
-        (*shape[:-1], 5),
-        (*shape[:-2], shape[-2] + 1, 6),
-        shape[1:],
-        (1, *shape),
-    ]
+    rows, *batch, _ = shape
+    names = "" if form == "unbatched" else ", batch"
+    other_shapes = [(rows + 1, *batch, 6), (*shape[:-1], 5), shape[1:], (1, *shape)]
+    other_shapes.append((*shape[:-2], shape[-2] + 1, 6))
     wrong = {
-        f"{which} must have shape {shape} = (num_layers * directions{batch}, hidden_size), "
+        f"{which} must have shape {shape} = (num_layers * directions{names}, hidden_size), "
         f"got {got}; leave hx out to start from zero": torch.zeros(got)
-        for got in shapes
+        for got in other_shapes
     }
     for dtype, device in ((torch.float64, "cpu"), (torch.int64, "cpu"), (torch.float32, "meta")):
         wrong[
@@ -312,32 +297,9 @@ def test_wrong_states_are_named(form: str, which: str) -> None:
             f"use {which}.to('cpu', torch.float32)"
         ] = torch.zeros(shape, dtype=dtype, device=device)
     for message, state in wrong.items():
-        states = [torch.zeros(shape), torch.zeros(shape)]
-        states[which == "c_0"] = state
+        states = (state, torch.zeros(shape)) if which == "h_0" else (torch.zeros(shape), state)
         with raises(message):
-            build(bidirectional=True)(x, tuple(states))
-
-
-@pytest.mark.parametrize("option", ["num_layers", "batch_first", "dropout", "bidirectional"])
-def test_cell_names_options_that_only_a_layer_has(option: str) -> None:
-    with raises(f"{option} is not an option of a single step; use RigLSTM"):
-        RigLSTMCell(4, 6, num_cells=3, **{option: 1})
-
-
-def test_cell_shows_shapes_as_they_were_given() -> None:
-    for shape in ((), (5, 2, 4)):
-        with raises(
-            "the input must be one step (D) or a batch of them (B, D), "
-            f"got {len(shape)} dimensions: {shape}"
-        ):
-            small_cell()(torch.zeros(shape))
-    for shape in ((3,), (2, 3)):
-        with raises(FEATURES.format(shape)):
-            small_cell()(torch.zeros(shape))
-    for x, got in (((4,), (5,)), ((2, 4), (3, 6)), ((2, 4), (6,))):
-        message = f"^h_0 must have shape .*, got {re.escape(str(got))}; leave hx out"
-        with pytest.raises(ValueError, match=message):
-            small_cell()(torch.zeros(x), (torch.zeros(got), torch.zeros(got)))
+            build(bidirectional=True)(x, states)
 
 
 def words(node: ast.AST) -> list[str]:
@@ -378,6 +340,15 @@ def paper(change: Callable[[Tensor], Any]) -> dict[str, Any]:
 INPUT = "the input must be a Tensor or a PackedSequence, got {}; use torch.as_tensor"
 BOTH = "{} must be a Tensor, got None; leave hx out to start from zero, or give both"
 LONE, CELL_PAIR = "the input must be a Tensor, got ", "hx must be a pair (h_0, c_0), got "
+STEP = "the input must be one step (D) or a batch of them (B, D), got {} dimensions: {}"
+CELL_STATE = "h_0 must have shape {}, got {}; leave hx out"
+ONE, TWO = "(6,) = (hidden_size)", "(2, 6) = (batch, hidden_size)"
+
+
+def cell_state(*shape: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(shape), torch.zeros(shape)
+
+
 WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: build()(X.numpy()), INPUT.format("ndarray")),
     (lambda: build()([[0.0] * 4]), INPUT.format("list")),
@@ -390,6 +361,16 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: small_cell()(X[0], H[0]), CELL_PAIR + "Tensor"),
     (lambda: small_cell()(X[0], (H[0],)), CELL_PAIR + "tuple"),
     (lambda: small_cell()(X[0], (H[0], H[0], H[0])), CELL_PAIR + "tuple"),
+    (lambda: small_cell()(torch.zeros(())), STEP.format(0, ())),
+    (lambda: small_cell()(X), STEP.format(3, (5, 2, 4))),
+    (lambda: small_cell()(torch.zeros(3)), FEATURES.format((3,))),
+    (lambda: small_cell()(torch.zeros(2, 3)), FEATURES.format((2, 3))),
+    (lambda: small_cell()(X[0, 0], cell_state(5)), CELL_STATE.format(ONE, (5,))),
+    (lambda: small_cell()(X[0], cell_state(3, 6)), CELL_STATE.format(TWO, (3, 6))),
+    (lambda: small_cell()(X[0], cell_state(6)), CELL_STATE.format(TWO, (6,))),
+    *((lambda option=option: RigLSTMCell(4, 6, num_cells=3, **{option: 1}),
+       f"{option} is not an option of a single step; use RigLSTM")
+      for option in ("num_layers", "batch_first", "dropout", "bidirectional")),
     (lambda: build()(X, reset=[[True] * 2] * 5), "reset must be a bool Tensor, got list"),
     (lambda: build()(X, mask=np.ones((5, 2), bool)), "mask must be a bool Tensor, got ndarray"),
     (lambda: build()(pack_padded_sequence(torch.zeros(5, 2, 3, 4), [5, 2])),
@@ -401,6 +382,7 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: build().load_paper_parameters(None), "the paper's parameters"),
     (lambda: build()(X.to_sparse()),
      "the input must be dense, got torch.sparse_coo; use .to_dense()"),
+    (lambda: torch.autocast("cpu", torch.bfloat16)(build())(X.long()), DTYPE.format(torch.int64)),
     (lambda: build().weights(1), "layer must be a whole number in [0, num_layers - 1] = [0, 0]"),
 ]  # fmt: skip
 

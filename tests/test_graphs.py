@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -17,20 +18,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import (
     ALL_VARIANTS,
     TOL,
-    Problem,
     assert_close,
-    assert_same_gradients,
-    outputs_and_gradients,
+    assert_equals_the_reference,
     random_problem,
     seeded,
+    slow_bf16,
 )
 from riglstm import RigLSTM, cuda_graphs, scan
 from riglstm.lab.train.graphed import GraphedCore
 from riglstm.models import MODELS, build, options_of
 from riglstm.scan import compiled
 from riglstm.selection import Selection
-
-Capture = Callable[..., GraphedCore]
 
 T, B, D, H = 5, 3, 10, 24
 
@@ -63,12 +61,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     for name in ("stream", "device"):
         monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
-
-
-@pytest.fixture
-def capture(no_gpu: None) -> Capture:
-    """`GraphedCore` without a GPU."""
-    return GraphedCore
 
 
 def models(name: str, **options: Any) -> tuple[Any, Any]:
@@ -107,10 +99,11 @@ def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
         torch.testing.assert_close(p.grad, q.grad)
 
 
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients_equal_the_cores_own(name: str, capture: Capture) -> None:
+def test_outputs_and_gradients_equal_the_cores_own(name: str) -> None:
     core, twin = models(name)
-    compare(core, capture(core, batch(0)), twin)
+    compare(core, GraphedCore(core, batch(0)), twin)
 
 
 # torch, when the first product of a process runs in the backward thread; the compiler, which asks
@@ -133,15 +126,19 @@ on_a_gpu = [
 
 def marked(test: Callable[..., None]) -> Callable[..., None]:
     """A test of the capture itself."""
-    for mark in on_a_gpu:
-        test = mark(test)
-    return test
+    return functools.reduce(lambda test, mark: mark(test), on_a_gpu, test)
 
 
 @marked
-@pytest.mark.parametrize("name", MODELS)
-def test_a_captured_core_equals_the_core_on_a_gpu(name: str) -> None:
-    core, twin = (model.cuda() for model in models(name))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in MODELS),
+        *((n, {"compile_step": True}) for n in MODELS if "compile_step" in options_of(n)),
+    ],
+)
+def test_a_captured_core_equals_the_core_on_a_gpu(name: str, options: dict[str, Any]) -> None:
+    core, twin = models(name, **options)[0].cuda(), models(name)[0].cuda()
     compare(core, GraphedCore(core, batch(0, "cuda")), twin, "cuda")
 
 
@@ -178,13 +175,6 @@ def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
 
 
 @marked
-@pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
-def test_a_captured_compiled_step_equals_the_core_on_a_gpu(name: str) -> None:
-    core, twin = models(name, compile_step=True)[0].cuda(), models(name)[0].cuda()
-    compare(core, GraphedCore(core, batch(0, "cuda")), twin, "cuda")
-
-
-@marked
 @pytest.mark.parametrize("name", ["lstm", "rmc", "riglstm"])
 def test_the_capture_keeps_bf16_autocast_on_a_gpu(name: str) -> None:
     core, twin = (model.cuda() for model in models(name, dtype=torch.float32))
@@ -203,11 +193,10 @@ def test_the_capture_keeps_bf16_autocast_on_a_gpu(name: str) -> None:
         torch.testing.assert_close(p.grad, q.grad)
 
 
-def test_new_weights_are_seen_and_earlier_outputs_and_gradients_not_overwritten(
-    capture: Capture,
-) -> None:
+@pytest.mark.usefixtures("no_gpu")
+def test_new_weights_are_seen_and_earlier_outputs_and_gradients_not_overwritten() -> None:
     core, _ = models("rmc")
-    captured = capture(core, batch(0))
+    captured = GraphedCore(core, batch(0))
     kept = []
     for seed in (1, 2):
         core.zero_grad(set_to_none=True)
@@ -225,11 +214,10 @@ def test_new_weights_are_seen_and_earlier_outputs_and_gradients_not_overwritten(
     assert not torch.equal(captured(x)[0], kept[1][2])
 
 
-def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused(
-    capture: Capture,
-) -> None:
+@pytest.mark.usefixtures("no_gpu")
+def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused() -> None:
     core, _ = models("entnet")
-    captured = capture(core, batch(0))
+    captured = GraphedCore(core, batch(0))
     first, _ = captured(batch(1))
     captured(batch(2))
     with pytest.raises(RuntimeError, match="expected backward through that one, got another"):
@@ -244,13 +232,12 @@ def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused(
     captured(batch(1))[0].sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
-def test_the_capture_keeps_the_autocast_that_was_active(capture: Capture) -> None:
-    torch.manual_seed(0)
-    core: Any = build("rmc", D, H)
-    x = batch(0).float().detach()
+@slow_bf16
+@pytest.mark.usefixtures("no_gpu")
+def test_the_capture_keeps_the_autocast_that_was_active() -> None:
+    core, x = models("rmc", dtype=torch.float32)[0], batch(0).float().detach()
     with torch.autocast("cpu", torch.bfloat16):
-        captured = capture(core, x)
+        captured = GraphedCore(core, x)
         expected, _ = core(x)
     assert torch.equal(captured(x)[0], expected)
     assert not torch.equal(core(x)[0], expected)
@@ -278,15 +265,6 @@ def captures(cache: cuda_graphs.Cache) -> list[int]:
     return [len(kind.graphs) for kind in cache.kinds.values()]
 
 
-def assert_as_the_reference(p: Problem) -> None:
-    (*want, woke), want_grads = outputs_and_gradients(p, "reference")
-    (*got, active), grads = outputs_and_gradients(p, "compiled")
-    assert torch.equal(active, woke)
-    for a, b in zip(got, want, strict=True):
-        assert_close(a, b, EXACT.value)
-    assert_same_gradients(grads, want_grads, EXACT.grad)
-
-
 @pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
@@ -294,27 +272,25 @@ def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
 ) -> None:
     for seed, known in ((1, [0]), (2, [1]), (3, [1])):
         p = random_problem(seeded(seed), T=4, update_bias=True, **ALL_VARIANTS[name], **flags)
-        assert_as_the_reference(p)
+        assert_equals_the_reference(p, "compiled", torch.float64)
         assert captures(cache) == known, "captured when a kind comes again, and once"
 
 
 @pytest.mark.parametrize("calls", [1, 2], ids=["loop", "graph"])
-def test_a_gradient_is_not_differentiated_again(calls: int, cache: cuda_graphs.Cache) -> None:
+def test_a_second_derivative_and_several_gradients_at_once_are_refused(
+    calls: int, cache: cuda_graphs.Cache
+) -> None:
     layer, x = soft(), torch.randn(4, 2, D, dtype=torch.float64, requires_grad=True)
     for _ in range(calls):
         output, _ = layer(x)
         (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     assert captures(cache) == [calls - 1]
+    many = torch.ones(2, *output.shape, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="one gradient at a time"):
+        torch.autograd.grad(output, x, many, retain_graph=True, is_grads_batched=True)
     once = " can be differentiated once; for double backward use backend='reference'"
     with pytest.raises(NotImplementedError, match=f"'compiled'{once}"):
         (output.square().mean() + grad.square().sum()).backward()
-
-
-def test_several_gradients_at_once_are_refused_by_name(cache: cuda_graphs.Cache) -> None:
-    x = torch.randn(4, 2, D, dtype=torch.float64, requires_grad=True)
-    output, _ = soft()(x)
-    with pytest.raises(NotImplementedError, match="one gradient at a time"):
-        torch.autograd.grad(output, x, torch.ones(2, *output.shape).double(), is_grads_batched=True)
 
 
 def test_a_loop_leaves_the_filters_of_warnings_alone() -> None:
@@ -331,7 +307,8 @@ def losses(layer: RigLSTM, *seeds: int) -> list[Tensor]:
     """One for each input: all of them wait for their backward pass."""
     found = []
     for seed in seeds:
-        y, (h, c) = layer(torch.randn(4, 2, D, generator=seeded(seed), dtype=torch.float64))
+        x = torch.randn(4, 2, D, generator=seeded(seed), dtype=torch.float64)
+        y, (h, c) = layer(x.to(layer.weight_in_l0.device))
         found.append(y.square().sum() + h.sin().sum() + c.cos().sum())
     return found
 
@@ -368,30 +345,6 @@ def test_calls_that_wait_for_each_other_are_differentiated_in_any_order(
         assert_close(a, b, EXACT.grad)
 
 
-def test_a_forward_pass_is_repeated_only_where_its_activations_are_gone(
-    cache: cuda_graphs.Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = []
-    run = cuda_graphs.Graphed.run
-    monkeypatch.setattr(cuda_graphs.Graphed, "run", lambda *a: (runs.append(1), run(*a))[1])
-    cache.most_graphs = 1
-    layer = soft()
-    losses(layer, 0), losses(layer, 0)
-    runs.clear()
-    (first,) = losses(layer, 1)
-    first.backward(retain_graph=True)
-    assert len(runs) == 1
-    first.backward()
-    assert len(runs) == 2, "the backward pass has used them up"
-    first, second = losses(layer, 1, 2)
-    second.backward()
-    assert len(runs) == 4
-    first.backward()
-    assert len(runs) == 5, "the second call has overwritten them"
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        first.backward()
-
-
 def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(
     cache: cuda_graphs.Cache,
 ) -> None:
@@ -407,6 +360,8 @@ def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(
     assert captures(cache) == [4]
     for loss in kept:
         loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        kept[0].backward()
 
 
 def test_the_least_recently_used_kinds_go(cache: cuda_graphs.Cache) -> None:
@@ -429,13 +384,8 @@ def test_the_least_recently_used_kinds_go(cache: cuda_graphs.Cache) -> None:
 
 
 def test_kinds_that_take_turns_are_not_captured_over_and_over(cache: cuda_graphs.Cache) -> None:
-    captured = []
-
-    def capture(*given: Any) -> cuda_graphs.Graphed:
-        captured.append(1)
-        return cuda_graphs.Graphed(*given)
-
-    cache.capture = capture
+    captured: list[None] = []
+    cache.capture = lambda *given: (captured.append(None), cuda_graphs.Graphed(*given))[1]
     layer = soft()
     for _ in range(40):
         for T in range(2, 8):
@@ -613,9 +563,7 @@ def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(
             waiting = []
             for seed in range(3):
                 torch.manual_seed(seed)
-                x = torch.randn(4, 2, D, dtype=torch.float64).cuda()
-                y, (h, c) = layer(x)
-                waiting.append(y.square().sum() + h.sin().sum() + c.cos().sum())
+                waiting += losses(layer, seed)
             found.append([*waiting, *gradients_of(waiting, layer, order)])
     assert captures(cache) == [3]
     for got, want in zip(found[:2], found[2:], strict=True):

@@ -8,16 +8,11 @@ from torch import Tensor
 
 from helpers import ON_A_GPU, kernels
 from riglstm import RigLSTM
+from test_triton_gpu import MODES, in_mode, papers_layer
 
 (cache,) = kernels("launch_cache")
 pytestmark = ON_A_GPU
-MODES = {"fp32": ("highest", False), "tf32": ("high", False), "bf16": ("highest", True)}
 State = tuple[Tensor, Tensor]
-
-
-def layer_of(D: int = 60) -> RigLSTM:
-    torch.manual_seed(0)
-    return RigLSTM(D, 600, backend="triton", device="cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +33,8 @@ def same(layer: RigLSTM, x: Tensor, hx: State | None = None) -> bool:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("T", "B", "given"), [(1, 1, True), (7, 64, False), (7, 130, True)])
 def test_it_gives_the_same_bits(T: int, B: int, given: bool, mode: str, played: list[bool]) -> None:
-    matmul, half = MODES[mode]
-    torch.set_float32_matmul_precision(matmul)
-    layer = layer_of()
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
+    layer = papers_layer()
+    with torch.no_grad(), in_mode(MODES[mode]):
         for _ in range(5):
             x, (h, c) = torch.randn(T, B, 60).cuda(), torch.randn(2, 1, B, 600).cuda()
             assert same(layer, x, (h, c) if given else None)
@@ -51,7 +44,7 @@ def test_it_gives_the_same_bits(T: int, B: int, given: bool, mode: str, played: 
 
 def test_a_state_that_was_one_tensor_once_is_two_later(played: list[bool]) -> None:
     torch.set_float32_matmul_precision("high")
-    layer, x = layer_of(), torch.randn(2, 5, 60, device="cuda")
+    layer, x = papers_layer(), torch.randn(2, 5, 60, device="cuda")
     both, h, c = torch.randn(3, 1, 5, 600, device="cuda")
     with torch.no_grad():
         for _ in range(3):
@@ -63,7 +56,7 @@ def test_a_state_that_was_one_tensor_once_is_two_later(played: list[bool]) -> No
 
 def test_weights_may_change_and_go(played: list[bool]) -> None:
     torch.set_float32_matmul_precision("high")
-    layer, x = layer_of(), torch.randn(3, 5, 60, device="cuda")
+    layer, x = papers_layer(), torch.randn(3, 5, 60, device="cuda")
     with torch.no_grad():
         for _ in range(3):
             before = layer(x)[0]
@@ -87,7 +80,7 @@ def test_weights_may_change_and_go(played: list[bool]) -> None:
 
 def test_it_runs_on_the_stream_of_the_caller_and_is_captured_there(played: list[bool]) -> None:
     torch.set_float32_matmul_precision("high")
-    layer, x = layer_of(), torch.randn(5, 70, 60, device="cuda")
+    layer, x = papers_layer(), torch.randn(5, 70, 60, device="cuda")
     with torch.no_grad():
         want = layer._in_full(x, None, None, None)[0]
         side = torch.cuda.Stream()

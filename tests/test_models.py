@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import slow_bf16
 from riglstm import VARIANTS
 from riglstm.models import MODELS, base, build, options_of
 from riglstm.models.base import State
@@ -202,9 +203,8 @@ def test_float64_is_float64_throughout(case: Case) -> None:
     )
 
 
-# A processor without bf16 computes it in another way, and torch says so.
 @every_case
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+@slow_bf16
 def test_bf16_autocast_rounds_products_and_carries_the_state_in_full(case: Case) -> None:
     model, x = case.build(), case.input()
     exact, _ = run(model, x[:1])
@@ -260,11 +260,26 @@ def test_bad_inputs_are_refused_with_what_was_expected(case: Case) -> None:
             model(bad)
 
 
+NO_STATES = [
+    ((None, None), r"a tuple of \['NoneType', 'NoneType'\]"),
+    ([1, "h"], r"a list of \['int', 'str'\]"),
+    (torch.zeros(1), "a Tensor"),
+    (3, "a int"),
+]
+
+
 @every_case
 def test_bad_states_are_refused_with_what_was_expected(case: Case) -> None:
     model, x = case.build(), case.input()
     if not model.streaming:
-        pytest.skip("the model takes no state")
+        for bad, got in NO_STATES:
+            with pytest.raises(
+                ValueError, match=rf"expected state=None, got {got}.*pass the whole"
+            ):
+                model(x, bad)
+        for nothing in (None, (), []):
+            model(x, nothing)
+        return
     start = model.initial_state(B)
     assert torch.equal(run(model, x, list(start))[0], run(model, x)[0]), "it may be a list"
     for bad in (model.initial_state(B + 1), (*start, start[0])):
@@ -273,31 +288,10 @@ def test_bad_states_are_refused_with_what_was_expected(case: Case) -> None:
     with pytest.raises(ValueError, match=r"state must be torch.float32.*got torch.float64"):
         model(x, tuple(s.double() for s in start))
     for call in (model, *((model.trace,) if hasattr(model, "trace") else ())):
-        for bad, got in (
-            ((None, None), r"a tuple of \['NoneType', 'NoneType'\]"),
-            ([1, "h"], r"a list of \['int', 'str'\]"),
-            (start[0], "a Tensor"),
-            (3, "a int"),
-        ):
-            with pytest.raises(
-                ValueError, match=rf"a tuple of tensors of shapes .*got {got}; take it from"
-            ):
+        for bad, got in NO_STATES:
+            message = rf"a tuple of tensors of shapes .*got {got}; take it from"
+            with pytest.raises(ValueError, match=message):
                 call(x, bad)
-
-
-def test_a_state_of_a_model_that_takes_none_is_refused_whatever_it_is() -> None:
-    case = Case("transformer")
-    model, x = case.build(), case.input()
-    for bad, got in (
-        ((None, None), "a tuple of"),
-        (x, "a Tensor"),
-        ([1], "a list of"),
-        (3, "a int"),
-    ):
-        with pytest.raises(ValueError, match=rf"expected state=None, got {got}.*pass the whole"):
-            model(x, bad)
-    for nothing in (None, (), []):
-        model(x, nothing)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -379,11 +373,10 @@ COMPILING = [name for name in MODELS if "compile_step" in options_of(name)]
 """Models that compile their own step."""
 
 
-# The compiler asks carried states, which are no leaves, whether they have a gradient; and a
-# processor without bf16 computes it in another way.
+# The compiler asks carried states, which are no leaves, whether they have a gradient.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+@slow_bf16
 def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """All models that compile their step do so in one way: one of them is enough."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))

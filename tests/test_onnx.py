@@ -28,35 +28,21 @@ pytest.importorskip("onnxscript", reason="needs the extra riglstm[onnx]")
 LAYERS: dict[str, dict[str, Any]] = {
     "default": {},
     "deep": {
-        "num_layers": 2,
-        "bidirectional": True,
-        "batch_first": True,
-        "dropout": 0.5,
-        "num_views": 3,
-        "active_cells": 2,
-        "peers_per_cell": 1,
-        "query": "per_cell",
-        "bias": False,
-        "dtype": torch.float64,
+        **{"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.5},
+        **{"num_views": 3, "active_cells": 2, "peers_per_cell": 1, "query": "per_cell"},
+        **{"bias": False, "dtype": torch.float64},
     },
     "soft": {
-        "input_size": 1,
-        "views": "soft",
-        "peers": "soft",
-        "update_scale": 2.0,
-        "update_bias": 0.5,
+        **{"input_size": 1, "views": "soft", "peers": "soft"},
+        **{"update_scale": 2.0, "update_bias": 0.5},
     },
     "all": {
-        "input_size": 12,
-        "num_layers": 2,
-        "input_views": "split",
-        "cells": "all",
-        "views": "all",
-        "peers": "all",
-        "soft_update": False,
+        **{"input_size": 12, "num_layers": 2, "input_views": "split", "soft_update": False},
+        **{"cells": "all", "views": "all", "peers": "all"},
     },
 }
 """Few layers that have every option between them: an export takes seconds."""
+Exported = tuple[RigLSTM, Path, Any]
 TOL = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
@@ -65,27 +51,16 @@ def build(input_size: int = 5, **options: Any) -> RigLSTM:
     return RigLSTM(input_size, 12, **options)
 
 
-def load(path: Path) -> Any:
-    options = onnxruntime.SessionOptions()
-    # One thread, and no remark about the default values of h_0 and c_0.
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    return onnxruntime.InferenceSession(str(path), options)
-
-
 @pytest.fixture(scope="module", params=LAYERS)
-def exported(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[RigLSTM, Path]:
-    """A layer and its file."""
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A layer, its file, and what runs the file."""
     layer = build(**LAYERS[request.param])
     path = tmp_path_factory.mktemp("onnx") / "layer.onnx"
     export(layer, path)
-    return layer.eval(), path
-
-
-@pytest.fixture(scope="module")
-def session(exported: tuple[RigLSTM, Path]) -> Any:
-    return load(exported[1])
+    options = onnxruntime.SessionOptions()
+    # One thread, and no remark about the default values of h_0 and c_0.
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return layer.eval(), path, onnxruntime.InferenceSession(str(path), options)
 
 
 def numbers(layer: RigLSTM, *shape: int) -> Tensor:
@@ -117,37 +92,34 @@ def assert_equal(session: Any, layer: RigLSTM, x: Tensor, hx: tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize(("T", "B"), [(13, 4), (1, 1), (1, 3), (6, 1)])
-def test_any_length_and_batch_size_equal_the_layer(
-    exported: tuple[RigLSTM, Path], session: Any, T: int, B: int
-) -> None:
-    layer, _ = exported
+def test_any_length_and_batch_size_equal_the_layer(exported: Exported, T: int, B: int) -> None:
+    layer, _, session = exported
     assert_equal(session, layer, sequence(layer, T, B), state(layer, B))
 
 
-def test_no_state_is_a_zero_state(exported: tuple[RigLSTM, Path], session: Any) -> None:
+def test_no_state_is_a_zero_state(exported: Exported) -> None:
     """With a zero state all scores tie, and the lower index wins."""
-    layer, _ = exported
+    layer, _, session = exported
     x = sequence(layer, 7, 3)
     assert_equal(session, layer, x, None)
     zero = torch.zeros_like(state(layer, 3)[0])
     assert_equal(session, layer, x, (zero, zero))
 
 
-def test_carried_state_continues_a_sequence(exported: tuple[RigLSTM, Path], session: Any) -> None:
-    layer, _ = exported
+def test_carried_state_continues_a_sequence(exported: Exported) -> None:
+    layer, _, session = exported
     if layer.bidirectional:
         pytest.skip("the reverse direction needs the end of the sequence first")
     x = sequence(layer, 9, 2).numpy()
-    whole, h_whole, c_whole = session.run(None, {"input": x})
+    whole, *last = session.run(None, {"input": x})
     first, h, c = session.run(None, {"input": x[:5]})
-    second, h, c = session.run(None, {"input": x[5:], "h_0": h, "c_0": c})
+    second, *final = session.run(None, {"input": x[5:], "h_0": h, "c_0": c})
     np.testing.assert_array_equal(np.concatenate((first, second)), whole)
-    np.testing.assert_array_equal(h, h_whole)
-    np.testing.assert_array_equal(c, c_whole)
+    np.testing.assert_array_equal(final, last)
 
 
-def test_nan_passes_through(exported: tuple[RigLSTM, Path], session: Any) -> None:
-    layer, _ = exported
+def test_nan_passes_through(exported: Exported) -> None:
+    layer, _, session = exported
     x = sequence(layer, 4, 2)
     clean = x.clone()
     (x[0] if layer.batch_first else x[:, 0])[2].fill_(float("nan"))
@@ -159,8 +131,8 @@ def test_nan_passes_through(exported: tuple[RigLSTM, Path], session: Any) -> Non
     assert not np.isnan(session.run(["output"], {"input": clean.numpy()})[0]).any()
 
 
-def test_file_is_valid_and_its_sizes_are_open(exported: tuple[RigLSTM, Path], session: Any) -> None:
-    layer, path = exported
+def test_file_is_valid_and_its_sizes_are_open(exported: Exported) -> None:
+    layer, path, session = exported
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     rows = layer.num_layers * (1 + layer.bidirectional)
@@ -176,8 +148,8 @@ def test_file_is_valid_and_its_sizes_are_open(exported: tuple[RigLSTM, Path], se
     assert results == {"output": [*axes, hidden], "h_n": state, "c_n": state}
 
 
-def test_file_holds_each_weight_once_and_no_path(exported: tuple[RigLSTM, Path]) -> None:
-    layer, path = exported
+def test_file_holds_each_weight_once_and_no_path(exported: Exported) -> None:
+    layer, path, _ = exported
     tensors = [onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer]
     count = sum(t.size for t in tensors if t.dtype.kind == "f")
     weights = sum(p.numel() for p in layer.parameters())

@@ -1,4 +1,4 @@
-"""RIM: against the NumPy version, and the properties that make it a RIM."""
+"""RIM and BRIM: against the NumPy versions, and the properties that make them what they are."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import models_oracle
-from helpers import slow_bf16
+from helpers import seeded, slow_bf16
 from riglstm.models.base import State
-from riglstm.models.brim import BRIM
+from riglstm.models.brim import BRIM, PRESETS
 from riglstm.models.rim import RIM, RIMCell, log_odds
 
 TOL = 1e-10
@@ -23,22 +23,24 @@ FD_TOL = 1e-7
 """Central differences with a step of 1e-6 of a loss of some 10: rounding leaves 1e-9."""
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def scramble(model: nn.Module, gen: torch.Generator) -> None:
-    """Weights far from their small start values, so that every path counts."""
+def scrambled(model: Any, gen: torch.Generator) -> Any:
+    """Weights far from their small start values, so that every path counts; in eval mode."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5, generator=gen)
+    return model.eval()
 
 
 def a_rim(gen: torch.Generator, D: int = 5, N: int = 4, d: int = 3, **options: Any) -> RIM:
     options = {"key_size": 4, "comm_size": 2, "active_cells": 2, **options}
-    model = RIM(D, N * d, num_cells=N, dtype=torch.float64, **options)
-    scramble(model, gen)
-    return model.eval()
+    model: RIM = scrambled(RIM(D, N * d, num_cells=N, dtype=torch.float64, **options), gen)
+    return model
+
+
+def a_brim(gen: torch.Generator, D: int = 5, H: int = 8, **options: Any) -> BRIM:
+    options = {"num_cells": (4, 2), "active_cells": (2, 1), "key_size": 3, "comm_size": 2} | options
+    model: BRIM = scrambled(BRIM(D, H, dtype=torch.float64, **options), gen)
+    return model
 
 
 def random(gen: torch.Generator, *shape: int) -> Tensor:
@@ -79,16 +81,30 @@ def oracle_weights(cell: RIMCell) -> models_oracle.Weights:
     return p
 
 
+def cells_of(model: RIM | BRIM) -> list[tuple[RIMCell, int]]:
+    """Each layer, and how many cells it has."""
+    if isinstance(model, RIM):
+        return [(model.cell, model.num_cells)]
+    return list(zip((model.lower, model.upper), model.num_cells, strict=True))
+
+
 def run_oracle(
-    model: RIM,
+    model: RIM | BRIM,
     x: Tensor,
     state: State,
-    held: np.ndarray | None = None,
-    weights: models_oracle.Weights | None = None,
-) -> dict[str, np.ndarray]:
-    h, c = (s[0].detach().unflatten(1, (model.num_cells, -1)).numpy() for s in state)
-    p = weights or oracle_weights(model.cell)
-    return models_oracle.rim(x.detach().numpy(), h, c, p, model.active_cells, held)
+    held: list[np.ndarray] | None = None,
+    drops: list[dict[str, np.ndarray]] | None = None,
+) -> list[dict[str, np.ndarray]]:
+    """What happened in each layer."""
+    cells = cells_of(model)
+    drops = drops or [{} for _ in cells]
+    p = [oracle_weights(cell) | drop for (cell, _), drop in zip(cells, drops, strict=True)]
+    h, c = (
+        [rows.detach().unflatten(1, (N, -1)).numpy() for (_, N), rows in zip(cells, s, strict=True)]
+        for s in state
+    )
+    K_a = [model.active_cells] if isinstance(model, RIM) else list(model.active_cells)
+    return models_oracle.rim(x.detach().numpy(), h, c, p, K_a, held)
 
 
 def same(got: Tensor, want: np.ndarray, tol: float = TOL) -> None:
@@ -137,29 +153,54 @@ compiles = pytest.mark.filterwarnings(
 )
 
 
+def check_against_numpy(model: RIM | BRIM, x: Tensor, state: State) -> None:
+    want = run_oracle(model, x, state)
+    output, (h, c) = model(x, state)
+    T, B = x.shape[:2]
+    for layer, (trace, layer_want) in enumerate(zip(model.trace(x, state), want, strict=True)):
+        assert trace.layer == layer
+        assert np.array_equal(trace.active.numpy(), layer_want["active"])
+        same(trace.output, layer_want["h"].reshape(T, B, -1))
+        same(trace.views, layer_want["views"])
+        same(trace.peers, layer_want["peers"])
+        same(h[layer], layer_want["h"][-1].reshape(B, -1))
+        same(c[layer], layer_want["c"][-1].reshape(B, -1))
+        assert trace.peer_scores.shape == trace.peers.shape
+        assert torch.equal(trace.keep, (~trace.active).double())
+        if isinstance(model, RIM):
+            # With several heads views are their mean, and scores another.
+            assert (trace.view_scores.softmax(dim=3) - trace.views).abs().max() < TOL
+    same(output, want[-1]["h"].reshape(T, B, -1))
+
+
+@pytest.mark.parametrize("make", [a_rim, a_brim])
 @pytest.mark.parametrize("seed", range(5))
-def test_equals_numpy(seed: int) -> None:
+def test_any_sizes_equal_numpy(seed: int, make: Any) -> None:
     gen = seeded(seed)
 
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=gen))
 
-    T, B, D, N, d = draw(3, 6), draw(1, 3), draw(1, 6), draw(1, 6), draw(1, 5)
-    sizes = {"key_size": draw(1, 5), "comm_heads": draw(1, 3), "comm_size": draw(1, 4)}
-    model = a_rim(gen, D, N, d, active_cells=draw(1, N), **sizes)
-    x, state = random(gen, T, B, D), a_state(gen, model, B)
-    want = run_oracle(model, x, state)
-    output, (h, c) = model(x, state)
-    (trace,) = model.trace(x, state)
-    assert np.array_equal(trace.active.numpy(), want["active"])
-    same(output, want["h"].reshape(T, B, -1))
-    same(h[0], want["h"][-1].reshape(B, -1))
-    same(c[0], want["c"][-1].reshape(B, -1))
-    same(trace.views, want["views"])
-    same(trace.peers, want["peers"])
-    assert (trace.view_scores.softmax(dim=3) - trace.views).abs().max() < TOL
-    assert trace.peer_scores.shape == trace.peers.shape
-    assert torch.equal(trace.keep, (~trace.active).double())
+    T, B = draw(3, 6), draw(1, 3)
+    options: dict[str, Any] = {"D": draw(1, 6), "key_size": draw(1, 5)}
+    options |= {"comm_heads": draw(1, 3), "comm_size": draw(1, 4)}
+    if make is a_rim:
+        N = draw(1, 6)
+        options |= {"N": N, "d": draw(1, 5), "active_cells": draw(1, N)}
+    else:
+        pair = (1, 2, 3, 4, 6)[draw(0, 4)], (1, 2, 3, 4, 6)[draw(0, 4)]
+        options |= {"H": 12, "num_cells": pair, "active_cells": tuple(draw(1, n) for n in pair)}
+        options["input_heads"] = (1, 2, 4)[draw(0, 2)]
+    model = make(gen, **options)
+    check_against_numpy(model, random(gen, T, B, model.input_size), a_state(gen, model, B))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_equal_numpy_from_the_zero_state(preset: str) -> None:
+    gen = seeded(9)
+    model = a_brim(gen, H=12, **PRESETS[preset])
+    # All scores of the first step tie.
+    check_against_numpy(model, random(gen, 4, 2, 5), model.initial_state(2))
 
 
 def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
@@ -204,28 +245,39 @@ def test_the_tie_at_the_zero_state_goes_to_the_lower_index(dtype: torch.dtype) -
     assert trace.active[0].tolist() == [[True] * 4 + [False] * 2] * 3
 
 
-def test_gradients_equal_central_differences_with_sleeping_candidates_held() -> None:
+both = pytest.mark.parametrize(
+    ("make", "options"), [(a_rim, {"comm_heads": 2}), (a_brim, {"comm_heads": 2, "input_heads": 2})]
+)
+
+
+@both
+def test_gradients_equal_central_differences_with_sleeping_candidates_held(
+    make: Any, options: dict[str, int]
+) -> None:
     """The gradient mask makes autograd differ from the slope of the output, on purpose.
 
     It is the slope of the function in which the candidates of sleeping cells are constants. The
     oracle is that function when it is given the candidates of the unperturbed run.
     """
     gen = seeded(7)
-    model = a_rim(gen)
-    x = random(gen, 4, 2, 5).requires_grad_()
+    model = make(gen, **options)
+    x = random(gen, 3, 2, 5).requires_grad_()
     state = tuple(s.requires_grad_() for s in a_state(gen, model, 2))
     first = run_oracle(model, x, state)
-    weight = random(gen, *first["h"].shape)
-    weight_c = random(gen, *first["c"][-1].shape)
+    held = [layer["candidates"] for layer in first]
+    weight, weight_c = random(gen, 3, 2, model.hidden_size), random(gen, *state[1].shape)
 
     def loss() -> Tensor:
         y, (_, c) = model(x, state)
-        return (y * weight.flatten(2)).sum() + (c[0] * weight_c.flatten(1)).sum()
+        return (y * weight).sum() + (c * weight_c).sum()
 
     def oracle_loss() -> float:
-        now = run_oracle(model, x, state, held=first["candidates"])
-        assert np.array_equal(now["active"], first["active"])
-        return float((now["h"] * weight.numpy()).sum() + (now["c"][-1] * weight_c.numpy()).sum())
+        now = run_oracle(model, x, state, held)
+        for layer, before in zip(now, first, strict=True):
+            assert np.array_equal(layer["active"], before["active"])
+        memory = np.stack([layer["c"][-1].reshape(2, -1) for layer in now])
+        y = now[-1]["h"].reshape(3, 2, -1)
+        return float((y * weight.numpy()).sum() + (memory * weight_c.numpy()).sum())
 
     assert abs(loss().item() - oracle_loss()) < TOL
     check_gradients([x, *state, *model.parameters()], loss, oracle_loss)
@@ -244,15 +296,20 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(model(x, state)[0], model(x, state)[0])
 
 
-def test_dropout_falls_where_the_specification_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On u, and before the communication's tanh."""
+@both
+def test_dropout_falls_on_what_cells_take_in_and_before_the_tanh(
+    make: Any, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gen = seeded(15)
-    model = a_rim(gen, dropout=0.3, comm_heads=2).train()
+    model = make(gen, dropout=0.3, **options).train()
     mask = known_dropout(monkeypatch)
     x, state = random(gen, 3, 2, 5), a_state(gen, model, 2)
-    drops = {"drop_u": mask(4, 12), "drop_update": mask(4, 3)}
-    want = run_oracle(model, x, state, weights=oracle_weights(model.cell) | drops)
-    same(model(x, state)[0], want["h"].reshape(3, 2, -1))
+    drops = []
+    for _, N in cells_of(model):
+        d = model.hidden_size // N
+        drops.append({"drop_u": mask(N, 4 * d), "drop_update": mask(N, d)})
+    want = run_oracle(model, x, state, drops=drops)
+    same(model(x, state)[0], want[-1]["h"].reshape(3, 2, -1))
 
 
 @slow_bf16
@@ -335,9 +392,27 @@ def test_start_values_are_the_specifications() -> None:
         ({"dropout": True}, r"dropout must be a probability in \[0, 1\], got True"),
     ],
 )
-def test_errors_say_expected_got_and_the_way_out(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_of_rim_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RIM(**{"input_size": 5, "hidden_size": 24, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_size": 9}, r"multiple of num_cells = 6, got 9; take hidden_size=6 or 12"),
+        ({"num_cells": (6, 5)}, r"multiple of num_cells = 5, got 12; take hidden_size=10 or 15"),
+        ({"num_cells": 6}, r"num_cells must be a pair, .* got 6; give it as \(6, 3\)"),
+        ({"num_cells": (6, 3, 2)}, r"num_cells must be a pair, .* got \(6, 3, 2\)"),
+        ({"active_cells": (4,)}, r"active_cells must be a pair, .* got \(4,\)"),
+        ({"active_cells": (4, 4)}, r"active_cells must be .* = \[1, 3\], got 4"),
+        ({"input_heads": 3}, r"input_heads must divide .* = 8 .* num_cells = 6, got 3; take 1, 2"),
+        ({"input_heads": 0}, "input_heads must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_wrong_options_of_brim_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BRIM(**{"input_size": 5, "hidden_size": 12, **options})
 
 
 def test_the_default_wakes_two_thirds_of_the_cells() -> None:

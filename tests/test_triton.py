@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import (
     TOL,
     Problem,
-    assert_close,
     assert_equals_the_reference,
     assert_same_gradients,
     clear_problem,
@@ -34,7 +33,7 @@ from riglstm.scan import resolve, scan
 
 kernels("forward", on_a_gpu=False)
 
-pytestmark = pytest.mark.usefixtures("nan_filled_empty", "interpreter")
+pytestmark = pytest.mark.usefixtures("nan_filled_empty")
 CPU = torch.device("cpu")
 FLOAT = TOL[torch.float32]
 
@@ -56,12 +55,16 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> None:
-    """Nothing here may ask for a compiler."""
-    from riglstm.scan.triton.kernels.common import interpreted
+def one_step(**more: Any) -> Problem:
+    return random_problem(seeded(0), **{**SMALL, "T": 1, **more}).to(torch.float32)
 
-    assert interpreted()
+
+def assert_within_halves(p: Problem) -> tuple[Tensor, ...]:
+    """Outputs of a problem in TF32, which are those of float64 but for products in halves."""
+    want, got = p.run("reference"), p.to(torch.float32).run("triton")
+    assert torch.equal(got[3], want[3])
+    assert all(relative(a, b) < 2e-3 for a, b in zip(got[:3], want[:3], strict=True))
+    return got[0], want[0]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -70,34 +73,26 @@ def test_the_kernels_equal_the_reference(name: str) -> None:
 
 
 def test_without_gradients_outputs_are_the_same_to_the_bit() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    p = one_step()
     want = outputs_and_gradients(p, "triton")[0]
     assert all(torch.equal(a, b) for a, b in zip(p.run("triton"), want, strict=True))
 
 
-HALVES = ("three cells of a ragged size", "resets, steps left out, no soft update",
-          "every option of the update")  # fmt: skip
-
-
 @pytest.mark.usefixtures("tf32")
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if not name.startswith("everyone")])
 def test_tf32_is_held_in_halves_and_as_exact(name: str) -> None:
-    p = clear_problem(**{**SMALL, **PROBLEMS[name], "T": 1})
-    want, got = p.run("reference"), p.to(torch.float32).run("triton")
-    assert torch.equal(got[3], want[3])
-    assert all(relative(a, b) < 2e-3 for a, b in zip(got[:3], want[:3], strict=True))
+    got, want = assert_within_halves(clear_problem(**{**SMALL, **PROBLEMS[name], "T": 1}))
     # Were they float32, as without TF32, nothing would be rounded.
-    assert relative(got[0], want[0]) > 1e-5
+    assert relative(got, want) > 1e-5
 
 
+@pytest.mark.usefixtures("precision_as_before")
 def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
-    before = torch.get_float32_matmul_precision()
+    p = one_step()
     outputs = []
     for precision in ("highest", "high", "highest"):
         torch.set_float32_matmul_precision(precision)
         outputs.append(p.run("triton")[0])
-    torch.set_float32_matmul_precision(before)
     assert torch.equal(outputs[0], outputs[2])
     assert not torch.equal(outputs[0], outputs[1])
     # As averages of weights are often kept: torch counts no change of them then.
@@ -109,7 +104,7 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) -> None:
     from riglstm.scan.triton import forward
 
-    p = random_problem(seeded(0), **{**SMALL, "B": 300, "T": 1}).to(torch.float32)
+    p = one_step(B=300)
     given = (p.sel, 300, 18, CPU, torch.float32, False, 2, None, False)
     made = forward.plan_forward(*given)
     counters = torch.full((zeros + 2,), 7, dtype=torch.int32)
@@ -122,28 +117,28 @@ def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) ->
     assert not h.any()
 
 
-@pytest.mark.usefixtures("tf32")
-def test_a_state_that_is_not_given_is_zero() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
-    zero = torch.zeros_like(p.h)
-    y, (h, c), woke = scan(p.x, zero, zero, p.weights, p.sel, backend="triton")
-    y_0, (h_0, c_0), woke_0 = scan(p.x, None, None, p.weights, p.sel, backend="triton")
-    for got, want in ((y_0, y), (h_0, h), (c_0, c), (woke_0, woke)):
-        assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.usefixtures("precision_as_before")
+@pytest.mark.parametrize(
+    ("given", "learns", "precision"),
+    [("", False, "high"), ("h", True, "highest"), ("c", False, "highest")],
+)
 @pytest.mark.parametrize("backend", ["reference", "batched", "triton"])
-def test_of_half_a_state_the_other_half_is_zero(backend: str, learns: bool) -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
-    zero, x = torch.zeros_like(p.h), p.x.clone().requires_grad_(learns)
-    given, whole = ((p.h, None), (p.h, zero)) if learns else ((None, p.c), (zero, p.c))
-    got, want = (scan(x, *s, p.weights, p.sel, backend=backend)[0] for s in (given, whole))
-    assert torch.equal(got, want)
+def test_what_is_not_given_of_a_state_is_zero(
+    backend: str, given: str, learns: bool, precision: str
+) -> None:
+    torch.set_float32_matmul_precision(precision)
+    p = one_step()
+    x, state = p.x.clone().requires_grad_(learns), {"h": p.h, "c": p.c}
+    results = []
+    for other in (None, torch.zeros_like(p.h)):
+        use = (state[n] if n in given else other for n in "hc")
+        y, last, woke = scan(x, *use, p.weights, p.sel, backend=backend)
+        results.append((y, *last, woke))
+    assert all(map(torch.equal, *results))
 
 
 def test_a_state_of_another_batch_is_refused_and_nothing_behind_it_read() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    p = one_step()
     words = r"h must be \(B, N, d\) = \(2, 2, 18\), got \(1, 2, 18\)"
     with pytest.raises(ValueError, match=words):
         scan(p.x, p.h[:1], p.c, p.weights, p.sel, backend="triton")
@@ -158,29 +153,25 @@ def test_halves_hold_inputs_and_given_states_of_sizes_far_apart(views: float, st
     W, first = p.weights.W.clone(), p.sel.K * p.h.shape[2]
     W[:, :first] /= views
     W[:, first:] /= state
-    p = replace(p, x=p.x * views, h=p.h * state, weights=p.weights._replace(W=W))
-    want, got = p.run("reference"), p.to(torch.float32).run("triton")
-    assert torch.equal(got[3], want[3])
-    assert all(relative(a, b) < 2e-3 for a, b in zip(got[:3], want[:3], strict=True))
+    assert_within_halves(replace(p, x=p.x * views, h=p.h * state, weights=p.weights._replace(W=W)))
 
 
+@pytest.mark.usefixtures("precision_as_before")
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_nan_in_a_state_is_not_hidden(precision: str) -> None:
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
-    p = random_problem(seeded(0), **{**SMALL, "T": 1, "cells": "all", "K_h": 1}).to(torch.float32)
+    p = one_step(cells="all", K_h=1)
     h = p.h.clone()
     h[0, 1, 5] = float("nan")
     p = replace(p, h=h)
     want, got = p.run("reference"), p.run("triton")
-    torch.set_float32_matmul_precision(before)
     for one, other in zip(got[:3], want[:3], strict=True):
         assert torch.equal(one.isnan(), other.isnan())
         assert other.isnan().any()
 
 
 def test_gradients_do_not_depend_on_how_a_tensor_lies_in_memory() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1, "query": "per_cell"}).to(torch.float32)
+    p = one_step(query="per_cell")
 
     def grads(turned: bool) -> dict[str, Tensor]:
         leaves = {
@@ -197,7 +188,7 @@ def test_gradients_do_not_depend_on_how_a_tensor_lies_in_memory() -> None:
 
 
 def test_of_equal_scores_the_lower_index_wins_and_nan_wins_over_all() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "N": 3, "T": 1, "K_a": 2}).to(torch.float32)
+    p = one_step(N=3, K_a=2)
     # All scores of a zero state tie.
     h = torch.zeros_like(p.h)
     h[1, 2, 5] = float("nan")
@@ -288,7 +279,7 @@ def test_auto_leaves_more_sequences_than_it_counts_to_others(
 # Of torch's own, as it makes fake tensors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_backward_pass_that_is_compiled_sees_operators() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+    p = one_step()
     leaves = {n: v.detach().requires_grad_() for n, v in p.leaves().items()}
     want = torch.autograd.grad(p.with_leaves(leaves).run("triton")[0].sum(), leaves["x"])
     loss = p.with_leaves(leaves).run("triton")[0].sum()
@@ -307,7 +298,7 @@ def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None
             seen.append(func.name())
             return func(*args, **(kwargs or {}))
 
-    p = random_problem(seeded(0), **{**SMALL, "T": 1, "update_bias": True}).to(torch.float32)
+    p = one_step(update_bias=True)
     want, want_grads = outputs_and_gradients(p, "triton")
     with Look():
         got, grads = outputs_and_gradients(p, "triton")
@@ -316,30 +307,15 @@ def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None
     assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
 
 
-def test_it_says_that_it_can_be_differentiated_once() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
-    x = p.x.requires_grad_()
-    (dx,) = torch.autograd.grad(p.run("triton")[0].sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiated once"):
-        dx.sum().backward()
-
-
-def test_gradients_in_a_batch_are_refused_and_not_misread() -> None:
-    p = random_problem(seeded(0), **{**SMALL, "T": 1}).to(torch.float32)
+def test_a_second_derivative_and_gradients_in_a_batch_are_refused_and_not_misread() -> None:
+    p = one_step()
     p.x.requires_grad_()
     y = p.run("triton")[0]
     with pytest.raises(NotImplementedError, match="one gradient at a time, got a batch of them"):
         torch.autograd.grad(y, p.x, torch.ones(2, *y.shape), is_grads_batched=True)
-
-
-def test_the_layer_runs_it_and_says_so() -> None:
-    torch.manual_seed(0)
-    layer = RigLSTM(5, 32, num_cells=2, backend="triton", bidirectional=True)
-    other = RigLSTM(5, 32, num_cells=2, backend="batched", bidirectional=True)
-    other.load_state_dict(layer.state_dict())
-    assert "backend='triton'" in repr(layer)
-    x = torch.randn(2, 2, 5)
-    assert_close(layer(x)[0], other(x)[0], FLOAT.value)
+    (dx,) = torch.autograd.grad(y.sum(), p.x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiated once"):
+        dx.sum().backward()
 
 
 def test_what_a_call_returns_is_nobody_elses() -> None:

@@ -102,12 +102,22 @@ def problem(name: str) -> Problem:
     return replace(on_gpu, noise=noise, **flags)
 
 
+def in_mode(mode: Mode) -> torch.autocast:
+    """Its autocast; products of float32 have its precision from now on."""
+    torch.set_float32_matmul_precision(mode.matmul)
+    return torch.autocast("cuda", torch.bfloat16, enabled=mode.autocast)
+
+
+def papers_layer() -> RigLSTM:
+    torch.manual_seed(0)
+    return RigLSTM(60, 600, backend="triton", device="cuda")
+
+
 def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any]:
     """y, h, c, the gradient of every leaf, and what the kernels saved."""
     from riglstm.scan import triton
     from riglstm.scan.triton.plan import Saved
 
-    torch.set_float32_matmul_precision(mode.matmul)
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
     kept: list[Any] = []
 
@@ -115,10 +125,7 @@ def kernel(p: Problem, mode: Mode) -> tuple[list[Tensor], dict[str, Tensor], Any
         kept.append(t)
         return t
 
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
-        torch.autocast("cuda", torch.bfloat16, enabled=mode.autocast),
-    ):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), in_mode(mode):
         q = p.with_leaves(leaves)
         args = (q.x, q.h, q.c, q.weights, q.sel)
         y, (h, c), _ = triton.scan(*args, noise=p.noise, live=p.live, reset=p.reset)
@@ -169,13 +176,13 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
 
 
-def assert_equals_float64(p: Problem, mode: Mode) -> None:
-    """Outputs and gradients, with the same masks."""
+def assert_equals_float64(p: Problem, mode: Mode, gradients: bool = True) -> None:
+    """Outputs, and gradients if said so, with the same masks."""
     out, grads, saved = kernel(p, mode)
     want, want_grads = forced(p, saved.bits)
     for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
         assert relative(got, expected) < mode.error, what
-    for n, expected in want_grads.items():
+    for n, expected in want_grads.items() if gradients else ():
         assert relative(grads[n], expected) < mode.error, f"d{n}"
 
 
@@ -191,10 +198,7 @@ def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() 
     b = torch.zeros_like(p.h).repeat(1, 1, 4)[0]  # (N, 4d): f, i, o, g
     b[:, : p.h.shape[2]], b[:, p.h.shape[2] : 2 * p.h.shape[2]] = 8, -8
     p = replace(p, x=x, weights=p.weights._replace(b=b), live=None, reset=None)
-    out, _, saved = kernel(p, MODES["bf16"])
-    want, _ = forced(p, saved.bits)
-    for got, expected, what in zip(out, want, ("y", "h", "c"), strict=True):
-        assert relative(got, expected) < MODES["bf16"].error, what
+    assert_equals_float64(p, MODES["bf16"], gradients=False)
 
 
 @pytest.mark.usefixtures("nothing_kept")
@@ -296,12 +300,10 @@ def test_ties_nan_and_infinities_choose_as_the_reference_does(B: int, mode: str)
 @pytest.mark.parametrize("B", [100, 512])
 def test_a_nan_stays_in_its_sequence_whatever_its_bits(B: int, mode: str) -> None:
     # All set is what stands where a number is waited for.
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision(MODES[mode].matmul)
-    layer = RigLSTM(60, 600, backend="triton", device="cuda")
+    layer = papers_layer()
     x = torch.randn(5, B, 60, device="cuda")
     x.view(torch.int32)[2, 5, 3] = -1
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+    with torch.no_grad(), in_mode(MODES[mode]):
         assert layer(x)[0].isnan().any(2).nonzero().tolist() == [[2, 5], [3, 5], [4, 5]]
         for w in layer.parameters():
             w.view(torch.int32).view(-1)[5] = -1
@@ -332,12 +334,11 @@ def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode: str) -> None:
     from riglstm.scan import triton
 
     p = problem("more than fit at once")
-    torch.set_float32_matmul_precision(MODES[mode].matmul)
 
     def run(B: int) -> Tensor:
         flags = {"live": p.live[:, :B], "reset": p.reset[:, :B]}
         args = (p.x[:, :B], p.h[:B], p.c[:B], p.weights, p.sel)
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+        with torch.no_grad(), in_mode(MODES[mode]):
             return triton.scan(*args, **flags)[0]
 
     every = run(270)
@@ -348,14 +349,11 @@ def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode: str) -> None:
 @pytest.mark.parametrize("B", [100, 200, 600])
 def test_a_step_of_one_barrier_is_one_of_two(B: int, mode: str) -> None:
     # Where there are resets, even none, `select` waits for all programs.
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision(MODES[mode].matmul)
-    layer = RigLSTM(60, 600, backend="triton", device="cuda")
+    layer = papers_layer()
     for T in (1, 2, 12):
         x, none = torch.randn(T, B, 60, device="cuda"), torch.zeros(T, B, dtype=torch.bool).cuda()
         for learns in (False, True):
-            on = torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast)
-            with torch.set_grad_enabled(learns), on:
+            with torch.set_grad_enabled(learns), in_mode(MODES[mode]):
                 (y, state), (want, last) = layer(x), layer(x, reset=none)
             assert all(map(torch.equal, (y, *state), (want, *last)))
 
@@ -376,11 +374,8 @@ def different_beside_a_busy_stream(work: Callable[[], list[Tensor]], times: int)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("B", [64, 130, 512])
 def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, mode: str) -> None:
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision(MODES[mode].matmul)
-    layer = RigLSTM(60, 600, backend="triton", device="cuda")
-    x = torch.randn(6, B, 60, device="cuda")
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+    layer, x = papers_layer(), torch.randn(6, B, 60, device="cuda")
+    with torch.no_grad(), in_mode(MODES[mode]):
         assert different_beside_a_busy_stream(lambda: [layer(x)[0]], 1000) == 0
 
 
@@ -389,13 +384,10 @@ def test_a_thousand_launches_beside_a_busy_stream_give_the_same_bits(B: int, mod
 def test_two_hundred_backward_passes_beside_a_busy_stream_give_the_same_bits(
     B: int, mode: str
 ) -> None:
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision(MODES[mode].matmul)
-    layer = RigLSTM(60, 600, backend="triton", device="cuda")
-    x = torch.randn(6, B, 60, device="cuda", requires_grad=True)
+    layer, x = papers_layer(), torch.randn(6, B, 60, device="cuda", requires_grad=True)
 
     def all_of_it() -> list[Tensor]:
-        with torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+        with in_mode(MODES[mode]):
             y = layer(x)[0]
         return [y, *torch.autograd.grad(y, (x, *layer.parameters()), torch.ones_like(y))]
 
@@ -452,7 +444,7 @@ def test_without_gradients_the_outputs_are_the_same(name: str, mode: str) -> Non
     want, _, _ = kernel(p, MODES[mode])
     args = (p.x, p.h, p.c, p.weights, p.sel)
     for _ in range(3):  # the first goes through Triton, the others straight to what it compiled
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=MODES[mode].autocast):
+        with torch.no_grad(), in_mode(MODES[mode]):
             y, (h, c), _ = triton.scan(*args, noise=p.noise, live=p.live, reset=p.reset)
         for got, expected, what in zip((y, h, c), want, ("y", "h", "c"), strict=True):
             assert relative(got, expected.double()) < MODES[mode].error, what

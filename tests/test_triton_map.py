@@ -76,6 +76,20 @@ def many(nothing_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "FEW", 0)
 
 
+def in_short_tiles(
+    monkeypatch: pytest.MonkeyPatch, more: int = 0, programs: int | None = None
+) -> None:
+    """Tiles of 16 rows, by so many programs more than there are tiles, or so many in all."""
+    tiles, planned = plan.forward_tiles, forward.plan_forward
+
+    def plan_forward(*given: Any) -> Any:
+        made = planned(*given)
+        return made._replace(programs=programs or made.programs + more)
+
+    monkeypatch.setattr(forward, "forward_tiles", lambda *given: tiles(*given) | {"BM": 16})
+    monkeypatch.setattr(forward, "plan_forward", plan_forward)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
     p = problem(b_in=normal(K * d) if bias else None)
@@ -194,7 +208,7 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
     product: torch.dtype, kind: torch.dtype, idle: int, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By all programs, where there is none without a tile, or by those that have none."""
-    plan_forward, plans = forward.plan_forward, []
+    plans, plan_forward = [], forward.plan_forward
 
     def with_more(*args: Any) -> Any:
         made = plan_forward(*args)
@@ -226,10 +240,7 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
 @pytest.mark.usefixtures("many")
 def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tiles of rows by three of columns, by programs without a tile or with an empty one."""
-    forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
-    monkeypatch.setattr(forward, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
-    more = lambda *a: (p := plan_forward(*a))._replace(programs=p.programs + 5)  # noqa: E731
-    monkeypatch.setattr(forward, "plan_forward", more)
+    in_short_tiles(monkeypatch, more=5)
     sizes = {"T": 2, "B": 37, "N": 4, "K": 3, "d": 50, "D": 260, "K_a": 1, "K_x": 1, "K_h": 0}
     p = random_problem(seeded(0), **sizes, soft_update=False).to(torch.float32)
     # In the first step three live, and cell 0 sleeps.
@@ -260,10 +271,7 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
     T: int, B: int, programs: int | None, save: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the views, and to what an input gives that comes rounded, of which nothing is kept."""
-    forward_tiles, plan_forward = plan.forward_tiles, forward.plan_forward
-    monkeypatch.setattr(forward, "forward_tiles", lambda *a: forward_tiles(*a) | {"BM": 16})
-    more = lambda *a: (p := plan_forward(*a))._replace(programs=programs or p.programs)  # noqa: E731
-    monkeypatch.setattr(forward, "plan_forward", more)
+    in_short_tiles(monkeypatch, programs=programs)
     sizes = {"T": T, "B": B, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1, "K_h": 0}
     p = random_problem(seeded(0), **sizes, soft_update=False).to(torch.float32)
     given = (p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
@@ -282,26 +290,6 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
         # With nothing kept, other buffers lie behind the two steps that are rounded.
         pair = (forward.forward(x, *given, save=False, keep=False) for x in (p.x, p.x.bfloat16()))
         assert all(map(torch.equal, *((*out[:3], out[3].woke) for out in pair)))
-
-
-@pytest.mark.usefixtures("many")
-@pytest.mark.parametrize(("T", "rows"), [(1, 5), (2, 10), (3, 10)])
-def test_the_first_two_steps_are_mapped_before(
-    T: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = plan.Launch
-    call, firsts = launch.__call__, []
-
-    def spy(self: Any, grid: Any, arguments: Any) -> None:
-        if self.kernel.fn.__name__ == "map_kernel":
-            firsts.append(arguments[-1])
-        call(self, grid, arguments)
-
-    monkeypatch.setattr(launch, "__call__", spy)
-    p = random_problem(seeded(0), T=T, B=5, N=N, K=K, d=d, D=D, K_a=1, K_x=1).to(torch.float32)
-    given = (p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.bfloat16)
-    forward.forward(*given, save=False, keep=False)
-    assert firsts == [rows]
 
 
 @pytest.mark.usefixtures("many")

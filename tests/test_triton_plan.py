@@ -6,8 +6,10 @@ Nothing is computed here: the plans are those for GPUs that are not here.
 from __future__ import annotations
 
 import inspect
+import random
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,161 +18,64 @@ import torch
 from helpers import kernels
 from riglstm.selection import Selection
 
-plan, forward = kernels("plan", "forward")
+plan, forward, common = kernels("plan", "forward", "kernels.common")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF, B16, SINGLE = torch.float16, torch.bfloat16, torch.float32
-PAPERS = Selection(6, 6, 4, 4, 4)
 TWO = Selection(2, 2, 1, 1, 1)
 
 
-@pytest.fixture
-def chip(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Plan for a GPU of so many multiprocessors, with the memory of an H100."""
-    for module in (plan, forward):
-        monkeypatch.setattr(module, "interpreted", lambda: False)
-
-    def use(multiprocessors: int) -> None:
-        monkeypatch.setattr(plan, "chip", lambda device: (multiprocessors, 232_448))
-
-    return use
-
-
-def programs_of(sel: Selection, B: int, d: int, features: int | None) -> Any:
-    given = (sel, B, d, CUDA, B16, True, 2, features, False)
-    return forward.plan_forward.__wrapped__(*given)
-
-
-# Rows, columns, sequences at a time and warps.
-WIDE, FLAT = (128, 128, 4, 8), (64, 128, 2, 8)
-
-
-@pytest.mark.parametrize(
-    ("multiprocessors", "B", "forward", "back"),
-    [
-        # Up to 64 sequences, as narrow as the multiprocessors are many.
-        (132, 64, (64, 32, 1, 8), (64, 32, 1, 8)),
-        (108, 64, (64, 32, 1, 8), (64, 64, 1, 8)),
-        (64, 64, (64, 64, 1, 8), (64, 64, 1, 8)),
-        (32, 64, FLAT, FLAT),
-        # Of more, half the rows where all tiles are done at once.
-        (132, 65, (64, 64, 2, 4), (64, 64, 1, 4)),
-        (132, 128, (64, 64, 2, 4), (64, 64, 1, 4)),
-        (132, 129, (64, 128, 2, 4), FLAT),
-        (132, 256, (64, 128, 2, 4), FLAT),
-        (132, 257, WIDE, WIDE),
-        # As many as an A100 has: two sequences each are 216, and 120 tiles are too many.
-        (108, 128, (64, 64, 2, 4), FLAT),
-        (108, 129, WIDE, WIDE),
-        (32, 65, WIDE, WIDE),
-    ],
-)
-def test_tiles_follow_the_sequences_and_the_multiprocessors(
-    multiprocessors: int,
-    B: int,
-    forward: tuple[int, ...],
-    back: tuple[int, ...],
-    chip: Callable[[int], None],
-) -> None:
-    chip(multiprocessors)
-    z = plan.Sizes(6, 6, 100, 104, 512, 5, B16, B16, B16)
-    made = plan.forward_tiles(z, B, CUDA), plan.backward_tiles(z, B, CUDA)
-    for tiles, expected in zip(made, (forward, back), strict=True):
-        assert tuple(tiles[n] for n in ("BM", "BN", "RB", "num_warps")) == expected
-    if B > 64:
-        # float32 without TF32 has the widest ones always.
-        wide = z._replace(held=SINGLE, back=SINGLE)
-        assert plan.forward_tiles(wide, B, CUDA)["BM"] == 128
-        assert plan.backward_tiles(wide, B, CUDA)["BM"] == 128
-
-
-@pytest.mark.parametrize(
-    ("N", "d", "multiprocessors", "apart", "rows"),
-    [
-        (6, 100, 132, True, 2),  # 96 tiles, as the last of W_q Q has none of its own
-        (6, 100, 127, False, 1),
-        (6, 100, 108, False, 1),
-        (5, 50, 132, True, 1),
-        (4, 16, 132, True, 1),
-        (4, 64, 84, True, 2),
-    ],
-)
-def test_programs_select_or_multiply_where_there_are_enough_of_them(
-    N: int, d: int, multiprocessors: int, apart: bool, rows: int, chip: Callable[[int], None]
-) -> None:
-    chip(multiprocessors)
-    P = plan.aligned(d, B16)
-    z = plan.Sizes(N, N, d, P, 5 * P, 5, B16, B16, B16)
-    for B in (1, 64):
-        tile = plan.resident_tiles(z, B, CUDA)
-        assert (tile["APART"], tile["RB"]) == (apart, rows)
-        assert not apart or N * tile["TILES"] + -(-64 // rows) <= multiprocessors
-
-
-def test_weights_are_kept_where_each_program_has_one_tile_of_halves(
-    chip: Callable[[int], None],
-) -> None:
-    for held, B, multiprocessors, kept in (
-        (HALF, 64, 132, True),
-        (B16, 1, 96, True),
-        (B16, 64, 95, False),
-        (HALF, 65, 132, False),
-        (SINGLE, 64, 132, False),
-    ):
-        chip(multiprocessors)
-        z = plan.Sizes(6, 6, 100, 104, 512, 5, SINGLE, held, held)
-        assert (plan.resident_tiles(z, B, CUDA) is not None) == kept, (held, B, multiprocessors)
-
-
-def test_there_is_a_program_for_each_pair_of_sequences_and_each_tile_or_multiprocessor(
-    chip: Callable[[int], None],
-) -> None:
-    chip(132)
-    for B, programs in ((1, 97), (33, 113), (64, 128)):
-        made = programs_of(PAPERS, B, 100, None)
-        assert made.tile["APART"]
-        assert made.programs == programs
-    for features, B, programs in (
-        # All run where the kernel maps its input.
-        *((600, B, 132) for B in (65, 109, 512)),
-        *((None, 65, 108), (None, 109, 109)),  # views as they come: tiles, or sequences
-    ):
-        assert programs_of(Selection(6, 6, 4, 4, 1), B, 100, features).programs == programs
+def assert_tiles_are_legal(tile: dict[str, Any], room: int, dtype: torch.dtype) -> None:
+    """Lengths are powers of two, products not too short, and pieces fit in shared memory."""
+    for name in ("BM", "BN", "BK", "RB", "BP", "num_warps"):
+        assert tile[name] == common.power_of_two(tile[name]), name
+    assert min(tile["BM"], tile["BN"], tile["BK"]) >= 16
+    held = tile["STAGES"] * (tile["BM"] + tile["BN"]) * tile["BK"] * dtype.itemsize
+    assert held < room or tile["STAGES"] == 1
 
 
 @pytest.mark.usefixtures("precision_as_before")
-def test_products_in_halves_take_a_map_of_ours_and_many_sequences_in_the_forward_kernel() -> None:
-    K, P = 2, 24
-    most, large = 2 * (2 + K) * P // 3, 2**31 // (K * P)
-    for product, precision, B, features, own, inside in (
-        (B16, "highest", 13, 5, True, False),
-        (SINGLE, "highest", 13, 5, False, False),
-        (SINGLE, "high", 13, 5, True, False),
-        (SINGLE, "high", 13, 8192, True, False),
-        (SINGLE, "high", 13, 8193, False, False),
-        (SINGLE, "high", 13, None, False, False),
-        (B16, "highest", 13, None, False, False),
-        (B16, "highest", 13, large, True, False),
-        (B16, "highest", 13, large + 1, False, False),
-        (B16, "high", 64, 5, True, False),
-        (B16, "high", 65, 5, True, True),
-        (B16, "high", 65, most, True, True),
-        (B16, "high", 65, most + 1, True, False),
-        (SINGLE, "high", 64, 5, True, False),
-        (SINGLE, "high", 65, most, True, True),
-    ):
-        torch.set_float32_matmul_precision(precision)
-        for save in (False, True):
-            given = (TWO, B, 18, CPU, product, True, 2, features, save)
-            made = forward.plan_forward.__wrapped__(*given)
-            case = (product, precision, B, features, save)
-            assert (made.map is not None, made.inside) == (own, inside), case
-            if precision == "high" and features is not None and B > 13:
-                # Only an input of more bits is kept rounded, for the backward pass.
-                z = plan.sizes(18, TWO, True, product)
-                kept = inside and save and product == B16
-                assert (plan.rounded(z, B, features, SINGLE, save) > 0) == kept, case
-                assert plan.rounded(z, B, features, B16, save) == 0
+def test_plans_are_legal_and_within_the_limits_of_any_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (plan, forward):
+        monkeypatch.setattr(module, "interpreted", lambda: False)
+    kinds, r = set(), random.Random(0)
+    for _ in range(3000):
+        N, K, d = r.choice((1, 2, 6, 8, 16)), r.choice((1, 6, 16)), r.choice((1, 16, 50, 100, 256))
+        B, D = r.choice((1, 33, 64, 65, 128, 257, 600)), r.choice((None, 20, 600, 8193, 2**24))
+        chip = many, room = r.choice((4, 32, 64, 96, 108, 132, 264)), r.choice((166_912, 232_448))
+        product, save = r.choice((SINGLE, B16)), r.random() < 0.5
+        torch.set_float32_matmul_precision(r.choice(("highest", "high")))
+        monkeypatch.setattr(plan, "chip", lambda device, chip=chip: chip)
+        sel = Selection(N, K, r.randint(1, N), r.randint(1, K), r.randint(0, N - 1))
+        given = (sel, B, d, CUDA, product, plan.rounds(product), r.choice((0, 2, 3)), D, save)
+        made = forward.plan_forward.__wrapped__(*given)
+        z, case = made.z, (*given, *chip)
+        tiled = plan.forward_tiles(z, B, CUDA)
+        assert_tiles_are_legal(tiled, room, z.held)
+        back = plan.backward_tiles(z, B, CUDA)
+        assert_tiles_are_legal(back, room, z.back)
+        assert z.L % back["BK"] == 0, "loads have no mask"
+        assert tiled["RB"] * common.lines_of(N) <= 32, "who woke is a bit of one whole number"
+        # Programs wait for each other: all are there at once.
+        assert 1 <= made.programs <= many, case
+        if made.by_gate:
+            tiles = N * made.tile["TILES"]
+            assert (B <= plan.FEW, z.held.itemsize, tiles <= many) == (True, 2, True), case
+            alone = -(-B // made.tile["RB"]) if made.tile["APART"] else 0
+            assert made.programs >= tiles + alone, "each tile and each sequence has a program"
+        if made.map is not None:
+            assert D * K * z.P < 2**31, "it counts in 32 bits"
+            assert z.held == B16 or (z.held == HALF and D <= plan.MOST_FEATURES), case
+        # A kernel's own map is one of ours, of many sequences; what it rounds is kept for training
+        # in bfloat16.
+        assert not made.inside or (made.map is not None and B > plan.FEW), case
+        kept = D is not None and plan.rounded(z, B, D, SINGLE, save) > 0
+        assert kept == (made.inside and save and product == B16), case
+        assert D is None or plan.rounded(z, B, D, B16, save) == 0
+        kinds.add((made.by_gate, made.tile.get("APART"), made.map is not None, made.inside))
+    assert len(kinds) == 7, kinds
 
 
 @pytest.mark.parametrize("product", [SINGLE, B16])
@@ -235,22 +140,13 @@ class Compiled:
         self.kernel.direct.append((arguments[:3], arguments[3:]))
 
 
-class Driver:
-    @staticmethod
-    def get_current_stream(device: int) -> int:
-        return 7
-
-
-class Active:
-    active = Driver
-
-
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(plan, "interpreted", lambda: False)
     monkeypatch.setattr(plan, "_LAUNCHES", {})
     monkeypatch.setattr(plan, "KNOWN", True)
-    monkeypatch.setattr(plan, "driver", Active)
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda device: 7))
+    monkeypatch.setattr(plan, "driver", driver)
     # That of a tensor on a CPU.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     return Kernel()
@@ -302,34 +198,30 @@ def test_buffers_lie_apart_in_one_allocation(monkeypatch: pytest.MonkeyPatch) ->
     assert (part.dtype, part.address, part.memory) == (torch.int32, 1060, memory)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "constants"),
-    [
-        ((torch.zeros(16, dtype=torch.float16), None, 5), {"WIDE": 1, "TALL": 2}),
-        ((torch.zeros(17)[1:], None, 5), {"WIDE": 1, "TALL": 2}),
-        ((torch.zeros(16), torch.zeros(16), 5), {"WIDE": 1, "TALL": 2}),
-        ((torch.zeros(16), None, 2**31), {"WIDE": 1, "TALL": 2}),
-        ((torch.zeros(16), None, 5), {"WIDE": 1, "TALL": 3}),
-        ((torch.zeros(16), None, 5), {"WIDE": 1, "TALL": 2, "num_warps": 4}),
-    ],
-)
 def test_whatever_a_kernel_is_compiled_for_compiles_anew(
-    kernel: Kernel, arguments: tuple[Any, ...], constants: dict[str, Any]
-) -> None:
-    plan.prepare(kernel, WIDE=1, TALL=2)((1,), (torch.zeros(16), None, 5))
-    plan.prepare(kernel, **constants)((1,), arguments)
-    assert len(kernel.compiled) == 2
-    assert not kernel.direct
-
-
-def test_each_device_has_its_own_and_a_part_of_an_allocation_is_as_good_as_a_tensor(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    x, usual = torch.zeros(16), {"WIDE": 1, "TALL": 2}
     (place,) = plan.Layout((torch.float32, (16,))).make(torch.zeros(1))
-    for device, given in ((-1, torch.zeros(16)), (-1, place), (0, place), (1, place), (0, place)):
+    for device, given, y, n, constants, anew in (
+        (-1, x, None, 5, usual, True),
+        (-1, x, None, 5, usual, False),
+        (-1, place, None, 5, usual, False),  # as good as a tensor
+        (-1, x.half(), None, 5, usual, True),
+        (-1, torch.zeros(17)[1:], None, 5, usual, True),
+        (-1, x, x, 5, usual, True),
+        (-1, x, None, 2**31, usual, True),
+        (-1, x, None, 5, {"WIDE": 1, "TALL": 3}, True),
+        (-1, x, None, 5, {**usual, "num_warps": 4}, True),
+        (0, place, None, 5, usual, True),
+        (1, place, None, 5, usual, True),
+        (0, place, None, 5, usual, False),
+    ):
+        kernel.compiled.clear(), kernel.direct.clear()
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
-        plan.prepare(kernel, WIDE=1, TALL=2)((1,), (given, None, 5))
-    assert (len(kernel.compiled), len(kernel.direct)) == (3, 2)
+        plan.prepare(kernel, **constants)((1,), (given, y, n))
+        case = (device, given, y, n, constants)
+        assert (len(kernel.compiled), len(kernel.direct)) == ((1, 0) if anew else (0, 1)), case
 
 
 def test_a_trace_is_to_hear_of_everything() -> None:
