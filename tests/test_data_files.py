@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import io
 import os
-import re
+import pickle
 import socket
 import struct
 import sys
@@ -30,6 +30,7 @@ from riglstm.lab.tasks.datasets import (
     File,
     alone_in,
     data_folder,
+    describe,
     fetch,
     find,
     load,
@@ -37,7 +38,7 @@ from riglstm.lab.tasks.datasets import (
 )
 
 MNIST, CIFAR10 = DATASETS["mnist"], DATASETS["cifar"]
-NAMES = [content.name for content in MNIST.contents]
+NAMES = [content.name for content in MNIST.layouts[0].contents]
 PIXELS = 3 * 32 * 32
 DATA = Path(__file__).parents[2] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
@@ -82,8 +83,8 @@ def tiny(*mirrors: str) -> Dataset:
         File(n, sha256(data), len(data), tuple(m + n for m in mirrors))
         for n, data in PACKED.items()
     )
-    title, folders = "Tiny: 7 + 3 pictures", ("tiny", "TINY/raw")
-    return Dataset(title, folders, contents, MNIST.parse, downloads)
+    layout = MNIST.layouts[0]._replace(contents=contents)
+    return Dataset("Tiny: 7 + 3 pictures", ("tiny", "TINY/raw"), (layout,), downloads)
 
 
 @pytest.fixture
@@ -124,6 +125,7 @@ def test_files_are_found_in_every_form_and_place(tmp_path: Path, below: str, for
     put(tmp_path / below, files)
     assert find("tiny", tmp_path) == tmp_path / below
     assert is_tiny(tmp_path)
+    assert describe("tiny", tmp_path).endswith(f"in {tmp_path / below}, all sums right")
 
 
 @pytest.mark.usefixtures("known")
@@ -154,6 +156,7 @@ def test_a_missing_folder_is_told_from_missing_files(tmp_path: Path) -> None:
     put(tmp_path / "tiny", {NAMES[0]: CONTENTS[NAMES[0]], f"{NAMES[3]}.gz": b""})
     with pytest.raises(DataError, match=f"got .*tiny without {NAMES[1]}, {NAMES[2]};"):
         load("tiny", tmp_path)
+    assert describe("tiny", tmp_path) == f"Tiny: 7 + 3 pictures; not in {tmp_path}"
     with pytest.raises(DataError, match="must be one of mnist, fashion, cifar, tiny, got 'minst'"):
         find("minst")
 
@@ -176,6 +179,7 @@ def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(
     expected = f"expected {size:,} bytes of {name}, got {size - 1:,} bytes, cut short"
     with pytest.raises(DataError, match=expected):
         load("tiny", tmp_path)
+    assert f"in {tmp_path}, but {tmp_path / name} is damaged" in describe("tiny", tmp_path)
     changed = CONTENTS[name][:-1] + bytes([CONTENTS[name][-1] ^ 1])
     (tmp_path / name).unlink()
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(changed))
@@ -203,8 +207,24 @@ def binary(pixels: bytes, labels: list[int]) -> bytes:
     return b"".join(bytes([label]) + row for label, row in zip(labels, rows, strict=True))
 
 
+def python2_pickle(pixels: bytes, labels: list[int]) -> bytes:
+    """What Python 2 writes for {"data": array, "labels": list}, opcode by opcode."""
+    shape = b"J" + struct.pack("<i", len(labels)) + b"J" + struct.pack("<i", PIXELS) + b"\x86"
+    kind = (
+        b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01" + shape + kind + b"\x89T" + struct.pack("<i", len(pixels)) + pixels + b"tb"
+    )
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\x02}U\x04data" + array + b"sU\x06labels" + numbers + b"s."
+
+
 BATCHES = [records(3 - (i == 5), seed=i) for i in range(6)]
-BIN = {c.name: binary(*b) for c, b in zip(CIFAR10.contents, BATCHES, strict=True)}
+BIN = {c.name: binary(*b) for c, b in zip(CIFAR10.layouts[0].contents, BATCHES, strict=True)}
+PY = {c.name: python2_pickle(*b) for c, b in zip(CIFAR10.layouts[1].contents, BATCHES, strict=True)}
 
 
 def tar(folder: str, files: dict[str, bytes]) -> bytes:
@@ -219,8 +239,11 @@ def tar(folder: str, files: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def little_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = tuple(File(n, sha256(d), len(d)) for n, d in BIN.items())
-    monkeypatch.setitem(DATASETS, "cifar", CIFAR10._replace(contents=contents))
+    layouts = tuple(
+        layout._replace(contents=tuple(File(n, sha256(d), len(d)) for n, d in files.items()))
+        for layout, files in zip(CIFAR10.layouts, (BIN, PY), strict=True)
+    )
+    monkeypatch.setitem(DATASETS, "cifar", CIFAR10._replace(layouts=layouts))
 
 
 @pytest.mark.usefixtures("little_cifar")
@@ -229,10 +252,12 @@ def little_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     "files",
     [
         {"cifar-10-batches-bin": BIN},
+        {"cifar-10-batches-py": PY},
         {".": BIN},
         {".": {"cifar-10-binary.tar.gz": tar("cifar-10-batches-bin", BIN)}},
+        {".": {"cifar-10-python.tar.gz": tar("cifar-10-batches-py", PY)}},
     ],
-    ids=["binary", "here", "archive"],
+    ids=["binary", "python", "here", "binary-archive", "python-archive"],
 )
 def test_cifar_is_found_in_every_form_and_place(
     tmp_path: Path, base: str, files: dict[str, dict[str, bytes]]
@@ -262,6 +287,22 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     path.write_bytes(tar("cifar-10-batches-bin", {**BIN, "test_batch.bin": bytes(2 * 3073)}))
     with pytest.raises(DataError, match=r"expected test_batch\.bin with sha256"):
         load("cifar", tmp_path)
+
+
+def test_a_pickle_that_asks_for_anything_else_runs_nothing(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "bomb"),)
+
+    for data in (
+        pickle.dumps(Bomb(), protocol=2),
+        pickle.dumps(Bomb()),
+        b"cbuiltins\neval\n(S'1/0'\ntR.",
+        b"(S'1/0'\nibuiltins\neval\n.",
+    ):
+        with pytest.raises(pickle.UnpicklingError, match="which is no part of CIFAR-10"):
+            CIFAR10.layouts[1].parse([data])
+    assert os.listdir(tmp_path) == []
 
 
 class Mirror(BaseHTTPRequestHandler):
@@ -440,13 +481,16 @@ def test_a_set_is_downloaded_by_itself_only_into_the_cache(
 def test_the_sets_pin_a_sum_for_every_file_and_have_several_mirrors() -> None:
     sums = []
     for dataset in DATASETS.values():
-        for file in (*dataset.downloads, *dataset.contents):
-            assert re.fullmatch(r"sha256:[0-9a-f]{64}", file.checksum)
-            sums.append(file.checksum)
+        for file in (*dataset.downloads, *(c for y in dataset.layouts for c in y.contents)):
+            kind, _, digits = file.checksum.partition(":")
+            assert len(digits) == {"sha256": 64, "md5": 32}[kind]
+            int(digits, 16)
+            sums.append(digits)
         for file in dataset.downloads:
             assert len(file.urls) == len(set(file.urls)) >= 3
             assert all(url.endswith("/" + file.name) for url in file.urls)
-    assert len(sums) == len(set(sums)) == 23
+            assert file.checksum.startswith("sha256:")
+    assert len(sums) == len(set(sums)) == 29
 
 
 @real_data

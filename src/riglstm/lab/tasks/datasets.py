@@ -10,14 +10,16 @@ import contextlib
 import gzip
 import hashlib
 import importlib.util
+import io
 import os
+import pickle
 import struct
 import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import filelock
 import torch
@@ -37,9 +39,9 @@ class File(NamedTuple):
 
     name: str
     checksum: str
-    """"sha256:", and the sum in hexadecimal."""
-    size: int
-    """Bytes."""
+    """"sha256:" or "md5:", and the sum in hexadecimal."""
+    size: int | None = None
+    """Bytes, where they are known."""
     urls: tuple[str, ...] = ()
     """Mirrors, in the order in which they are tried."""
 
@@ -55,20 +57,26 @@ class Images(NamedTuple):
     test_labels: Tensor
 
 
+class Layout(NamedTuple):
+    """A form in which a dataset is handed around."""
+
+    contents: tuple[File, ...]
+    parse: Callable[[Sequence[bytes]], Images]
+    """From the contents, in their order."""
+    folder: str = "."
+    """Where the files lie, under the dataset's own folder; they may also lie there directly."""
+    archive: str | None = None
+    """A tar file that holds them all."""
+
+
 class Dataset(NamedTuple):
     """What is known of a dataset before any file is opened."""
 
     title: str
     folders: tuple[str, ...]
     """Names of its folder below the data folder; downloads go to the first."""
-    contents: tuple[File, ...]
-    parse: Callable[[Sequence[bytes]], Images]
-    """From the contents, in their order."""
+    layouts: tuple[Layout, ...]
     downloads: tuple[File, ...]
-    below: str = "."
-    """Where the contents lie, under the dataset's own folder; they may also lie there directly."""
-    archive: str | None = None
-    """A tar file that holds them all."""
 
 
 def data_folder(data_dir: Path | None) -> Path:
@@ -112,9 +120,8 @@ def find(name: str, data_dir: Path | None = None) -> Path:
     wanted = ", ".join(download.name for download in dataset.downloads)
     got = "no such files" if root.is_dir() else "no such folder"
     for folder in folders:
-        for paths in _candidates(dataset, folder):
-            known = zip(dataset.contents, paths, strict=True)
-            lacks = [content.name for content, path in known if path is None]
+        for layout, paths in _candidates(dataset, folder):
+            lacks = [c.name for c, path in zip(layout.contents, paths, strict=True) if path is None]
             if len(lacks) < len(paths):
                 got = f"{folder} without {', '.join(lacks)}"
     raise DataError(
@@ -126,17 +133,17 @@ def find(name: str, data_dir: Path | None = None) -> Path:
 
 def load(name: str, data_dir: Path | None = None) -> Images:
     """A dataset that is there, every file of it checked."""
-    dataset = _known(name)
-    paths = _located(dataset, find(name, data_dir))
-    assert paths is not None
+    place = _located(_known(name), find(name, data_dir))
+    assert place is not None
+    layout, paths = place
     try:
-        return dataset.parse(_checked(dataset.contents, paths))
+        return layout.parse(_checked(layout.contents, paths))
     except DamagedError as error:
         root = data_folder(data_dir)
         raise DataError(
             f"{error}; if it belongs to {name}, delete it and download it again with "
             f"`riglstm data {name} --data-dir {root}`; if it belongs to another set, leave it, and "
-            f"put the files of {name} into {root / dataset.folders[0]}"
+            f"put the files of {name} into {root / _known(name).folders[0]}"
         ) from error
 
 
@@ -150,6 +157,20 @@ def obtain(
         except DataError:
             fetch(name, None, show)
     return load(name, data_dir)
+
+
+def describe(name: str, data_dir: Path | None = None) -> str:
+    """A line on a dataset: what it is, and where it lies or what is wrong with it."""
+    title = _known(name).title
+    try:
+        folder = find(name, data_dir)
+    except DataError:
+        return f"{title}; not in {data_folder(data_dir)}"
+    try:
+        load(name, data_dir)
+    except DataError as error:
+        return f"{title}; in {folder}, but {error}"
+    return f"{title}; in {folder}, all sums right"
 
 
 def fetch(
@@ -201,7 +222,7 @@ def _download(file: File, folder: Path, show: Callable[[str], None]) -> None:
     bar = sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
     failures = []
     for url in file.urls:
-        show(f"downloading {url} ({file.size / 1e6:.1f} MB)")
+        show(f"downloading {url} ({(file.size or 0) / 1e6:.1f} MB)")
         try:
             pooch.retrieve(url, file.checksum, file.name, folder, progressbar=bar)
             return
@@ -221,20 +242,22 @@ def _download(file: File, folder: Path, show: Callable[[str], None]) -> None:
     )
 
 
-def _located(dataset: Dataset, folder: Path) -> list[Path] | None:
-    """The files of a dataset's contents in one folder, unpacked ones before an archive."""
-    for paths in _candidates(dataset, folder):
+def _located(dataset: Dataset, folder: Path) -> tuple[Layout, list[Path]] | None:
+    """A layout and the files of its contents in one folder, unpacked ones before an archive."""
+    for layout, paths in _candidates(dataset, folder):
         there = [path for path in paths if path is not None]
         if len(there) == len(paths):
-            return there
-    if dataset.archive is not None and (folder / dataset.archive).is_file():
-        return [folder / dataset.archive]
+            return layout, there
+    for layout in dataset.layouts:
+        if layout.archive is not None and (folder / layout.archive).is_file():
+            return layout, [folder / layout.archive]
     return None
 
 
-def _candidates(dataset: Dataset, folder: Path) -> Iterator[list[Path | None]]:
-    for base in (folder / dataset.below, folder):
-        yield [_path(base, content.name) for content in dataset.contents]
+def _candidates(dataset: Dataset, folder: Path) -> Iterator[tuple[Layout, list[Path | None]]]:
+    for layout in dataset.layouts:
+        for base in (folder / layout.folder, folder):
+            yield layout, [_path(base, content.name) for content in layout.contents]
 
 
 def _path(base: Path, name: str) -> Path | None:
@@ -251,12 +274,13 @@ def _checked(contents: Sequence[File], paths: Sequence[Path]) -> list[bytes]:
         blobs = _read_archive(paths[0], [content.name for content in contents])
         paths = [paths[0]] * len(contents)
     for data, content, path in zip(blobs, contents, paths, strict=True):
-        if len(data) != content.size:
+        if content.size is not None and len(data) != content.size:
             got = f"{len(data):,} bytes" + (", cut short" if len(data) < content.size else "")
             raise _damaged(path, f"{content.size:,} bytes of {content.name}", got)
-        got = hashlib.sha256(data).hexdigest()
-        if f"sha256:{got}" != content.checksum:
-            raise _damaged(path, f"{content.name} with {content.checksum.replace(':', ' ')}", got)
+        kind, _, expected = content.checksum.partition(":")
+        got = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+        if got != expected:
+            raise _damaged(path, f"{content.name} with {kind} {expected}", got)
     return blobs
 
 
@@ -312,11 +336,36 @@ def _parse_records(blobs: Sequence[bytes]) -> Images:
     records = [
         torch.frombuffer(bytearray(b), dtype=torch.uint8).view(-1, 1 + _PIXELS) for b in blobs
     ]
-    train, test = torch.cat(records[:-1]), records[-1]
-    return Images(
-        *(train[:, 1:].reshape(-1, 3, 32, 32), train[:, 0].long()),
-        *(test[:, 1:].reshape(-1, 3, 32, 32), test[:, 0].long()),
-    )
+    return _joined([(r[:, 1:], r[:, 0].long()) for r in records])
+
+
+def _parse_pickles(blobs: Sequence[bytes]) -> Images:
+    """CIFAR-10's python files, the test file last: pickles of Python 2."""
+    batches = [_ArraysOnly(io.BytesIO(data), encoding="bytes").load() for data in blobs]
+    return _joined([(torch.from_numpy(b[b"data"]), torch.tensor(b[b"labels"])) for b in batches])
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> Images:
+    images, labels = zip(*((i.reshape(-1, 3, 32, 32), y) for i, y in parts), strict=True)
+    return Images(torch.cat(images[:-1]), torch.cat(labels[:-1]), images[-1], labels[-1])
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads pickles of NumPy arrays and calls nothing else, whatever a file asks for."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """One of the three names that make an array."""
+        module = module.replace("numpy.core", "numpy._core")
+        if (module, name) not in (
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+        ):
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which is no part of CIFAR-10; "
+                "expected a published file, delete this one"
+            )
+        return super().find_class(module, name)
 
 
 def _idx_dataset(
@@ -334,15 +383,18 @@ def _idx_dataset(
         "t10k-labels-idx1-ubyte",
     )
     sizes = (47_040_016, 60_008, 7_840_016, 10_008)
-    files = tuple(
-        File(name, f"sha256:{checksum}", size)
-        for name, checksum, size in zip(names, contents, sizes, strict=True)
+    layout = Layout(
+        tuple(
+            File(name, f"sha256:{checksum}", size)
+            for name, checksum, size in zip(names, contents, sizes, strict=True)
+        ),
+        _parse_idx,
     )
     downloads = tuple(
         File(f"{name}.gz", f"sha256:{checksum}", size, tuple(f"{m}{name}.gz" for m in mirrors))
         for name, (checksum, size) in zip(names, packed, strict=True)
     )
-    return Dataset(title, folders, files, _parse_idx, downloads)
+    return Dataset(title, folders, (layout,), downloads)
 
 
 # Sums of the four files whose md5 sums were published with them, and of what is in them.
@@ -403,17 +455,39 @@ _BINARY = (
     "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 )
+# md5, as torchvision pins them for the six files in the python archive.
+_PYTHON = (
+    "c99cafc152244af753f735de768cd75f",
+    "d4bba439e000b95fd0a9bffe97cbabec",
+    "54ebc095f3ab1f0389bbae665268c751",
+    "634d18415352ddfa80567beed471001a",
+    "482c414d41f54cd18b22e5b47cb7c3cb",
+    "40351d587109b95175f43aff81a1287e",
+)
 
 _CIFAR10 = Dataset(
     "CIFAR-10: 50,000 + 10,000 photographs, 32x32, three colours",
     ("cifar10", "cifar-10", "cifar", "CIFAR10"),
-    contents=tuple(
-        File(f"{name}.bin", f"sha256:{checksum}", 10_000 * (1 + _PIXELS))
-        for name, checksum in zip(_BATCHES, _BINARY, strict=True)
+    layouts=(
+        Layout(
+            tuple(
+                File(f"{name}.bin", f"sha256:{checksum}", 10_000 * (1 + _PIXELS))
+                for name, checksum in zip(_BATCHES, _BINARY, strict=True)
+            ),
+            _parse_records,
+            folder="cifar-10-batches-bin",
+            archive="cifar-10-binary.tar.gz",
+        ),
+        Layout(
+            tuple(
+                File(name, f"md5:{checksum}")
+                for name, checksum in zip(_BATCHES, _PYTHON, strict=True)
+            ),
+            _parse_pickles,
+            folder="cifar-10-batches-py",
+            archive="cifar-10-python.tar.gz",
+        ),
     ),
-    parse=_parse_records,
-    below="cifar-10-batches-bin",
-    archive="cifar-10-binary.tar.gz",
     downloads=(
         File(
             "cifar-10-binary.tar.gz",
