@@ -297,7 +297,7 @@ def test_names_of_the_paper_are_conditions_like_any_other() -> None:
         ({"conditions": ("balls=7,curtain",)}, "with a curtain, .* from 1 to 6, .* got 'balls=7"),
         ({"frames": 24}, r"frames must be at least context \+ rollout_frames = 25, got 24"),
         ({"sequences": 10}, "batch_size must be a whole number from 1 to 10, got 64"),
-        ({"validation_size": 0}, "validation_size must be a whole number of at least 1, got 0"),
+        ({"validation_size": 0}, "validation_size must be a whole number from 1 on, got 0"),
         ({"data_seed": -1}, "data_seed must be a whole number from 0 to"),
         ({"train_rollout": 50}, "train_rollout must be a whole number from 0 to 49, got 50"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from riglstm.lab.cli import (
 )
 from riglstm.lab.tables import reproduce as reproducing
 from riglstm.lab.tables.executor import LESS_MEMORY
-from riglstm.lab.tables.plan import Planned, RunSpec, plan
+from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.recipes import NAMES
 from riglstm.lab.tasks import TASKS
 from riglstm.lab.tasks.datasets import DataError
@@ -149,7 +148,7 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("bench", "--markdown", "no.json"), "--markdown must name a file of a bench, got no.json"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
         (("bench", "--json", "."), "--json must name a file"),
-        (("bench", "--tables", "widths"), "speed, minigrid on cpu, got widths"),
+        (("bench", "--tables", "widths"), "must name some of speed on cpu, got widths"),
         (("demo", "--threads", "100000"), "--threads must be at most 256, got 100000"),
         (("demo", "--device", "banana"), "--device must be auto, cpu, cuda or cuda:N, got 'banana"),
         (("train", "copying", "--devices", "1000", "--device", "cpu"), "devices must be at most"),
@@ -159,7 +158,6 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
             "must be a multiple of num_cells = 1000000000000, got 600",
         ),
         (("train", "copying", "--out", "~nobody-at-all/x"), "--out: expected a path or none, got"),
-        (("reproduce", "copying", "--seeds", "1000000000"), "--seeds must be at most 10000"),
         (("bench", "--quick", "--rounds", "0"), "--rounds must be at least 1, got 0"),
         *(
             ((*verb.split(), "--out", ""), "--out: expected a path")
@@ -197,8 +195,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     monkeypatch.setitem(main.VERBS, "demo", needs)
     assert exit_code("demo") == 2
     assert capsys.readouterr().err == (
-        "riglstm: training needs lightning_fabric, which is not installed: "
-        "pip install 'riglstm[lab]'\n"
+        "riglstm: this needs lightning_fabric, which is not installed: pip install 'riglstm[lab]'\n"
     )
 
 
@@ -251,7 +248,6 @@ def test_a_bug_is_shown_whole(module: str, monkeypatch: Patch) -> None:
 
 def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch: Patch) -> None:
     args = ["copying", "--out", "my runs"]
-    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/riglstm"])
     assert flags.again("train", args, "--resume") == (
         "riglstm train copying --out 'my runs' --resume"
@@ -259,15 +255,8 @@ def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch: Patch) 
     assert flags.again("train", [*args, "--resume"], "--resume").count("--resume") == 1
     monkeypatch.setattr(sys, "argv", ["/somewhere/riglstm/__main__.py"])
     assert flags.again("demo", []) == f"{sys.executable} -m riglstm demo"
-    monkeypatch.setenv("PYTHONPATH", "my src")
-    assert flags.again("demo", []) == f"PYTHONPATH='my src' {sys.executable} -m riglstm demo"
-    monkeypatch.delenv("PYTHONPATH")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert flags.again("demo", []) == "torchrun --nproc-per-node 2 -m riglstm demo"
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
-    meet = "--nnodes 3 --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
-    assert flags.again("demo", []) == f"torchrun {meet} --nproc-per-node 2 -m riglstm demo"
+    assert flags.again("demo", []) == "torchrun … -m riglstm demo"
 
 
 def catch_runs(monkeypatch: Patch, result: dict[str, Any] = RESULT) -> list[dict[str, Any]]:
@@ -365,14 +354,9 @@ def test_the_verdict_names_the_largest_difference() -> None:
     other = {**RESULT, "device": "GPU", "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.75)]}
     assert evaluate.verdict(other, RESULT) == (
         "This differs from the recorded result, most at P=8, chosen on validation@P=4: "
-        "recorded 0.5 on CPU, now 0.75 on GPU."
+        "recorded 0.5 on CPU, now 0.75 on GPU. Another device rounds otherwise."
     )
     assert evaluate.verdict(RESULT, RESULT) == "This equals the recorded result."
-    near = {**RESULT, "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.5001)]}
-    said = "now 0.5001 on {}."
-    assert evaluate.verdict(near, RESULT).endswith(said.format("CPU"))
-    elsewhere = evaluate.verdict({**near, "device": "GPU"}, RESULT)
-    assert elsewhere.endswith(f"{said.format('GPU')} Rounding on another device can do that.")
     strange = {**RESULT, "rows": [row("P=99", "P=4", 0.0)]}
     assert "None of these conditions is in the recorded result" in evaluate.verdict(strange, RESULT)
 
@@ -401,7 +385,6 @@ def test_reproduce_plans_first_and_ends_with_the_table(
     assert exit_code("reproduce", "copying", "--models", "lstm", "--out", str(tmp_path)) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"copying, quick: 2 runs in {tmp_path}: 2 to begin\n")
-    assert "known when one run of each row is done" in out
     assert out.index("| the table |") < out.index(f"written: {tmp_path / 'tables' / 'x.md'}")
     assert "1 failed; --retry-failed trains them anew, which helps after a change of" in out
     assert "These are quick sizes; --budget paper has the paper's." in out
@@ -434,32 +417,21 @@ def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
     assert "  runs/b: exit code -9" in err
 
 
-def test_the_plan_says_what_is_done_and_what_the_rest_will_take(tmp_path: Path) -> None:
-    config = reproduce.Reproduce("copying")
+def test_the_plan_says_what_is_done_and_what_is_to_come(tmp_path: Path) -> None:
     runs = [
         planned(put_run(tmp_path / "a"), "done", 0),
         planned(tmp_path / "b", "new", 1),
         planned(put_run(tmp_path / "c", None), "partial", 2),
         planned(tmp_path / "d", "failed", 3),
     ]
-    said = reproduce.outlook(runs, config)
-    assert said.splitlines() == [
-        "copying, quick: 4 runs in runs: 1 done, 1 to go on with, 1 to begin, 1 failed",
-        "600 updates each, at most; about 3 minutes, as the runs that are done took",
-    ]
-    # Two are left, which is all that can run at a time.
-    assert "about 2 minutes, 2 at a time" in reproduce.outlook(runs, replace(config, jobs=4))
-    assert len(reproduce.outlook(runs[:1], config).splitlines()) == 1
-    unlike = [*runs, *plan("copying", ["riglstm"], 1, "tuned", tmp_path, settings=["M=8"])]
-    assert "600 to 60,000 updates each, at most; " in reproduce.outlook(unlike, config)
-    unknown = [*runs, planned(tmp_path / "e", "new", 0, "gridlstm")]
-    assert "known when one run of each row is done" in reproduce.outlook(unknown, config)
+    said = "copying, quick: 4 runs in runs: 1 done, 1 to go on with, 1 to begin, 1 failed"
+    assert reproduce.outlook(runs, reproduce.Reproduce("copying")) == said
 
 
 def test_data_lists_downloads_and_checks(
     monkeypatch: Patch, capsys: Capture, tmp_path: Path
 ) -> None:
-    there = {"mnist": "all sums right", "cifar": "but it is damaged"}
+    there = ["mnist", "cifar"]
     fetched: list[str] = []
 
     def find(name: str, data_dir: Path | None) -> Path:
@@ -469,7 +441,12 @@ def test_data_lists_downloads_and_checks(
 
     monkeypatch.setattr(data, "find", find)
     monkeypatch.setattr(data, "fetch", lambda name, *_, **__: fetched.append(name))
-    monkeypatch.setattr(data, "describe", lambda name, _: f"x; {there.get(name, 'not there')}")
+
+    def load(name: str, data_dir: Path | None) -> None:
+        if name not in there or name == "cifar":
+            raise DataError("it is damaged")
+
+    monkeypatch.setattr(data, "load", load)
     folder = ("--data-dir", str(tmp_path))
     assert exit_code("data", *folder) == 0
     out = capsys.readouterr().out
@@ -488,9 +465,7 @@ def test_data_lists_downloads_and_checks(
     assert f"cifar: missing or damaged; {way_out}" in err
     there.clear()
     assert exit_code("data", "--check", *folder) == 2
-    err = capsys.readouterr().err
-    assert f"nothing to check: expected mnist, fashion, cifar in {tmp_path}, got none" in err
-    assert f"`riglstm data all --data-dir {tmp_path}` gets them" in err
+    assert "mnist, fashion, cifar: missing or damaged" in capsys.readouterr().err
 
 
 def test_the_demo_trains_both_models_alike_and_shows_what_is_trained(
@@ -542,8 +517,5 @@ def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> Non
     monkeypatch.setattr(bench, "pick", lambda fit: torch.device("cuda", 0))
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", asked.append)
-    assert exit_code("bench", "--device", "cuda", "--tables", "minigrid") == 2
-    said = "--tables must name some of speed, widths, rules on cuda:0, got minigrid"
-    assert said in capsys.readouterr().err
     assert exit_code("bench", "--device", "cuda") == 0
     assert (asked[0].device, asked[0].tables) == ("cuda:0", ("speed", "widths", "rules"))

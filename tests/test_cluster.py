@@ -149,51 +149,6 @@ def test_two_ray_nodes_lose_no_run_to_a_dead_node_nor_to_a_killed_driver(
     assert figures(tmp_path) == figures(alone)
 
 
-def test_ctrl_c_at_the_driver_saves_the_runs_of_all_nodes(
-    cluster: Sequence[Node], alone: Path, tmp_path: Path
-) -> None:
-    first, second = cluster
-    driver = start(first, tmp_path)
-    begun = lambda node: any(last_step(p) >= 50 for p in trained_on(node, tmp_path))  # noqa: E731
-    wait_until(lambda: begun(first) and begun(second), driver)
-    running = [path for node in cluster for path in trained_on(node, tmp_path)]
-    driver.send_signal(signal.SIGINT)
-    said, _ = driver.communicate(timeout=120)
-    assert driver.returncode == 130, said
-    assert "stopped, and all runs are saved; go on with: " in said
-    assert not any(trained_on(node, tmp_path) for node in cluster)
-    for path in running:
-        assert (path / "result.json").exists() or list((path / "checkpoints").iterdir())
-    view = (tmp_path / "runs" / "progress.txt").read_text()
-    assert view.startswith("4 runs: ")
-    assert " 0 running, " in view
-    again = start(second, tmp_path)
-    said, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, said
-    assert rows(tmp_path) == rows(alone)
-
-
-def test_a_node_that_does_not_see_the_folder_is_named(
-    cluster: Sequence[Node], tmp_path: Path
-) -> None:
-    # A folder that is mounted for the driver alone.
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    mount = f'mount -t tmpfs none {hidden} && cd {hidden} && exec "$@"'
-    command = (sys.executable, "-m", "riglstm", *TABLE, "--on", "ray", "--seeds", "1")
-    done = subprocess.run(
-        cluster[0].enter("unshare", "-m", "sh", "-c", mount, "sh", *command),
-        env={**ENVIRONMENT, "RAY_ADDRESS": f"{nodes.SUBNET}.1:6379"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert "2 runs ended with an error" in done.stderr
-    assert "expected a folder that all nodes see" in done.stderr
-
-
 TRAIN = (
     *("train", "copying", "--model", "lstm", "--hidden-size", "8", "--L", "2", "--P", "3"),
     *("--digits", "2", "--input-size", "4", "--batch-size", "4", "--conditions", "P=4"),

@@ -46,7 +46,7 @@ TASK: dict[str, Any] = {
     **{"validation_size": 20, "test_size": 30},
 }
 FIT = Fit(updates=6, lr=0.03, evaluate_every=2, checkpoint_every=3, device="cpu", tensorboard=False)
-TWO = Processes(2, progress=False)
+TWO = Processes(2)
 
 
 def planned(folder: Path, **fit: Any) -> Planned:
@@ -143,22 +143,6 @@ def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_a_repeated_sigterm_changes_nothing(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_script(
-        monkeypatch,
-        "folder.touch(); sys.stdin.buffer.read(); time.sleep(0.6)\n"
-        "(folder.parent / 'saved').touch()",
-    )
-    interrupt_when([tmp_path / "a"], first, signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        TWO.run(jobs(tmp_path, "a"), lambda end: None)
-    assert (tmp_path / "saved").exists()
-
-
-@pytest.mark.usefixtures("heard")
 def test_a_run_that_does_not_save_when_asked_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +225,7 @@ def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
     monkeypatch.setattr(executor, "TO_SAVE", 1.0)
     ends: list[Ended] = []
     deadline = Deadline.after(2 / 60)
-    Processes(1, deadline, progress=False).run(jobs(tmp_path, "ab"), ends.append)
+    Processes(1, deadline).run(jobs(tmp_path, "ab"), ends.append)
     assert deadline.left > 0
     # Out of time is no error.
     assert [(end.job.folder.name, end.error) for end in ends] == [("a", "")]

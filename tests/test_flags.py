@@ -206,24 +206,10 @@ def test_text_of_another_type_is_explained(kind: Any, word: str, message: str) -
 
 
 def test_a_table_aligns_its_columns() -> None:
-    printed = text.table("t", ("", "ms", "ratio"), [("a",), ("  nn.LSTM", "1.50", "base")])
+    printed = text.table("t", ("", "ms", "ratio"), [("nn.LSTM", "1.50", "base")])
     assert printed.splitlines() == [
         "t",
-        "             ms  ratio",
-        "──────────────────────",
-        "a",
-        "  nn.LSTM  1.50   base",
+        "           ms  ratio",
+        "────────────────────",
+        "nn.LSTM  1.50   base",
     ]
-
-
-def test_a_plot_puts_every_value_at_its_height_and_begins_at_its_floor() -> None:
-    lines = text.plot({"one": [1.0, 0.5], "two": [1.0, 0.0]}, ["P=1", "P=2"]).splitlines()
-    assert lines[0] == "100% │    *"
-    assert lines[5] == " 50% │            A"
-    assert lines[10] == "  0% │            B"
-    assert lines[12].split() == ["P=1", "P=2"]
-    assert lines[13].strip() == "A one, B two, * several"
-
-    lines = text.plot({"one": [0.25, 0.1]}, ["a", "b"], floor=0.25).splitlines()
-    assert [line[:4] for line in lines[:11:5]] == ["100%", " 62%", " 25%"]
-    assert lines[10].count("A") == 2

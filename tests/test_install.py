@@ -150,7 +150,7 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
     works = [*helps, ["--version"], ["list"], ["data", "--data-dir", "none-here"]]
     works.append(["bench", "--quick", "--tables", "speed"])
     fails = {
-        "training needs lightning_fabric, which is not installed": ["train", "copying"],
+        "this needs lightning_fabric, which is not installed": ["train", "copying"],
         "this needs numpy, which is not installed": ["report", "."],
     }
     said, heavy = run_without(extras, [*works, *fails.values()], tmp_path)
@@ -165,7 +165,7 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
     assert heavy == []
     ((code, _, err),), _ = run_without({"matplotlib"}, [["report", "."]], tmp_path)
     assert code == 2
-    assert "drawing needs matplotlib, which is not installed" in err
+    assert "this needs matplotlib, which is not installed" in err
 
 
 def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path: Path) -> N
     assert evaluated[0] == 0, evaluated
     assert "This equals the recorded result." in evaluated[1]
     assert drawn[0] == 2
-    assert "drawing needs matplotlib, which is not installed: pip install" in drawn[2]
+    assert "this needs matplotlib, which is not installed: pip install" in drawn[2]
     assert fetched[0] == 2
     assert "downloading needs the package pooch" in fetched[2]
     assert len(fetched[2].splitlines()) == 1

@@ -50,7 +50,7 @@ def after_training(
         device="cpu",
         tensorboard=False,
     )
-    fit(net, task, config, 0, RunFolder(path), progress=False)
+    fit(net, task, config, 0, RunFolder(path))
     totals = score(net, task, task.trained_on, "test")
     return {name: float(total / totals["count"]) for name, total in totals.items()}
 

@@ -218,7 +218,7 @@ def test_workers_do_not_outlive_a_killed_run() -> None:
 
 
 def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path) -> None:
-    result = run(spec(episodes=3), tmp_path / "a", progress=False)
+    result = run(spec(episodes=3), tmp_path / "a")
     levels = [level.name for level in FAMILIES["lavagap"].levels]
     assert [r["condition"] for r in result["rows"] if r["metric"] == "success"] == levels
     assert all(0 <= row["value"] <= 1 and row["chosen_on"] == "last" for row in result["rows"])
@@ -230,8 +230,6 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
     loaded, _ = load(tmp_path / "a", "cpu")
     assert loaded.name == "riglstm"
     assert loaded.digest() == spec(episodes=3).digest()
-    with pytest.raises(ValueError, match="episodes must be a whole number from 1 on, got 0"):
-        evaluate(tmp_path / "a", "cpu", episodes=0)
     with pytest.raises(ValueError, match="levels of LavaGap must be some of S5, S6, S7, got none"):
         evaluate(tmp_path / "a", "cpu", levels=())
     (tmp_path / "a" / "weights" / "step-256.safetensors").unlink()
@@ -241,22 +239,20 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
 
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Patch) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(short(256), whole, progress=False)
-    move = training.FrameProgress.move
+    run(short(256), whole)
 
-    def stop(self: Any, frames: int, figures: Any) -> None:
+    def stop(self: Any, frames: int, said: str) -> None:
         if frames == 128:
             os.kill(os.getpid(), signal.SIGINT)
-        move(self, frames, figures)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.FrameProgress, "move", stop)
+        patch.setattr(training.Progress, "move", stop)
         with pytest.raises(Interrupted, match="update 2; go on with: the same"):
-            run(short(256), parts, progress=False, again="the same")
+            run(short(256), parts, again="the same")
     assert RunFolder(parts).state == "partial"
     with pytest.raises(ValueError, match="go on with it by --resume"):
-        run(short(256), parts, progress=False)
-    run(short(256), parts, resume=True, progress=False)
+        run(short(256), parts)
+    run(short(256), parts, resume=True)
     assert (whole / "metrics.csv").read_bytes() == (parts / "metrics.csv").read_bytes()
     weights = "weights/step-256.safetensors"
     assert (whole / weights).read_bytes() == (parts / weights).read_bytes()
@@ -284,7 +280,7 @@ def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(training.Checkpoints, "save", stopped)
     with pytest.raises(Interrupted, match=r"stopped at once, without saving; .*go on with: again"):
-        run(short(64), tmp_path / "a", progress=False, again="again")
+        run(short(64), tmp_path / "a", again="again")
 
 
 def test_a_run_whose_worker_dies_says_how_to_go_on(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -299,7 +295,7 @@ def test_a_run_whose_worker_dies_says_how_to_go_on(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(training.Agent, "update", kill)
     with pytest.raises(WorkerDied, match=r"code -9; .*no checkpoint yet; go on with: again"):
-        run(short(128), tmp_path / "a", progress=False, again="again")
+        run(short(128), tmp_path / "a", again="again")
 
 
 def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
@@ -307,7 +303,7 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
 ) -> None:
     def make(**how: bool) -> Reproduced:
         runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
-        return reproduce(runs, tmp_path / "tables", progress=False, **how)
+        return reproduce(runs, tmp_path / "tables", **how)
 
     def diverges(figures: Any, agent: Any, saved: int) -> None:
         raise training.Diverged("it is not a number")

@@ -20,7 +20,7 @@ from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray, reproduce
-from riglstm.lab.tables.executor import Ended, Job, Overview
+from riglstm.lab.tables.executor import Ended, Job, overview
 from riglstm.lab.tables.on_ray import OnRay
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.reproduce import Rendered
@@ -62,8 +62,8 @@ class FakeRay:
     def shutdown(self) -> None:
         self.threads.shutdown(cancel_futures=True)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {}}]
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0, "memory": 1e9}
 
     def remote(self, function: Callable[..., Any]) -> Any:
         def submit(*arguments: Any) -> Future[Any]:
@@ -130,7 +130,7 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
     # There was none to connect to, and the file that nodes look for is gone.
     assert ray.address == "local"
     assert list(tmp_path.iterdir()) == []
-    assert "Ray: 1 nodes with room for 0 runs at a time; runs wait" in capsys.readouterr().err
+    assert "Ray: 2 cores and 0 GPUs; a run takes 2 and 0.25\n" in capsys.readouterr().err
 
 
 def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
@@ -148,19 +148,9 @@ def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
 
     make_by(monkeypatch, make)
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        OnRay(progress=False).run(jobs(tmp_path, "abc"), lambda end: None)
+        OnRay().run(jobs(tmp_path, "abc"), lambda end: None)
     assert sorted(saved) == ["a", "b"]
     assert set(ray.forced) == {False}
-
-
-def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop_on_ray_too(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_by(monkeypatch, lambda name: ("" if ray.stop.wait(20) else "not asked", False))
-    monkeypatch.setattr("riglstm.lab.tables.executor.TO_SAVE", 1.0)
-    ends: list[Ended] = []
-    OnRay(deadline=Deadline.after(4 / 60), progress=False).run(jobs(tmp_path, "a"), ends.append)
-    assert [end.error for end in ends] == [""]
 
 
 def test_a_cluster_that_does_not_answer_is_told_of(
@@ -175,7 +165,7 @@ def test_a_cluster_that_does_not_answer_is_told_of(
 def driver(root: Path, **changes: Any) -> on_ray.Driver:
     token = root / "token"
     token.touch()
-    return on_ray.Driver(str(root), str(token), {}, NEVER.at, False)._replace(**changes)
+    return on_ray.Driver(str(root), str(token), {}, NEVER.at)._replace(**changes)
 
 
 def make_run(driver: on_ray.Driver, folder: Path | str, first: bool = True) -> Outcome:
@@ -299,7 +289,7 @@ def test_without_ray_it_says_what_to_install(
 
     monkeypatch.setattr(on_ray, "available", missing)
     assert main(["reproduce", "copying", "--on", "ray"]) == 2
-    said = "riglstm: --on ray needs ray, which is not installed: pip install 'riglstm[ray]'\n"
+    said = "riglstm: this needs ray, which is not installed: pip install 'riglstm[ray]'\n"
     assert capsys.readouterr().err == said
 
 
@@ -313,31 +303,21 @@ def planned(root: Path, name: str) -> Planned:
     return Planned(spec, root / name, "new", f"M={name}", "lstm")
 
 
-def test_the_view_of_all_runs_counts_them_and_says_the_time_left(tmp_path: Path) -> None:
+def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path) -> None:
     runs = [planned(tmp_path, name) for name in "1248"]
-    view = Overview(runs)
-    head, *_ = view.lines()
-    assert head == "4 runs: 0 done, 0 running, 4 waiting, 0 failed; time left not known yet"
     done, running, failed = (RunFolder(run.folder) for run in runs[:3])
     for folder in (done, running, failed):
         folder.path.mkdir()
         folder.config.write_text("{}")
-        folder.metrics.write_text("step,name,value\n50,lr,0.1\n100,lr,0.1\n150,lr")
     done.result.write_text("{}")
     failed.failed.write_text("{}")
     running.lock.touch()
-    # Two and a half of four in 50 seconds.
-    view.began = time.monotonic() - 50
-    with view:
-        pass
-    head, _, *lines = (tmp_path / "progress.txt").read_text().splitlines()
-    assert head == "4 runs: 1 done, 1 running, 1 waiting, 1 failed; about 0:00:30 left"
-    assert lines == [
-        "state      updates  run",
-        "done           100  lstm M=1 seed 0",
-        "running        100  lstm M=2 seed 0",
-        "failed         100  lstm M=4 seed 0",
-        "waiting          0  lstm M=8 seed 0",
+    assert overview(runs) == [
+        *("4 runs: 1 done, 1 running, 1 waiting, 1 failed", ""),
+        "done     lstm M=1 seed 0",
+        "running  lstm M=2 seed 0",
+        "failed   lstm M=4 seed 0",
+        "waiting  lstm M=8 seed 0",
     ]
 
 

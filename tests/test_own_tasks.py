@@ -16,7 +16,6 @@ import train_task
 from riglstm.lab import tasks
 from riglstm.lab.cli import main
 from riglstm.lab.tables.plan import RunSpec
-from riglstm.lab.tables.result import check_result
 from riglstm.lab.train.config import Fit
 
 Capture = pytest.CaptureFixture[str]
@@ -253,15 +252,6 @@ def test_a_run_whose_task_is_not_there_says_what_to_install(
     said = capsys.readouterr().err
     assert "run/config.json: the task must be one of copying, mnist, " in said
     assert "got 'larger'; one of your own is found once its package is installed, or after" in said
-
-
-def test_a_figure_of_an_own_metric_may_be_any_number_and_a_share_may_not() -> None:
-    row = {"condition": "a", "metric": "gain", "chosen_on": "validation@a", "step": 1, "value": -3}
-    result: dict[str, Any] = {"rows": [row], "chosen": {}, "updates": 1, "seconds": 1.0}
-    check_result(result, Path("x"))
-    for wrong in ({"rows": [{**row, "metric": "accuracy"}]}, {"higher_is_better": "yes"}):
-        with pytest.raises(ValueError, match="must be the result of a run, with"):
-            check_result({**result, **wrong}, Path("x"))
 
 
 def test_our_own_tasks_are_found_without_a_look_at_what_is_installed(monkeypatch: Patch) -> None:

@@ -489,26 +489,6 @@ def test_no_picture_is_removed_and_those_that_are_not_wanted_are_named(folder: P
     assert outdated(*places(folder)) == publish(*places(folder)) == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"digits-cells.png": {"alt": null}}'])
-def test_figures_are_drawn_anew_where_their_sources_are_damaged(content: str, folder: Path) -> None:
-    publish(*places(folder))
-    sources = folder / "results" / "figures" / "sources.json"
-    kept = sources.read_text()
-    assert str(folder) not in kept
-    sources.write_text(content)
-    assert names(folder, outdated(*places(folder))) > FIGURES
-    publish(*places(folder))
-    assert sources.read_text() == kept
-
-
-def test_a_figure_has_a_name_that_is_taken_again(folder: Path) -> None:
-    (folder / "weights" / "digits.safetensors").rename(
-        folder / "weights" / "-my digits!.safetensors"
-    )
-    assert "mydigits-cells.png" in {path.name for path in publish(*places(folder))}
-    assert publish(*places(folder)) == []
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -21,12 +20,12 @@ from riglstm.lab.cli.main import main
 from riglstm.lab.report import cells, curves, page, report, runs
 from riglstm.lab.report.cells import Loaded
 from riglstm.lab.tables.plan import RunSpec, plan
-from riglstm.lab.tables.result import RunError, Series, read_record
+from riglstm.lab.tables.result import Series, read_record
 from riglstm.lab.tables.run import build as build_run
 from riglstm.lab.tables.run import evaluate
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.tasks.datasets import Images as Files
-from riglstm.lab.train.checkpoints import read_weights, save_weights, write_weights
+from riglstm.lab.train.checkpoints import save_weights
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from test_plot import shown, with_images
@@ -240,8 +239,6 @@ def test_balls_are_rolled_out_from_run_folders(
     assert "outlines (probability 0.5) of riglstm (solid)." in picture.caption
     assert "validation@4" in picture.caption
     assert "riglstm: BCE from" in picture.alt
-    with pytest.raises(ValueError, match=r"a run on mnist, fashion or cifar, got .* balls"):
-        cells.look(runs[0], "5x5", (0,))
 
 
 def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
@@ -453,7 +450,7 @@ def test_a_report_holds_figures_tables_records_and_what_is_missing(
     assert "lstm: no activation images and no score maps" in words
     assert "seed 0, trained on 4x4, weights of update 7, chosen on validation@4x4" in words
     assert '"hidden_size": 12' in words
-    for fact in ("0123abc", "torch " + torch.__version__.split("+")[0], "riglstm train"):
+    for fact in ("0123abc", '"torch": "' + torch.__version__.split("+")[0], "riglstm train"):
         assert fact in words
     titles = [t for t in found.text if t.endswith(".") and ":" in t]
     for part in ("against the shift", "training", "cells awake at 5x5", "scores at step 3 of 5x5"):
@@ -546,12 +543,11 @@ def test_what_cannot_be_drawn_is_refused_before_work(
 DAMAGED = {
     "config.json": ("{", "null", "[1]", '{"task": "minigrid"}', "[" * 100_000, "\udcff", None),
     "result.json": ("{", "null", "{}", "[" * 100_000, "\udcff", None),
-    "run.json": ("3", '{"versions": 3}', '{"resumed": [3]}', None),
+    "run.json": ("3", '{"resumed": [3]}', None),
     "metrics.csv": (
         *("step,name,value\n5,loss\n", "step,name,value\n5,a,b,c\n", "a\n\udcff\n", None),
         f"step,name,value\n5,{'x' * 200_000},1\n",
         f"step,name,value\n{'9' * 30},loss,1\n",
-        "step,name,value\n5,validation/accuracy@4x4,1.5\n",
     ),
 }
 """What a damaged folder may have in place of a file; None: a folder."""
@@ -610,28 +606,6 @@ def test_folders_are_read_as_a_stop_or_a_link_leaves_them(tmp_path: Path) -> Non
     assert len(runs.find([tmp_path / "runs"])) <= 2
 
 
-def test_weights_that_are_no_numbers_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = finish(tmp_path / "run", on_digits("riglstm"))
-    file = RunFolder(run).weights_of(STEP)
-    weights = read_weights(file)
-    name = next(name for name, tensor in weights.items() if tensor.is_floating_point())
-    weights[name].view(-1)[0] = math.inf
-    write_weights(weights, file)
-    assert main(["evaluate", str(run), "--device", "cpu"]) == 2
-    said = capsys.readouterr()
-    assert (
-        f"must hold finite weights, got NaN or infinity in 1 of {len(weights)} tensors" in said.err
-    )
-    assert name in said.err
-    assert "%" not in said.out
-    assert main(["export", str(run), str(tmp_path / "x.safetensors")]) == 2
-    assert not (tmp_path / "x.safetensors").exists()
-    text = report([run], tmp_path, size=5, step=3).read_text()
-    assert "must hold finite weights" in text
-
-
 def test_a_loss_beside_the_metric_is_not_drawn_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -681,27 +655,3 @@ def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
     text = report([tmp_path], tmp_path / "page").read_text()
     assert f"the same run as {tmp_path / 'b'}" in text
     assert "50.0, 50.0 (2 runs)" in text
-
-
-@pytest.mark.parametrize(
-    ("file", "field", "value"),
-    [
-        ("result.json", "parameters", "x"),
-        ("result.json", "yardsticks", [1]),
-        ("result.json", "chosen", {"4x4": {"step": 5, "value": "x"}}),
-        ("result.json", "stopped", []),
-        ("run.json", "device", 5),
-        ("run.json", "jobs", "two"),
-        ("failed.json", "updates", "abc"),
-    ],
-)
-def test_a_damaged_field_is_refused_with_the_name_of_its_file(
-    file: str, field: str, value: Any, tmp_path: Path
-) -> None:
-    path = finish(tmp_path / "run", on_digits("lstm"), weights=False)
-    if file == "failed.json":
-        (path / "result.json").rename(path / file)
-    content = json.loads((path / file).read_text()) if (path / file).exists() else {}
-    (path / file).write_text(json.dumps({**content, field: value}))
-    with pytest.raises(RunError, match=file):
-        runs.read(path)

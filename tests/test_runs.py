@@ -39,7 +39,7 @@ SPEC = RunSpec(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a model that draws, also when it is tested."""
     path = tmp_path_factory.mktemp("runs") / "run"
-    run(SPEC, path, progress=False)
+    run(SPEC, path)
     return path
 
 
@@ -132,7 +132,7 @@ def test_an_exported_file_alone_gives_the_recorded_values(
     assert spec.resolved() == json.loads((folder / "config.json").read_text())
     for name, weight in load(folder, "cpu")[2].state_dict().items():
         assert torch.equal(net.state_dict()[name], weight)
-    with pytest.raises(ValueError, match="must say in its metadata which run it is of, got none"):
+    with pytest.raises(ValueError, match="must say in its metadata, under riglstm"):
         evaluate(next((folder / "weights").iterdir()))
     file.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match="must hold weights as safetensors"):
@@ -209,8 +209,7 @@ class Table:
 
     def make(self, models: list[str] | None = None, seeds: int = 1, **options: Any) -> Reproduced:
         asked = self.plan(models, seeds)
-        how: dict[str, Any] = {"progress": False, **options}
-        return reproduce("copying", asked, "quick", self.runs, self.out, **how)
+        return reproduce("copying", asked, "quick", self.runs, self.out, **options)
 
     def states(self) -> list[str]:
         return [p.state for p in self.plan()]
@@ -282,7 +281,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
 def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
     for planned in tiny.plan(["lstm"], 2):
         if (planned.setting, planned.spec.seed) != ("M=2", 1):
-            run(planned.spec, planned.folder, progress=False)
+            run(planned.spec, planned.folder)
     made = tiny.make(["lstm"])
     runs = {(row.setting, row.seed) for row in made.rendered.rows or ()}
     assert runs == {("M=1", 0), ("M=1", 1), ("M=2", 0)}
@@ -329,33 +328,26 @@ def test_a_stop_during_the_tests_costs_no_training(
         patch.setattr("riglstm.lab.tables.run.tested", stop)
         words = "^trained to the end, and saved; not tested yet; go on with: more$"
         with pytest.raises(Interrupted, match=words):
-            run(SPEC, tmp_path, progress=False, again="more")
+            run(SPEC, tmp_path, again="more")
     assert last_step(tmp_path) == SPEC.fit.updates
     before = (tmp_path / "metrics.csv").read_bytes()
-    assert run(SPEC, tmp_path, progress=False, resume=True)["updates"] == SPEC.fit.updates
+    assert run(SPEC, tmp_path, resume=True)["updates"] == SPEC.fit.updates
     assert (tmp_path / "metrics.csv").read_bytes() == before
-    result = json.loads((tmp_path / "result.json").read_text())
-    home = result["rows"][0]["chosen_on"].removeprefix("validation@")
-    del result["chosen"][home]
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match=f"must say which weights {home} chose.*; train anew$"):
-        load(tmp_path)
 
 
 def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:
     show: list[str] = []
     table = complexity.table(["lstm", "riglstm"], "quick", "cpu", show.append, (3, 2), 2)
-    lstm, rig = complexity.subjects(["lstm", "riglstm"], torch.device("cpu"), 2)
     assert [line.partition(",")[0] for line in show] == ["measuring LSTM", "measuring RigLSTM"]
-    # Embedding of two values, the core, and the read-out of ten classes.
+    # Embedding of two values, the core, and the read-out of ten classes; four bytes of each, and
+    # what a call holds.
     around = 2 * 600 + 600 * 10 + 10
-    for subject, count in ((lstm, 2_884_800 + around), (rig, 3_353_000 + around)):
-        found = complexity.measured(subject, torch.device("cpu"), (3, 2), 2, rounds=1)
-        assert found.parameters == count
-        assert found.memory > 4 * count
-        assert min(found.ms) > 0
+    for label, count in (("LSTM", 2_884_800 + around), ("RigLSTM", 3_353_000 + around)):
+        (line,) = (x for x in table.markdown.splitlines() if x.startswith(f"| {label}"))
+        *_, said, _, memory, _ = (cell.strip() for cell in line.split("|")[1:-1])
+        assert said == f"{count / 1e6:.2f}M"
+        assert float(memory[:-1]) > 4 * count / 1e6 - 0.5
     assert re.search(r"\| RigLSTM +\| \(6, 4\) +\|", table.markdown)
-    assert re.search(r"\| +3\.36M \| +3\.6M \|", table.markdown)
     assert "Tesla V100" in table.markdown
 
 
@@ -380,18 +372,3 @@ def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus() -> None:
     assert build(spec, "cpu")[1].get_submodule("core")._compiled is None  # type: ignore[union-attr]
     table = complexity.table(None, "quick", "cuda", None, (2, 3), 2)
     assert torch.cuda.get_device_name() in table.markdown
-
-
-def test_a_test_that_takes_long_says_how_far_it_is_and_changes_no_figure(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A batch a sequence, and no wait before the first line.
-    monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 1)
-    monkeypatch.setattr("riglstm.lab.train.progress.TEST_SECONDS", 0)
-    lines: list[str] = []
-    told = evaluate(folder, "cpu", show=lines.append)
-    assert told["rows"] == evaluate(folder, "cpu")["rows"]
-    size = SPEC.task_options["test_size"]
-    conditions = dict.fromkeys(row["condition"] for row in told["rows"])
-    for condition in conditions:
-        assert any(line.startswith(f"testing {condition}: 1 of {size}; 0:00:0") for line in lines)

@@ -221,20 +221,6 @@ def test_a_training_goes_on_without_its_output(
     assert RunFolder(tmp_path / "run").state == "done"
 
 
-def test_what_is_only_printed_has_to_be_printed(monkeypatch: Patch, capsys: Capture) -> None:
-    gone: Any = Gone(errno.ENOSPC, after=2)
-    monkeypatch.setattr(sys, "stdout", gone)
-    assert main(["list"]) == 2
-    assert "what it printed could not be written: [Errno 28]" in capsys.readouterr().err
-    # The help of a verb that writes files, too.
-    monkeypatch.setattr(sys, "stdout", Gone(errno.ENOSPC, after=0))
-    assert main(["train", "copying", "--help"]) == 2
-    # Who reads no further has seen enough.
-    gone = Gone(errno.EPIPE, after=2)
-    monkeypatch.setattr(sys, "stdout", gone)
-    assert main(["list"]) == 0
-
-
 def test_a_terminal_without_our_signs_gets_others(tmp_path: Path, monkeypatch: Patch) -> None:
     with (tmp_path / "said").open("w", encoding="ascii") as ascii_only:
         monkeypatch.setattr(sys, "stdout", ascii_only)

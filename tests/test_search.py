@@ -163,7 +163,7 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
     assert search.line(space, trial) is None
     scored = []
     monkeypatch.setattr("riglstm.lab.tables.run._test", lambda *args: scored.append(args))
-    result = run(trial.spec, trial.folder, progress=False)
+    result = run(trial.spec, trial.folder)
     assert (result["rows"], scored) == ([], [])
     said = search.line(space, trial)
     assert said is not None
@@ -191,7 +191,7 @@ def test_a_trial_without_hope_stops_says_when_and_why_and_is_never_chosen(
         return "others are better"
 
     with pytest.raises(Pruned):
-        run(one.spec, one.folder, progress=False, hopeless=hopeless)
+        run(one.spec, one.folder, hopeless=hopeless)
     # Once, after the first of two evaluations, which is in the log by then.
     assert asked == [(one.folder, "P=6", 1)]
     said = search.line(space, one)
@@ -218,7 +218,7 @@ def trials(tiny: Path, tmp_path: Path) -> tuple[Space, list[Planned]]:
     space = read_space(tiny)
     planned = plan(space, ["lstm"], [str(n) for n in range(7)], tmp_path / "runs", "cpu")
     for number, one in enumerate(planned[:5]):
-        run(one.spec, one.folder, progress=False)
+        run(one.spec, one.folder)
         with_scores(one.folder, number / 10, 0.9)
     return space, planned
 
@@ -275,19 +275,6 @@ def test_without_optuna_it_says_what_to_install(
     assert "needs optuna, which is not installed: pip install 'riglstm[search]'" in (
         capsys.readouterr().err
     )
-
-
-def test_half_a_line_is_no_trial_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
-    path, one = tmp_path / "lines.jsonl", {"run": "a", "model": "lstm", "trial": "0"}
-    two = {**one, "run": "b"}
-    search.append(path, one)
-    first = path.read_bytes()
-    for before, there in ((first[:9], []), (first + first[:9], [one]), (first[:-1], [one])):
-        path.write_bytes(before)
-        assert search.read_lines(path) == there
-        search.append(path, two)
-        assert search.read_lines(path) == [*there, two]
-        assert path.read_bytes().count(b"\n") == len(there) + 1
 
 
 def test_a_run_has_one_line_and_the_first_stays(tmp_path: Path) -> None:

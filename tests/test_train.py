@@ -105,7 +105,7 @@ def steps(config: Fit, folder: Path, model: str = "riglstm") -> dict[str, tuple[
     """Each parameter before and after the run."""
     task, net = problem(model)
     before: dict[str, Tensor] = copy.deepcopy(dict(net.named_parameters()))
-    fit(net, task, config, 0, RunFolder(folder), progress=False)
+    fit(net, task, config, 0, RunFolder(folder))
     return {n: (before[n].detach(), p.detach()) for n, p in net.named_parameters()}
 
 
@@ -236,7 +236,7 @@ def test_weights_are_chosen_by_the_training_condition_and_by_each_condition(
 
     monkeypatch.setattr(task, "batch", batch)
     folder = RunFolder(tmp_path)
-    result = fit(net, task, QUICK, 0, folder, progress=False)
+    result = fit(net, task, QUICK, 0, folder)
     assert result.chosen == {"T=6": Chosen(24, 0.7, 0.175), "T=10": Chosen(36, 0.4, 0.1)}
     for step in (24, 36):
         assert_same(load_file(folder.weights_of(step)), dict(seen[step]))
@@ -275,11 +275,11 @@ def test_a_run_out_of_patience_stops(tmp_path: Path) -> None:
     # The other condition improves all the time, and does not count.
     task = Scripted(T_6=[0.2, 0.5, 0.4, 0.5, 0.9], T_10=[0.1, 0.2, 0.3, 0.4, 0.5])
     config = replace(QUICK, patience=2)
-    result = fit(network(task), task, config, 0, RunFolder(tmp_path), progress=False)
+    result = fit(network(task), task, config, 0, RunFolder(tmp_path))
     assert (result.stopped, result.updates) == ("patience", 48)
     assert result.chosen == {"T=6": Chosen(24, 0.5, 0.125), "T=10": Chosen(48, 0.4, 0.1)}
     assert max(logged(tmp_path)["validation/accuracy@T=6"]) == 48
-    again = fit(network(task), task, config, 0, RunFolder(tmp_path), resume=True, progress=False)
+    again = fit(network(task), task, config, 0, RunFolder(tmp_path), resume=True)
     assert again == result
 
 
@@ -353,7 +353,7 @@ def test_a_run_with_groups_and_a_mean_is_resumed_bit_for_bit(tmp_path: Path) -> 
         task, net = problem()
         with pytest.raises(OutOfTime) if deadline is stop else contextlib.nullcontext():
             folder = RunFolder(tmp_path / name)
-            fit(net, task, config, 0, folder, resume=True, progress=False, deadline=deadline)
+            fit(net, task, config, 0, folder, resume=True, deadline=deadline)
     assert_same(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 
@@ -389,7 +389,7 @@ def test_what_is_no_number_stops_the_run_and_never_gets_into_a_checkpoint(
 ) -> None:
     with pytest.raises(Diverged) as error:
         train(tmp_path, task=Failing(step, what))
-    way_out = "Train anew, into another folder, with a smaller --lr (now 0.01)"
+    way_out = "Train anew, into another folder, with a smaller --lr"
     for words in (f"{bad} is not a finite number", saved, way_out):
         assert words in str(error.value)
     files = (tmp_path / "checkpoints").glob("*")
@@ -408,25 +408,21 @@ def test_data_that_cannot_be_had_are_missed_before_training(tmp_path: Path) -> N
         train(tmp_path, task=Missing())
 
 
-def test_what_is_left_is_said_soon_and_with_evaluations_and_a_speed_once_it_is_known(
+def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    progress = Progress(100, Halves.metric, shown=True)
-    progress.start(40)
+    progress = Progress(100, "update", 40, shown=True)
     for step in range(41, 46):
         now = 12.0 * (step - 40)
-        progress.tick(step)
-    progress.evaluation(50, {"T=6": 0.5}, 0.0)
+        progress.move(step, "loss 2")
     now = 100.0
-    progress.tick(51)
-    progress.evaluation(70, {"T=6": 0.5}, 2.0)
-    Progress(100, Halves.metric, shown=False).tick(2)
+    progress.line(70, "validation T=6 accuracy 50%")
+    Progress(100, "update", 0, shown=False).line(2)
     assert capfd.readouterr().err.splitlines() == [
-        "update 43 of 100; 0:11:24 left",
-        "update 50 of 100: validation T=6 accuracy 50%; 0:05:00 left",
-        "update 70 of 100: validation T=6 accuracy 50%; 2 updates/s, 0:01:40 left",
+        "update 43 of 100: loss 2; 0.0833 updates/s, 0:11:24 left",
+        "update 70 of 100: validation T=6 accuracy 50%; 0.3 updates/s, 0:01:40 left",
     ]
 
 

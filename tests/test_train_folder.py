@@ -257,7 +257,7 @@ def test_a_result_names_all_devices_and_commits_of_its_run(
         folder.begin(SPEC.resolved(), command="", device="NVIDIA H200", resume=resume)
     monkeypatch.setattr("riglstm.lab.train.folder.commit", lambda: "second")
     monkeypatch.setattr(runs, "device_name", lambda device: "CPU")
-    result = run(SPEC, folder.path, resume=True, progress=False)
+    result = run(SPEC, folder.path, resume=True)
     assert result["device"] == "NVIDIA H200, then CPU"
     assert result["commit"] == "first, then unknown, then second"
     assert folder.read_json(folder.result) == result
@@ -270,13 +270,13 @@ def test_a_run_holds_its_folder_until_it_is_tested_and_is_tested_again_elsewhere
 
     def test(*arguments: Any) -> float:
         with pytest.raises(BusyError):
-            run(SPEC, tmp_path / "run", resume=True, progress=False)
+            run(SPEC, tmp_path / "run", resume=True)
         refused.append(True)
         return real(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "_test", test)
-        result = run(SPEC, tmp_path / "run", progress=False)
+        result = run(SPEC, tmp_path / "run")
     assert len(refused) == 3
     assert not (tmp_path / "run" / "riglstm.lock").exists()
     # A run of tf32 is tested on a CPU, and not trained there.
@@ -287,7 +287,7 @@ def test_a_run_holds_its_folder_until_it_is_tested_and_is_tested_again_elsewhere
     assert evaluate(tmp_path / "run", "cpu")["rows"] == result["rows"]
     tf32 = replace(SPEC, fit=replace(SPEC.fit, precision="tf32"))
     with pytest.raises(ValueError, match="tf32 is a mode of NVIDIA GPUs"):
-        run(tf32, tmp_path / "other", progress=False)
+        run(tf32, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 

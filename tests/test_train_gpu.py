@@ -57,7 +57,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def trained(path: Path, config: Fit, task: Halves | None = None, **options: Any) -> nn.Module:
     task = Halves(torch.device("cuda", 0)) if task is None else task
     net = network(task, **options)
-    fit(net, task, config, 0, RunFolder(path), progress=False)
+    fit(net, task, config, 0, RunFolder(path))
     return net
 
 
@@ -113,7 +113,7 @@ def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path: Path
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path / "parts", GPU, Stops(task.device))
     net = network(task)
-    fit(net, task, GPU, 0, RunFolder(tmp_path / "parts"), resume=True, progress=False)
+    fit(net, task, GPU, 0, RunFolder(tmp_path / "parts"), resume=True)
     for a, b in zip(net.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
     one, two = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")

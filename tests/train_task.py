@@ -139,7 +139,7 @@ def train(
 
     task = Halves() if task is None else task
     net = network(task, seed) if net is None else net
-    fit(net, task, config, seed, RunFolder(path), progress=False, **options)
+    fit(net, task, config, seed, RunFolder(path), **options)
     return net
 
 

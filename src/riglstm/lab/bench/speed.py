@@ -13,13 +13,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from riglstm.checks import fitting_cells
-from riglstm.lab.bench.timing import METERS, Spread, interleave, spread
+from riglstm.lab.bench.timing import METERS, interleave, spread
 from riglstm.lab.train.config import Precision, autocast, products
 from riglstm.layer import RigLSTM
 from riglstm.scan import resolve
@@ -109,7 +109,7 @@ class Row:
     options: Mapping[str, Any]
     backend: str
     """What RigLSTM's `auto` runs."""
-    us: Mapping[str, Spread]
+    us: Mapping[str, Mapping[str, float]]
     """By a name of `FIGURES`, over the rounds."""
     failed: Mapping[str, str]
     """Why a figure is missing, by the same names."""
@@ -284,21 +284,20 @@ def _agree(got: Tensor, want: Tensor, precision: Precision, what: str) -> None:
         )
 
 
-class Ratios(NamedTuple):
-    """Our time over nn.LSTM's; below one RigLSTM is faster. None: a figure is missing."""
+def ratios(us: Mapping[str, float]) -> dict[str, float | None]:
+    """Our time over nn.LSTM's, by medians; below one RigLSTM is faster. None: one is missing.
 
-    plain: float | None
-    captured: float | None
-    best: float | None
-    """Each in the fastest way that it was run."""
-
-
-def ratios(us: Mapping[str, float]) -> Ratios:
-    """The ratios of medians by a name of `FIGURES`."""
+    "best" has each in the fastest way that it was run.
+    """
 
     def fastest(who: str) -> float | None:
         return min((value for name, value in us.items() if name.startswith(who)), default=None)
 
-    pairs = [(us.get(OURS + way), us.get(LSTM + way)) for way in ("", CAPTURED)]
-    pairs.append((fastest(OURS), fastest(LSTM)))
-    return Ratios(*(a / b if a is not None and b is not None else None for a, b in pairs))
+    pairs = {
+        "plain": (us.get(OURS), us.get(LSTM)),
+        "captured": (us.get(OURS + CAPTURED), us.get(LSTM + CAPTURED)),
+        "best": (fastest(OURS), fastest(LSTM)),
+    }
+    return {
+        name: a / b if a is not None and b is not None else None for name, (a, b) in pairs.items()
+    }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -18,19 +17,11 @@ WARM_UPS = 20
 """Calls on a GPU before its memory is measured."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A median and the 10 % and 90 % points beside it."""
-
-    median: float
-    low: float
-    high: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """The median and the 10 % and 90 % points of some values."""
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median of some values, and low and high, the 10 % and 90 % points beside it."""
     points = torch.tensor((0.5, 0.1, 0.9), dtype=torch.float64)
-    return Spread(*torch.tensor(values, dtype=torch.float64).quantile(points).tolist())
+    found = torch.tensor(values, dtype=torch.float64).quantile(points).tolist()
+    return dict(zip(("median", "low", "high"), found, strict=True))
 
 
 class Meter(NamedTuple):

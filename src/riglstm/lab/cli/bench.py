@@ -1,4 +1,4 @@
-"""`riglstm bench`: RigLSTM's microseconds a step beside nn.LSTM's; agents beside their world."""
+"""`riglstm bench`: RigLSTM's microseconds a step beside nn.LSTM's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,18 +18,15 @@ import torch
 
 from riglstm import __version__
 from riglstm.lab.bench.speed import CASES, FIGURES, QUICK, measure, ratios
-from riglstm.lab.bench.timing import METERS, interleave
-from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.minigrid.levels import available, family
-from riglstm.lab.minigrid.ppo import PPO
+from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.tables.table import TextTable, markdown
 from riglstm.lab.train.config import Fit, device_name, pick
 from riglstm.lab.train.folder import atomic_write, commit
 
-Table: TypeAlias = Literal["speed", "widths", "rules", "minigrid"]
+Table: TypeAlias = Literal["speed", "widths", "rules"]
 
 TABLES: dict[str, tuple[Table, ...]] = {
-    "cpu": ("speed", "minigrid"),
+    "cpu": ("speed",),
     "cuda": ("speed", "widths", "rules"),
 }
 """By kind of device."""
@@ -52,8 +48,7 @@ class Bench:
     """Where to run: cpu, or a GPU: cuda, cuda:1."""
     tables: tuple[Table, ...] | None = None
     """Which to measure; none: all that the device has. speed: several sizes; widths: every width of
-    a small batch, and rules: other rules of choosing, on a GPU; minigrid: training beside mere
-    stepping, where riglstm[rl] is installed, on a CPU."""
+    a small batch, and rules: other rules of choosing, on a GPU."""
     rounds: int | None = None
     """Timed rounds, after the warm-up; none: 7 on a CPU, 15 on a GPU."""
     seed: int = 0
@@ -80,7 +75,13 @@ def main(args: Sequence[str]) -> None:
         print("\n".join(speed_tables(json.loads(config.markdown.read_bytes()))), end="")
         return
     device = pick(Fit(device=config.device))
-    config = replace(config, device=str(device), tables=config.tables or TABLES[device.type])
+    rounds = 2 if config.quick else ROUNDS[device.type]
+    config = replace(
+        config,
+        device=str(device),
+        tables=config.tables or TABLES[device.type],
+        rounds=rounds if config.rounds is None else config.rounds,
+    )
     check(config)
     run(config)
 
@@ -88,6 +89,7 @@ def main(args: Sequence[str]) -> None:
 def check(config: Bench) -> None:
     """Refuse what cannot be measured, before anything is."""
     assert config.tables is not None
+    assert config.rounds is not None
     there = TABLES[_kind(config)]
     wrong = [name for name in config.tables if name not in there]
     if wrong:
@@ -96,7 +98,7 @@ def check(config: Bench) -> None:
             f"got {', '.join(wrong)}"
         )
     flags.check_at_least("seed", config.seed, 0)
-    flags.check_at_least("rounds", rounds(config), 1)
+    flags.check_at_least("rounds", config.rounds, 1)
     path = config.json
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"--json must name a file in a folder that exists, got {path}")
@@ -110,41 +112,29 @@ def _kind(config: Bench) -> str:
     return config.device.partition(":")[0]
 
 
-def rounds(config: Bench) -> int:
-    """The number of timed rounds."""
-    if config.rounds is not None:
-        return config.rounds
-    return 2 if config.quick else ROUNDS[_kind(config)]
-
-
 def run(config: Bench) -> None:
     """Measure the tables, print each when it is there, and write the file row by row."""
     assert config.tables is not None
-    content: dict[str, Any] = {"machine": describe(config.device), "commit": commit()}
-    content |= {"rows": [], "minigrid": {}}
-    print(headline(content["machine"], content["commit"], rounds(config)))
+    assert config.rounds is not None
+    content: dict[str, Any] = {"machine": describe(config.device), "commit": commit(), "rows": []}
+    print(headline(content["machine"], content["commit"], config.rounds))
     cases, device = (QUICK if config.quick else CASES)[_kind(config)], torch.device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Events and streams are of the current one.
     for name in config.tables:
         began = len(content["rows"])
-        for case in cases.get(name, ()):
+        for case in cases[name]:
             for work in case.works:
                 if sys.stderr.isatty():
                     print(f"{name}: {case.hidden_size} wide, {work}", file=sys.stderr)
-                row = measure(name, case, work, device, rounds(config), config.seed)
+                row = measure(name, case, work, device, config.rounds, config.seed)
                 content["rows"].append(asdict(row))
                 _save(config, content)
                 for figure, why in row.failed.items():
                     print(f"failed: {name}, {figure}, {case}, {work}: {why}", flush=True)
-        if name in cases:
-            (said,) = speed_tables({**content, "rows": content["rows"][began:]})
-            print(f"\n{said}", end="", flush=True)
-    if content["rows"]:
-        print(f"\n{LEGEND}")
-    if "minigrid" in config.tables:
-        content["minigrid"] = _minigrid(config)
-    _save(config, content)
+        (said,) = speed_tables({**content, "rows": content["rows"][began:]})
+        print(f"\n{said}", end="", flush=True)
+    print(f"\n{LEGEND}")
     if config.json is not None:
         print(f"written: {config.json}")
 
@@ -164,7 +154,7 @@ def speed_tables(content: Mapping[str, Any]) -> list[str]:
         rows = list(group)
         us = [{key: value["median"] for key, value in row["us"].items()} for row in rows]
         figures = [f for f in FIGURES if any(f in row["us"] | row["failed"] for row in rows)]
-        compared = [ratios(values)._asdict() for values in us]
+        compared = [ratios(values) for values in us]
         shown = ["plain", "captured", "best"] if len(figures) > 2 else ["plain"]
         shown = [key for key in shown if any(ratio[key] is not None for ratio in compared)]
         lead = ["hidden (cells)", "B", "T", "precision", "work", "runs"]
@@ -172,7 +162,8 @@ def speed_tables(content: Mapping[str, Any]) -> list[str]:
         for i, (row, values, ratio) in enumerate(zip(rows, us, compared, strict=True)):
             line = [_size(row), str(row["B"]), str(row["T"])]
             line += [row["precision"], row["work"], row["backend"]]
-            line += [f"{values[f]:.1f}" if f in values else _lack(row, f) for f in figures]
+            lack = {f: "failed" if f in row["failed"] else "–" for f in figures}
+            line += [f"{values[f]:.1f}" if f in values else lack[f] for f in figures]
             for key in shown:
                 value = ratio[key]
                 if value is not None and round(value, 2) < 1:
@@ -190,77 +181,6 @@ def _size(row: Mapping[str, Any]) -> str:
     N = row["num_cells"]
     rules = "".join(f", {key}={value}" for key, value in row["options"].items())
     return f"{row['hidden_size']:,} ({N} × {row['hidden_size'] // N}){rules}"
-
-
-def _lack(row: Mapping[str, Any], figure: str) -> str:
-    return "failed" if figure in row["failed"] else "–"
-
-
-GRID_FAMILY, GRID_MODELS = "doorkey", ("lstm", "riglstm")
-RANDOM_STEPS = "random steps"
-
-
-def _minigrid(config: Bench) -> dict[str, list[float]]:
-    """Measure and print frames a second by round, where there are environments."""
-    try:
-        available()
-    except ValueError as error:
-        print(f"\n{error}")
-        return {}
-    sizes = PPO(envs=4, steps=8, window=4, minibatch=16) if config.quick else PPO()
-    speeds = _frame_rates(rounds(config), sizes)
-    print(f"\n{_minigrid_table(speeds, sizes)}")
-    return speeds
-
-
-def _frame_rates(rounds: int, config: PPO) -> dict[str, list[float]]:
-    """Random steps, and updates of each model, taking turns; the first turn is not counted.
-
-    All in the same processes, on the same environments.
-    """
-    import numpy as np
-
-    from riglstm.lab.minigrid.envs import Environments
-    from riglstm.lab.minigrid.ppo import Agent
-    from riglstm.lab.minigrid.runs import build
-    from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
-
-    rng = np.random.default_rng(0)
-    levels = [family(GRID_FAMILY).levels[0].id] * config.envs
-    with Environments(levels, 0, workers=config.workers) as envs:
-
-        def stepping() -> None:
-            for actions in rng.integers(0, 7, (config.steps, config.envs)):
-                envs.step(actions)
-
-        work: dict[str, Callable[[], Any]] = {RANDOM_STEPS: stepping}
-        for name in GRID_MODELS:
-            memory = MEMORIES[name]
-            options = dict(memory.options)
-            spec = GridSpec(GRID_FAMILY, memory.model, memory.hidden_size, options, config, 0)
-            work[name] = Agent(build(spec, torch.device("cpu")), envs, config, 0).update
-        seconds = interleave(work, METERS["cpu"], rounds + 1)
-    return {name: [config.batch / s for s in taken[1:]] for name, taken in seconds.items()}
-
-
-def _minigrid_table(speeds: Mapping[str, list[float]], config: PPO) -> str:
-    """Side by side; ratios are taken within a round, and their median is printed."""
-
-    def ratio(a: str, b: str) -> str:
-        pairs = zip(speeds[a], speeds[b], strict=True)
-        return f"{statistics.median(x / y for x, y in pairs):.2f}"
-
-    lines = [
-        [
-            name if name == RANDOM_STEPS else f"training {name}",
-            f"{statistics.median(found):,.0f}",
-            ratio(name, RANDOM_STEPS),
-            "" if name == RANDOM_STEPS else ratio("lstm", name),
-        ]
-        for name, found in speeds.items()
-    ]
-    title = f"MiniGrid DoorKey-5x5, {config.envs} environments, {torch.get_num_threads()} threads"
-    return text.table(title, ("", "frames/s", "of random steps", "time of lstm's"), lines)
 
 
 def _save(config: Bench, content: Mapping[str, Any]) -> None:

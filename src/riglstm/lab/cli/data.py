@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from riglstm.lab.cli import UsageError, flags
-from riglstm.lab.tasks.datasets import DATASETS, DataError, data_folder, describe, fetch, find
+from riglstm.lab.tasks.datasets import DATASETS, DataError, data_folder, fetch, find, load
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,17 @@ def _place(name: str, data_dir: Path | None) -> str:
 
 def _check(names: Sequence[str], data_dir: Path | None) -> None:
     """Read what is named, or all that is there; a set that is named must be there."""
-    names = names or [n for n in DATASETS if _place(n, data_dir) != "not there"]
-    where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
-    if not names:
-        raise UsageError(
-            f"nothing to check: expected {', '.join(DATASETS)} in {data_folder(data_dir)}, got "
-            f"none of them; `riglstm data all{where}` gets them"
-        )
+    names = names or [n for n in DATASETS if _place(n, data_dir) != "not there"] or list(DATASETS)
     wrong = []
     for name in names:
-        line = describe(name, data_dir)
-        print(f"{name}: {line}")
-        if not line.endswith("all sums right"):
+        try:
+            load(name, data_dir)
+            print(f"{name}: {_place(name, data_dir)}, all sums right")
+        except DataError as error:
+            print(error if str(error).startswith(name) else f"{name}: {error}")
             wrong.append(name)
     if wrong:
+        where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
         raise UsageError(
             f"{', '.join(wrong)}: missing or damaged; `riglstm data {' '.join(wrong)}{where}` "
             "gets it"

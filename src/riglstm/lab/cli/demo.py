@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +76,17 @@ def main(args: Sequence[str]) -> None:
     print(f"{PROBLEM}; {config.updates} updates for each model", flush=True)
     runs = specs(config)
     folders = {name: config.out / folder_name(spec) for name, spec in runs.items()}
-    with _threads(config.threads):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
         found = {
             name: _result(name, spec, folders[name], flags.again("demo", args))
             for name, spec in runs.items()
         }
+    finally:
+        torch.set_num_threads(threads)
     title = f"digits right, seed {config.seed}"
-    shares = {name: [row["value"] for row in text.honest(r)] for name, r in found.items()}
-    curve = text.plot(shares, _places(found), floor=1 / TASK["digits"])
-    print(f"\n{side_by_side(found, title)}\n\n{curve}\n\n{NOTES}\n")
+    print(f"\n{side_by_side(found, title)}\n\n{NOTES}\n")
     print(draw(list(folders.values()), config.out))
 
 
@@ -96,12 +97,8 @@ def side_by_side(found: Mapping[str, Mapping[str, Any]], title: str) -> str:
         + [text.show(row) for row in text.honest(result)]
         for name, result in found.items()
     ]
-    return text.table(title, ["", "parameters", "seconds", *_places(found)], lines)
-
-
-def _places(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The conditions, which all have."""
-    return [row["condition"] for row in text.honest(next(iter(found.values())))]
+    conditions = [row["condition"] for row in text.honest(next(iter(found.values())))]
+    return text.table(title, ["", "parameters", "seconds", *conditions], lines)
 
 
 def draw(folders: Sequence[Path], out: Path) -> str:
@@ -143,13 +140,3 @@ def _result(name: str, spec: RunSpec, path: Path, again: str) -> Mapping[str, An
         return folder.read_json(folder.result)
     print(f"{name}: training, in {path}", flush=True)
     return run(spec, path, resume=folder.state == "partial", again=again)
-
-
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

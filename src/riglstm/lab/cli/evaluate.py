@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.tables.run import evaluate, finished, say
+from riglstm.lab.tables.run import evaluate, finished
 from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.progress import say
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,18 @@ def main(args: Sequence[str]) -> None:
 
 def verdict(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
     """Whether figures are those that were recorded."""
-
-    def values(of: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-        return {(row["condition"], row["chosen_on"]): row["value"] for row in of["rows"]}
-
-    before, now = values(recorded), values(result)
+    before, now = (
+        {(row["condition"], row["chosen_on"]): row["value"] for row in of["rows"]}
+        for of in (recorded, result)
+    )
     both = before.keys() & now.keys()
     if not both:
         return "None of these conditions is in the recorded result."
-    differences = {key: abs(before[key] - now[key]) for key in both}
-    if not any(differences.values()):
+    worst = max(both, key=lambda key: abs(before[key] - now[key]))
+    if before[worst] == now[worst]:
         return "This equals the recorded result."
-    condition, chosen_on = worst = max(both, key=lambda key: differences[key])
-    small = differences[worst] <= 1e-3 * abs(before[worst])
-    elsewhere = result["device"] != recorded["device"]
-    why = " Rounding on another device can do that." if small and elsewhere else ""
     return (
-        f"This differs from the recorded result, most at {condition}, chosen on {chosen_on}: "
+        f"This differs from the recorded result, most at {worst[0]}, chosen on {worst[1]}: "
         f"recorded {before[worst]:.6g} on {recorded['device']}, now {now[worst]:.6g} on "
-        f"{result['device']}.{why}"
+        f"{result['device']}. Another device rounds otherwise."
     )

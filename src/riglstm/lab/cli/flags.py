@@ -31,9 +31,6 @@ from riglstm.lab.train.stopping import Deadline
 
 C = TypeVar("C")
 
-SEEDS = 10_000
-"""At most, of one command: each is planned before the first is run."""
-
 
 def positional(default: Any) -> Any:
     """A field of a dataclass that is given by its place, and may be left out."""
@@ -351,14 +348,7 @@ def deadline(minutes: float | None) -> Deadline:
 
 def _program() -> str:
     """`riglstm`, or what stood in its place: a module run by torchrun or by Python."""
-    where = os.environ.get("PYTHONPATH")
-    path = f"PYTHONPATH={shlex.quote(where)} " if where else ""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        workers = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
-        meet = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
-        several = meet if nodes != "1" else ""
-        return f"{path}torchrun {several}--nproc-per-node {workers} -m riglstm"
-    if Path(sys.argv[0]).name == "__main__.py":
-        return f"{path}{shlex.quote(sys.executable)} -m riglstm"
-    return "riglstm"
+        return "torchrun … -m riglstm"
+    by_module = Path(sys.argv[0]).name == "__main__.py"
+    return f"{shlex.quote(sys.executable)} -m riglstm" if by_module else "riglstm"

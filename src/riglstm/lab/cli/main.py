@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -56,26 +55,15 @@ Example: riglstm demo
 
 `riglstm VERB --help` explains a verb; `riglstm --version` prints the version."""
 
-TRAINS = "pip install 'riglstm[lab]'"
-EXTRAS: dict[str, tuple[str, str]] = {
-    "lightning_fabric": ("training", TRAINS),
-    "lightning_utilities": ("training", TRAINS),
-    "torchmetrics": ("training", TRAINS),
-    "numpy": ("this", TRAINS),
-    "tqdm": ("this", TRAINS),
-    "safetensors": ("reading and writing weights", TRAINS),
-    "matplotlib": ("drawing", TRAINS),
-    "tensorboard": ("TensorBoard's log (or --no-tensorboard)", TRAINS),
-    "pooch": ("downloading", TRAINS),
-    "gymnasium": ("MiniGrid", "pip install 'riglstm[rl]'"),
-    "minigrid": ("MiniGrid", "pip install 'riglstm[rl]'"),
-    "ray": ("--on ray", "pip install 'riglstm[ray]'"),
-    "optuna": ("`stop` in a search space", "pip install 'riglstm[search]'"),
+LAB = (
+    *("lightning_fabric", "lightning_utilities", "torchmetrics", "numpy", "tqdm", "safetensors"),
+    *("matplotlib", "tensorboard", "pooch"),
+)
+EXTRAS: dict[str, str] = {
+    **dict.fromkeys(LAB, "lab"),
+    **{"gymnasium": "rl", "minigrid": "rl", "ray": "ray", "optuna": "search"},
 }
-"""What is not installed with torch: who needs it, and how to get it."""
-
-WRITES = ("demo", "train", "export", "reproduce", "sweep", "report")
-"""Verbs whose result is in files, whatever becomes of what they print."""
+"""What is not installed with torch, and the extra of ours that has it."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -86,13 +74,8 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
     # The profiler that counts memory would write its own log between the lines.
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    writes = next(iter(args), "") in WRITES and not {"-h", "--help"} & set(args)
-    with unbreakable_output() as out:
-        code = _main(args)
-        out.flush()
-        if code == 0 and out.error is not None and not writes:
-            return _fail(f"what it printed could not be written: {out.error}")
-    return code
+    with unbreakable_output():
+        return _main(args)
 
 
 def _main(args: Sequence[str]) -> int:
@@ -111,8 +94,8 @@ def _main(args: Sequence[str]) -> int:
         name = (error.name or "").split(".")[0]
         if name not in EXTRAS:
             raise
-        what, way_out = EXTRAS[name]
-        return _fail(f"{what} needs {name}, which is not installed: {way_out}")
+        way_out = f"pip install 'riglstm[{EXTRAS[name]}]'"
+        return _fail(f"this needs {name}, which is not installed: {way_out}")
     except KeyboardInterrupt as stop:
         if rank() == 0:
             said = str(stop) or "stopped by Ctrl-C; nothing was saved"
@@ -146,10 +129,10 @@ def _fail(message: str) -> int:
 
 
 @contextlib.contextmanager
-def unbreakable_output() -> Iterator[_Output]:
+def unbreakable_output() -> Iterator[None]:
     """Within it, stdout and stderr may be closed, full or unread: no write raises.
 
-    What is printed is lost then, and the work is not. Gives the standard output.
+    What is printed is lost then, and the work is not.
     """
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -157,7 +140,7 @@ def unbreakable_output() -> Iterator[_Output]:
         out, err = _Output(before[0] or nowhere), _Output(before[1] or nowhere)
         sys.stdout, sys.stderr = out, err
         try:
-            yield out
+            yield
         finally:
             out.flush()
             err.flush()
@@ -165,12 +148,10 @@ def unbreakable_output() -> Iterator[_Output]:
 
 
 class _Output:
-    """A stream of text that remembers an error and raises none; after one, it is silent."""
+    """A stream of text that raises no error; after one, it is silent."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self.error: OSError | None = None
-        """What the text was lost to; a reader that has gone has seen enough, and loses nothing."""
         with contextlib.suppress(AttributeError, ValueError):
             # A terminal without the signs of tables gets others.
             self.stream.reconfigure(errors="replace")
@@ -179,21 +160,16 @@ class _Output:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        with self._errors_kept():
-            self.stream.write(text)
+        self._do(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._errors_kept():
-            self.stream.flush()
+        self._do(self.stream.flush)
 
-    @contextlib.contextmanager
-    def _errors_kept(self) -> Iterator[None]:
+    def _do(self, what: Callable[..., object], *arguments: str) -> None:
         try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
-                self.error = error
+            what(*arguments)
+        except OSError:
             # What is still in its buffer goes nowhere, too: Python writes it once more at its end.
             with contextlib.suppress(OSError, ValueError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)

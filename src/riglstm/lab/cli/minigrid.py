@@ -32,10 +32,6 @@ else 0, so that the mean reward is the success rate.
 Example: riglstm train minigrid --family doorkey --model riglstm"""
 
 
-EPISODES = 1_000_000
-"""At most: all of them are tested side by side, and their memory is asked for at the end."""
-
-
 @dataclass(frozen=True)
 class Where:
     """What the agent learns in."""
@@ -76,7 +72,6 @@ def train(args: Sequence[str]) -> None:
     given = flags.read("riglstm train minigrid", ABOUT, groups, args)
     where, asked, place = given["task"], given["memory"], given["run"]
     flags.check_name("--family", where.family, FAMILIES)
-    flags.check_at_most("episodes", where.episodes, EPISODES)
     flags.check_name("--model", asked.model, MEMORIES)
     available()
     memory = MEMORIES[asked.model]
@@ -121,7 +116,7 @@ def table(result: Mapping[str, Any], title: str) -> str:
 def evaluate(path: Path, device: str, levels: Sequence[str] | None) -> None:
     """Test an agent again, from its folder; on some levels of its family if asked for."""
     available()
-    result = evaluate_run(path, device, levels, progress=True)
+    result = evaluate_run(path, device, levels)
     folder = RunFolder(path)
     recorded = folder.read_json(folder.result)["rows"]
     differs = [row["condition"] for row in result["rows"] if row not in recorded]
@@ -168,8 +163,6 @@ class Reproduce:
 def reproduce_table(args: Sequence[str]) -> None:
     """`riglstm reproduce minigrid`: train agents and print their table."""
     config = flags.read_one("riglstm reproduce minigrid", Reproduce, args)
-    flags.check_at_most("episodes", config.episodes, EPISODES)
-    flags.check_at_most("seeds", config.seeds, flags.SEEDS)
     for name in config.families or ():
         flags.check_name("--families", name, FAMILIES)
     for name in config.models or ():

@@ -67,7 +67,7 @@ def main(args: Sequence[str]) -> None:
             raise UsageError(f"--results and --readme must be there, got {path}, which is not")
     # Only here: matplotlib takes seconds to load.
     from riglstm.lab.report import publish, report
-    from riglstm.lab.tables.run import say
+    from riglstm.lab.train.progress import say
 
     if config.results is not None:
         changed = publish(

@@ -14,11 +14,9 @@ from riglstm.lab.tables import complexity, on_ray
 from riglstm.lab.tables.executor import Executor
 from riglstm.lab.tables.plan import Planned, State, plan
 from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe, stem
-from riglstm.lab.tables.reproduce import reproduce, unfinished
-from riglstm.lab.tables.run import say
-from riglstm.lab.tables.table import extent
+from riglstm.lab.tables.reproduce import reproduce
 from riglstm.lab.train.config import Precision, launched
-from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import Deadline
 
 MINIGRID = "minigrid"
@@ -203,7 +201,6 @@ def _check(config: Reproduce, engine: Engine) -> None:
     """What can be asked for, and together."""
     if config.seeds is not None:
         flags.check_at_least("seeds", config.seeds, 1)
-        flags.check_at_most("seeds", config.seeds, flags.SEEDS)
     for seed in config.seed_list or ():
         flags.check_at_least("seed_list", seed, 0)
     if config.seeds is not None and config.seed_list is not None:
@@ -221,17 +218,10 @@ def _check(config: Reproduce, engine: Engine) -> None:
 
 
 def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
-    """How many runs there are, how many are to come, and what is known of their cost."""
+    """How many runs there are, and how many of them are to come."""
     states = Counter(p.state for p in planned)
-    todo = unfinished(planned, config.retry_failed)
-    counts = [f"{states[s]} {w}" for s, w in WORDS.items() if states[s]]
-    lines = [f"{config.table}, {config.budget}: {len(planned)} runs in {config.out}"]
-    lines[0] += f": {', '.join(counts)}"
-    if todo:
-        cost = _cost(planned, todo, min(config.jobs, len(todo)))
-        updates = extent(sorted(p.spec.fit.updates for p in todo))
-        lines.append(f"{updates} updates each, at most; {cost}")
-    return "\n".join(lines)
+    counts = ", ".join(f"{states[s]} {words}" for s, words in WORDS.items() if states[s])
+    return f"{config.table}, {config.budget}: {len(planned)} runs in {config.out}: {counts}"
 
 
 WORDS: dict[State, str] = {
@@ -240,17 +230,3 @@ WORDS: dict[State, str] = {
     "new": "to begin",
     "failed": "failed",
 }
-
-
-def _cost(planned: Sequence[Planned], todo: Sequence[Planned], jobs: int) -> str:
-    """From the runs that are done, row by row."""
-    seconds: dict[tuple[str, str], float] = {}
-    for run in planned:
-        if run.state == "done":
-            folder = RunFolder(run.folder)
-            seconds[run.setting, run.row] = folder.read_json(folder.result)["seconds"]
-    if any((run.setting, run.row) not in seconds for run in todo):
-        return "how long they take is known when one run of each row is done"
-    total = sum(seconds[run.setting, run.row] for run in todo)
-    at_a_time = "" if jobs == 1 else f", {jobs} at a time"
-    return f"about {total / jobs / 60:.0f} minutes{at_a_time}, as the runs that are done took"

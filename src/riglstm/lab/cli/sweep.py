@@ -17,8 +17,9 @@ from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.pruning import pruner
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.result import ResultRow
-from riglstm.lab.tables.run import open_data, run, say
+from riglstm.lab.tables.run import open_data, run
 from riglstm.lab.tables.table import markdown, tables, text_table
+from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import Deadline, Hopeless
 
 

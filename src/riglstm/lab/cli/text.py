@@ -1,4 +1,4 @@
-"""What verbs print: tables, a run's result by both rules of choosing weights, a small plot."""
+"""What verbs print: tables, and a run's result by both rules of choosing weights."""
 
 from __future__ import annotations
 
@@ -14,22 +14,15 @@ In brackets: the updates after which the weights were taken. The left column is 
 they were chosen on validation data like the training data. The right one is the rule of earlier
 papers: chosen for each condition anew, on validation data of that condition."""
 """The legend of `result_table`."""
-HEIGHT = 11
-"""Lines of a plot: one for every ten percent."""
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under a title: the first to the left, the others to the right.
-
-    A row of one cell is a heading among the others.
-    """
-    full = [row for row in (header, *rows) if len(row) > 1]
-    widths = [max(len(cell) for cell in column) for column in zip(*full, strict=True)]
+    """Columns under a title: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        first, *others = row
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=False)]
-        return "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        return "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip()
 
     rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
     return "\n".join([title, line(header), rule, *map(line, rows)])
@@ -62,24 +55,3 @@ def show(row: Mapping[str, Any]) -> str:
     """A figure as it is printed."""
     value = float(row["value"])
     return f"{value:.1%}" if row["metric"] in PERCENT else f"{value:.4f}"
-
-
-def plot(curves: Mapping[str, Sequence[float]], places: Sequence[str], floor: float = 0.0) -> str:
-    """Shares from `floor` to 1 at each place, a letter for each curve, `*` where several meet."""
-    marks = {name: chr(ord("A") + i) for i, name in enumerate(curves)}
-    step = max(8, *(len(place) + 2 for place in places))
-    lines = [[" "] * (step * len(places)) for _ in range(HEIGHT)]
-    for name, shares in curves.items():
-        for i, share in enumerate(shares):
-            height = (max(share, floor) - floor) / (1 - floor)
-            row, column = round((1 - height) * (HEIGHT - 1)), i * step + step // 2
-            lines[row][column] = marks[name] if lines[row][column] == " " else "*"
-    body = []
-    for row, cells in enumerate(lines):
-        level = 1 - row / (HEIGHT - 1) * (1 - floor)
-        label = f"{level:4.0%}" if row % 5 == 0 else "    "
-        body.append(f"{label} │{''.join(cells)}".rstrip())
-    axis = "     └" + "─" * (step * len(places))
-    below = "      " + "".join(place.center(step) for place in places)
-    legend = "      " + ", ".join(f"{mark} {name}" for name, mark in marks.items())
-    return "\n".join([*body, axis, below.rstrip(), f"{legend}, * several"])

@@ -41,7 +41,8 @@ from torch import Tensor, nn
 
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.train.config import check_device, check_whole
+from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.train.config import check_device
 from riglstm.models.base import State
 from riglstm.models.episodes import restart, run_with_resets, stepper
 
@@ -114,10 +115,10 @@ class PPO:
     def __post_init__(self) -> None:
         check_device(self.device)
         for name in ("envs", "steps", "window", "epochs", "minibatch", "checkpoint_every"):
-            check_whole(name, getattr(self, name), least=1)
+            check_whole(name, getattr(self, name))
         for name in ("frames", "workers"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
+                check_whole(name, getattr(self, name))
         if self.steps % self.window or self.minibatch % self.window:
             raise ValueError(
                 f"steps and minibatch must be multiples of window = {self.window}, "

@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,8 @@ from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned, state
 from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete, unfinished
 from riglstm.lab.tables.result import made_by
-from riglstm.lab.train.config import Fit, check_whole, device_name, fork_rng, pick
+from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
 from riglstm.lab.train.folder import RunFolder, commit
 from riglstm.lab.train.stopping import Diverged
 
@@ -46,10 +46,9 @@ def build(spec: GridSpec, device: torch.device) -> ActorCritic:
 
 def run(
     spec: GridSpec,
-    path: RunFolder | Path | str,
+    folder: RunFolder | Path | str,
     *,
     resume: bool = False,
-    progress: bool = True,
     again: str = "",
 ) -> dict[str, Any]:
     """Train on the easiest level, test the last weights on every one, write the result.
@@ -61,7 +60,7 @@ def run(
     from riglstm.lab.minigrid.envs import WorkerDied
     from riglstm.lab.minigrid.training import train, trials
 
-    folder = path if isinstance(path, RunFolder) else RunFolder(path)
+    folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     with folder.held():
         of, device = family(spec.family), pick(Fit(device=spec.ppo.device))
         net = build(spec, device)
@@ -72,23 +71,20 @@ def run(
             trained = train(
                 *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
                 resume=resume,
-                progress=progress,
                 again=again,
             )
         except Diverged as error:
             folder.write_json(folder.failed, {"reason": str(error)})
             raise
         try:
-            scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers, progress)
+            scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers)
         except WorkerDied as error:
             how = f"go on with: {again}" if again else "the same command goes on"
             raise WorkerDied(f"{error}; the training is saved; {how}") from None
         result = {
-            "rows": _rows(spec, scores, trained.frames),
+            "rows": _rows(spec, scores, trained["frames"]),
             "steps": {name: score.steps for name, score in scores.items()},
-            "updates": trained.updates,
-            "frames": trained.frames,
-            "seconds": trained.seconds,
+            **trained,
             "parameters": sum(p.numel() for p in net.parameters()),
             **made_by(folder.read_json(folder.run)),
         }
@@ -113,7 +109,7 @@ def plan(
     for name in models or ():
         if name not in MEMORIES:
             raise ValueError(f"models must be some of {', '.join(MEMORIES)}, got {name!r}")
-    check_whole("seeds", seeds, least=1)
+    check_whole("seeds", seeds)
     found = []
     for seed, of, model in product(range(seeds), families or SHOWN, models or COMPARED):
         how, memory = ppo, MEMORIES[model]
@@ -133,7 +129,6 @@ def reproduce(
     out: Path | str = "out",
     *,
     retry_failed: bool = False,
-    progress: bool = True,
     again: str = "",
 ) -> Reproduced:
     """Run what is not done of a plan, write the table anew after every run; the table, its files.
@@ -147,18 +142,14 @@ def reproduce(
         rendered = table(asked)
         return rendered, rendered.write(Path(out), TASK)
 
-    table(asked).check(Path(out), TASK)
-    waiting, make = unfinished(asked, retry_failed), partial(run, progress=progress)
-    here = InProcess(progress=progress)
-    return complete(asked, waiting, make, write, here, progress, again)
+    table(asked).files(Path(out), TASK)
+    return complete(asked, unfinished(asked, retry_failed), run, write, InProcess(), again)
 
 
 def evaluate(
     path: Path | str,
     device: str = "auto",
     levels: Sequence[str] | None = None,
-    episodes: int | None = None,
-    progress: bool = False,
 ) -> dict[str, Any]:
     """The result again, from the folder alone; nothing is written."""
     from riglstm.lab.minigrid.training import trials
@@ -168,8 +159,7 @@ def evaluate(
     result = folder.read_json(folder.result)
     of = family(spec.family)
     asked = chosen_levels(of, None if levels is None else tuple(levels))
-    many = spec.episodes if episodes is None else episodes
-    scores = trials(net, asked, many, progress=progress)
+    scores = trials(net, asked, spec.episodes)
     here = device_name(next(net.parameters()).device)
     rows = _rows(spec, scores, result["frames"])
     return {**result, "rows": rows, "device": here, "commit": commit()}

@@ -11,7 +11,7 @@ from riglstm import models
 from riglstm.lab.minigrid.levels import family
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.plan import check_options, digest, identity, plain_options
-from riglstm.lab.train.config import check_whole
+from riglstm.lab.tasks.common import check_whole
 
 TASK = "minigrid"
 LAST = "last"
@@ -80,7 +80,7 @@ class GridSpec:
                 f"seed must be a whole number from 0 to {TEST_SEED - 1}, as {TEST_SEED} is that of "
                 f"the test episodes, got {seed!r}"
             )
-        check_whole("episodes", self.episodes, least=1)
+        check_whole("episodes", self.episodes)
         self.ppo.whole(self.frames)
 
     precision: ClassVar[str] = "fp32"

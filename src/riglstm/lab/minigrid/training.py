@@ -9,14 +9,12 @@ step by step, and with other numbers of episodes it is other noise.
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from riglstm.lab.minigrid.envs import SKIP, Environments, WorkerDied
 from riglstm.lab.minigrid.levels import Level
@@ -24,24 +22,12 @@ from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import PPO, Agent, small_products
 from riglstm.lab.minigrid.spec import TEST_SEED
 from riglstm.lab.tasks.base import generator
+from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.checkpoints import Checkpoints, save_weights
-from riglstm.lab.train.config import check_whole
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.progress import Bar, Log
+from riglstm.lab.train.progress import SECONDS, Log, Progress, say
 from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest, untested
 from riglstm.models.episodes import stepper
-
-SECONDS = 30.0
-"""Between two lines of progress, where there is no terminal."""
-
-
-class Trained(NamedTuple):
-    """What a training gave; the network holds its last weights."""
-
-    updates: int
-    frames: int
-    seconds: float
-    """Of all the sessions that the run took."""
 
 
 def train(
@@ -53,12 +39,12 @@ def train(
     folder: RunFolder,
     *,
     resume: bool = False,
-    progress: bool = True,
     again: str = "",
-) -> Trained:
+) -> dict[str, Any]:
     """Train `net` in place in the level of that id, for `frames` frames, less what is no update.
 
-    As `riglstm.lab.train.loop.fit`; raises the same, and WorkerDied.
+    Returns its updates, frames and seconds, of all the sessions that it took. As
+    `riglstm.lab.train.loop.fit`; raises the same, and WorkerDied.
     """
     frames = config.whole(frames)
     shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
@@ -75,7 +61,7 @@ def train(
         if start is not None:
             agent.load_state_dict(start["agent"])
             seconds = float(start["seconds"])
-        shown = FrameProgress(frames, agent.frames, progress)
+        shown = Progress(frames, "frame", agent.frames)
         record = Log(folder, agent.frames, config.tensorboard)
         began, saved = time.monotonic(), agent.updates
 
@@ -90,7 +76,7 @@ def train(
                     figures = agent.update()
                     _check(figures, agent, saved)
                     record.add(agent.frames, figures)
-                    shown.move(agent.frames, figures)
+                    shown.move(agent.frames, _solved(figures))
                     if agent.updates % config.checkpoint_every == 0 or request.made:
                         save()
                         saved = agent.updates
@@ -112,37 +98,14 @@ def train(
         if request.made:
             # Too late for this training; whoever asked wants no tests now either.
             raise Interrupted(untested(again))
-        return Trained(agent.updates, agent.frames, seconds + time.monotonic() - began)
+        seconds += time.monotonic() - began
+        return {"updates": agent.updates, "frames": agent.frames, "seconds": seconds}
 
 
-class FrameProgress(Bar):
-    """Frames, frames a second, success rate and time left, on stderr; `shown` False: nothing."""
-
-    def __init__(self, frames: int, done: int, shown: bool) -> None:
-        self.frames, self.shown = frames, shown
-        self.began, self.first, self.said = time.monotonic(), done, -SECONDS
-        if shown and sys.stderr.isatty():
-            self.bar = tqdm(
-                total=frames, initial=done, unit="frame", unit_scale=True, dynamic_ncols=True
-            )
-
-    def move(self, frames: int, figures: Mapping[str, float]) -> None:
-        """That many frames are done."""
-        words = "no episode has ended yet"
-        if "success" in figures:
-            words = f"success {figures['success']:.0%}, {figures['steps']:.0f} steps"
-        gone = time.monotonic() - self.began
-        if self.bar is not None:
-            self.bar.set_postfix_str(words, refresh=False)
-            self.bar.update(frames - self.bar.n)
-        elif self.shown and (gone - self.said > SECONDS or frames >= self.frames):
-            self.said = gone
-            speed = (frames - self.first) / gone
-            left = max(0, self.frames - frames) / speed
-            self.say(
-                f"frame {frames:,} of {self.frames:,}: {words}; "
-                f"{speed:,.0f} frames/s, {left / 60:.1f} min left"
-            )
+def _solved(figures: dict[str, float]) -> str:
+    if "success" not in figures:
+        return "no episode has ended yet"
+    return f"success {figures['success']:.0%}, {figures['steps']:.0f} steps"
 
 
 def _check(figures: dict[str, float], agent: Agent, saved: int) -> None:
@@ -179,15 +142,10 @@ def trials(
     levels: Sequence[Level],
     episodes: int = 100,
     workers: int | None = None,
-    progress: bool = False,
 ) -> dict[str, Score]:
-    """The scores by level. All episodes of all levels are played at once.
-
-    `progress`: stderr says what is tested, and now and then how many episodes have ended.
-    """
-    check_whole("episodes", episodes, least=1)
-    if progress:
-        print(f"testing {episodes} episodes of {len(levels)} levels", file=sys.stderr, flush=True)
+    """The scores by level. All episodes of all levels are played at once."""
+    check_whole("episodes", episodes)
+    say(f"testing {episodes} episodes of {len(levels)} levels")
     count = len(levels)
     # By episodes first: long levels are shared out among the workers.
     ids = [level.id for level in levels] * 2 * episodes
@@ -196,16 +154,14 @@ def trials(
         Environments(ids, TEST_SEED, workers=workers, once=True, numbers=numbers) as envs,
         small_products(1),
     ):
-        solved, lengths = _play(net, envs, count, episodes, progress)
+        solved, lengths = _play(net, envs, count, episodes)
     drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
     steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
     scores = map(Score, drawn, greedy, steps)
     return {level.name: score for level, score in zip(levels, scores, strict=True)}
 
 
-def _play(
-    net: ActorCritic, envs: Environments, count: int, episodes: int, progress: bool
-) -> tuple[Tensor, Tensor]:
+def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tuple[Tensor, Tensor]:
     """Whether each episode was solved, and its length: (episodes · 2 · count) each."""
     device = next(net.parameters()).device
     book, step, act = Frames(net.encode, device), stepper(net.core), net.prepared_logits()
@@ -233,7 +189,7 @@ def _play(
             lengths[over] = torch.from_numpy(envs.steps).double()[over]
             live = live[~ended]
             state = tuple(s[:, ~ended.to(device)] for s in state)
-        if progress and time.monotonic() - said > SECONDS:
+        if time.monotonic() - said > SECONDS:
             said = time.monotonic()
-            print(f"tested {B - len(live):,} of {B:,} episodes", file=sys.stderr, flush=True)
+            say(f"tested {B - len(live):,} of {B:,} episodes")
     return solved, lengths

@@ -87,18 +87,16 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
     difference of two independent runs: √(sd² + sd²).
     """
     bars: list[Bar] = []
-    done, _ = comparable(done)
     for key, of in FAMILIES.items():
         for level in of.levels:
-            found = {
-                name: [
+            ours, theirs = (
+                [
                     100 * d.rates()[level.name]
                     for d in done
                     if (d.spec.family, d.spec.name) == (key, name) and level.name in d.rates()
                 ]
                 for name in (OURS, THEIRS)
-            }
-            ours, theirs = found[OURS], found[THEIRS]
+            )
             if ours and theirs:
                 spread = sum(np.var(v, ddof=1) for v in (ours, theirs) if len(v) > 1) ** 0.5
                 mean = float(np.mean(ours) - np.mean(theirs))
@@ -109,7 +107,7 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
 def unequal_training(done: Sequence[GridRun]) -> list[str]:
     """A line on each family on which RigLSTM and RIM were trained with other options."""
     found: dict[str, dict[str, GridRun]] = {}
-    for run in comparable(done)[0]:
+    for run in done:
         found.setdefault(run.spec.family, {}).setdefault(run.spec.name, run)
     said = []
     for family, runs in found.items():

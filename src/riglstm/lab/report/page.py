@@ -21,7 +21,7 @@ from riglstm.lab.report import cells, minigrid
 from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded, open_run
 from riglstm.lab.report.curves import Picture, shift_picture, training_picture
 from riglstm.lab.report.runs import Group, find, group, read, without_copies
-from riglstm.lab.tables.result import CHOSEN, Record
+from riglstm.lab.tables.result import Record
 from riglstm.lab.tables.table import TextTable, text_table
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.copying import Copying
@@ -79,21 +79,8 @@ def report(
 ) -> Path:
     """Draw everything that run folders hold, in one page; returns its path.
 
-    Args:
-        paths: folders of runs, or folders of such folders.
-        out: the file, or a folder for report.html.
-        digits: numbers of test images whose cells and scores are drawn; None: the first three
-            that are of different classes.
-        size: side of these images; 24 in the paper.
-        step: where scores are drawn, counted from 1; 289 in the paper.
-        sequence: number of the test sequence of balls that is rolled out.
-        models: those of which weights are drawn, by name; None: all.
-        device: as for training.
-        data_dir: as for training, but nothing is downloaded.
-        figures: a folder that takes every picture as a PNG file, too; it overwrites files of the
-            same names.
-        show: called with a line on what takes long.
-        warn: called with a line on each run that cannot be read; the page names these, too.
+    `out`: the file, or a folder for report.html; `show` hears in a line of what takes long, `warn`
+    of each run that cannot be read. The other options are those of `riglstm report --help`.
     """
     for name, least, given in (
         ("size", 1, [size]),
@@ -345,18 +332,17 @@ pre { background: var(--card); padding: .7rem 1rem; overflow-x: auto; font-size:
 
 def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
     """The whole HTML file."""
-    anchors = _anchors([section.title for section in sections])
     links = "".join(
-        f'<li><a href="#{anchor}">{escape(section.title)}</a></li>\n'
-        for anchor, section in zip(anchors, sections, strict=True)
+        f'<li><a href="#part-{i}">{escape(section.title)}</a></li>\n'
+        for i, section in enumerate(sections)
     )
     parts = [
         HEAD.format(title=escape(title), style=STYLE),
         f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n</header>\n',
         f'<nav aria-label="Contents">\n<ul>\n{links}</ul>\n</nav>\n<main>\n',
     ]
-    for anchor, section in zip(anchors, sections, strict=True):
-        parts.append(f'<section id="{anchor}">\n<h2>{escape(section.title)}</h2>\n')
+    for i, section in enumerate(sections):
+        parts.append(f'<section id="part-{i}">\n<h2>{escape(section.title)}</h2>\n')
         parts += section.body
         parts.append("</section>\n")
     return "".join([*parts, "</main>\n</body>\n</html>\n"])
@@ -390,12 +376,10 @@ def table(
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = ""
     for i, (first, *others) in enumerate(rows):
-        tds = "".join(
-            f"<td{_kind(cell)}><strong>{escape(cell)}</strong></td>"
-            if (i, j) in best
-            else f"<td{_kind(cell)}>{escape(cell)}</td>"
-            for j, cell in enumerate(others, start=1)
-        )
+        tds = ""
+        for j, cell in enumerate(others, start=1):
+            said = f"<strong>{escape(cell)}</strong>" if (i, j) in best else escape(cell)
+            tds += f"<td{_kind(cell)}>{said}</td>"
         body += f'<tr><th scope="row">{escape(first)}</th>{tds}</tr>\n'
     # A region that scrolls has to be reached by the keyboard.
     return Html(
@@ -412,63 +396,23 @@ def missing_list(items: Sequence[str]) -> Html:
 
 
 def run_record(record: Record) -> Html:
-    """The facts of a run as a table, and its whole configuration, folded away."""
-    config = json.dumps(record.spec.resolved(), indent=1)
-    facts = {"folder": str(record.path), **_facts(record)}
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(value)}</td></tr>\n'
-        for name, value in facts.items()
+    """What leads from a figure back to its run: the run's own files, folded away."""
+    chosen = {name: value for name, value in (record.result or {}).items() if name != "rows"}
+    files = {
+        "config.json": record.spec.resolved(),
+        "run.json": record.run,
+        "result.json, without its rows": chosen,
+    }
+    shown = "".join(
+        f"<h3>{name}</h3>\n<pre>{escape(json.dumps(content, indent=1))}</pre>\n"
+        for name, content in files.items()
+        if content
     )
     return Html(
-        f"<details>\n<summary>{escape(f'{record.path.name} ({record.state})')}</summary>\n"
-        f"<table>\n<tbody>\n{rows}</tbody>\n</table>\n"
-        f"<h3>config.json</h3>\n<pre>{escape(config)}</pre>\n</details>\n"
+        f"<details>\n<summary>{escape(f'{record.path} ({record.state})')}</summary>\n{shown}"
+        "</details>\n"
     )
-
-
-def _facts(record: Record) -> dict[str, str]:
-    """What a reader needs to walk back from a figure to its run."""
-    run, result = record.run, record.result or {}
-    versions = run.get("versions", {})
-    said = {
-        "state": record.state,
-        "task": record.spec.task,
-        "model": f"{record.spec.name}, width {record.spec.hidden_size}",
-        "seed": str(record.spec.seed),
-        "parameters": f"{result['parameters']:,}" if "parameters" in result else "",
-        "updates": _updates(record),
-        "seconds": f"{result['seconds']:,.0f}" if "seconds" in result else "",
-        "device": str(result.get("device") or run.get("device") or ""),
-        "chosen on": "; ".join(
-            f"{CHOSEN}{condition}: update {chosen['step']:,}, {chosen['value']:.4g}"
-            for condition, chosen in result.get("chosen", {}).items()
-        ),
-        "versions": ", ".join(f"{name} {v}" for name, v in versions.items() if v),
-        "commit": str(result.get("commit") or run.get("commit") or "unknown"),
-        "started": str(run.get("started", "")),
-        "gone on with": ", ".join(str(again.get("started")) for again in run.get("resumed", [])),
-        "command": str(run.get("command", "")),
-    }
-    return {name: value for name, value in said.items() if value}
-
-
-def _updates(record: Record) -> str:
-    if record.result is None:
-        return f"{record.last:,} of {record.spec.fit.updates:,}"
-    stopped = {"patience": "stopped without improvement", "updates": "all"}
-    return f"{record.result['updates']:,} ({stopped.get(record.result.get('stopped', ''), 'done')})"
 
 
 def _kind(cell: str) -> str:
     return "" if re.match(r"[-+−–±<]?\s*\d|^[–-]?$", cell) else ' class="text"'
-
-
-def _anchors(titles: Sequence[str]) -> list[str]:
-    """An id for each title, no two alike."""
-    anchors: list[str] = []
-    for title in titles:
-        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
-        while name in anchors:
-            name += "-"
-        anchors.append(name)
-    return anchors

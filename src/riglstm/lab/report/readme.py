@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +65,7 @@ class Wanted(NamedTuple):
     def is_there(self, folder: Path, said: Mapping[str, str]) -> bool:
         """Whether the file and what is said of it are those that were drawn from the source."""
         path = folder / self.name
-        if said.get("source") != self.source or path.is_symlink() or not path.is_file():
+        if said.get("source") != self.source or not path.is_file():
             return False
         return said["digest"] == _seal(said, path.read_bytes())
 
@@ -234,11 +233,7 @@ def _shift(table: Table, setting: str, what: Shift) -> Wanted:
     }
     axis = (what.measure, what.higher_is_better)
     source = _digest([what.conditions, what.trained_on, what.models, what.paper, axis, words])
-
-    def draw() -> Picture:
-        return Picture(words["title"], words["caption"], words["alt"], png(draw_shift(what)))
-
-    return Wanted(f"{name}{SHIFT}", source, draw)
+    return Wanted(f"{name}{SHIFT}", source, lambda: Picture(**words, png=png(draw_shift(what))))
 
 
 def _slices(space: str, what: Slices) -> Wanted:
@@ -250,11 +245,8 @@ def _slices(space: str, what: Slices) -> Wanted:
         f"{what.left_out}.",
         "alt": f"Panels: {', '.join(what.options)}.",
     }
-
-    def draw() -> Picture:
-        return Picture(words["title"], words["caption"], words["alt"], png(draw_slices(what)))
-
-    return Wanted(f"{space}{TRIALS}", _digest([what, words]), draw)
+    source = _digest([what, words])
+    return Wanted(f"{space}{TRIALS}", source, lambda: Picture(**words, png=png(draw_slices(what))))
 
 
 def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
@@ -281,23 +273,17 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
         kinds["scores"] = lambda run, look: cells.score_pictures(run, look, STEP)[0]
     for kind, draw in kinds.items():
         yield Wanted(
-            re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._=+-]", "", f"{file.stem}-{kind}.png"),
+            f"{file.stem}-{kind}.png",
             _digest([content, kind, SIZE, STEP, averaged]),
             functools.partial(drawn, draw),
         )
 
 
 def _sources(folder: Path) -> dict[str, dict[str, str]]:
-    """What is said of each figure, by the name of its file; nothing where that is damaged."""
-    try:
-        found = json.loads((folder / SOURCES).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return {
-        name: said
-        for name, said in (found.items() if isinstance(found, dict) else ())
-        if isinstance(said, dict) and all(isinstance(said.get(key), str) for key in SAID)
-    }
+    """What is said of each figure, by the name of its file."""
+    path = folder / SOURCES
+    found: dict[str, dict[str, str]] = json.loads(path.read_bytes()) if path.exists() else {}
+    return found
 
 
 def _unwanted(folder: Path, wanted: Mapping[str, object]) -> list[Path]:
@@ -315,7 +301,7 @@ def _seal(said: Mapping[str, str], picture: bytes) -> str:
 
 
 def _differs(path: Path, content: bytes) -> bool:
-    return path.is_symlink() or not path.is_file() or path.read_bytes() != content
+    return not path.is_file() or path.read_bytes() != content
 
 
 def _write(path: Path, content: bytes) -> list[Path]:

@@ -7,7 +7,7 @@ are grouped by task.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -26,7 +26,6 @@ from riglstm.lab.tables.result import (
     rows_of,
 )
 from riglstm.lab.tables.table import RULES, Table, check_figures, line, table_of_runs, yardsticks
-from riglstm.lab.train.folder import RunFolder
 from riglstm.models import MODELS
 
 R = TypeVar("R", Record, GridRun)
@@ -48,7 +47,7 @@ def find(paths: Sequence[Path | str]) -> list[Path]:
                 f"{given} must be the folder of a run, or a folder of such folders, got "
                 f"{'a file' if given.exists() else 'nothing of that name'}"
             )
-        found |= dict.fromkeys(_runs(given))
+        found |= dict.fromkeys(sorted(path.parent for path in given.rglob("config.json")))
     if not found:
         raise ValueError(
             "expected runs, which are folders with a config.json, got none in "
@@ -56,17 +55,6 @@ def find(paths: Sequence[Path | str]) -> list[Path]:
             "`riglstm train` or `riglstm reproduce` first"
         )
     return list(found)
-
-
-def _runs(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    if RunFolder(folder).config.exists():
-        yield folder
-        return
-    here = folder.resolve()
-    # A link may lead back to a folder above it.
-    for below in sorted(folder.iterdir()) if here not in above else ():
-        if below.is_dir():
-            yield from _runs(below, above | {here})
 
 
 def read(path: Path) -> Record | GridRun:

@@ -3,7 +3,7 @@
 An executor is given jobs and tells of the end of each. Two engines are here: `InProcess` makes one
 run after another, `Processes` several at a time, each in a process of its own. A third one, for
 several machines, is `riglstm.lab.tables.on_ray`: a job can be pickled, and all that it leaves is in
-its run's folder. `Overview` writes how far all are, `progress.txt`, from their folders.
+its run's folder. `progress.txt` beside the folders says how far all are.
 
 This file is also what such a process runs: `python -m riglstm.lab.tables.executor FOLDER`. Its
 stdin begins with a pickle, of what makes the run and of the command that was given. When stdin
@@ -24,20 +24,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
-from riglstm.lab.tables.plan import Planned, RunSpec, state_of
-from riglstm.lab.tables.run import Make, attempt, say
+from riglstm.lab.tables.plan import Planned, state_of
+from riglstm.lab.tables.run import Make, attempt
 from riglstm.lab.train.folder import RunFolder, atomic_write
+from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import (
     NEVER,
     SIGNALS,
@@ -62,10 +62,6 @@ POLL = 0.5
 
 PROGRESS_FILE = "progress.txt"
 """In the folder of the runs."""
-PROGRESS_EVERY = 10.0
-"""Seconds between two writes of the file."""
-TAIL = 400
-"""Bytes at the end of metrics.csv that hold a whole line."""
 STATES = ("done", "running", "waiting", "failed")
 ASKED = (0, STOPPED, -signal.SIGTERM)
 """Exit codes of a run that was asked to stop; the last one's, before it could listen."""
@@ -111,35 +107,38 @@ def make_runs(
     executor: Executor,
     ended: Callable[[Path], object],
     again: str = "",
-    progress: bool = True,
 ) -> list[str]:
     """Make planned runs; `ended` hears of each one's folder. Returns their errors, a line each.
 
     `again`: the command that goes on, for whoever stops it. How far all are stands in a file beside
-    their folders, see `Overview`.
+    their folders, written anew after each.
     """
     errors = []
-    overview = Overview(waiting)
+
+    def tell() -> None:
+        # Nothing depends on the file, so that a full disk costs the view alone.
+        if waiting:
+            path = waiting[0].folder.parent / PROGRESS_FILE
+            with contextlib.suppress(OSError), atomic_write(path) as file:
+                file.write("\n".join((*overview(waiting), "")).encode())
 
     def heard(end: Ended) -> None:
         if end.error:
             errors.append(f"{end.job.label}, in {end.job.folder}: {end.error}")
         ended(end.job.folder)
-        if progress and len(waiting) > 1:
-            say(overview.lines()[0])
+        tell()
+        if len(waiting) > 1:
+            say(overview(waiting)[0])
 
-    jobs = [
-        Job(
-            f"{p.row} {p.setting} seed {p.spec.seed}", p.folder, partial(attempt, p, make, progress)
-        )
-        for p in waiting
-    ]
+    jobs = [Job(_label(run), run.folder, partial(attempt, run, make)) for run in waiting]
+    tell()
     try:
-        with overview:
-            executor.run(jobs, heard)
+        executor.run(jobs, heard)
     except KeyboardInterrupt as stop:
         how = f"; go on with: {again}" if again else ""
         raise KeyboardInterrupt(f"{stop}{how}") from None
+    finally:
+        tell()
     return errors
 
 
@@ -151,7 +150,6 @@ class InProcess:
     """
 
     deadline: Deadline = NEVER
-    progress: bool = True
 
     def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
         """Make runs."""
@@ -159,13 +157,11 @@ class InProcess:
             # The first one is begun in any case: each call gets further.
             if number > 1 and self.deadline.left < TO_BEGIN:
                 break
-            if self.progress:
-                say(f"run {number} of {len(jobs)}: {job.folder}")
+            say(f"run {number} of {len(jobs)}: {job.folder}")
             try:
                 job.make()
             except OutOfTime as stop:
-                if self.progress:
-                    say(str(stop))
+                say(str(stop))
                 break
             except Interrupted:
                 raise
@@ -185,8 +181,6 @@ class Processes:
 
     at_a_time: int
     deadline: Deadline = NEVER
-    progress: bool = True
-    """Print the lines of the runs, each with its run's label."""
 
     def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
         """Make runs."""
@@ -202,7 +196,7 @@ class Processes:
             running.append(process)
             if closing.is_set():
                 process.ask_to_stop()
-            code, last = process.hear(self.progress)
+            code, last = process.hear()
             running.remove(process)
             well = code == 0 or (closing.is_set() and code in ASKED)
             return Ended(job, "" if well else last or f"exit code {code}")
@@ -297,8 +291,8 @@ class RunProcess:
             self.process.stdin.write(job)
             self.process.stdin.flush()
 
-    def hear(self, shown: bool) -> tuple[int, str]:
-        """Wait for its end; its exit code, and the last line that it printed."""
+    def hear(self) -> tuple[int, str]:
+        """Print its lines until its end; its exit code, and the last of them."""
         assert self.process.stdout is not None
         last = ""
         with self.process.stdout as lines:
@@ -306,8 +300,7 @@ class RunProcess:
                 words = line.decode("utf-8", "replace").rstrip()
                 if words:
                     last = words.strip()
-                    if shown:
-                        say(f"{self.label}: {words}")
+                    say(f"{self.label}: {words}")
         code = self.process.wait()
         self.ask_to_stop()
         return code, last
@@ -427,85 +420,25 @@ def _stop_at_the_end_of_stdin() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def standing(planned: Planned) -> tuple[str, int]:
-    """How far a run is, from its folder alone: one of `STATES`, and its updates.
+def overview(runs: Sequence[Planned]) -> list[str]:
+    """How many runs are done, running, waiting and failed; then a line for each, by its folder.
 
-    One that was stopped waits. The log, which has the updates, lags behind by `log_every`.
+    One that was stopped waits.
     """
-    folder = RunFolder(planned.folder)
-    state: str = state_of(folder)
-    if state in ("new", "partial"):
-        state = "running" if folder.lock.exists() else "waiting"
-    with contextlib.suppress(OSError, ValueError, IndexError), folder.metrics.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - TAIL))
-        return state, int(file.read().split(b"\n")[-2].partition(b",")[0])
-    return state, 0
+    states = []
+    for run in runs:
+        folder = RunFolder(run.folder)
+        state: str = state_of(folder)
+        if state in ("new", "partial"):
+            state = "running" if folder.lock.exists() else "waiting"
+        states.append(state)
+    counts = ", ".join(f"{states.count(name)} {name}" for name in STATES)
+    lines = [f"{state:<8} {_label(run)}" for state, run in zip(states, runs, strict=True)]
+    return [f"{len(runs)} runs: {counts}", "", *lines]
 
 
-class Overview:
-    """The view of all runs of a command, in a file that is written anew while they are made."""
-
-    def __init__(self, runs: Sequence[Planned]) -> None:
-        self.runs = runs
-        self.path = runs[0].folder.parent / PROGRESS_FILE if runs else None
-        self.began, self.first = time.monotonic(), self._shares(list(map(standing, runs)))
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._keep, daemon=True)
-
-    def lines(self) -> list[str]:
-        """All runs in a line, how many are done, and the time left; then a line for each."""
-        found = list(map(standing, self.runs))
-        count = Counter(state for state, _ in found)
-        said = f"{len(found)} runs: " + ", ".join(f"{count[state]} {state}" for state in STATES)
-        # All runs count alike: what a run of another model takes is not known before one is made.
-        gone, shares = time.monotonic() - self.began, self._shares(found)
-        if self.first < shares < len(found):
-            # It needs tqdm, which is not installed with torch.
-            from riglstm.lab.train.progress import duration
-
-            left = duration(gone * (len(found) - shares) / (shares - self.first))
-            said += f"; about {left} left"
-        elif shares < len(found):
-            said += "; time left not known yet"
-        rows = [
-            f"{state:<8} {updates:>9,}  {run.row} {run.setting} seed {run.spec.seed}"
-            for run, (state, updates) in zip(self.runs, found, strict=True)
-        ]
-        return [said, "", f"{'state':<8} {'updates':>9}  run", *rows]
-
-    def _shares(self, found: Sequence[tuple[str, int]]) -> float:
-        """Runs that are over, with parts of those that are not."""
-        return sum(
-            1.0 if state in ("done", "failed") else updates / run.spec.fit.updates
-            for run, (state, updates) in zip(self.runs, found, strict=True)
-            if isinstance(run.spec, RunSpec) or state in ("done", "failed")
-        )
-
-    def write(self) -> None:
-        """Write the file; nothing depends on it, so that a full disk costs the view alone."""
-        if self.path is not None:
-            with contextlib.suppress(OSError), atomic_write(self.path) as file:
-                file.write("\n".join((*self.lines(), "")).encode())
-
-    def _keep(self) -> None:
-        while not self.over.wait(PROGRESS_EVERY):
-            self.write()
-
-    def __enter__(self) -> Overview:
-        self.write()
-        self.thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.over.set()
-        self.thread.join()
-        self.write()
+def _label(run: Planned) -> str:
+    return f"{run.row} {run.setting} seed {run.spec.seed}"
 
 
 if __name__ == "__main__":

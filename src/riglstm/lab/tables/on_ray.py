@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from riglstm.lab.tables import executor
-from riglstm.lab.tables import run as runs
 from riglstm.lab.tables.executor import (
     ASKED,
     POLL,
@@ -35,8 +34,9 @@ from riglstm.lab.tables.executor import (
     RunProcess,
     attend,
 )
-from riglstm.lab.tables.run import say
+from riglstm.lab.train import progress
 from riglstm.lab.train.folder import commit
+from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import NEVER, Deadline
 
 HERE = "ray"
@@ -73,7 +73,6 @@ class Driver(NamedTuple):
     variables: dict[str, str]
     deadline: float
     """As `time.time` counts."""
-    progress: bool
 
 
 @dataclass(frozen=True)
@@ -87,17 +86,13 @@ class OnRay:
     cores: int = 1
     """Cores for each run, and its threads."""
     deadline: Deadline = NEVER
-    progress: bool = True
-    """Print the lines of the runs, each with its run's label."""
 
     def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
         """Make runs."""
         if not jobs:
             return
-        with connected(self.address, self.progress) as ray, shown(jobs) as token:
-            driver = Driver(
-                *(os.getcwd(), token, variables(self.cores)), self.deadline.at, self.progress
-            )
+        with connected(self.address) as ray, shown(jobs) as token:
+            driver = Driver(os.getcwd(), token, variables(self.cores), self.deadline.at)
             at_a_time = self._room(ray)
             share = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": TRIES}
             task = ray.remote(by_value(ray.cloudpickle, driver)).options(**share)
@@ -121,21 +116,10 @@ class OnRay:
 
     def _room(self, ray: Any) -> int:
         """How many runs the cluster has room for now; nodes may come and go."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        by_node = [
-            min(
-                int(node.get("CPU", 0) // self.cores),
-                int(node.get("GPU", 0) / self.gpus + 1e-9) if self.gpus else sys.maxsize,
-            )
-            for node in nodes
-        ]
-        room = sum(by_node)
-        words = f"Ray: {len(nodes)} nodes with room for {room} runs at a time"
-        if not room:
-            words += f"; runs wait for one with {self.cores} cores and {self.gpus} GPUs"
-        if self.progress or not room:
-            say(words)
-        return max(room, 1)
+        there = ray.cluster_resources()
+        cores, gpus = there.get("CPU", 0), there.get("GPU", 0)
+        say(f"Ray: {cores:g} cores and {gpus:g} GPUs; a run takes {self.cores} and {self.gpus:g}")
+        return max(1, int(min(cores / self.cores, gpus / self.gpus if self.gpus else cores)))
 
 
 def available() -> None:
@@ -144,12 +128,12 @@ def available() -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str, progress: bool) -> Iterator[Any]:
+def connected(address: str) -> Iterator[Any]:
     """Ray, connected to the cluster, which is left as it was found."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     ray = importlib.import_module("ray")
-    how: dict[str, Any] = {"log_to_driver": progress, "logging_level": "ERROR"}
+    how: dict[str, Any] = {"log_to_driver": True, "logging_level": "ERROR"}
     try:
         ray.init("auto" if address == HERE else address, **how)
     except ConnectionError as error:
@@ -218,7 +202,7 @@ Task: TypeAlias = Callable[[str, Path, bytes, bool], tuple[str, bool] | None]
 
 def by_value(cloudpickle: Any, driver: Driver) -> Task:
     """The task that makes a driver's runs; its pickle holds its code, and imports none of ours."""
-    for module in (sys.modules[__name__], executor, runs):
+    for module in (sys.modules[__name__], executor, progress):
         cloudpickle.register_pickle_by_value(module)
 
     def make(label: str, folder: Path, job: bytes, first: bool) -> tuple[str, bool] | None:
@@ -249,7 +233,7 @@ def make_run(
             time.sleep(PAUSE)
         variables = {**os.environ, **driver.variables}
         process = RunProcess(label, folder, job, variables, driver.folder)
-        stopped, code, last = _wait(process, driver.progress)
+        stopped, code, last = _wait(process)
         well = code == 0 or (stopped and code in ASKED)
         finished = is_over(folder)
         # One that ends well, and has not finished its run, has found the folder held by another.
@@ -263,14 +247,14 @@ def is_over(folder: Path) -> bool:
     return any((folder / name).exists() for name in OVER)
 
 
-def _wait(process: RunProcess, progress: bool) -> tuple[bool, int, str]:
+def _wait(process: RunProcess) -> tuple[bool, int, str]:
     """Wait for the end of a run's process; whether it was asked to stop, its exit code, last line.
 
     Ray cancels a task by KeyboardInterrupt, which Python raises between two looks.
     """
     stopped = False
     with ThreadPoolExecutor(1) as thread:
-        heard = thread.submit(process.hear, progress)
+        heard = thread.submit(process.hear)
         while not heard.done():
             try:
                 wait([heard], POLL)

@@ -14,7 +14,8 @@ from riglstm import RigLSTM
 from riglstm.lab import tasks
 from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
 from riglstm.lab.tasks.base import TaskConfig, options
-from riglstm.lab.train.config import FREE, Fit, Precision, check_whole
+from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.train.config import FREE, Fit, Precision
 from riglstm.lab.train.folder import RunFolder, differences
 from riglstm.models import MODELS, options_of
 from riglstm.models.rig import changes_of, settled
@@ -69,7 +70,7 @@ class RunSpec:
         known = tuple(f.name for f in fields(tasks.find(self.task)))  # type: ignore[arg-type]
         _check_known("task", self.task, self.task_options, known)
         check_options(self.model, self.model_options)
-        check_whole("the seed", self.seed, least=0)
+        check_whole("the seed", self.seed, low=0)
         if self.seed >= SEEDS:
             raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
         if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
@@ -221,8 +222,8 @@ def plan(
     how = recipe(name, budget)
     rows = how.models if models is None else chosen("models", how.rows, models)
     trained_in = how.settings if settings is None else chosen("settings", how.settings, settings)
-    found = []
-    for seed in seeds_of(how, seeds):
+    found, seeds = [], how.seeds if seeds is None else seeds
+    for seed in range(seeds) if isinstance(seeds, int) else sorted(set(seeds)):
         for setting in trained_in:
             for key in rows:
                 spec = replace(spec_of(name, how, setting, key, precision), seed=seed)
@@ -258,14 +259,6 @@ def spec_of(
         fit=replace(fit, **row.training(setting)),
         seed=0,
     )
-
-
-def seeds_of(how: Recipe, seeds: int | Sequence[int] | None) -> list[int]:
-    """A number of runs as the seeds of those, from 0 on; seeds themselves in their order."""
-    seeds = how.seeds if seeds is None else seeds
-    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
-        raise ValueError(f"seeds must be a number of runs from 1 on, got {seeds!r}")
-    return list(range(seeds)) if isinstance(seeds, int) else sorted(set(seeds))
 
 
 def folder_name(spec: RunSpec) -> str:

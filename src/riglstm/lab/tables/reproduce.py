@@ -33,16 +33,19 @@ class Rendered:
     """None: it is not made from rows."""
 
     def write(self, folder: Path, name: str) -> tuple[Path, ...]:
-        """Files `name`.md and .csv, each whole or not at all; as `check`."""
-        self.check(folder, name)
-        for path, content in self._files(folder, name).items():
+        """Files `name`.md and .csv, each whole or not at all."""
+        files = self.files(folder, name)
+        for path, content in files.items():
             with atomic_write(path) as file:
                 file.write(content.encode())
-        return tuple(self._files(folder, name))
+        return tuple(files)
 
-    def check(self, folder: Path, name: str) -> None:
-        """Raise ValueError where a file of these names is another's: it begins otherwise."""
-        for path, content in self._files(folder, name).items():
+    def files(self, folder: Path, name: str) -> dict[Path, str]:
+        """What is written; ValueError where such a file is another's: it begins otherwise."""
+        files = {folder / f"{name}.md": self.markdown}
+        if self.rows is not None:
+            files[folder / f"{name}.csv"] = csv_text(self.rows)
+        for path, content in files.items():
             # The rest of a title has sizes, which may change.
             start = content.partition("\n")[0][:12]
             if path.exists() and not path.read_bytes().startswith(start.encode()):
@@ -50,11 +53,6 @@ class Rendered:
                     f"{path} must be a new file, or this table's, which begins with {start!r}, "
                     "got another; move it away, or give another folder"
                 )
-
-    def _files(self, folder: Path, name: str) -> dict[Path, str]:
-        files = {folder / f"{name}.md": self.markdown}
-        if self.rows is not None:
-            files[folder / f"{name}.csv"] = csv_text(self.rows)
         return files
 
 
@@ -85,7 +83,6 @@ def reproduce(
     deadline: Deadline = NEVER,
     results: Path | None = None,
     retry_failed: bool = False,
-    progress: bool = True,
     again: str = "",
 ) -> Reproduced:
     """Run what is not done of a plan, and write its table to `out`, anew after every run.
@@ -114,19 +111,18 @@ def reproduce(
         return shown, shown.write(Path(out), file)
 
     # What is wrong with the files that take the figures is said before hours of training.
-    show().check(Path(out), file)
+    show().files(Path(out), file)
     if results is not None and results.exists():
         rows.read(results)
     waiting = unfinished(asked, retry_failed)
     # Runs that are fewer share the cores among themselves alone.
     jobs = max(1, min(jobs, len(waiting)))
     if jobs > 1 or executor is not None:
-        open_data(waiting, data_dir, progress)
-    make = partial(run, data_dir=data_dir, progress=progress, deadline=deadline, jobs=jobs)
+        open_data(waiting, data_dir)
+    make = partial(run, data_dir=data_dir, deadline=deadline, jobs=jobs)
     if executor is None:
-        one, several = InProcess(deadline, progress), Processes(jobs, deadline, progress)
-        executor = one if jobs == 1 else several
-    return complete(asked, waiting, make, write, executor, progress, again)
+        executor = InProcess(deadline) if jobs == 1 else Processes(jobs, deadline)
+    return complete(asked, waiting, make, write, executor, again)
 
 
 def unfinished(asked: Iterable[Planned], retry_failed: bool) -> list[Planned]:
@@ -141,7 +137,6 @@ def complete(
     make: Make,
     write: Callable[[], tuple[Rendered, tuple[Path, ...]]],
     executor: Executor,
-    progress: bool = True,
     again: str = "",
 ) -> Reproduced:
     """Make the runs that wait, and write the table anew after each, or as often as is cheap."""
@@ -158,7 +153,7 @@ def complete(
             rested = now + SELDOM * max(0.0, now - began - CHEAP)
 
     try:
-        errors = make_runs(waiting, make, executor, ended, again, progress)
+        errors = make_runs(waiting, make, executor, ended, again)
     except KeyboardInterrupt:
         write()
         raise

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, TABLES
-from riglstm.lab.tables.result import CHOSEN, FAILED, HEAD, MOST, TYPES, ResultRow, csv_text
+from riglstm.lab.tables.result import CHOSEN, FAILED, HEAD, TYPES, ResultRow, csv_text
 from riglstm.lab.train.config import Precision
 
+MOST = 10**12
+"""What a number of a result is below: all that are measured are."""
 SHOWN = 20
 """Faults that a message lists."""
 
@@ -33,25 +35,38 @@ def append(path: Path, rows: Iterable[ResultRow]) -> int:
     """
     given = {row: f"the new row of {row.run}" for row in rows}
     _check(given.items())
+    new: list[ResultRow] = []
+
+    def content(before: int) -> str:
+        # An empty file is what a full disk, or a kill, leaves of the first write.
+        there = dict.fromkeys(read(path) if before else (), str(path))
+        new.extend(row for row in given if row not in there)
+        _check([*there.items(), *((row, given[row]) for row in new)])
+        return csv_text(new, head=not before)
+
+    append_text(path, content)
+    return len(new)
+
+
+def append_text(path: Path, content: Callable[[int], str]) -> None:
+    """Add lines to a file, all of them or none, while no other program does.
+
+    `content`: the lines, by the size of the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         lock(file.fileno())
         before = os.fstat(file.fileno()).st_size
-        # An empty file is what a full disk, or a kill, leaves of the first write.
-        there = dict.fromkeys(read(path) if before else (), str(path))
-        new = [row for row in given if row not in there]
-        _check([*there.items(), *((row, given[row]) for row in new)])
-        content = csv_text(new, head=not before).encode()
-        if before and new and not path.read_bytes().endswith(b"\n"):
-            content = b"\n" + content
+        added = content(before).encode()
+        if before and added and not path.read_bytes().endswith(b"\n"):
+            added = b"\n" + added
         try:
-            if file.write(content) != len(content):
+            if file.write(added) != len(added):
                 raise OSError(f"{path} could not be written in full; is the disk full?")
             os.fsync(file.fileno())
         except OSError:
             os.truncate(path, before)
             raise
-    return len(new)
 
 
 def lock(handle: int) -> None:

@@ -6,7 +6,6 @@ condition, and in its metadata the run's configuration and result: it needs no f
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
@@ -24,6 +23,7 @@ from riglstm.lab.tables.result import CHOSEN, check_result, made_by, read_record
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
+from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Hopeless, Interrupted, untested
 
 CPU = torch.device("cpu")
@@ -60,7 +60,6 @@ def run(
     data_dir: Path | None = None,
     *,
     resume: bool = False,
-    progress: bool = True,
     again: str = "",
     deadline: Deadline = NEVER,
     jobs: int = 1,
@@ -80,7 +79,7 @@ def run(
     with folder.held():
         device = pick(spec.fit)
         check_precision(spec.fit, device)
-        task, net = build(spec, device, data_dir, say if progress else None)
+        task, net = build(spec, device, data_dir, say)
         # Data that cannot be read or made is told of before there is a run.
         task.ready()
         command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
@@ -93,7 +92,6 @@ def run(
             fitted = fit(
                 *(net, task, spec.fit, spec.seed, folder),
                 resume=resume,
-                progress=progress,
                 again=again,
                 deadline=deadline,
                 hopeless=hopeless,
@@ -106,11 +104,8 @@ def run(
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
         conditions = task.conditions if spec.fit.test else ()
-        if progress and conditions:
-            say(f"testing on {', '.join(conditions)}")
         try:
-            show = say if progress else None
-            figures = tested(spec, task, net, folder.weights_of, chosen, conditions, show)
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions, say)
         except KeyboardInterrupt:
             raise Interrupted(untested(again)) from None
         result = {
@@ -136,7 +131,7 @@ class Make(Protocol):
     def __call__(self, spec: Any, folder: RunFolder, *, resume: bool) -> object: ...
 
 
-def attempt(planned: Planned, make: Make, progress: bool = True) -> None:
+def attempt(planned: Planned, make: Make) -> None:
     """One run of several; if it diverges, its folder says so, and the others go on.
 
     One that another process trains, or has trained since it was planned, is passed over. Raises
@@ -159,14 +154,14 @@ def attempt(planned: Planned, make: Make, progress: bool = True) -> None:
         said = str(error)
     except BusyError:
         said = "another process is training it; passed over"
-    if said and progress:
+    if said:
         say(f"{planned.folder}: {said}")
 
 
-def open_data(planned: Sequence[Planned], data_dir: Path | None, progress: bool = True) -> None:
+def open_data(planned: Sequence[Planned], data_dir: Path | None) -> None:
     """Download or make the data of several runs, once; what is wrong with it is said once."""
     for task in {str(p.spec.task_options): p.spec.task_config() for p in planned}.values():
-        task.open(CPU, data_dir, say if progress else None).ready()
+        task.open(CPU, data_dir, say).ready()
 
 
 def tested(
@@ -182,7 +177,6 @@ def tested(
     the condition itself did, where it is another. `weights_of`: the file, by its update; `show`
     hears how far it is."""
     from riglstm.lab.train.checkpoints import load_weights
-    from riglstm.lab.train.progress import tell_testing
 
     rows = []
     for chooser in dict.fromkeys((task.trained_on, *conditions)):
@@ -191,9 +185,9 @@ def tested(
             continue
         step = chosen[chooser]["step"]
         load_weights(net, weights_of(step))
+        if show is not None:
+            show(f"testing on {', '.join(tested)} with the weights of update {step}")
         for condition in tested:
-            with tell_testing(net, condition, task.size("test"), show):
-                value = _test(spec, task, net, condition)
             rows.append(
                 {
                     "table": None,
@@ -201,7 +195,7 @@ def tested(
                     "seed": spec.seed,
                     "condition": condition,
                     "metric": task.metric.name,
-                    "value": value,
+                    "value": _test(spec, task, net, condition),
                     "chosen_on": f"{CHOSEN}{chooser}",
                     "step": step,
                 }
@@ -222,15 +216,6 @@ def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
     """What needs no model, where a task has such figures."""
     found = getattr(task, "yardsticks", None)
     return {} if found is None else {"yardsticks": {c: found(c, "test") for c in conditions}}
-
-
-def say(line: str) -> None:
-    """A line for the user, beside what a program may read."""
-    # Where nobody hears it any more, the runs are to be made all the same.
-    with contextlib.suppress(OSError):
-        # In one piece, as several threads may have something to say.
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
 
 
 KEY = "riglstm"
@@ -257,13 +242,16 @@ def finished(path: Path | str) -> Finished:
     if path.is_file():
         from riglstm.lab.train.checkpoints import read_metadata
 
-        text = read_metadata(path).get(KEY)
-        if text is None:
+        text = read_metadata(path).get(KEY, "none")
+        try:
+            said = json.loads(text)
+            config, result = dict(said["config"]), dict(said["result"])
+        except (ValueError, TypeError, LookupError):
             raise ValueError(
-                f"{path} must say in its metadata which run it is of, got none; "
-                "`riglstm export RUN FILE` writes such files"
-            )
-        config, result = _read_metadata(text, path)
+                f"{path} must say in its metadata, under {KEY}, the configuration and the result "
+                f"of a run, got {text[:60]!r}; `riglstm export RUN FILE` writes such files"
+            ) from None
+        check_result(result, path, "export it anew")
         return Finished(RunSpec.from_json(config), result, lambda step: path)
     folder = RunFolder(path)
     if folder.state == "partial":
@@ -273,23 +261,6 @@ def finished(path: Path | str) -> Finished:
         )
     run = read_record(path, curves=False)
     return Finished(run.spec, dict(run.result or {}), folder.weights_of)
-
-
-def _read_metadata(text: str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Configuration and result; raises ValueError where another program wrote the text."""
-    try:
-        said = json.loads(text)
-    except ValueError:
-        said = None
-    parts = said if isinstance(said, dict) else {}
-    config, result = parts.get("config"), parts.get("result")
-    if not isinstance(config, dict) or not isinstance(result, dict):
-        raise ValueError(
-            f"{path} must say in its metadata, under {KEY}, the configuration and the result of a "
-            f"run, as JSON, got {text[:60]!r}; `riglstm export RUN FILE` writes such files"
-        )
-    check_result(result, path, "export it anew")
-    return config, result
 
 
 def export(path: Path | str, to: Path) -> Path:
@@ -347,13 +318,7 @@ def load(
     from riglstm.lab.train.checkpoints import load_weights
 
     spec, result, weights_of = finished(path)
-    chosen = result["chosen"]
     here = pick(replace(spec.fit, device=device, devices=1))
     task, net = build(spec, here, data_dir, show)
-    if task.trained_on not in chosen:
-        raise ValueError(
-            f"the result in {path} must say which weights {task.trained_on} chose, which the run "
-            f"was trained on, got {', '.join(chosen) or 'none'}; train anew"
-        )
-    load_weights(net, weights_of(chosen[task.trained_on]["step"]))
+    load_weights(net, weights_of(result["chosen"][task.trained_on]["step"]))
     return spec, task, net.eval()

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -53,8 +52,8 @@ from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec
 from riglstm.lab.tables.pruning import MEDIAN
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
 from riglstm.lab.tables.result import made_by, read_record
-from riglstm.lab.tables.rows import lock
-from riglstm.lab.train.config import check_whole
+from riglstm.lab.tables.rows import append_text
+from riglstm.lab.tasks.common import check_whole
 from riglstm.models import build, options_of
 from riglstm.models.rig import changes_of
 
@@ -325,15 +324,12 @@ def line(space: Space, trial: Planned) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All trials of a file, none where it is not there; raises ValueError for another file.
-
-    Half a line at the end, as a kill may leave one, is no trial.
-    """
+    """All trials of a file, none where it is not there; raises ValueError for another file."""
     if not path.exists():
         return []
     found: list[dict[str, Any]] = []
     try:
-        for number, line in enumerate(_whole(path.read_bytes()).splitlines(), start=1):
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             found.append(json.loads(line))
             if not isinstance(found[-1], dict) or not {"run", "model", "trial"} <= found[-1].keys():
                 raise ValueError(f"line {number} is {line[:80]!r}")
@@ -345,33 +341,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _whole(content: bytes) -> bytes:
-    """The lines of a file without half a line at the end; a whole one there ends in a newline."""
-    lines, newline, last = content.rpartition(b"\n")
-    try:
-        json.loads(last)
-    except ValueError:
-        # One line that does not begin as ours is another file, which is not to be written over.
-        return lines + newline if newline or last.startswith(b'{"') else content
-    return content + b"\n"
-
-
 def append(path: Path, said: Mapping[str, Any]) -> None:
-    """Add a trial's line, whole, in the place of half a line that a kill has left.
+    """Add a trial's line.
 
     A run that has its line keeps it: a second one would make the trial the best of two.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        lock(file.fileno())
-        if any(line["run"] == said["run"] for line in read_lines(path)):
-            return
-        content = path.read_bytes()
-        whole = _whole(content)
-        file.truncate(min(len(content), len(whole)))
-        file.write(whole[len(content) :] + json.dumps(said).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+
+    def content(_: int) -> str:
+        there = {line["run"] for line in read_lines(path)}
+        return "" if said["run"] in there else f"{json.dumps(said)}\n"
+
+    append_text(path, content)
 
 
 def _home(said: Mapping[str, Any]) -> float:

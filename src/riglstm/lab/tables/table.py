@@ -168,13 +168,16 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
         if not (brief and name in ("trial", "updates")):
             add(name, [line.made.get(name, "–") for line in lines])
     if brief:
-        add("runs", [_runs(line) for line in lines])
+        # Of the condition that has most.
+        most = (max(x.ours.values(), key=lambda c: len(c.values), default=Cell()) for x in lines)
+        add("runs", [cell.runs() for cell in most])
     lead = len(heads)
     homes = set(table.trained_on.values())
     for c in table.conditions:
         ours = [line.ours.get(c, Cell()) for line in lines]
         head = f"{c} (trained)" if homes == {c} else c
-        add(head, [_mean(cell) if brief else cell.text() for cell in ours], ours)
+        means = [number(cell.mean) if cell.values else "–" for cell in ours]
+        add(head, means if brief else [cell.text() for cell in ours], ours)
         if table.best and not brief:
             known = [cell.values and not cell.exact for cell in ours]
             runs = zip(ours, known, strict=True)
@@ -210,15 +213,6 @@ def _best(table: Table, cells: Sequence[Cell]) -> Iterator[int]:
         if len(means) > 1:
             best = (max if table.higher_is_better else min)(means.values())
             yield from (i for i, mean in means.items() if mean == best)
-
-
-def _runs(line: Line) -> str:
-    """Of the condition that has most."""
-    return max(line.ours.values(), key=lambda cell: len(cell.values), default=Cell()).runs()
-
-
-def _mean(cell: Cell) -> str:
-    return number(cell.mean) if cell.values else "–"
 
 
 def _there(line: Line, condition: str) -> str:

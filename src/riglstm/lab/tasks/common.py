@@ -171,17 +171,17 @@ def check_core(core: Core, input_size: int) -> None:
         )
 
 
-def check_whole(name: str, value: int, low: int = 1, high: int | None = None) -> None:
+def check_whole(name: str, value: object, low: int = 1, high: int | None = None) -> None:
     """An option is a whole number in its range."""
     if type(value) is not int or value < low or (high is not None and value > high):
-        bounds = f"of at least {low}" if high is None else f"from {low} to {high:,}"
+        bounds = f"from {low} on" if high is None else f"from {low} to {high:,}"
         raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")
 
 
-def check_dropout(dropout: float) -> None:
-    """An option is a share, and not everything is dropped."""
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+def check_share(name: str, value: float) -> None:
+    """An option is a share, and not the whole."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
 
 
 def check_start_range(start_range: float | None) -> None:

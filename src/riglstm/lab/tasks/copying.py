@@ -21,7 +21,7 @@ from riglstm.lab.tasks.common import (
     TokenNetwork,
     batches,
     check_core,
-    check_dropout,
+    check_share,
     check_start_range,
     check_whole,
     empty_totals,
@@ -84,7 +84,7 @@ class Copying:
             )
         if self.loss_on not in ("all", "answer"):
             raise ValueError(f"loss_on must be all or answer, got {self.loss_on!r}")
-        check_dropout(self.dropout)
+        check_share("dropout", self.dropout)
         check_start_range(self.start_range)
         for condition in self.conditions:
             self.read(condition)

@@ -23,7 +23,7 @@ from riglstm.lab.tasks.common import (
     TokenNetwork,
     batches,
     check_core,
-    check_dropout,
+    check_share,
     check_start_range,
     check_whole,
     empty_totals,
@@ -128,12 +128,9 @@ class SequentialImages:
         for name in ("train_size", "validation_size", "test_size"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
-        check_dropout(self.dropout)
+        for name in ("dropout", "label_smoothing"):
+            check_share(name, getattr(self, name))
         check_start_range(self.start_range)
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing!r}"
-            )
         if self.input_size % self.channels:
             raise ValueError(
                 f"input_size must be a multiple of the {self.channels} channels, "
@@ -147,11 +144,6 @@ class SequentialImages:
     def values(self) -> int:
         """How many values a pixel may have."""
         raise NotImplementedError
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether training pictures are mirrored at random."""
-        return False
 
     def prepare(self, images: Tensor) -> Tensor:
         """The values of pixels as they are shown, before any resizing."""
@@ -227,11 +219,6 @@ class CIFAR10(SequentialImages):
     def values(self) -> int:
         """As many as there are levels."""
         return self.levels
-
-    @property
-    def mirrored(self) -> bool:
-        """As `flip` says."""
-        return self.flip
 
     def prepare(self, images: Tensor) -> Tensor:
         """0 to levels - 1."""
@@ -319,7 +306,7 @@ class ImageTask:
         """
         chosen = self.pictures.shuffled.batch(seed, step)[rows]
         pixels = self.pictures.train.index_select(0, chosen)  # (B, T, C)
-        if self.config.mirrored:
+        if getattr(self.config, "flip", False):
             gen = generator(CPU, seed, step, FLIPS)
             flipped = torch.rand(self.config.batch_size, generator=gen)[rows] < 0.5
             flipped = flipped[:, None, None].to(self.device)

@@ -21,7 +21,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Split, Task, Totals
-from riglstm.lab.tasks.common import evaluating
+from riglstm.lab.tasks.common import check_whole, evaluating
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
@@ -82,15 +82,15 @@ class Fit:
     def __post_init__(self) -> None:
         counts = ("updates", "evaluate_every", "checkpoint_every", "devices", "log_every")
         for name in counts:
-            check_whole(name, getattr(self, name), least=1)
-        check_whole("warmup", self.warmup, least=0)
+            check_whole(name, getattr(self, name))
+        check_whole("warmup", self.warmup, low=0)
         if self.warmup >= self.updates:
             raise ValueError(
                 f"warmup must be below updates = {self.updates}, got {self.warmup}; "
                 "the step size would never be reached"
             )
         if self.patience is not None:
-            check_whole("patience", self.patience, least=1)
+            check_whole("patience", self.patience)
         _positive("lr", self.lr)
         _positive("input_rate", self.input_rate)
         for name, hint in (("weight_decay", "0.1 is usual"), ("flood", "0: none")):
@@ -116,12 +116,6 @@ def check_device(device: str) -> None:
     """Raise ValueError for what names no device of ours; whether it is there, `pick` says."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(device)):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
-
-
-def check_whole(name: str, value: object, least: int) -> None:
-    """Raise ValueError where an option is no whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
 
 
 def _positive(name: str, value: object) -> None:

@@ -27,7 +27,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -49,7 +49,8 @@ MADE: dict[str, str] = {
     "tensorboard": r"events\.out\.tfevents\..+",
 }
 """By folder, the names of the files that a run makes; half-written, they end with PART."""
-UNFINISHED = re.compile(rf"(?P<name>.+)\.\d+{re.escape(PART)}")
+HALF = rf"\.\d+{re.escape(PART)}"
+"""What the name of such a file ends with."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems without locks answer; runs there do without."""
 
@@ -94,7 +95,7 @@ class RunFolder:
         others = [name for name in sorted(os.listdir(self.path)) if name != self.lock.name]
         # A kill may come before the first file has its name; the lock is there then.
         if self.lock.exists():
-            others = [name for name in others if _unfinished(name) != self.config.name]
+            others = [name for name in others if not re.fullmatch(f"config.json{HALF}", name)]
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             raise ValueError(
@@ -242,11 +243,11 @@ class RunFolder:
         if folder != self.path:
             _remove_empty([folder])
 
-    def _made(self, folder: Path, name: Callable[[str], str] = str) -> list[Path]:
-        """What the run has made in one of its folders, where `name` gives a file's own name."""
-        names = MADE["" if folder == self.path else folder.name]
+    def _made(self, folder: Path, ending: str = "") -> list[Path]:
+        """What the run has made in one of its folders, by names that have this ending, too."""
+        names = f"({MADE['' if folder == self.path else folder.name]}){ending}"
         paths = folder.iterdir() if folder.is_dir() else ()
-        return [path for path in paths if re.fullmatch(names, name(path.name)) and path.is_file()]
+        return [path for path in paths if re.fullmatch(names, path.name) and path.is_file()]
 
     def weights_of(self, step: int) -> Path:
         """The file with the network's weights after `step` updates."""
@@ -279,14 +280,8 @@ class RunFolder:
         """Remove the files that a kill left half-written."""
         if self.writes:
             for folder in (self.path, self.checkpoints, self.weights):
-                for path in self._made(folder, _unfinished):
+                for path in self._made(folder, HALF):
                     path.unlink(missing_ok=True)
-
-
-def _unfinished(name: str) -> str:
-    """The name that a half-written file was to get; empty where it is no such file."""
-    match = UNFINISHED.fullmatch(name)
-    return match["name"] if match else ""
 
 
 def _remove_empty(folders: Collection[Path]) -> None:

@@ -47,7 +47,7 @@ from riglstm.lab.train.config import (
 )
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
-from riglstm.lab.train.progress import Log, Progress
+from riglstm.lab.train.progress import Log, Progress, say
 from riglstm.lab.train.stopping import (
     NEVER,
     Deadline,
@@ -84,7 +84,6 @@ def fit(
     folder: RunFolder,
     *,
     resume: bool = False,
-    progress: bool = True,
     again: str = "",
     deadline: Deadline = NEVER,
     hopeless: Hopeless | None = None,
@@ -106,12 +105,10 @@ def fit(
         if folder.state == "new":
             # Without a configuration the folder would be nobody's; the checkpoints say the rest.
             folder.write_json(folder.config, {"task": "its own", "fit": {}, "seed": seed})
-        shown = Progress(config.updates, task.metric, progress and folder.writes)
         checkpoints = Checkpoints(folder, _identity(net, config, seed, folder))
         # Of several processes the first speaks for all.
-        say = shown.say if folder.writes else lambda line: None
-        state = checkpoints.latest(say, resume=resume)
-        training = Training(net, task, config, seed, folder, checkpoints, shown)
+        state = checkpoints.latest(say if folder.writes else lambda line: None, resume=resume)
+        training = Training(net, task, config, seed, folder, checkpoints)
         training.hopeless = hopeless
         if state is not None:
             training.load_state_dict(state)
@@ -196,7 +193,8 @@ class Training:
     fabric: Fabric
     model: nn.Module
     """The network, or what averages its gradients over the processes."""
-    log: Log | None = None
+    log: Log
+    progress: Progress
     hopeless: Hopeless | None = None
 
     def __init__(
@@ -207,10 +205,9 @@ class Training:
         seed: int,
         folder: RunFolder,
         checkpoints: Checkpoints,
-        progress: Progress,
     ) -> None:
         self.net, self.task, self.config, self.seed = net.to(task.device), task, config, seed
-        self.folder, self.checkpoints, self.progress = folder, checkpoints, progress
+        self.folder, self.checkpoints = folder, checkpoints
         self.weights = list(net.parameters())
         self.optimizer = make_optimizer(net, config)
         self.average = Average(self.weights, config.average)
@@ -231,8 +228,6 @@ class Training:
         """Updates in the last checkpoint."""
         self.referenced: set[int] = set()
         """Weights that the last checkpoint refers to."""
-        self.speed = 0.0
-        """Updates per second between the last two lines of the log, evaluations left out."""
 
     def start(self, fabric: Fabric) -> None:
         """Begin or resume, in all processes: network, rows of each batch, log, generators."""
@@ -249,7 +244,7 @@ class Training:
                     f"each has as much of it, got parts of {shapes}; change batch_size or devices"
                 )
         self.log = Log(self.folder, self.step, self.config.tensorboard)
-        self.progress.start(self.step)
+        self.progress = Progress(self.config.updates, "update", self.step, self.folder.writes)
         numbers = generator(torch.device("cpu"), self.seed, rank, self.step)
         seed_rng(numbers.initial_seed(), self.task.device)
         # A run may be resumed in more processes than it had.
@@ -314,7 +309,7 @@ class Training:
         self.step += 1
         self.average.update(self.step)
         self.figures.append((loss.detach(), metric, norm))
-        self.progress.tick(self.step)
+        self.progress.move(self.step)
 
     def _requested(self, request: StopRequest) -> bool:
         due = request.due(self.pause)
@@ -336,7 +331,6 @@ class Training:
     def _check_hopeful(self) -> None:
         if self.hopeless is None:
             return
-        assert self.log is not None
         self.log.flush()
         # The first process answers for all: another one may have seen more trials end.
         why, *_ = self._of_every_process(self.hopeless(self.folder.path, self.task.trained_on))
@@ -346,23 +340,15 @@ class Training:
             raise Pruned(f"stopped early after {after}: {why}", self.step, seconds)
 
     def _diverged(self, what: str) -> Diverged:
-        config = self.config
         there = "there is no checkpoint from before it"
         if self.saved is not None:
             there = f"the last good checkpoint is {self.checkpoints.path(self.saved)}"
-        clip = "--clip-norm 1 (now none)"
-        if config.clip_norm is not None:
-            clip = f"a smaller --clip-norm (now {config.clip_norm})"
-        ways = [
-            f"a smaller --lr (now {config.lr})",
-            f"a longer --warmup (now {config.warmup})",
-            clip,
-        ]
-        if config.precision != "fp32":
-            ways.append(f"--precision fp32 (now {config.precision})")
+        now, names = vars(self.config), ("lr", "warmup", "clip_norm", "precision")
+        options = ", ".join(f"{name} {now[name]}" for name in names)
         return Diverged(
-            f"{what} is not a finite number; {there}. Train anew, into another folder, with "
-            f"{', '.join(ways[:-1])} or {ways[-1]}",
+            f"{what} is not a finite number; {there}. Train anew, into another folder, with a "
+            "smaller --lr, a longer --warmup, a smaller --clip-norm or --precision fp32 (now "
+            f"{options})",
             self.step,
             self.seconds + time.monotonic() - self.began,
         )
@@ -373,10 +359,10 @@ class Training:
         return torch.stack(columns, dim=1)
 
     def _log(self) -> None:
-        assert self.log is not None
         rows, self.figures = self._rows().double(), []
         loss, metric, norm = rows.mean(dim=0).tolist()
-        self.speed = (self.step - self.logged) / max(self.worked, 1e-9)
+        # Evaluations left out.
+        speed = (self.step - self.logged) / max(self.worked, 1e-9)
         self.worked, self.logged = 0.0, self.step
         self.log.add(
             self.step,
@@ -386,14 +372,13 @@ class Training:
                 "gradient_norm": norm,
                 "gradient_norm_max": rows[:, 2].max().item(),
                 "lr": rate(self.config, self.step - 1),
-                "updates_per_second": self.speed,
+                "updates_per_second": speed,
             },
         )
-        self.progress.training(loss, metric)
+        self.progress.move(self.step, f"loss {loss:.4g}, {self._words(metric)}")
 
     def _evaluate(self) -> None:
         """Score every condition; save the weights if a choice falls on them."""
-        assert self.log is not None
         task, share = self.task, (self.fabric.global_rank, self.fabric.world_size)
         found: dict[str, dict[str, float]] = {}
         for condition in task.conditions:
@@ -416,10 +401,15 @@ class Training:
         losses = {c: kinds["loss"] for c, kinds in found.items()}
         if self.choice.add(self.step, values, losses) and self.folder.writes:
             save_weights(self.net, self.folder.weights_of(self.step))
-        self.progress.evaluation(self.step, values, self.speed)
+        said = ", ".join(f"{name} {self._words(value)}" for name, value in values.items())
+        self.progress.line(self.step, f"validation {said}")
+
+    def _words(self, value: float) -> str:
+        """The metric as it is shown."""
+        metric = self.task.metric
+        return f"{metric.name} {metric.scale * value:.4g}{metric.unit}"
 
     def _save(self) -> None:
-        assert self.log is not None
         self.log.flush()
         self.rng_states = self._of_every_process(rng_state(self.task.device))
         now = time.monotonic()
@@ -485,9 +475,9 @@ class Training:
 
     def close(self) -> None:
         """Write and show no more, whatever ended the run."""
-        self.progress.close()
-        if self.log is not None:
-            self.log.close()
+        for shown in ("progress", "log"):
+            if hasattr(self, shown):
+                getattr(self, shown).close()
 
     def _over_processes(self, x: Tensor, how: Literal["sum", "mean"]) -> Tensor:
         """The sum or mean over all processes; the tensor that was given stays as it is."""

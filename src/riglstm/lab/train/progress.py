@@ -4,40 +4,62 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-from tqdm import tqdm  # type: ignore[import-untyped]
-
-from riglstm.lab.tasks.base import Metric
 from riglstm.lab.train.folder import RunFolder, atomic_write, unwritten
 
 HEADER = "step,name,value\n"
 
-TEST_SECONDS = 10
-"""After which a test says for the first time how long it will take."""
-FIRST_SECONDS = 30
-"""Where there is no bar, a first line says by then how long the run will take: the first
-evaluation may be hours off."""
+SECONDS = 30.0
+"""Between two lines, where there is no bar: an evaluation may be hours off."""
 
 
-class Bar:
-    """Lines for the user on stderr, above a bar while there is one."""
+class Progress:
+    """How far a run is, on stderr: a bar on a terminal, elsewhere lines; `shown` False: nothing.
 
-    bar: Any = None
+    `unit`: what is counted, an update or a frame; `done`: how many there are before this session.
+    """
 
-    def say(self, line: str) -> None:
-        """Print a line for the user, whatever is shown."""
-        if self.bar is None:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self.bar.write(line, file=sys.stderr)
+    def __init__(self, total: int, unit: str, done: int, shown: bool = True) -> None:
+        self.total, self.unit, self.first = total, unit, done
+        self.shown = shown
+        self.began = self.said = time.monotonic()
+        self.bar: Any = None
+        if shown and sys.stderr.isatty():
+            from tqdm import tqdm  # type: ignore[import-untyped]
+
+            self.bar = tqdm(
+                total=total, initial=done, unit=unit, unit_scale=total > 10**6, dynamic_ncols=True
+            )
+
+    def move(self, done: int, said: str = "") -> None:
+        """So many are done; `said`: figures to show beside the bar, or in the next line."""
+        if self.bar is not None:
+            if said:
+                self.bar.set_postfix_str(said, refresh=False)
+            self.bar.update(done - self.bar.n)
+        elif time.monotonic() - self.said > SECONDS:
+            self.line(done, said)
+
+    def line(self, done: int, said: str = "") -> None:
+        """Print figures, the speed and the time left, where there is no bar."""
+        if not self.shown or self.bar is not None:
+            return
+        self.said = time.monotonic()
+        # By the time that has gone, so that evaluations are counted in.
+        speed = max(done - self.first, 1) / max(self.said - self.began, 1e-9)
+        left = duration((self.total - done) / speed)
+        say(
+            f"{self.unit} {done:,} of {self.total:,}{said and f': {said}'}; "
+            f"{speed:,.3g} {self.unit}s/s, {left} left"
+        )
 
     def close(self) -> None:
         """Show no more."""
@@ -46,93 +68,18 @@ class Bar:
             self.bar = None
 
 
-class Progress(Bar):
-    """How far a run is, on stderr: a bar on a terminal, elsewhere a line for each evaluation.
-
-    `shown` False: nothing but what `say` is told.
-    """
-
-    def __init__(self, updates: int, metric: Metric, shown: bool) -> None:
-        self.updates = updates
-        self.metric = metric
-        self.lines = shown and not sys.stderr.isatty()
-        self.shown = shown
-        self.began = time.monotonic()
-        self.first = 0
-        """Where this session began."""
-        self.silent = True
-        """Whether no line has come yet."""
-
-    def start(self, step: int) -> None:
-        """Begin, or resume, after `step` updates."""
-        self.first = step
-        self.began = time.monotonic()
-        if self.shown and not self.lines:
-            self.bar = tqdm(total=self.updates, initial=step, unit="update", dynamic_ncols=True)
-
-    def tick(self, step: int) -> None:
-        """Note that an update is done."""
-        if self.bar is not None:
-            self.bar.update()
-        elif self.lines and self.silent and time.monotonic() - self.began > FIRST_SECONDS:
-            self.silent = False
-            self.say(f"update {step} of {self.updates}; {self._left(step)}")
-
-    def training(self, loss: float, metric: float) -> None:
-        """Show means of the last updates."""
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {loss:.4g}, {self._words(metric)}", refresh=False)
-
-    def evaluation(self, step: int, values: Mapping[str, float], speed: float) -> None:
-        """Show the metric on each condition; `speed`: updates a second, 0 while not known."""
-        if self.lines:
-            words = ", ".join(f"{name} {self._words(value)}" for name, value in values.items())
-            rest = [f"{speed:.3g} updates/s"] if speed else []
-            rest += [self._left(step)]
-            self.silent = False
-            self.say(f"update {step} of {self.updates}: validation {words}; {', '.join(rest)}")
-
-    def _left(self, step: int) -> str:
-        """The time left, by that which has gone, so that evaluations are counted in."""
-        each = (time.monotonic() - self.began) / max(step - self.first, 1)
-        return f"{duration(each * (self.updates - step))} left"
-
-    def _words(self, value: float) -> str:
-        return f"{self.metric.name} {self.metric.scale * value:.4g}{self.metric.unit}"
-
-
-@contextlib.contextmanager
-def tell_testing(
-    net: nn.Module, condition: str, sequences: int, show: Callable[[str], None] | None
-) -> Iterator[None]:
-    """Tell `show` within it how far a test is: soon after the start, then every minute."""
-    if show is None:
-        yield
-        return
-    began, done = time.monotonic(), 0
-    due = began + TEST_SECONDS
-
-    def tell(_: nn.Module, given: tuple[Tensor, ...], __: object) -> None:
-        nonlocal done, due
-        now, done = time.monotonic(), done + given[0].shape[1]
-        if now >= due and done < sequences:
-            left = (now - began) * (sequences - done) / done
-            show(f"testing {condition}: {done:,} of {sequences:,}; {duration(left)} left")
-            due = now + 60
-
-    # A task scores in batches of its own, and calls the network once for each.
-    hook = net.register_forward_hook(tell)
-    try:
-        yield
-    finally:
-        hook.remove()
+def say(line: str) -> None:
+    """A line for the user, beside what a program may read."""
+    # Where nobody hears it any more, the runs are to be made all the same.
+    with contextlib.suppress(OSError):
+        # In one piece, as several threads may have something to say.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def duration(seconds: float) -> str:
     """Seconds as h:mm:ss."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 class Log:
