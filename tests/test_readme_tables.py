@@ -118,7 +118,7 @@ def test_the_page_has_the_recorded_success_rates() -> None:
             actions = {"success": "drawn", "success_greedy": "most probable"}[row["metric"]]
             key = (family, actions, MEMORIES[config["model"]].label, row["condition"])
             found.setdefault(key, []).append(100 * row["value"])
-    lines = re.sub(r"\*\*MiniGrid, (\w+):.*\*\*", r"**\1**", text.split("## MiniGrid")[1])
+    lines = re.sub(r"\*\*MiniGrid, ([\w-]+):.*\*\*", r"**\1**", text.split("## MiniGrid")[1])
     for family, lead, cells in tables_in(lines):
         for head, cell in cells:
             assert cell == spread(found.pop((family, *lead, head.removesuffix(" (trained)"))))
