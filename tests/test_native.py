@@ -1,4 +1,4 @@
-"""The loops in C++ for small cells, beside oracle, reference and the loops in Python."""
+"""The loops in C++, beside oracle, reference and the loops in Python."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ EVERYTHING = {"cells": "all", "views": "all", "peers": "all"}
 built = pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler")
 
 
-def fits(layer: RigLSTM, product: torch.dtype = torch.float64) -> bool:
+def fits(layer: RigLSTM, product: torch.dtype = torch.float64, backward: bool = False) -> bool:
     """Whether the loops in C++ take a layer for two sequences."""
     weights = layer.weights()
     x = weights.W.new_zeros(3, 2, layer.input_size)
     h = weights.W.new_zeros(2, layer.num_cells, layer.cell_size)
-    return native.takes(x, h, h, weights, layer.selection, product)
+    return native.takes(x, h, h, weights, layer.selection, product, backward=backward)
 
 
 @built
@@ -53,20 +53,32 @@ def fits(layer: RigLSTM, product: torch.dtype = torch.float64) -> bool:
         ({**EVERYTHING, "peers": "soft"}, False),
     ],
 )
-def test_soft_rules_rounded_products_and_large_cells_are_left_to_python(
+def test_soft_rules_and_rounded_products_are_left_to_python(
     options: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = RigLSTM(20, 15, **{**SIZES, **options})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert fits(layer) is expected
     assert not fits(layer, product=torch.bfloat16)
-    monkeypatch.setattr(native, "LARGEST", layer.weights().W.numel())
-    assert fits(layer) is expected
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not fits(layer), "torch's products have more threads"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(native, "LARGEST", layer.weights().W.numel() - 1)
-    assert not fits(layer), "large cells"
+    assert not fits(layer), "a copy of all weights would be too large"
+
+
+@built
+@pytest.mark.parametrize(
+    ("threads", "forward", "backward"), [(1, True, True), (2, True, False), (3, False, False)]
+)
+def test_torch_s_products_on_more_threads_are_faster_for_large_layers(
+    threads: int, forward: bool, backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = RigLSTM(20, 15, **SIZES)
+    monkeypatch.setattr(native, "SMALL", layer.weights().W.numel())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert fits(layer) is forward
+    assert fits(layer, backward=True) is backward
+    monkeypatch.setattr(native, "SMALL_CELL", layer.weights().W[0].numel() - 1)
+    assert fits(layer) is forward
+    assert not fits(layer, backward=True)
 
 
 @pytest.mark.parametrize("largest", [0, pytest.param(2**30, marks=built)], ids=["Python", "C++"])
@@ -77,7 +89,8 @@ def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
     N: int, d: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "LARGEST", largest)
-    monkeypatch.setattr(native, "LARGEST_CELL", largest)
+    monkeypatch.setattr(native, "SMALL", largest)
+    monkeypatch.setattr(native, "SMALL_CELL", largest)
     for B, K in ((1, N), (3, 2)):
         counts = {"K_a": max(1, N // 2), "K_x": max(1, K // 2), "K_h": N // 2}
         p = random_problem(seeded(7), T=3, B=B, N=N, K=K, d=d, update_bias=True, **counts)

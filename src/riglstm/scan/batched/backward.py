@@ -147,7 +147,8 @@ def backward(
     dh, dc = (g.clone(memory_format=torch.contiguous_format) for g in (dh, dc))
     dV_x = saved.V.new_empty(T, B, K, d)
     call = (dy, dh, dc, active, saved, weights, sel, reset, dV_x, for_input, for_gates)
-    if native.takes(x, dh, dc, weights, sel, product, reset) and dy.dtype == dh.dtype:
+    given = (x, dh, dc, weights, sel, product, reset)
+    if dy.dtype == dh.dtype and native.takes(*given, backward=True):
         dW5, db5, d_bias = native.backward(*call)
     else:
         dW5, db5, d_bias = _in_pieces(*call, product, idle)

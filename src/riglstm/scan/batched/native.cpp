@@ -1,5 +1,6 @@
-// The loops over steps of the `batched` backend for small cells, whose time in Python goes into the
-// number of operations. Buffers and their shapes are those of `forward.Saved`; letters as in cell.py.
+// The loops over steps of the `batched` backend. In Python a small cell's time goes into the number
+// of operations, and a large one's products take in what was not chosen. Buffers and their shapes are
+// those of `forward.Saved`; letters as in cell.py.
 //
 // A row is a cell at work in a sample. Each row is computed by itself, so that its bits depend on
 // no other row: a batch or a sequence that is cut into pieces gives the same numbers.
@@ -14,19 +15,25 @@
 
 namespace {
 
-// 64 bytes of numbers, at any address.
-#define LANES(T, I, DEGREE, ...)                                                     \
-  template <> struct Lanes<T> {                                                      \
-    typedef T V __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));     \
-    typedef I M __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));     \
-    typedef I Int;                                                                   \
-    typedef int8_t Bytes __attribute__((vector_size(64 / sizeof(T)), aligned(1)));   \
-    static constexpr int n = 64 / sizeof(T), degree = DEGREE;                        \
-    static inline const M index = {__VA_ARGS__};                                     \
-  };
-template <typename T> struct Lanes;
-LANES(float, int32_t, 7, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
-LANES(double, int64_t, 13, 0, 1, 2, 3, 4, 5, 6, 7)
+// The numbers that the processor computes at once, at any address, and how many such vectors and rows
+// of a product it keeps in its registers. Wider vectors than it has would be many times slower.
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, WIDE = 4, TALL = 6;
+#elif defined(__AVX__)
+constexpr int BYTES = 32, WIDE = 2, TALL = 6;
+#else
+constexpr int BYTES = 16, WIDE = 2, TALL = 4;
+#endif
+constexpr int LINE = 64;  // of the cache; rows of matrices are padded to it
+
+template <typename T> struct Lanes {
+  static constexpr bool wide = sizeof(T) == 8;
+  static constexpr int n = BYTES / sizeof(T), degree = wide ? 13 : 7;
+  typedef std::conditional_t<wide, int64_t, int32_t> Int;
+  typedef T V __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
+  typedef Int M __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
+  typedef int8_t Bytes __attribute__((vector_size(n), aligned(1)));
+};
 
 template <typename T> using V = typename Lanes<T>::V;
 template <typename T> using M = typename Lanes<T>::M;
@@ -34,20 +41,29 @@ template <typename T> constexpr int L = Lanes<T>::n;
 
 template <typename T> inline V<T>& at(T* p) { return *reinterpret_cast<V<T>*>(p); }
 template <typename T> inline const V<T>& at(const T* p) { return *reinterpret_cast<const V<T>*>(p); }
-template <typename T> inline int padded(int n) { return (n + L<T> - 1) / L<T> * L<T>; }
+template <typename T> inline int padded(int n) {
+  constexpr int line = LINE / sizeof(T);
+  return (n + line - 1) / line * line;
+}
 
-// Zeros that begin with a cache line.
-template <typename T> struct Array {
+// Memory that begins with a cache line.
+template <typename T> struct Memory {
   T* data;
-  explicit Array(size_t size) {
-    const size_t bytes = (size * sizeof(T) + 127) / 64 * 64;
-    data = static_cast<T*>(std::aligned_alloc(64, bytes));
+  explicit Memory(size_t size) {
+    const size_t bytes = (size * sizeof(T) + 2 * LINE - 1) / LINE * LINE;
+    data = static_cast<T*>(std::aligned_alloc(LINE, bytes));
     if (!data) throw std::bad_alloc();
-    std::memset(data, 0, bytes);
   }
-  Array(const Array&) = delete;
-  ~Array() { std::free(data); }
+  Memory(const Memory&) = delete;
+  ~Memory() { std::free(data); }
   operator T*() { return data; }
+};
+
+// The same, of zeros.
+template <typename T> struct Array : Memory<T> {
+  explicit Array(size_t size) : Memory<T>(size) {
+    std::memset(this->data, 0, (size * sizeof(T) + 2 * LINE - 1) / LINE * LINE);
+  }
 };
 
 // exp(x) - less for x ≤ 0: x = m·ln 2 + r, a Taylor series in r, and 2^m by its exponent.
@@ -81,22 +97,24 @@ template <typename T> inline V<T> squash(V<T> x, V<T> kind) {
 #define INLINED __attribute__((always_inline))
 template <int n> using Size = std::integral_constant<int, n>;
 
-// Calls f(how many, first) for up to four of `count` at a time, with sizes the compiler knows.
-template <typename F> inline INLINED void by_four(int count, F f) {
-  for (int i = 0, left = count; left > 0;) {
-    const int size = left == 5 || left == 6 ? 3 : std::min(left, 4);  // one alone would wait
+// Calls f(how many, first) for `count` things in even parts of up to `most`, of sizes that the
+// compiler knows.
+template <int most, typename F> inline INLINED void in_parts(int count, F f) {
+  for (int i = 0, size; i < count; i += size) {
+    const int left = count - i, parts = (left + most - 1) / most;
+    size = (left + parts - 1) / parts;
     switch (size) {
-      case 4: f(Size<4>(), i); break;
-      case 3: f(Size<3>(), i); break;
+      case 6: if constexpr (most >= 6) f(Size<6>(), i); break;
+      case 5: if constexpr (most >= 5) f(Size<5>(), i); break;
+      case 4: if constexpr (most >= 4) f(Size<4>(), i); break;
+      case 3: if constexpr (most >= 3) f(Size<3>(), i); break;
       case 2: f(Size<2>(), i); break;
       case 1: f(Size<1>(), i); break;
     }
-    i += size;
-    left -= size;
   }
 }
 
-constexpr int ROWS = 32;  // samples that are computed together
+constexpr int ROWS = 64;  // samples that are computed together
 
 // For every set of eight things, those in it: a byte each, the lowest first.
 struct Sets {
@@ -109,10 +127,13 @@ struct Sets {
 };
 constexpr Sets sets;
 
-// Writes which of ROWS samples have both flags, bytes of 0 or 1, and says how many.
-inline int list(const uint8_t* flags, const uint8_t* others, uint8_t* out) {
+// Flags are bytes of 0 or 1; a line of them has one for each sample, and is padded.
+inline size_t flags_of(int B) { return (B + 15) / 16 * 16; }
+
+// Writes which of `samples` have both flags, and says how many.
+inline int list(const uint8_t* flags, const uint8_t* others, int samples, uint8_t* out) {
   int count = 0;
-  for (uint64_t i = 0, some, more; i < ROWS; i += 8) {
+  for (uint64_t i = 0, some, more; int(i) < samples; i += 8) {
     std::memcpy(&some, flags + i, 8);
     std::memcpy(&more, others + i, 8);
     const uint64_t set = (some & more) * 0x0102040810204080 >> 56;  // a bit from each byte
@@ -123,37 +144,56 @@ inline int list(const uint8_t* flags, const uint8_t* others, uint8_t* out) {
   return count;
 }
 
-// out[r·P ..) += Σ_i v[r·stride + o + i]·W[i·P ..) for the `count` rows r named, over `slots` of
-// `size` lines i of W; o = offsets[r], of the next slot offsets[ROWS + r]. Every row's products are
-// added in one order, however many rows there are.
+// Matrices of `lines` × P, all of one size. The columns of a tile lie together, which stay near the
+// processor for all rows.
+template <typename T> struct Matrices {
+  const long lines;
+  const int P;
+  Memory<T> data;
+  Matrices(int count, long lines, int P) : lines(lines), P(P), data(size_t(count) * lines * P) {}
+  T* operator[](int j) { return data + size_t(j) * lines * P; }
+
+  // Copies one whose lines are whole.
+  void set(int j, const T* from) {
+    in_parts<WIDE>(P / L<T>, [=](auto width, int chunk) INLINED {
+      T* to = (*this)[j] + chunk * L<T> * lines;
+      for (long i = 0; i < lines; ++i)
+        for (int k = 0; k < width; ++k, to += L<T>) at(to) = at(from + i * P + (chunk + k) * L<T>);
+    });
+  }
+};
+
+// out[r·P ..) += Σ_i v[r·stride + o + i]·W[(first + i)·P ..) for the `count` rows r named, over `slots`
+// of `size` lines of matrix j; o = offsets[r], of the next slot offsets[ROWS + r]. Every row's
+// products are added in one order, however many rows there are.
 const int32_t no_offsets[ROWS] = {};
 template <typename T>
-inline void multiply(const T* v, long stride, const uint8_t* named, int count, int size, const T* W,
-                     int P, T* out, int slots = 1, const int32_t* offsets = no_offsets) {
-  by_four(count, [=](auto rows_, int r) INLINED {
-    constexpr int rows = decltype(rows_)::value;
-    const T* from[rows];
-    T* to[rows];
-    for (int a = 0; a < rows; ++a) {
-      from[a] = v + named[r + a] * stride;
-      to[a] = out + named[r + a] * long(P);
-    }
-    by_four(P / L<T>, [&](auto width_, int chunk) INLINED {
-      constexpr int width = decltype(width_)::value;
+inline void multiply(const T* v, long stride, const uint8_t* named, int count, Matrices<T>& W, int j,
+                     int first, int size, T* out, int slots = 1,
+                     const int32_t* offsets = no_offsets) {
+  in_parts<WIDE>(W.P / L<T>, [=, &W](auto width_, int chunk) INLINED {
+    constexpr int width = decltype(width_)::value;
+    const T* tile = W[j] + chunk * L<T> * W.lines + first * width * L<T>;
+    in_parts<TALL>(count, [=, P = W.P](auto rows_, int r) INLINED {
+      constexpr int rows = decltype(rows_)::value;
+      T* to[rows];
       V<T> sum[rows][width];
-      for (int a = 0; a < rows; ++a)
-        for (int k = 0; k < width; ++k) sum[a][k] = at(to[a] + (chunk + k) * L<T>);
-      const T* w = W + chunk * L<T>;
+      for (int a = 0; a < rows; ++a) {
+        to[a] = out + named[r + a] * long(P) + chunk * L<T>;
+        for (int k = 0; k < width; ++k) sum[a][k] = at(to[a] + k * L<T>);
+      }
+      const T* w = tile;
       for (long n = 0; n < slots; ++n) {
         const T* x[rows];
-        for (int a = 0; a < rows; ++a) x[a] = from[a] + offsets[n * ROWS + named[r + a]];
+        for (int a = 0; a < rows; ++a)
+          x[a] = v + named[r + a] * stride + offsets[n * ROWS + named[r + a]];
 #pragma GCC unroll 2  // where the counting would take a seventh of the instructions
-        for (long i = 0; i < size; ++i, w += P)
+        for (long i = 0; i < size; ++i, w += width * L<T>)
           for (int a = 0; a < rows; ++a)
             for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>);
       }
       for (int a = 0; a < rows; ++a)
-        for (int k = 0; k < width; ++k) at(to[a] + (chunk + k) * L<T>) = sum[a][k];
+        for (int k = 0; k < width; ++k) at(to[a] + k * L<T>) = sum[a][k];
     });
   });
 }
@@ -162,9 +202,9 @@ inline void multiply(const T* v, long stride, const uint8_t* named, int count, i
 template <typename T>
 inline void add_outer(const T* v, long stride, const T* D, const uint8_t* named, int count, int size,
                       int P, T* total) {
-  by_four(size, [=](auto lines_, int i) INLINED {
+  in_parts<TALL>(size, [=](auto lines_, int i) INLINED {
     constexpr int lines = decltype(lines_)::value;
-    by_four(P / L<T>, [&](auto width_, int chunk) INLINED {
+    in_parts<WIDE>(P / L<T>, [&](auto width_, int chunk) INLINED {
       constexpr int width = decltype(width_)::value;
       T* to = total + i * P + chunk * L<T>;
       V<T> sum[lines][width];
@@ -182,7 +222,11 @@ inline void add_outer(const T* v, long stride, const T* D, const uint8_t* named,
 }
 
 // Which lanes of a vector that begins with number i are among the first n.
-template <typename T> inline M<T> within(int i, int n) { return Lanes<T>::index < n - i; }
+template <typename T> inline M<T> within(int i, int n) {
+  M<T> index;
+  for (int lane = 0; lane < L<T>; ++lane) index[lane] = lane;
+  return index < n - i;
+}
 
 template <typename T, int n> inline T sum_of(T* parts) {
   for (int k = 0; k < n / 2; ++k) parts[k] += parts[k + n / 2];
@@ -220,23 +264,19 @@ inline void choose(T* s, int n, int k, M<T>* place, uint8_t* out, size_t stride)
   }
 }
 
-// The cells' matrices with W_q as a fifth gate and the biases as a last line: (N, S·d+1, P).
+// The matrix of cell j with W_q as a fifth gate: (S·d, P).
 template <typename T>
-void side_by_side(const T* W, const T* b, const T* W_q, bool shared, int N, int K, int d, int P,
-                  T* all) {
+void side_by_side(const T* W, const T* W_q, bool shared, int j, int N, int K, int d, int P, T* to) {
   const int S = K + N, lines = S * d;
-  for (int j = 0; j < N; ++j) {
-    T* to = all + size_t(j) * (lines + 1) * P;
-    for (int i = 0; i < lines; ++i)
-      std::memcpy(to + size_t(i) * P, W + (size_t(j) * lines + i) * 4 * d, sizeof(T) * 4 * d);
-    if (b) std::memcpy(to + size_t(lines) * P, b + size_t(j) * 4 * d, sizeof(T) * 4 * d);
-    if (!W_q) continue;
-    const T* from = W_q + (shared ? 0 : size_t(j) * (S - 1) * d * d);
-    for (int i = 0; i < lines; ++i) {
-      if (i / d == K + j) continue;  // Eq. (19): without the cell's own state
-      std::memcpy(to + size_t(i) * P + 4 * d, from, sizeof(T) * d);
-      from += d;
-    }
+  const T* query = W_q ? W_q + (shared ? 0 : size_t(j) * (S - 1) * d * d) : nullptr;
+  for (int i = 0; i < lines; ++i) {
+    T* line = to + size_t(i) * P;
+    std::memcpy(line, W + (size_t(j) * lines + i) * 4 * d, sizeof(T) * 4 * d);
+    const bool own = i / d == K + j;  // Eq. (19): without the cell's own state
+    if (query && own) std::memset(line + 4 * d, 0, sizeof(T) * d);
+    if (!query || own) continue;
+    std::memcpy(line + 4 * d, query, sizeof(T) * d);
+    query += d;
   }
 }
 
@@ -261,14 +301,14 @@ template <typename T> struct Choices {
   const Shape& n;
   const Buffers<T>& m;
   const int B, N, K, d, S;
-  const size_t width;  // of a line of flags, one for each sample
+  const size_t width;  // of a line of flags
   Array<T> V_T, s, relevance;
   Array<typename Lanes<T>::Int> integers;
   M<T>* place;
   Array<uint8_t> active, chosen, finite;  // (N, B), (N, K+N, B), (B)
 
   Choices(const Shape& n, const Buffers<T>& m)
-      : n(n), m(m), B(n.B), N(n.N), K(n.K), d(n.d), S(K + N), width((B + ROWS - 1) / ROWS * ROWS),
+      : n(n), m(m), B(n.B), N(n.N), K(n.K), d(n.d), S(K + N), width(flags_of(B)),
         V_T(size_t(S) * d * L<T>), s(size_t(S) * L<T>), relevance(size_t(N) * L<T>),
         integers(size_t(S) * L<T>), place(reinterpret_cast<M<T>*>(integers.data)), active(N * width),
         chosen(size_t(N) * S * width), finite(width) {
@@ -279,7 +319,7 @@ template <typename T> struct Choices {
   // Eq. (13): the scores of cell j for `count` vectors from `first` on.
   void score(int j, int first, int count) {
     const T *h = V_T + (K + j) * d * L<T>, *vectors = V_T + first * d * L<T>;
-    by_four(count, [h, vectors, d = d, s = s.data](auto many_, int k) INLINED {
+    in_parts<4>(count, [h, vectors, d = d, s = s.data](auto many_, int k) INLINED {
       constexpr int many = decltype(many_)::value;
       V<T> sum[many] = {};
       for (int i = 0; i < d; ++i)
@@ -359,19 +399,29 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
   const long stride = lines + tail;  // of V: zeros at the end
   const bool short_slots = d < L<T>;
   Array<int32_t> offsets(S * ROWS);
-  Array<T> V_t(size_t(B) * stride + tail), W(size_t(N) * (lines + 1) * P), W_in(m.W_in ? size_t(D + 1) * P_in : 0),
-      views(size_t(ROWS) * P_in), h(states + tail), c(states + tail), work(ROWS * P + tail),
-      gates(ROWS * 4 * d + tail), c_old(ROWS * d + tail), c_new(ROWS * d + tail), tanh_c(ROWS * d + tail), ahead(ROWS * d + tail), z(ROWS + tail),
-      kinds(4 * d + tail);
+  Matrices<T> W(N, lines, P), W_in(1, m.W_in ? D : 0, P_in);
+  Array<T> b(size_t(N) * P), b_in(P_in), V_t(size_t(B) * stride + tail), views(size_t(ROWS) * P_in),
+      h(states + tail), c(states + tail), work(ROWS * P + tail), gates(ROWS * 4 * d + tail),
+      c_old(ROWS * d + tail), c_new(ROWS * d + tail), tanh_c(ROWS * d + tail),
+      ahead(ROWS * d + tail), z(ROWS + tail), kinds(4 * d + tail);
   Choices<T> choices(n, m);
   uint8_t every[ROWS], samples[ROWS + 8], some[ROWS + 8];
   for (int r = 0; r < ROWS; ++r) every[r] = r;
   std::memcpy(h, m.h, sizeof(T) * states);
   std::memcpy(c, m.c, sizeof(T) * states);
-  side_by_side(m.W, m.b, m.W_q, bool(n.shared), N, K, d, P, W.data);
-  for (int i = 0; i < D && m.W_in; ++i)
-    std::memcpy(W_in + size_t(i) * P_in, m.W_in + size_t(i) * K * d, sizeof(T) * K * d);
-  if (m.W_in && m.b_in) std::memcpy(W_in + size_t(D) * P_in, m.b_in, sizeof(T) * K * d);
+  {
+    Array<T> whole(std::max(size_t(lines) * P, W_in.lines * size_t(P_in)));
+    for (int i = 0; i < W_in.lines; ++i)
+      std::memcpy(whole + size_t(i) * P_in, m.W_in + size_t(i) * K * d, sizeof(T) * K * d);
+    W_in.set(0, whole);
+    if (m.b_in) std::memcpy(b_in, m.b_in, sizeof(T) * K * d);
+    std::memset(whole, 0, sizeof(T) * lines * P);
+    for (int j = 0; j < N; ++j) {
+      side_by_side<T>(m.W, m.W_q, bool(n.shared), j, N, K, d, P, whole);
+      W.set(j, whole);
+      if (m.b) std::memcpy(b + j * P, m.b + size_t(j) * 4 * d, sizeof(T) * 4 * d);
+    }
+  }
   std::fill_n(kinds + 3 * d, d + tail, T(1));
 
   for (long t = 0; t < n.T; ++t) {
@@ -379,8 +429,8 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
     for (long first = 0; first < B; first += ROWS) {
       const int rows = B - first < ROWS ? B - first : ROWS;
       for (int r = 0; r < rows && m.W_in; ++r)
-        std::memcpy(views + r * P_in, W_in + size_t(D) * P_in, sizeof(T) * P_in);
-      if (m.W_in) multiply<T>(m.x + (t * B + first) * D, D, every, rows, D, W_in, P_in, views);
+        std::memcpy(views + r * P_in, b_in, sizeof(T) * P_in);
+      if (m.W_in) multiply<T>(m.x + (t * B + first) * D, D, every, rows, W_in, 0, 0, D, views);
       for (int r = 0; r < rows; ++r) {
         const long s = first + r;
         if (m.reset && m.reset[t * B + s]) {
@@ -398,23 +448,22 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
 
     long row = kept * R;
     for (int j = 0; j < N; ++j) {
-      const T* W_j = W + size_t(j) * (lines + 1) * P;
       const long before = row;
       for (long first = 0; first < B; first += ROWS) {
         const uint8_t* active = choices.active + j * choices.width + first;
-        const int rows = list(active, active, samples);
+        const int here = std::min<long>(ROWS, choices.width - first);
+        const int rows = list(active, active, here, samples);
         for (int r = 0; r < rows; ++r)
-          choices.begin(j, first + samples[r], V_t, W_j + size_t(lines) * P, P,
-                        work + samples[r] * P);
+          choices.begin(j, first + samples[r], V_t, b + j * P, P, work + samples[r] * P);
         const T* V_j = V_t + first * stride;
         const uint8_t* chosen = choices.chosen + j * S * choices.width + first;
         for (int k = 0; k < S && short_slots; ++k)  // for what is not chosen stand zeros
-          for (int r = 0; r < ROWS; ++r)
+          for (int r = 0; r < here; ++r)
             offsets[k * ROWS + r] = lines + chosen[k * choices.width + r] * (k * d - lines);
-        if (short_slots) multiply<T>(V_j, stride, samples, rows, d, W_j, P, work, S, offsets);
+        if (short_slots) multiply<T>(V_j, stride, samples, rows, W, j, 0, d, work, S, offsets);
         for (int k = 0; k < S && !short_slots; ++k) {  // long ones only with those that chose them
-          const int terms = list(active, chosen + k * choices.width, some);
-          multiply<T>(V_j + k * d, stride, some, terms, d, W_j + size_t(k) * d * P, P, work);
+          const int terms = list(active, chosen + k * choices.width, here, some);
+          multiply<T>(V_j + k * d, stride, some, terms, W, j, k * d, d, work);
         }
         // Eqs. (1)-(6). Whole vectors are stored; the next row overwrites the excess lanes.
         for (int r = 0; r < rows; ++r)
@@ -494,21 +543,26 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
   const int P = padded<T>(G), Q = padded<T>(lines);
   const long R = B * n.awake;
   const size_t states = size_t(B) * N * d, views = size_t(B) * K * d, tail = L<T>;
-  Array<T> W(size_t(N) * G * Q), wide(size_t(N) * (lines + 1) * P), D(size_t(B) * N * P + tail),
+  Matrices<T> W(N, G, Q);  // the transposed of five gates: (5·d, S·d)
+  Array<T> D(size_t(B) * N * P + tail),
       V_t(size_t(B) * lines + tail), dh(states + tail), dc(states + tail), dV_x(views + tail),
       c(ROWS * d + tail), gates(ROWS * 4 * d + tail), tanh_c(ROWS * d + tail), q(ROWS * d + tail),
       dH(size_t(ROWS) * Q + tail);
-  const size_t width = (B + ROWS - 1) / ROWS * ROWS;  // of a line of flags, one for each sample
+  const size_t width = flags_of(B);
   Array<uint8_t> awake(N * width), chosen(N * S * width);
   uint8_t samples[ROWS + 8], some[ROWS + 8];
   const T one = 1;
   std::memcpy(dh, m.dh, sizeof(T) * states);
   std::memcpy(dc, m.dc, sizeof(T) * states);
-  side_by_side<T>(m.W, nullptr, m.W_q, bool(n.shared), N, K, d, P, wide);
-  for (int j = 0; j < N; ++j)  // W (N, 5·d, S·d) is the transposed
-    for (int i = 0; i < lines; ++i)
-      for (int k = 0; k < G; ++k)
-        W[(size_t(j) * G + k) * Q + i] = wide[(size_t(j) * (lines + 1) + i) * P + k];
+  {
+    Array<T> whole(size_t(lines) * P), transposed(size_t(G) * Q);
+    for (int j = 0; j < N; ++j) {
+      side_by_side<T>(m.W, m.W_q, bool(n.shared), j, N, K, d, P, whole);
+      for (int i = 0; i < lines; ++i)
+        for (int k = 0; k < G; ++k) transposed[size_t(k) * Q + i] = whole[size_t(i) * P + k];
+      W.set(j, transposed);
+    }
+  }
 
   for (long t = n.T - 1; t >= 0; --t) {
     const T* dy = m.dy + t * states;
@@ -570,13 +624,14 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
       T* dW = m.dW ? m.dW + size_t(j) * (lines + 1) * P : nullptr;
       for (long first = 0; first < B; first += ROWS) {
         const uint8_t* active = awake + j * width + first;
-        const int rows = list(active, active, samples);
+        const int here = std::min<long>(ROWS, width - first);
+        const int rows = list(active, active, here, samples);
         const T *D_j = D + (j * B + first) * P, *V_j = V_t + first * lines;
         for (int r = 0; r < rows; ++r) std::memset(dH + samples[r] * Q, 0, sizeof(T) * Q);
-        multiply<T>(D_j, P, samples, rows, G, W + size_t(j) * G * Q, Q, dH);
+        multiply<T>(D_j, P, samples, rows, W, j, 0, G, dH);
         if (dW) add_outer<T>(&one, 0, D_j, samples, rows, 1, P, dW + size_t(lines) * P);
         for (int k = 0; k < S; ++k) {
-          const int terms = list(active, chosen + (j * S + k) * width + first, some);
+          const int terms = list(active, chosen + (j * S + k) * width + first, here, some);
           T* d_v = k < K ? dV_x + (first * K + k) * d : dh + (first * N + k - K) * d;
           for (int r = 0; r < terms; ++r)
             for (int i = 0; i < d; i += L<T>) {

@@ -1,6 +1,6 @@
-"""The loops over steps for small cells in C++, `native.cpp`, built by the first call that asks.
+"""The loops over steps in C++, `native.cpp`, built by the first call that asks.
 
-The compiler of the machine builds them once, in about six seconds, into the user's cache. Without
+The compiler of the machine builds them once, in about ten seconds, into the user's cache. Without
 a compiler the loops in Python run.
 """
 
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
-LARGEST, LARGEST_CELL = 2**19, 2**16
-"""Numbers in the matrices of all cells, and of one, up to which these loops are faster than torch's
-products on one thread: 256 units in eight cells. Torch's products may have more threads."""
+LARGEST = 2**25
+"""Numbers in the matrices of all cells, which each call copies: 2,900 units in six cells."""
+FEW_THREADS = 2
+"""Threads up to which the forward loop, which has one, is faster than torch's products on all."""
+SMALL, SMALL_CELL = 2**19, 2**16
+"""Numbers in the matrices of all cells, times threads, and of one cell, up to which each loop is
+faster, the backward one as well: 256 units in eight cells with one thread."""
 MOST_SLOTS = 64
 """Views, or cells: each is compared with each."""
 
@@ -46,8 +50,9 @@ def takes(
     sel: Selection,
     product: torch.dtype,
     *flags: Tensor | None,
+    backward: bool = False,
 ) -> bool:
-    """True if these loops run: on a CPU, small cells, hard rules, all in float32 or in float64.
+    """True if a loop runs: on a CPU where it is faster, hard rules, all in float32 or in float64.
 
     They are given addresses, so that every dtype and shape is looked at here; what does not fit is
     left to the loops in Python, which work or raise.
@@ -55,14 +60,16 @@ def takes(
     W, W_in, W_q, dtype = weights.W, weights.W_in, weights.W_q, h.dtype
     (T, B, D), N, K, d = x.shape, sel.N, sel.K, h.shape[-1]
     of_query = ((K + N - 1) * d, d) if W_q is None or W_q.dim() == 2 else (N, (K + N - 1) * d, d)
+    threads = torch.get_num_threads()
+    most = LARGEST
+    if backward or threads > FEW_THREADS:
+        most = min(LARGEST, SMALL // threads, SMALL_CELL * N)
     shapes = ((D, K * d), (K * d,), (N, (K + N) * d, 4 * d), (N, 4 * d), of_query, (N,))
     return (
         product == dtype
         and dtype in (torch.float32, torch.float64)
         and "soft" not in (sel.views, sel.peers)
-        and W.numel() * torch.get_num_threads() <= LARGEST
-        and W.numel() <= LARGEST_CELL * N
-        and (W_in is None or W_in.numel() <= LARGEST)
+        and W.numel() <= most
         and max(N, K) <= MOST_SLOTS
         and all(_is_on_cpu(t, dtype) for t in (x, h, c, *weights))
         and all(_is_on_cpu(flag, torch.bool) for flag in flags)
