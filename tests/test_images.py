@@ -15,7 +15,6 @@ from riglstm.lab.tasks.datasets import Images
 from riglstm.lab.tasks.images import (
     CIFAR10,
     MNIST,
-    Fashion,
     ImageTask,
     SequentialImages,
     positions,
@@ -242,7 +241,7 @@ def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming: bool) 
 @pytest.mark.parametrize(
     ("config", "conditions"),
     [
-        (Fashion(), ("14x14", "16x16", "19x19", "24x24")),
+        (MNIST(), ("14x14", "16x16", "19x19", "24x24")),
         (MNIST(size=16), ("16x16", "19x19", "24x24")),
         (CIFAR10(), ("16x16", "19x19", "24x24", "32x32")),
     ],

@@ -18,12 +18,11 @@ from importlib.metadata import EntryPoint, entry_points
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.base import TaskConfig
 from riglstm.lab.tasks.copying import Copying
-from riglstm.lab.tasks.images import CIFAR10, MNIST, Fashion
+from riglstm.lab.tasks.images import CIFAR10, MNIST
 
 TASKS: dict[str, type[TaskConfig]] = {
     "copying": Copying,
     "mnist": MNIST,
-    "fashion": Fashion,
     "cifar": CIFAR10,
     "balls": Balls,
 }

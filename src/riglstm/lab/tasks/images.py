@@ -189,13 +189,6 @@ class MNIST(SequentialImages):
 
 
 @dataclass(frozen=True)
-class Fashion(MNIST):
-    """Pieces of clothing, black or white: MNIST's sizes and rules."""
-
-    dataset: ClassVar[str] = "fashion"
-
-
-@dataclass(frozen=True)
 class CIFAR10(SequentialImages):
     """Photographs of ten kinds of things, in three colours of 256 values."""
 
