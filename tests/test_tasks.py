@@ -106,8 +106,6 @@ def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_
         for name, total in whole.items():
             added = sum(share[name].item() for share in shares)
             assert added == pytest.approx(total.item(), rel=0, abs=1e-5), name
-    with pytest.raises(ValueError, match=r"0 <= i < n, got \(2, 2\)"):
-        task.score(net, condition, "test", (2, 2))
 
 
 # torch warns that this mode may miss some waits.
@@ -145,15 +143,11 @@ def test_a_split_or_a_core_that_does_not_fit_is_refused(
     make: Callable[[torch.device], Any],
 ) -> None:
     task, split = make(CPU), "training"
-    net = task.network(build("lstm", task.input_size, 6))
-    for use in ("score", "rollout"):
-        if hasattr(task, use):
-            with pytest.raises(ValueError, match="split must be validation or test, got 'traini"):
-                getattr(task, use)(net, task.trained_on, split)
-    for use in ("examples", "yardsticks"):
-        if hasattr(task, use):
-            with pytest.raises(ValueError, match="split must be validation or test, got 'traini"):
-                getattr(task, use)(task.trained_on, split)
+    with pytest.raises(ValueError, match="split must be validation or test, got 'training'"):
+        task.size(split)
+    if hasattr(task, "examples"):
+        with pytest.raises(ValueError, match="split must be validation or test, got 'training'"):
+            task.examples(task.trained_on, split)
     wanted = f"must have input_size={task.input_size} and batch_first=False, got"
     with pytest.raises(ValueError, match=f"{wanted} 5 and False"):
         task.network(build("lstm", 5, 6))

@@ -207,9 +207,6 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 def batches(length: int, T: int, device: torch.device, share: tuple[int, int]) -> Iterator[slice]:
     """The i-th of n parts of that many sequences of T steps, in batches that suit the device."""
-    i, n = share
-    if not 0 <= i < n:
-        raise ValueError(f"share must be (i, n) with 0 <= i < n, got {share}")
     mine = part(length, share)
     size = mine.stop - mine.start
     tokens = CPU_TOKENS
