@@ -461,21 +461,6 @@ def test_a_set_is_downloaded_by_itself_only_into_the_cache(
     assert find("tiny") == tmp_path / "cache" / "riglstm" / "tiny"
 
 
-def test_the_sets_pin_a_sum_for_every_file_and_have_several_mirrors() -> None:
-    pinned = []
-    for dataset in DATASETS.values():
-        pinned += [checksum for form in dataset.forms for checksum in form.sums.values()]
-        for file in dataset.downloads:
-            pinned.append(file.checksum)
-            assert len(file.urls) == len(set(file.urls)) >= 3
-            assert all(url.endswith("/" + file.name) for url in file.urls)
-            assert file.checksum.startswith("sha256:")
-    for checksum in pinned:
-        kind, _, digits = checksum.partition(":")
-        assert len(bytes.fromhex(digits)) == {"sha256": 32, "md5": 16}[kind]
-    assert len(pinned) == len(set(pinned)) == 21
-
-
 @real_data
 def test_the_real_files_have_the_pinned_sums() -> None:
     for file in MNIST.downloads:

@@ -21,7 +21,7 @@ import torch
 from riglstm.lab.tasks.base import Batch, Split, Totals
 from riglstm.lab.train.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.folder import BusyError, RunFolder
+from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.loop import fit
 from riglstm.lab.train.stopping import SIGNALS, Deadline, Interrupted, OutOfTime
 from train_helpers import assert_same, finish, last_step, outcome, start
@@ -308,28 +308,6 @@ def test_a_stray_checkpoint_does_not_push_good_ones_out(left_alone: Path, tmp_pa
     train(checkpoints.parent, resume=True)
     names = {file.name for file in checkpoints.iterdir()}
     assert names == {"step-54.ckpt", "step-56.ckpt", "step-60.ckpt"}
-
-
-class Nested(Halves):
-    """In the middle of a run, another is started in its folder."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.refused = path, False
-
-    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        if step == 30:
-            with pytest.raises(BusyError):
-                train(self.path, resume=True)
-            self.refused = True
-        return super().batch(seed, step, rows)
-
-
-def test_two_never_train_in_one_folder(tmp_path: Path, left_alone: Path) -> None:
-    task = Nested(tmp_path)
-    train(tmp_path, task=task)
-    assert task.refused
-    assert_same(outcome(tmp_path), outcome(left_alone))
 
 
 def fill_up(path: Path, size: int, config: Fit) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard, get_args
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Split, Task, Totals
@@ -146,15 +146,13 @@ FACTOR = "factor"
 
 
 def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
-    """Adam; what has a step size or a decay of its own is a group of its own."""
+    """AdamW; what has a step size or a decay of its own is a group of its own."""
     named = list(net.named_parameters())
     if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
         raise ValueError(
             "input_rate must be 1 for a network without tables of tokens and without maps to "
             f"views, got {config.input_rate}; leave it out"
         )
-    if config.input_rate == 1 and config.weight_decay == 0:
-        return Adam(net.parameters(), config.lr, fused=True)
     free = set(no_decay_parameters(net))
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named:
@@ -165,7 +163,8 @@ def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
         {"params": parameters, FACTOR: factor, "weight_decay": decay}
         for (factor, decay), parameters in groups.items()
     ]
-    return (AdamW if config.weight_decay else Adam)(own, config.lr, fused=True)
+    # Without decay it is Adam.
+    return AdamW(own, config.lr, fused=True)
 
 
 def _of_input(name: str) -> bool:

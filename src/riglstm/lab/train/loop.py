@@ -523,10 +523,8 @@ class Average:
         """
         own = [w.detach().clone() for w in self.weights]
         self._set(self.mean)
-        try:
-            yield
-        finally:
-            self._set(own)
+        yield
+        self._set(own)
 
     @torch.no_grad()
     def _set(self, values: list[Tensor]) -> None:
