@@ -10,9 +10,8 @@ import torch
 from riglstm.lab.tasks.base import means
 from riglstm.lab.tasks.copying import Copying
 from riglstm.lab.train.config import Fit, score
-from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.loop import fit
 from riglstm.models import build
+from train_task import train
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +38,6 @@ def test_a_small_riglstm_learns_to_copy(tmp_path: Path) -> None:
         device="cpu",
         tensorboard=False,
     )
-    fit(net, task, config, 0, RunFolder(tmp_path))
+    train(tmp_path, config, task=task, net=net)
     # On data that chose nothing. 0.25 is guessing; who remembers two digits of three gets 0.75.
     assert means(score(net, task, "P=5", "test"))["accuracy"] > 0.95

@@ -25,12 +25,11 @@ from riglstm.lab.train.checkpoints import Choice, Chosen
 from riglstm.lab.train.config import Fit, pick, rate, score
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
-from riglstm.lab.train.loop import fit
 from riglstm.lab.train.progress import Progress
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, OutOfTime
 from riglstm.models import build
 from train_helpers import assert_same, logged, outcome
-from train_task import CPU, QUICK, Halves, network, train
+from train_task import CPU, QUICK, Halves, fitted, network, train
 
 
 def by_hand(
@@ -104,7 +103,7 @@ def steps(config: Fit, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """Each parameter before and after the run."""
     task, net = problem()
     before: dict[str, Tensor] = copy.deepcopy(dict(net.named_parameters()))
-    fit(net, task, config, 0, RunFolder(folder))
+    train(folder, config, task=task, net=net)
     return {n: (before[n].detach(), p.detach()) for n, p in net.named_parameters()}
 
 
@@ -229,7 +228,7 @@ def test_weights_are_chosen_by_the_training_condition_and_by_each_condition(
 
     monkeypatch.setattr(task, "batch", batch)
     folder = RunFolder(tmp_path)
-    result = fit(net, task, QUICK, 0, folder)
+    result = fitted(tmp_path, task=task, net=net)
     assert result.chosen == {"T=6": Chosen(24, 0.7, 0.175), "T=10": Chosen(36, 0.4, 0.1)}
     for step in (24, 36):
         assert_same(load_file(folder.weights_of(step)), dict(seen[step]))
@@ -268,11 +267,11 @@ def test_a_run_out_of_patience_stops(tmp_path: Path) -> None:
     # The other condition improves all the time, and does not count.
     task = Scripted(T_6=[0.2, 0.5, 0.4, 0.5, 0.9], T_10=[0.1, 0.2, 0.3, 0.4, 0.5])
     config = replace(QUICK, patience=2)
-    result = fit(network(task), task, config, 0, RunFolder(tmp_path))
+    result = fitted(tmp_path, config, task=task)
     assert (result.stopped, result.updates) == ("patience", 48)
     assert result.chosen == {"T=6": Chosen(24, 0.5, 0.125), "T=10": Chosen(48, 0.4, 0.1)}
     assert max(logged(tmp_path)["validation/accuracy@T=6"]) == 48
-    again = fit(network(task), task, config, 0, RunFolder(tmp_path), resume=True)
+    again = fitted(tmp_path, config, task=task, resume=True)
     assert again == result
 
 
@@ -335,8 +334,7 @@ def test_a_run_with_groups_and_a_mean_is_resumed_bit_for_bit(tmp_path: Path) -> 
     for name, deadline in (("whole", NEVER), *[("parts", stop)] * 2, ("parts", NEVER)):
         task, net = problem()
         with pytest.raises(OutOfTime) if deadline is stop else contextlib.nullcontext():
-            folder = RunFolder(tmp_path / name)
-            fit(net, task, config, 0, folder, resume=True, deadline=deadline)
+            train(tmp_path / name, config, task=task, net=net, resume=True, deadline=deadline)
     assert_same(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 
@@ -412,7 +410,7 @@ def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(
 def test_there_is_a_bar_on_a_terminal_and_elsewhere_a_line_for_each_evaluation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit(network(Halves()), Halves(), QUICK, 0, RunFolder(tmp_path / "lines"))
+    train(tmp_path / "lines")
     out, err = capfd.readouterr()
     lines = err.splitlines()
     assert out == ""
@@ -422,7 +420,7 @@ def test_there_is_a_bar_on_a_terminal_and_elsewhere_a_line_for_each_evaluation(
     assert "validation T=6 accuracy " in lines[-1]
     assert lines[-1].endswith("updates/s, 0:00:00 left")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    fit(network(Halves()), Halves(), QUICK, 0, RunFolder(tmp_path / "bar"))
+    train(tmp_path / "bar")
     out, err = capfd.readouterr()
     assert out == ""
     for words in ("100%", "60/60", "loss", "accuracy"):

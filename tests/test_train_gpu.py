@@ -14,11 +14,9 @@ import riglstm.lab.train.graphed
 from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.checkpoints import read_checkpoint
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import GraphedCore
-from riglstm.lab.train.loop import fit
 from train_helpers import outcome
-from train_task import QUICK, Halves, network
+from train_task import QUICK, Halves, network, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,9 +54,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def trained(path: Path, config: Fit, task: Halves | None = None, **options: Any) -> nn.Module:
     task = Halves(torch.device("cuda", 0)) if task is None else task
-    net = network(task, **options)
-    fit(net, task, config, 0, RunFolder(path))
-    return net
+    return train(path, config, task=task, net=network(task, **options))
 
 
 @pytest.mark.parametrize("model", ["lstm", "riglstm"])
@@ -112,8 +108,7 @@ def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path: Path
 
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path / "parts", GPU, Stops(task.device))
-    net = network(task)
-    fit(net, task, GPU, 0, RunFolder(tmp_path / "parts"), resume=True)
+    net = train(tmp_path / "parts", GPU, task=task, resume=True)
     for a, b in zip(net.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
     one, two = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
