@@ -189,14 +189,9 @@ def _known(name: str) -> Dataset:
 
 def _download(file: Download, folder: Path, show: Callable[[str], None]) -> None:
     """Try the mirrors in turn; pooch checks the sum before it moves a file to its place."""
-    try:
-        import pooch  # type: ignore[import-untyped]
-        import requests
-    except ImportError as error:
-        raise DataError(
-            "downloading needs the package pooch, got none; install it with `pip install pooch`, "
-            f"or put {file.name} into {folder} yourself, from {file.urls[0]}"
-        ) from error
+    import pooch  # type: ignore[import-untyped]
+    import requests
+
     path = folder / file.name
     # Another process may have brought it while this one waited.
     if path.is_file() and f"sha256:{pooch.file_hash(str(path))}" == file.checksum:
@@ -209,14 +204,8 @@ def _download(file: Download, folder: Path, show: Callable[[str], None]) -> None
         try:
             pooch.retrieve(url, file.checksum, file.name, folder, progressbar=bar)
             return
-        except requests.RequestException as error:
-            # What a server says beside a refusal is never read, and keeps the connection open.
-            if error.response is not None:
-                error.response.close()
-            cause = getattr(error.args[0], "reason", error) if error.args else error
-            failures.append(f"{url}: {cause}")
-        except ValueError:
-            failures.append(f"{url}: a file with another sum")
+        except (requests.RequestException, ValueError) as error:
+            failures.append(f"{url}: {error}")
     raise DataError(
         f"{file.name} could not be downloaded: expected {file.size:,} bytes with "
         f"{file.checksum}, got from\n  " + "\n  ".join(failures) + "\n"
