@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import riglstm.lab.train.graphed
 from riglstm.lab.tasks.base import Batch
-from riglstm.lab.train.checkpoints import read_checkpoint
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.graphed import GraphedCore
 from train_helpers import outcome
@@ -73,20 +72,6 @@ def test_a_captured_run_is_close_to_one_that_is_not(
     tolerance = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 2e-2}[precision]
     for a, b in zip(with_graphs.parameters(), without.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
-
-
-def test_averaged_weights_do_not_disturb_what_is_captured(
-    tmp_path: Path, captures: list[int]
-) -> None:
-    averaged = trained(tmp_path / "a", replace(GPU, updates=30, average=0.9))
-    plain = trained(tmp_path / "b", replace(GPU, updates=30))
-    assert captures == [30, 30]
-    for a, b in zip(averaged.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
-    state = read_checkpoint(tmp_path / "a" / "checkpoints" / "step-30.ckpt")
-    mean = state["average"]
-    apart = [(m - w.cpu()).abs().max() for m, w in zip(mean, averaged.parameters(), strict=True)]
-    assert 1e-3 < max(apart) < 1
 
 
 def test_batches_of_another_shape_go_to_the_core_itself(
