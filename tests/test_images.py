@@ -1,8 +1,7 @@
-"""Pictures as sequences: the real files, resizing, splits, batches, and the score."""
+"""Pictures as sequences: resizing, splits, batches, and the score."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from riglstm.lab.tasks.datasets import Images
 from riglstm.lab.tasks.images import (
     CIFAR10,
     MNIST,
-    Fashion,
     ImageTask,
     SequentialImages,
     positions,
@@ -25,8 +23,6 @@ from riglstm.lab.tasks.images import (
 from riglstm.models import build
 
 CPU = torch.device("cpu")
-DATA = Path(__file__).parents[2] / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
 
 
 def noise(train: int = 50, test: int = 20, channels: int = 1, side: int = 28) -> Images:
@@ -51,15 +47,6 @@ def marked(n: int) -> Images:
     """Pictures whose label is their number."""
     pixels = torch.zeros(n, 1, 1, 1, dtype=torch.uint8)
     return Images(pixels, torch.arange(n), pixels, torch.arange(n))
-
-
-@real_data
-def test_mnist_opens_from_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RIGLSTM_DATA", str(DATA))
-    inputs, targets = MNIST(input_size=6).open(CPU).batch(0, 0)
-    assert (inputs.shape, targets.shape) == ((196, 64, 1), (64,))
-    # A tenth or so of the pixels of a digit are white.
-    assert 0.09 < inputs.float().mean() < 0.16
 
 
 SIZES = [(28, f"{s}x{s}") for s in (14, 16, 19, 24)] + [(32, "16x16"), (32, "32x32")]
@@ -166,27 +153,6 @@ def test_the_score_is_that_of_all_pictures_at_once(monkeypatch: pytest.MonkeyPat
     assert scored["loss"].item() == pytest.approx(23 * F.cross_entropy(logits, labels).item())
 
 
-def test_batches_of_a_score_suit_the_device_and_hardly_differ(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes: list[tuple[int, int]] = []
-
-    class Spy(nn.Module):
-        def forward(self, tokens: Tensor) -> Tensor:
-            sizes.append((len(tokens), tokens.shape[1]))
-            return torch.zeros(tokens.shape[1], 10)
-
-    monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 1000)
-    task = small(noise(test=103))
-    task.score(Spy(), "10x10", "test")
-    assert sum(b for _, b in sizes) == 103
-    assert {t for t, _ in sizes} == {100}
-    assert {b for _, b in sizes} <= {9, 10}
-    sizes.clear()
-    task.score(Spy(), "40x40", "test")
-    assert {b for _, b in sizes} == {1}
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_cross_entropy_smoothed_in_training_with_a_gradient_for_every_parameter(
     smoothing: float,
@@ -242,7 +208,7 @@ def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming: bool) 
 @pytest.mark.parametrize(
     ("config", "conditions"),
     [
-        (Fashion(), ("14x14", "16x16", "19x19", "24x24")),
+        (MNIST(), ("14x14", "16x16", "19x19", "24x24")),
         (MNIST(size=16), ("16x16", "19x19", "24x24")),
         (CIFAR10(), ("16x16", "19x19", "24x24", "32x32")),
     ],

@@ -159,26 +159,18 @@ def test_a_registered_task_is_found_and_can_be_registered_again_by_the_same_cell
 
 def test_a_name_twice_is_refused(site: Path, capsys: Capture) -> None:
     install(site, "first", {"larger": "first:Options", "copying": "first:Options"})
+    install(site, "second", {"larger": "second:Options"})
     with pytest.raises(ValueError, match="must be new, got 'copying', which riglstm has; take"):
         tasks.register("copying", Halves)
     with pytest.raises(ValueError, match="must be new, got 'minigrid', which riglstm has; take"):
         tasks.register("minigrid", Halves)
-    with pytest.raises(ValueError, match=r"got 'larger', which first 1\.5 has; take another"):
-        tasks.register("larger", Halves)
-    tasks.register("halves", Halves)
-    with pytest.raises(ValueError, match=r"got 'halves', which is test_own_tasks\.Halves; take"):
-        tasks.register("halves", tasks.TASKS["copying"])
-
-    install(site, "second", {"larger": "second:Options"})
     message = "the task 'larger' must be of one package, got first 1.5 and second 1.5; uninstall"
     assert exit_code("train", "larger") == 2
     assert message in capsys.readouterr().err
     # Ours is ours, whoever has a task of that name.
     assert tasks.find("copying") is tasks.TASKS["copying"]
     assert exit_code("list") == 0
-    out = capsys.readouterr().out
-    assert message in out
-    assert "first 1.5 offers a task 'copying', a name that riglstm has: left out; rename" in out
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

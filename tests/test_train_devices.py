@@ -17,11 +17,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.loop import fit
 from riglstm.lab.train.stopping import Interrupted
 from train_helpers import assert_same, finish, last_step, outcome, start
-from train_task import QUICK, Halves, Slow, network
+from train_task import QUICK, Halves, Slow, network, train
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +60,7 @@ def shared(path: Path, dropout: bool = True, batch_size: int = 8, flood: float =
     rank = os.environ["RANK"]
     try:
         config = replace(QUICK, flood=flood)
-        fit(net, task, config, 0, RunFolder(path / "run"), resume=True)
+        train(path / "run", config, task=task, net=net, resume=True)
     except Interrupted:
         sys.exit(130)
     except ValueError as error:
@@ -94,10 +92,9 @@ def test_two_processes_end_with_the_same_weights_close_to_those_of_one(
     # Each process drops other things, so with dropout two would not be one. The flood is above the
     # loss of one half of many a batch, and below that of the other.
     assert [finish(process) for process in both(shared, tmp_path, False, 8, flood)] == [0, 0]
-    task = Halves()
-    net = network(task)
+    net = network(Halves())
     net.dropout = nn.Identity()
-    fit(net, task, replace(QUICK, flood=flood), 0, RunFolder(tmp_path / "one"))
+    train(tmp_path / "one", replace(QUICK, flood=flood), net=net)
     for name, weight in weights(tmp_path).items():
         torch.testing.assert_close(net.state_dict()[name], weight, rtol=0, atol=1e-5)
     one, two = outcome(tmp_path / "one"), outcome(tmp_path / "run")

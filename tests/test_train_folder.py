@@ -6,11 +6,9 @@ import contextlib
 import errno
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from riglstm.lab.train.checkpoints import load_weights, save_weights
 from riglstm.lab.train.config import Fit, launched, rank
 from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write
 from riglstm.lab.train.progress import Log
-from train_helpers import finish, start
 from train_task import Halves, network
 
 CONFIG: dict[str, Any] = {
@@ -141,28 +138,6 @@ def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         with RunFolder(path).held():
             assert path.exists()
         assert path.exists() == stays
-
-
-def hold(path: Path) -> None:
-    folder = RunFolder(path)
-    with folder.held():
-        folder.write_json(folder.config, CONFIG)
-        time.sleep(60)
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_lets_go_of_its_folder(tmp_path: Path) -> None:
-    process = start(hold, tmp_path)
-    while process.is_alive() and not (tmp_path / "config.json").exists():
-        time.sleep(0.001)
-    with pytest.raises(BusyError), RunFolder(tmp_path).held():
-        pass
-    process.kill()
-    assert finish(process) == -signal.SIGKILL
-    assert (tmp_path / "riglstm.lock").exists()
-    with RunFolder(tmp_path).held():
-        pass
-    assert not (tmp_path / "riglstm.lock").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="without locks, runs do without")

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 
 import riglstm.lab.train.graphed
 from riglstm.lab.tasks.base import Batch
-from riglstm.lab.train.checkpoints import read_checkpoint
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import GraphedCore
-from riglstm.lab.train.loop import fit
 from train_helpers import outcome
-from train_task import QUICK, Halves, network
+from train_task import QUICK, Halves, network, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,9 +53,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def trained(path: Path, config: Fit, task: Halves | None = None, **options: Any) -> nn.Module:
     task = Halves(torch.device("cuda", 0)) if task is None else task
-    net = network(task, **options)
-    fit(net, task, config, 0, RunFolder(path))
-    return net
+    return train(path, config, task=task, net=network(task, **options))
 
 
 @pytest.mark.parametrize("model", ["lstm", "riglstm"])
@@ -77,20 +72,6 @@ def test_a_captured_run_is_close_to_one_that_is_not(
     tolerance = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 2e-2}[precision]
     for a, b in zip(with_graphs.parameters(), without.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
-
-
-def test_averaged_weights_do_not_disturb_what_is_captured(
-    tmp_path: Path, captures: list[int]
-) -> None:
-    averaged = trained(tmp_path / "a", replace(GPU, updates=30, average=0.9))
-    plain = trained(tmp_path / "b", replace(GPU, updates=30))
-    assert captures == [30, 30]
-    for a, b in zip(averaged.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
-    state = read_checkpoint(tmp_path / "a" / "checkpoints" / "step-30.ckpt")
-    mean = state["average"]
-    apart = [(m - w.cpu()).abs().max() for m, w in zip(mean, averaged.parameters(), strict=True)]
-    assert 1e-3 < max(apart) < 1
 
 
 def test_batches_of_another_shape_go_to_the_core_itself(
@@ -112,8 +93,7 @@ def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path: Path
 
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path / "parts", GPU, Stops(task.device))
-    net = network(task)
-    fit(net, task, GPU, 0, RunFolder(tmp_path / "parts"), resume=True)
+    net = train(tmp_path / "parts", GPU, task=task, resume=True)
     for a, b in zip(net.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
     one, two = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")

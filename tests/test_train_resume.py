@@ -21,11 +21,9 @@ import torch
 from riglstm.lab.tasks.base import Batch, Split, Totals
 from riglstm.lab.train.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.folder import BusyError, RunFolder
-from riglstm.lab.train.loop import fit
 from riglstm.lab.train.stopping import SIGNALS, Deadline, Interrupted, OutOfTime
 from train_helpers import assert_same, finish, last_step, outcome, start
-from train_task import QUICK, Halves, Slow, network, train
+from train_task import QUICK, Halves, Slow, fitted, network, train
 
 
 def resume(path: Path, config: Fit = QUICK) -> None:
@@ -225,7 +223,7 @@ def test_a_run_that_is_over_is_not_trained_again(left_alone: Path, tmp_path: Pat
     copy = copy_of(left_alone, tmp_path)
     before = outcome(copy)
     net = network(Halves(), seed=5)
-    result = fit(net, Halves(), QUICK, 0, RunFolder(copy), resume=True)
+    result = fitted(copy, net=net, resume=True)
     assert_same(outcome(copy), before)
     assert_same(net.state_dict(), before["checkpoints"]["step-60.ckpt"]["net"])
     assert (result.updates, result.stopped) == (60, "updates")
@@ -243,7 +241,7 @@ def pickle_code(file: Path) -> None:
 
 def other_seed(file: Path) -> None:
     content = read_checkpoint(file)
-    content["run"]["seed"] = 3
+    content["run"]["config"]["seed"] = 3
     write_checkpoint(content, file)
 
 
@@ -257,7 +255,7 @@ def of_no_run(file: Path) -> None:
         (truncate, r"step-60.ckpt is damaged, or no checkpoint \(its sha256 is another"),
         (pickle_code, r"step-60.ckpt is damaged, or no checkpoint \(Weights only load failed"),
         (of_no_run, "step-60.ckpt is no checkpoint"),
-        (other_seed, r"step-60.ckpt is of another run \(seed is 3 there, 0 here\)"),
+        (other_seed, r"step-60.ckpt is of another run \(config.seed is 3 there, 0 here\)"),
     ],
 )
 def test_an_unusable_checkpoint_is_named_and_the_one_before_it_used(
@@ -288,17 +286,13 @@ def test_without_a_usable_checkpoint_a_run_is_not_resumed(left_alone: Path, tmp_
 def test_a_run_is_never_overwritten_and_another_run_s_options_are_named(
     left_alone: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="go on with it by --resume, or give another folder"):
+    with pytest.raises(ValueError, match="go on with it by --resume, give another folder, or"):
         train(left_alone)
     copy = copy_of(left_alone, tmp_path)
-    with pytest.raises(CheckpointError, match=r"fit.lr is 0.01 there, 0.5 here"):
+    with pytest.raises(ValueError, match=r"holds another run: fit.lr is 0.01 there, 0.5 here"):
         train(copy, replace(QUICK, lr=0.5), resume=True)
     with pytest.raises(CheckpointError, match=r"weights.core.weight_ih_l0 is"):
         train(copy, net=network(Halves(), hidden_size=4), resume=True)
-    folder = RunFolder(copy)
-    folder.write_json(folder.config, {**folder.read_json(folder.config), "task": "Thirds"})
-    with pytest.raises(CheckpointError, match=r"config.task is 'its own' there, 'Thirds' here"):
-        train(copy, resume=True)
 
 
 def test_a_stray_checkpoint_does_not_push_good_ones_out(left_alone: Path, tmp_path: Path) -> None:
@@ -308,28 +302,6 @@ def test_a_stray_checkpoint_does_not_push_good_ones_out(left_alone: Path, tmp_pa
     train(checkpoints.parent, resume=True)
     names = {file.name for file in checkpoints.iterdir()}
     assert names == {"step-54.ckpt", "step-56.ckpt", "step-60.ckpt"}
-
-
-class Nested(Halves):
-    """In the middle of a run, another is started in its folder."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.refused = path, False
-
-    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        if step == 30:
-            with pytest.raises(BusyError):
-                train(self.path, resume=True)
-            self.refused = True
-        return super().batch(seed, step, rows)
-
-
-def test_two_never_train_in_one_folder(tmp_path: Path, left_alone: Path) -> None:
-    task = Nested(tmp_path)
-    train(tmp_path, task=task)
-    assert task.refused
-    assert_same(outcome(tmp_path), outcome(left_alone))
 
 
 def fill_up(path: Path, size: int, config: Fit) -> None:
@@ -352,7 +324,7 @@ def fill_up(path: Path, size: int, config: Fit) -> None:
     ("size", "config", "words"),
     [
         (60_000, QUICK, r"step-9\.ckpt could not be written \(.*\), and nothing is left of it; m"),
-        (200, replace(QUICK, log_every=1), r"metrics\.csv could not be written \(.*\); make room"),
+        (1200, replace(QUICK, log_every=1), r"metrics\.csv could not be written \(.*\); make room"),
     ],
 )
 def test_a_disk_that_gets_full_is_said_with_the_way_out(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from riglstm.lab.train.config import Fit, rank
 from riglstm.lab.train.folder import RunFolder
 from riglstm.models import build
 from riglstm.models.base import Core
+
+if TYPE_CHECKING:
+    from riglstm.lab.train.loop import Fitted
 
 CPU = torch.device("cpu")
 
@@ -125,28 +128,51 @@ SMALL = [
 """A command line whose run takes no time."""
 
 
+def fitted(
+    path: Path,
+    config: Fit = QUICK,
+    seed: int = 0,
+    *,
+    task: Any = None,
+    net: nn.Module | None = None,
+    resume: bool = False,
+    **options: Any,
+) -> Fitted:
+    """A run in a folder, with options of `fit`; what it gave."""
+    from riglstm.lab.train.loop import fit
+
+    task = Halves() if task is None else task
+    net = network(task, seed) if net is None else net
+    folder, what = RunFolder(path), {"task": "halves", "fit": asdict(config), "seed": seed}
+    with folder.held():
+        folder.begin(what, command="", device="", resume=resume)
+        return fit(net, task, config, seed, folder, **options)
+
+
 def train(
     path: Path,
     config: Fit = QUICK,
     seed: int = 0,
     *,
-    task: Halves | None = None,
+    task: Any = None,
     net: nn.Module | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A run in a folder, with options of `fit`; the network as it ends."""
-    from riglstm.lab.train.loop import fit
-
-    task = Halves() if task is None else task
-    net = network(task, seed) if net is None else net
-    fit(net, task, config, seed, RunFolder(path), **options)
+    """As `fitted`; the network as it ends."""
+    net = network(task or Halves(), seed) if net is None else net
+    fitted(path, config, seed, task=task, net=net, **options)
     return net
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     started: list[object] = []
-    sys.addaudithook(lambda event, _: started.append(_) if event == "subprocess.Popen" else None)
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "subprocess.Popen" and arguments[0] == sys.executable:
+            started.append(arguments)
+
+    sys.addaudithook(hear)
     folder, devices = sys.argv[1:]
     for name in ("first", "second"):
         trained = train(Path(folder, name), replace(QUICK, devices=int(devices)))

@@ -22,7 +22,7 @@ class Data:
     """
 
     names: tuple[str, ...] = flags.positional(())
-    """Data sets to get: mnist, fashion, cifar, or all; without a name they are only listed."""
+    """Data sets to get: mnist, cifar, or all; without a name they are only listed."""
     data_dir: Path | None = None
     """Folder of the data; none: RIGLSTM_DATA, or the user's cache."""
     check: bool = False

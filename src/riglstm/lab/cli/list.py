@@ -31,8 +31,6 @@ def main(args: Sequence[str]) -> None:
         print(f"  {name:<24}{summary(name)}")
         for conditions in _tested_on(name):
             print(f"  {'':<24}tested on {' '.join(conditions)} (--conditions)")
-    for line in tasks.clashes():
-        print(f"  {line}")
     print("families: riglstm train minigrid --family NAME")
     for name, family in FAMILIES.items():
         text = " (the goal is in a text that no agent here reads)" if family.text else ""

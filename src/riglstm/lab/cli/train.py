@@ -34,7 +34,6 @@ EXAMPLES: dict[str, str] = {
     "copying": "--hidden-size 64 --set num_cells=4 --L 4 --P 10 --digits 4 --loss-on answer "
     "--input-size 16 --updates 600 --evaluate-every 200 --lr 0.01",
     "mnist": "--model riglstm --set active_cells=5 --dropout 0.5 --updates 75000",
-    "fashion": "--model rim --set active_cells=4 --updates 75000",
     "cifar": "--model riglstm --dropout 0.2 --updates 62500",
     "balls": "--hidden-size 250 --set num_cells=5 active_cells=2 --lr 3e-4 --updates 20000",
 }

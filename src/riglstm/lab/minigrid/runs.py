@@ -70,7 +70,6 @@ def run(
         try:
             trained = train(
                 *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
-                resume=resume,
                 again=again,
             )
         except Diverged as error:

@@ -38,7 +38,6 @@ def train(
     seed: int,
     folder: RunFolder,
     *,
-    resume: bool = False,
     again: str = "",
 ) -> dict[str, Any]:
     """Train `net` in place in the level of that id, for `frames` frames, less what is no update.
@@ -47,11 +46,8 @@ def train(
     `riglstm.lab.train.loop.fit`; raises the same, and WorkerDied.
     """
     frames = config.whole(frames)
-    shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
-    config_json = folder.read_json(folder.config) if folder.config.exists() else {}
-    checkpoints = Checkpoints(folder, {"config": config_json, "weights": shapes})
-    start = checkpoints.latest(print, resume=resume)
-    folder.sweep()
+    checkpoints = Checkpoints(folder, net)
+    start = checkpoints.latest(print)
     with (
         Environments([level] * config.envs, seed, workers=config.workers) as envs,
         StopRequest(speaks=True) as request,

@@ -91,7 +91,6 @@ def run(
         try:
             fitted = fit(
                 *(net, task, spec.fit, spec.seed, folder),
-                resume=resume,
                 again=again,
                 deadline=deadline,
                 hopeless=hopeless,

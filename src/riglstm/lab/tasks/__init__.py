@@ -13,17 +13,16 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import is_dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.base import TaskConfig
 from riglstm.lab.tasks.copying import Copying
-from riglstm.lab.tasks.images import CIFAR10, MNIST, Fashion
+from riglstm.lab.tasks.images import CIFAR10, MNIST
 
 TASKS: dict[str, type[TaskConfig]] = {
     "copying": Copying,
     "mnist": MNIST,
-    "fashion": Fashion,
     "cifar": CIFAR10,
     "balls": Balls,
 }
@@ -52,40 +51,24 @@ def names() -> list[str]:
 def register(name: str, options: type[TaskConfig]) -> None:
     """Make a task known in this process, for scripts and notebooks that are no packages.
 
-    A cell or module that is run again registers its class again; another class is refused.
+    A cell that is run again registers its class again, and the last one counts.
     """
-    before = _registered.get(name)
-    if before is not None and _place(before) != _place(options):
+    if name in TAKEN:
         raise ValueError(
-            f"a task's name must be new, got {name!r}, which is {_place(before)}; take another name"
-        )
-    owners = ["riglstm"] if name in TAKEN else [_owner(point) for point in offered(name)]
-    if owners:
-        raise ValueError(
-            f"a task's name must be new, got {name!r}, which {owners[0]} has; take another name"
+            f"a task's name must be new, got {name!r}, which riglstm has; take another name"
         )
     _registered[name] = _checked(name, options)
 
 
-def offered(name: str | None = None) -> list[EntryPoint]:
-    """The tasks of all packages that are installed, or those of one name; none is loaded."""
-    return list(entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name))
-
-
-def clashes() -> list[str]:
-    """A line on each task of a package that has a name of ours, and is left out."""
-    return [
-        f"{_owner(point)} offers a task {point.name!r}, a name that riglstm has: left out; "
-        "rename its entry point"
-        for point in offered()
-        if point.name in TAKEN
-    ]
+def offered() -> EntryPoints:
+    """The tasks of all packages that are installed; none is loaded."""
+    return entry_points(group=GROUP)
 
 
 @functools.cache
 def _installed(name: str) -> type[TaskConfig]:
     """The options of a package's task, loaded once."""
-    points = offered(name)
+    points = offered().select(name=name)
     if not points:
         raise ValueError(
             f"the task must be one of {', '.join(names())}, got {name!r}; one of your own is "
@@ -127,8 +110,4 @@ def _owner(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
 
-def _place(options: type) -> str:
-    return f"{options.__module__}.{options.__qualname__}"
-
-
-__all__ = ["TASKS", "clashes", "find", "names", "offered", "register"]
+__all__ = ["TASKS", "find", "names", "offered", "register"]

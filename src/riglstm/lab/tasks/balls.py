@@ -26,7 +26,7 @@ from riglstm.lab.tasks.common import (
     empty_totals,
     evaluating,
 )
-from riglstm.lab.tasks.datasets import cache_folder, data_folder
+from riglstm.lab.tasks.datasets import cache_folder
 from riglstm.models.base import Core, State
 
 FEATURES = 512
@@ -93,7 +93,7 @@ class Balls:
         show: Callable[[str], None] | None = None,
     ) -> BallsTask:
         """The task; each set of sequences is read, or made in the cache, when it is first used."""
-        return BallsTask(self, torch.device(device), data_folder(data_dir) / "balls", show)
+        return BallsTask(self, torch.device(device), show)
 
 
 class Rollout(NamedTuple):
@@ -117,11 +117,9 @@ class BallsTask:
         self,
         config: Balls,
         device: torch.device,
-        folder: Path,
         show: Callable[[str], None] | None = None,
     ) -> None:
-        self.config, self.device = config, device
-        self.folder, self.show = folder, show
+        self.config, self.device, self.show = config, device, show
         self.trained_on = written(config.balls)
         others = map(written, config.conditions)
         self.conditions = tuple(dict.fromkeys((self.trained_on, *others)))
@@ -155,7 +153,7 @@ class BallsTask:
         key = scene(condition), split
         if key not in self._loaded:
             wanted = Sequences(*key, sizes[split], c.frames, c.data_seed)
-            packed = load(wanted, cache_folder() / "balls", self.show, named=self.folder)
+            packed = load(wanted, cache_folder() / "balls", self.show)
             self._loaded[key] = packed.to(self.device)
         return self._loaded[key]
 
@@ -205,7 +203,6 @@ class BallsTask:
 
     def rollout(self, net: nn.Module, condition: str, split: Split, index: int = 0) -> Rollout:
         """The roll-out of one sequence, for a picture."""
-        check_split(split)
         packed = self.packed(condition, split)
         check_whole("the index of a sequence", index, low=0, high=len(packed) - 1)
         frames = _frames(packed[index : index + 1])
@@ -250,7 +247,6 @@ class BallsTask:
         return total / (packed.shape[0] * packed.shape[1])
 
     def _batches(self, condition: str, split: Split, share: tuple[int, int]) -> Iterator[Tensor]:
-        check_split(split)
         packed = self.packed(condition, split)
         for rows in batches(len(packed), FRAME_TOKENS * self.config.frames, self.device, share):
             yield _frames(packed[rows])

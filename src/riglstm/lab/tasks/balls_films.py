@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -292,35 +291,22 @@ def film(wanted: Sequences) -> Iterator[Tensor]:
         yield pack(hide(rows, gen) if scene.curtain else rows)
 
 
-def load(
-    wanted: Sequences,
-    cache: Path,
-    show: Callable[[str], None] | None = None,
-    named: Path | None = None,
-) -> Tensor:
-    """Packed sequences (size, T, 512): from the folder `named`, or else from `cache`.
-
-    What neither has is made, and kept in `cache`; the folder `named` is the user's.
-    """
+def load(wanted: Sequences, cache: Path, show: Callable[[str], None] | None = None) -> Tensor:
+    """Packed sequences (size, T, 512); what `cache` does not have is made, and kept there."""
     show = show or (lambda line: None)
-    for folder in dict.fromkeys((named or cache, cache)):
-        if (found := _read(wanted, folder / wanted.file, show)) is not None:
-            return found
     path = cache / wanted.file
     try:
+        if (found := _read(wanted, path, show)) is not None:
+            return found
         with alone_in(cache, show):
-            for old in cache.glob("*.part"):
-                old.unlink(missing_ok=True)
             # Another process may have made them while this one waited.
-            if (found := _read(wanted, path, lambda line: None)) is not None:
-                return found
-            return _make(wanted, path, show)
+            found = _read(wanted, path, lambda line: None)
+            return _make(wanted, path, show) if found is None else found
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        room = f"make room for {wanted.bytes / 1e6:,.0f} MB" if full else "check its permissions"
         raise DataError(
-            f"{path} cannot be written ({error.strerror}), and no part of it was left; "
-            f"{room}, or choose another cache folder with XDG_CACHE_HOME"
+            f"{path} cannot be read or made ({error.strerror}), and no part of it was left; make "
+            f"room for {wanted.bytes / 1e6:,.0f} MB, check permissions, or choose another cache "
+            "folder with XDG_CACHE_HOME"
         ) from error
 
 
@@ -331,27 +317,17 @@ def _read(wanted: Sequences, path: Path, show: Callable[[str], None]) -> Tensor 
             data = bytearray(wanted.bytes)
             file.readinto(data)
             checksum = file.read()
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}); check its permissions, or delete it, and "
-            "it is made again"
-        ) from error
     if checksum == _digest(wanted, data):
         return _tensor(wanted, data)
-    size = path.stat().st_size
-    show(
-        f"{path} is damaged: expected {wanted.bytes:,} bytes of pixels and their checksum, got "
-        f"{size:,} bytes in all, or another checksum; it is made again"
-    )
+    show(f"{path} is damaged: expected films and their checksum, got another; it is made again")
     return None
 
 
 def _make(wanted: Sequences, path: Path, show: Callable[[str], None]) -> Tensor:
-    free = shutil.disk_usage(path.parent).free
-    if free < wanted.bytes:
-        raise OSError(errno.ENOSPC, f"only {free / 1e6:,.0f} MB are free on the disk")
+    if shutil.disk_usage(path.parent).free < wanted.bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     show(
         f"making {wanted.size:,} {wanted.split} sequences of {wanted.scene.name}, "
         f"{wanted.bytes / 1e6:,.0f} MB, in {path.parent}"
@@ -361,7 +337,8 @@ def _make(wanted: Sequences, path: Path, show: Callable[[str], None]) -> Tensor:
     for some in film(wanted):
         sequences[done : done + len(some)] = some
         done += len(some)
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    # One that a kill leaves is written over: only the holder of the folder's lock makes films.
+    part = path.with_name(f"{path.name}.part")
     try:
         with part.open("wb") as file:
             file.write(data)

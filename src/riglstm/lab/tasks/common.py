@@ -121,8 +121,7 @@ def _deterministic() -> Iterator[None]:
     # torch's public switch also loads its compiler's options, which takes a second.
     was = torch._C._get_deterministic_algorithms()
     warned = torch._C._get_deterministic_algorithms_warn_only()
-    # Strict where the caller is.
-    torch._C._set_deterministic_algorithms(True, warn_only=warned or not was)
+    torch._C._set_deterministic_algorithms(True, warn_only=warned)
     try:
         yield
     finally:
@@ -207,9 +206,6 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 def batches(length: int, T: int, device: torch.device, share: tuple[int, int]) -> Iterator[slice]:
     """The i-th of n parts of that many sequences of T steps, in batches that suit the device."""
-    i, n = share
-    if not 0 <= i < n:
-        raise ValueError(f"share must be (i, n) with 0 <= i < n, got {share}")
     mine = part(length, share)
     size = mine.stop - mine.start
     tokens = CPU_TOKENS

@@ -217,7 +217,6 @@ class CopyingTask:
 
     def _digits(self, split: Split, condition: Condition) -> Tensor:
         """(L, size, M): drawn on the CPU, so that every device sees the same."""
-        check_split(split)
         if (split, condition) not in self._fixed:
             config = self.config
             gen = generator(CPU, SPLITS.index(split), *condition, config.M, config.digits)

@@ -189,13 +189,6 @@ class MNIST(SequentialImages):
 
 
 @dataclass(frozen=True)
-class Fashion(MNIST):
-    """Pieces of clothing, black or white: MNIST's sizes and rules."""
-
-    dataset: ClassVar[str] = "fashion"
-
-
-@dataclass(frozen=True)
 class CIFAR10(SequentialImages):
     """Photographs of ten kinds of things, in three colours of 256 values."""
 
@@ -283,6 +276,7 @@ class ImageTask:
 
     def size(self, split: Split) -> int:
         """Pictures, at each size."""
+        check_split(split)
         return len(self.pictures.tokens[split])
 
     def network(self, core: Core) -> nn.Module:
@@ -327,7 +321,6 @@ class ImageTask:
         self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
     ) -> Totals:
         """Sums over pictures, all of them."""
-        check_split(split)
         size = read_size(condition)
         totals = empty_totals(self.device, "loss", "accuracy", "count")
         with evaluating(net):

@@ -40,31 +40,29 @@ class UnusableError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of the run that `identity` describes."""
+    """The checkpoints of the run that the folder holds; each says which run, and what network."""
 
-    def __init__(self, folder: RunFolder, identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: RunFolder, net: nn.Module) -> None:
         self.folder = folder
-        self.identity = identity
+        self.shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
         self.kept: list[Path] = []
         """The newest first, without those that could not be resumed from."""
+
+    def identity(self) -> dict[str, Any]:
+        """What two runs must share for one to resume from the other's checkpoint."""
+        return {"config": self.folder.read_json(self.folder.config), "weights": self.shapes}
 
     def path(self, step: int) -> Path:
         """The file of the checkpoint after that many updates."""
         return self.folder.checkpoints / f"step-{step}.ckpt"
 
-    def latest(self, say: Callable[[str], None], *, resume: bool) -> dict[str, Any] | None:
+    def latest(self, say: Callable[[str], None]) -> dict[str, Any] | None:
         """The newest that is whole and of this run; None where there is none at all.
 
-        `say` is told of each that had to be passed over. Raises ValueError where there are
-        checkpoints and the run is not to be resumed.
+        `say` is told of each that had to be passed over.
         """
         paths = [p for p in self.folder.checkpoints.glob("*") if NAME.fullmatch(p.name)]
         paths.sort(key=_step, reverse=True)
-        if paths and not resume:
-            raise ValueError(
-                f"{self.folder.path} holds checkpoints of a run that was stopped; go on with it by "
-                "--resume, or give another folder"
-            )
         faults: list[str] = []
         for number, path in enumerate(paths):
             try:
@@ -87,14 +85,16 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write the checkpoint after that many updates, then remove those that are too old."""
         path = self.path(step)
-        write_checkpoint({**state, "run": self.identity}, path)
+        write_checkpoint({**state, "run": self.identity()}, path)
         self.kept = [path, *(other for other in self.kept if other != path)]
         for old in self.kept[KEPT:]:
             old.unlink(missing_ok=True)
         del self.kept[KEPT:]
 
     def _check_identity(self, path: Path, checkpoint: Mapping[str, Any]) -> None:
-        found = differences(checkpoint["run"], self.identity)
+        now = self.identity()
+        # Those of earlier versions say more.
+        found = differences({name: checkpoint["run"].get(name) for name in now}, now)
         if found:
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise UnusableError(f"{path.name} is of another run ({'; '.join(found[:3])}{more})")

@@ -11,13 +11,13 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeGuard, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Split, Task, Totals
@@ -91,19 +91,11 @@ class Fit:
             )
         if self.patience is not None:
             check_whole("patience", self.patience)
-        _positive("lr", self.lr)
-        _positive("input_rate", self.input_rate)
-        for name, hint in (("weight_decay", "0.1 is usual"), ("flood", "0: none")):
-            value = getattr(self, name)
-            if not _number(value) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be a number from 0 on, got {value!r}; {hint}")
-        if self.clip_norm is not None:
-            _positive("clip_norm", self.clip_norm)
-        if self.average is not None and not (_number(self.average) and 0 < self.average < 1):
-            raise ValueError(
-                f"average must be a number above 0 and below 1, got {self.average!r}; "
-                "0.999 is usual"
-            )
+        for name in ("lr", "input_rate", "clip_norm"):
+            self._check_number(name, "above 0", lambda value: 0 < value < math.inf)
+        for name in ("weight_decay", "flood"):
+            self._check_number(name, "from 0 on", lambda value: 0 <= value < math.inf)
+        self._check_number("average", "above 0 and below 1", lambda value: 0 < value < 1)
         for name, choices in (("decay", get_args(Decay)), ("precision", get_args(Precision))):
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -111,20 +103,19 @@ class Fit:
                 )
         check_device(self.device)
 
+    def _check_number(self, name: str, which: str, fits: Callable[[float], bool]) -> None:
+        """Raise ValueError for what is no such number; None is where an option may be left out."""
+        value = getattr(self, name)
+        if value is None and name in ("clip_norm", "average"):
+            return
+        if not isinstance(value, int | float) or isinstance(value, bool) or not fits(value):
+            raise ValueError(f"{name} must be a number {which}, got {value!r}")
+
 
 def check_device(device: str) -> None:
     """Raise ValueError for what names no device of ours; whether it is there, `pick` says."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(device)):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
-
-
-def _positive(name: str, value: object) -> None:
-    if not _number(value) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number above 0, got {value!r}")
-
-
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def rate(config: Fit, step: int) -> float:
@@ -146,15 +137,13 @@ FACTOR = "factor"
 
 
 def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
-    """Adam; what has a step size or a decay of its own is a group of its own."""
+    """AdamW; what has a step size or a decay of its own is a group of its own."""
     named = list(net.named_parameters())
     if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
         raise ValueError(
             "input_rate must be 1 for a network without tables of tokens and without maps to "
             f"views, got {config.input_rate}; leave it out"
         )
-    if config.input_rate == 1 and config.weight_decay == 0:
-        return Adam(net.parameters(), config.lr, fused=True)
     free = set(no_decay_parameters(net))
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named:
@@ -165,7 +154,8 @@ def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
         {"params": parameters, FACTOR: factor, "weight_decay": decay}
         for (factor, decay), parameters in groups.items()
     ]
-    return (AdamW if config.weight_decay else Adam)(own, config.lr, fused=True)
+    # Without decay it is Adam.
+    return AdamW(own, config.lr, fused=True)
 
 
 def _of_input(name: str) -> bool:

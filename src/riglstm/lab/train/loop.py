@@ -36,7 +36,6 @@ from riglstm.lab.train.config import (
     FACTOR,
     Fit,
     autocast,
-    check_precision,
     fork_rng,
     launched,
     make_optimizer,
@@ -83,39 +82,32 @@ def fit(
     seed: int,
     folder: RunFolder,
     *,
-    resume: bool = False,
     again: str = "",
     deadline: Deadline = NEVER,
     hopeless: Hopeless | None = None,
 ) -> Fitted:
     """Train `net` in place, on the task's device; everything that is written goes to `folder`.
 
-    `resume` continues from the last checkpoint in the folder, or begins where there is none yet:
-    the end is the same as without a stop, on a CPU with as many threads to the bit. `again` is the
-    command that does so, for the user who stops a run. In several processes all call this, and the
-    first one writes.
+    The folder is held, and begun for this run. The run continues from the last checkpoint in it,
+    or begins where there is none yet: the end is the same as without a stop, on a CPU with as many
+    threads to the bit. `again` is the command that does so, for the user who stops a run. In
+    several processes all call this, and the first one writes.
     `deadline`: the run stops in good time before it, saved, and makes one update at the least.
     `hopeless`: is asked after each evaluation but the last.
 
-    Raises Diverged, Pruned, Interrupted, OutOfTime, CheckpointError; BusyError where another
-    process trains in the folder; ValueError for options that do not fit.
+    Raises Diverged, Pruned, Interrupted, OutOfTime, CheckpointError; ValueError for options that
+    do not fit.
     """
-    check_precision(config, task.device)
-    with folder.held():
-        if folder.state == "new":
-            # Without a configuration the folder would be nobody's; the checkpoints say the rest.
-            folder.write_json(folder.config, {"task": "its own", "fit": {}, "seed": seed})
-        checkpoints = Checkpoints(folder, _identity(net, config, seed, folder))
-        # Of several processes the first speaks for all.
-        state = checkpoints.latest(say if folder.writes else lambda line: None, resume=resume)
-        training = Training(net, task, config, seed, folder, checkpoints)
-        training.hopeless = hopeless
-        if state is not None:
-            training.load_state_dict(state)
-        if training.stopped is None:
-            task.ready()
-            _train(training, StopRequest(folder.writes, deadline), again)
-        return training.fitted()
+    training = Training(net, task, config, seed, folder)
+    training.hopeless = hopeless
+    # Of several processes the first speaks for all.
+    state = training.checkpoints.latest(say if folder.writes else lambda line: None)
+    if state is not None:
+        training.load_state_dict(state)
+    if training.stopped is None:
+        task.ready()
+        _train(training, StopRequest(folder.writes, deadline), again)
+    return training.fitted()
 
 
 def _train(training: Training, request: StopRequest, again: str) -> None:
@@ -177,16 +169,6 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _identity(net: nn.Module, config: Fit, seed: int, folder: RunFolder) -> dict[str, Any]:
-    """What two runs must share for one to resume from the other's checkpoint."""
-    return {
-        "config": folder.read_json(folder.config) if folder.config.exists() else {},
-        "fit": dataclasses.asdict(config),
-        "seed": seed,
-        "weights": {name: list(weight.shape) for name, weight in net.state_dict().items()},
-    }
-
-
 class Training:
     """A run: its state, which every checkpoint holds, and the loop that changes it."""
 
@@ -198,16 +180,10 @@ class Training:
     hopeless: Hopeless | None = None
 
     def __init__(
-        self,
-        net: nn.Module,
-        task: Task,
-        config: Fit,
-        seed: int,
-        folder: RunFolder,
-        checkpoints: Checkpoints,
+        self, net: nn.Module, task: Task, config: Fit, seed: int, folder: RunFolder
     ) -> None:
         self.net, self.task, self.config, self.seed = net.to(task.device), task, config, seed
-        self.folder, self.checkpoints = folder, checkpoints
+        self.folder, self.checkpoints = folder, Checkpoints(folder, net)
         self.weights = list(net.parameters())
         self.optimizer = make_optimizer(net, config)
         self.average = Average(self.weights, config.average)
@@ -523,10 +499,8 @@ class Average:
         """
         own = [w.detach().clone() for w in self.weights]
         self._set(self.mean)
-        try:
-            yield
-        finally:
-            self._set(own)
+        yield
+        self._set(own)
 
     @torch.no_grad()
     def _set(self, values: list[Tensor]) -> None:
