@@ -361,9 +361,9 @@ def test_the_verdict_names_the_largest_difference() -> None:
     assert "None of these conditions is in the recorded result" in evaluate.verdict(strange, RESULT)
 
 
-def planned(folder: Path, state: Any, seed: int, name: str = "lstm") -> Planned:
-    spec = RunSpec("copying", {}, name, 6, {}, Fit(updates=600), seed)
-    return Planned(spec, folder, state, "M=1", name)
+def planned(folder: Path, seed: int) -> Planned:
+    spec = RunSpec("copying", {}, "lstm", 6, {}, Fit(updates=600), seed)
+    return Planned(spec, folder, "M=1", "lstm")
 
 
 def catch_tables(monkeypatch: Patch, *paths: Path, **end: Any) -> list[Any]:
@@ -386,7 +386,7 @@ def test_reproduce_plans_first_and_ends_with_the_table(
     out = capsys.readouterr().out
     assert out.startswith(f"copying, quick: 2 runs in {tmp_path}: 2 to begin\n")
     assert out.index("| the table |") < out.index(f"written: {tmp_path / 'tables' / 'x.md'}")
-    assert "1 failed; --retry-failed trains them anew, which helps after a change of" in out
+    assert "1 failed, as the notes say; a run whose folder is deleted begins anew" in out
     assert "These are quick sizes; --budget paper has the paper's." in out
     ((args, options),) = asked
     assert [(p.row, p.setting) for p in args[1]] == [("lstm", "M=1"), ("lstm", "M=2")]
@@ -419,11 +419,12 @@ def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
 
 def test_the_plan_says_what_is_done_and_what_is_to_come(tmp_path: Path) -> None:
     runs = [
-        planned(put_run(tmp_path / "a"), "done", 0),
-        planned(tmp_path / "b", "new", 1),
-        planned(put_run(tmp_path / "c", None), "partial", 2),
-        planned(tmp_path / "d", "failed", 3),
+        planned(put_run(tmp_path / "a"), 0),
+        planned(tmp_path / "b", 1),
+        planned(put_run(tmp_path / "c", None), 2),
+        planned(put_run(tmp_path / "d", None), 3),
     ]
+    (tmp_path / "d" / "failed.json").touch()
     said = "copying, quick: 4 runs in runs: 1 done, 1 to go on with, 1 to begin, 1 failed"
     assert reproduce.outlook(runs, reproduce.Reproduce("copying")) == said
 

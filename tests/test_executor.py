@@ -22,8 +22,7 @@ import pytest
 
 from riglstm.lab.tables import executor
 from riglstm.lab.tables.executor import (
-    FEWER_RUNS,
-    Ended,
+    LESS_MEMORY,
     InProcess,
     Job,
     Processes,
@@ -51,11 +50,18 @@ TWO = Processes(2)
 
 def planned(folder: Path, **fit: Any) -> Planned:
     spec = RunSpec("copying", TASK, "lstm", 8, {}, replace(FIT, **fit), 0)
-    return Planned(spec, folder, "new", "M=1", "lstm")
+    return Planned(spec, folder, "M=1", "lstm")
 
 
 def jobs(root: Path, names: str) -> list[Job]:
     return [Job(f"run {name}", root / name, print) for name in names]
+
+
+class Heard(dict[str, str]):
+    """The error of each run that is over, by the name of its folder."""
+
+    def __call__(self, job: Job, error: str) -> None:
+        self[job.folder.name] = error
 
 
 def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -103,10 +109,9 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
     )
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    ends: list[Ended] = []
-    Processes(2).run(jobs(tmp_path, "abcde"), ends.append)
-    found = {end.job.folder.name: end.error for end in ends}
-    assert found == {"a": "", "b": "", "c": "hello", "d": "", "e": ""}
+    ends = Heard()
+    Processes(2).run(jobs(tmp_path, "abcde"), ends)
+    assert ends == {"a": "", "b": "", "c": "hello", "d": "", "e": ""}
     said = capfd.readouterr().err.splitlines()
     assert sorted(said) == [f"run {name}: hello" for name in "abcde"]
     times = [json.loads((tmp_path / name).read_text()) for name in "abcde"]
@@ -126,7 +131,7 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     )
     interrupt_when([tmp_path / name for name in "ab"])
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        TWO.run(jobs(tmp_path, "abc"), lambda end: None)
+        TWO.run(jobs(tmp_path, "abc"), Heard())
     assert_gone(*((tmp_path / f"{name}.saved").read_text() for name in "ab"))
     assert not (tmp_path / "c").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -137,7 +142,7 @@ def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: pytest.M
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
     interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped at once, without saving"):
-        TWO.run(jobs(tmp_path, "abc"), lambda end: None)
+        TWO.run(jobs(tmp_path, "abc"), Heard())
     assert_gone(*((tmp_path / name).read_text() for name in "ab"))
     assert not (tmp_path / "c").exists()
 
@@ -150,7 +155,7 @@ def test_a_run_that_does_not_save_when_asked_is_told_of(
     interrupt_when([tmp_path / "a"])
     words = r"^stopped; 1 runs ended with an error \(run a: the disk is full\)$"
     with pytest.raises(KeyboardInterrupt, match=words):
-        TWO.run(jobs(tmp_path, "a"), lambda end: None)
+        TWO.run(jobs(tmp_path, "a"), Heard())
 
 
 def test_an_error_in_the_table_lets_the_other_runs_save(
@@ -161,7 +166,7 @@ def test_an_error_in_the_table_lets_the_other_runs_save(
         "if folder.name == 'a': sys.exit()\nsys.stdin.buffer.read(); folder.touch(); sys.exit(130)",
     )
 
-    def full(end: Ended) -> None:
+    def full(job: Job, error: str) -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
@@ -173,19 +178,19 @@ def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_script(monkeypatch, "print('one', flush=True); time.sleep(0.1); sys.exit('two')")
-    ends: list[Ended] = []
+    ends = Heard()
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w", buffering=1) as gone:
         monkeypatch.setattr(sys, "stderr", gone)
         work = threading.Thread(
-            target=Processes(1).run, args=(jobs(tmp_path, "a"), ends.append), daemon=True
+            target=Processes(1).run, args=(jobs(tmp_path, "a"), ends), daemon=True
         )
         work.start()
         work.join(20)
         with contextlib.suppress(OSError):
             gone.close()
-    assert [end.error for end in ends] == ["two"]
+    assert ends == {"a": "two"}
 
 
 def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
@@ -197,12 +202,11 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
         "import subprocess; folder.write_text(str(subprocess.Popen(['sleep', '30']).pid))\n"
         "os.kill(os.getpid(), 9)",
     )
-    ends: list[Ended] = []
+    ends = Heard()
     began = time.monotonic()
-    TWO.run(jobs(tmp_path, "ab"), ends.append)
+    TWO.run(jobs(tmp_path, "ab"), ends)
     assert time.monotonic() - began < 15
-    found = {end.job.folder.name: end.error for end in ends}
-    assert found == {"a": "exit code -9", "b": ""}
+    assert ends == {"a": "exit code -9", "b": ""}
     child = Path("/proc") / (tmp_path / "a").read_text() / "stat"
 
     def lives() -> bool:
@@ -223,23 +227,23 @@ def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
 ) -> None:
     use_script(monkeypatch, "sys.stdin.buffer.read(); folder.touch(); sys.exit(130)")
     monkeypatch.setattr(executor, "TO_SAVE", 1.0)
-    ends: list[Ended] = []
+    ends = Heard()
     deadline = Deadline.after(2 / 60)
-    Processes(1, deadline).run(jobs(tmp_path, "ab"), ends.append)
+    Processes(1, deadline).run(jobs(tmp_path, "ab"), ends)
     assert deadline.left > 0
     # Out of time is no error.
-    assert [(end.job.folder.name, end.error) for end in ends] == [("a", "")]
+    assert ends == {"a": ""}
 
 
 def test_without_time_the_first_runs_are_begun_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_script(monkeypatch, "folder.touch()")
-    Processes(2, Deadline.after(0.01)).run(jobs(tmp_path, "abc"), lambda end: None)
+    Processes(2, Deadline.after(0.01)).run(jobs(tmp_path, "abc"), Heard())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-    made: list[Ended] = []
-    InProcess(Deadline.after(0.01)).run(jobs(tmp_path, "abc"), made.append)
-    assert [end.job.label for end in made] == ["run a"]
+    made = Heard()
+    InProcess(Deadline.after(0.01)).run(jobs(tmp_path, "abc"), made)
+    assert made == {"a": ""}
 
 
 def raises(error: BaseException) -> Callable[..., None]:
@@ -334,7 +338,7 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
         (OutOfTime("time is up"), 0, "time is up\n"),
         (Interrupted("stopped, and saved"), 130, "stopped, and saved\n"),
         (OSError("the disk is full"), 2, "the disk is full\n"),
-        (MemoryError(), 2, f"out of memory (MemoryError); {FEWER_RUNS}\n"),
+        (MemoryError(), 2, f"out of memory (MemoryError); {LESS_MEMORY}\n"),
     ],
 )
 def test_a_run_ends_with_the_commands_exit_codes_and_a_line(

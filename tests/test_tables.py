@@ -14,7 +14,7 @@ import pytest
 from riglstm import VARIANTS, models
 from riglstm.lab.tables import rows
 from riglstm.lab.tables.paper import PAPER, value
-from riglstm.lab.tables.plan import Planned, RunSpec, plan, state
+from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import MEASURED_ROWS, NAMES, RECIPES, TABLES, Budget, Row, stem
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.tables.result import ResultRow, csv_text
@@ -262,15 +262,6 @@ def test_a_file_that_is_no_configuration_is_refused() -> None:
     data["fit"]["momentum"] = 0.9
     with pytest.raises(ValueError, match="'momentum' is no training option"):
         RunSpec.from_json(data)
-
-
-def test_a_finished_run_of_another_configuration_is_not_taken_for_done(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    other = replace(SPEC, fit=Fit(lr=3e-4), seed=5)
-    folder.begin(other.resolved(), command="", device="", resume=False)
-    folder.finish({"rows": []})
-    with pytest.raises(ValueError, match=r"got another: fit\.lr is 0\.0003 there, 0\.0001 here; "):
-        state(SPEC, folder.path)
 
 
 def finished(planned: Planned, figures: dict[tuple[str, str], float], **more: Any) -> None:

@@ -131,24 +131,24 @@ def _finals(
     def there() -> list[ResultRow]:
         return rows.read(table) if table.exists() else []
 
-    def left() -> list[finals.Final]:
+    def left() -> list[Planned]:
         done = {(row.run, rule) for row in there() for rule in search.RULES if row.counts_by(rule)}
         return finals.plan(space, ready, lines, config.out, where.device, done)
 
     # What another rule has chosen before has been trained, and has its figures.
     known = there()
     for one in left():
-        own = [row for row in known if row.run == one.planned.folder.name]
+        own = [row for row in known if row.run == one.folder.name]
         if own:
             rows.append(table, [replace(row, trial=one.trial, rule=one.rule) for row in own])
     waiting = left()
     print(f"{space.name}: {len(waiting)} final runs to make, figures in {table}", flush=True)
-    by_folder = {final.planned.folder: final for final in waiting}
+    by_folder = {final.folder: final for final in waiting}
 
     def ended(folder: Path) -> None:
         rows.append(table, finals.rows(space, by_folder[folder]))
 
-    errors = _make(config, [final.planned for final in waiting], ended, where, deadline, again)
+    errors = _make(config, waiting, ended, where, deadline, again)
     for shown in tables([row for row in there() if row.budget == SEARCHED]):
         print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
     _tell("final runs", errors, len(left()), again)

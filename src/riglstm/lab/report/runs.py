@@ -145,7 +145,7 @@ def _tables(records: Sequence[Record]) -> list[Group]:
                 continue
             rows = list(recipe(name, budget).rows)
             runs = [
-                Planned(record.spec, record.path, record.state, planned.setting, planned.row)
+                Planned(record.spec, record.path, planned.setting, planned.row)
                 for planned in plan(name, rows, 1, budget, precision=precision)
                 for record in by_recipe.get(planned.spec.recipe(), [])
                 if _fits(record, recipe(name, budget), planned.setting)
@@ -165,7 +165,7 @@ def _tables(records: Sequence[Record]) -> list[Group]:
 def _fits(record: Record, how: Recipe, setting: str) -> bool:
     """Whether a run that is done has all figures of its row of a table."""
     try:
-        if record.result is not None:
+        if record.result:
             check_figures(record.result, how, setting, record.path)
     except RunError:
         return False
@@ -197,7 +197,7 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
     """Runs that are in no table of the paper: each configuration is a line, its seeds together."""
     runs = sorted(runs, key=lambda r: (list(MODELS).index(r.spec.model), r.spec.seed))
     trained_on, metric = str(runs[0].trained_on), str(runs[0].metric)
-    higher = all(r.result.get("higher_is_better", True) for r in runs if r.result is not None)
+    higher = all(r.result.get("higher_is_better", True) for r in runs)
     measure, higher_is_better, scale = METRICS.get(metric, (f"test {metric}", higher, 1.0))
     tested = [row["condition"] for record in runs for row in record.rows]
     validated = (c for record in runs for c in record.validated)

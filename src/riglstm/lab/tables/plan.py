@@ -16,7 +16,7 @@ from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
 from riglstm.lab.tasks.base import TaskConfig, options
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import FREE, Fit, Precision
-from riglstm.lab.train.folder import RunFolder, differences
+from riglstm.lab.train.folder import RunFolder
 from riglstm.models import MODELS, options_of
 from riglstm.models.rig import changes_of, settled
 
@@ -191,15 +191,29 @@ State: TypeAlias = Literal["new", "partial", "done", "failed"]
 
 
 class Planned(NamedTuple):
-    """One run of a table."""
+    """One run of a table, or of a search."""
 
     spec: Any
     """A RunSpec; of a run on MiniGrid its GridSpec."""
     folder: Path
-    state: State
     setting: str
     """What it is trained in, as the table says it."""
     row: str
+    trial: str = ""
+    """Of a search: the trial that it is, or whose recipe it has."""
+    rule: str = ""
+    """The rule, or the two, that chose the trial."""
+
+    @property
+    def state(self) -> State:
+        """How far it is by now."""
+        return state_of(RunFolder(self.folder))
+
+    @property
+    def label(self) -> str:
+        """The run in a few words."""
+        trial = f" trial {self.trial}" if self.trial else ""
+        return f"{self.row} {self.setting}{trial} seed {self.spec.seed}"
 
 
 def plan(
@@ -231,11 +245,12 @@ def plan(
     return found
 
 
-def planned(spec: RunSpec, root: Path | str, device: str, setting: str, row: str) -> Planned:
-    """A run in its folder, on a device."""
+def planned(
+    spec: RunSpec, root: Path | str, device: str, setting: str, row: str, **search: str
+) -> Planned:
+    """A run in its folder, on a device; `search`: its trial and rule."""
     spec = replace(spec, fit=replace(spec.fit, device=device))
-    folder = Path(root) / folder_name(spec)
-    return Planned(spec, folder, state(spec, folder), setting, row)
+    return Planned(spec, Path(root) / folder_name(spec), setting, row, **search)
 
 
 def spec_of(
@@ -264,20 +279,6 @@ def spec_of(
 def folder_name(spec: RunSpec) -> str:
     """Task, model, seed, and a digest of everything: another configuration is another folder."""
     return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
-
-
-def state(spec: Any, path: Path) -> State:
-    """How far the run is; raises ValueError where the folder holds another run."""
-    folder = RunFolder(path)
-    if folder.state == "new":
-        return "new"
-    found = differences(folder.read_json(folder.config), spec.resolved())
-    if found:
-        raise ValueError(
-            f"{path} must hold the run that its name says, got another: {'; '.join(found)}; "
-            "move it away, or delete it"
-        )
-    return state_of(folder)
 
 
 def state_of(folder: RunFolder) -> State:

@@ -35,7 +35,6 @@ class Pruner:
         if not done:
             return ""
         optuna = _optuna()
-        assert done[0].result is not None
         direction = "maximize" if done[0].result["higher_is_better"] else "minimize"
         study = optuna.create_study(direction=direction, pruner=optuna.pruners.MedianPruner())
         for record in done:

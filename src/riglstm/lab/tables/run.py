@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from riglstm import models
-from riglstm.lab.tables.plan import Planned, RunSpec, state
-from riglstm.lab.tables.result import CHOSEN, check_result, made_by, read_record
+from riglstm.lab.tables.plan import Planned, RunSpec
+from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
@@ -134,21 +134,17 @@ class Make(Protocol):
 def attempt(planned: Planned, make: Make) -> None:
     """One run of several; if it diverges, its folder says so, and the others go on.
 
-    One that another process trains, or has trained since it was planned, is passed over. Raises
-    Interrupted, and OutOfTime where its deadline is near.
+    One that another process trains, or has trained, is passed over. Raises Interrupted, and
+    OutOfTime where its deadline is near.
     """
     folder, said = RunFolder(planned.folder), ""
     try:
         with folder.held():
-            now = state(planned.spec, folder.path)
-            if now == "done":
+            now = planned.state
+            if now in ("done", "failed"):
                 folder.tidy()
-            if now in ("done", "failed") and now != planned.state:
-                said = f"it is {now} by now, by another process; passed over"
-            elif now != "done":
-                if now == "failed":
-                    # Gone on with, it would diverge again, bit for bit.
-                    folder.empty()
+                said = f"it is {now} already; passed over"
+            else:
                 make(planned.spec, folder, resume=now != "new")
     except Diverged as error:
         said = str(error)
@@ -222,22 +218,8 @@ KEY = "riglstm"
 """In the metadata of a file: configuration and result, as JSON."""
 
 
-class Finished(NamedTuple):
-    """A run that is done, in a folder or in a file."""
-
-    spec: RunSpec
-    result: dict[str, Any]
-    weights_of: Callable[[int], Path]
-    """The file of the weights after so many updates."""
-
-    @property
-    def home(self) -> str:
-        """The condition of the training data."""
-        return str(self.result["rows"][0]["chosen_on"]).removeprefix(CHOSEN)
-
-
-def finished(path: Path | str) -> Finished:
-    """What a run's folder says, or an exported file."""
+def finished(path: Path | str) -> Record:
+    """A run that is done, from its folder or from an exported file."""
     path = Path(path)
     if path.is_file():
         from riglstm.lab.train.checkpoints import read_metadata
@@ -252,15 +234,14 @@ def finished(path: Path | str) -> Finished:
                 f"of a run, got {text[:60]!r}; `riglstm export RUN FILE` writes such files"
             ) from None
         check_result(result, path, "export it anew")
-        return Finished(RunSpec.from_json(config), result, lambda step: path)
-    folder = RunFolder(path)
-    if folder.state == "partial":
+        return Record(path=path, spec=RunSpec.from_json(config), state="done", result=result)
+    run = read_record(path, curves=False)
+    if not run.result:
         raise ValueError(
             f"{path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"
         )
-    run = read_record(path, curves=False)
-    return Finished(run.spec, dict(run.result or {}), folder.weights_of)
+    return run
 
 
 def export(path: Path | str, to: Path) -> Path:
@@ -268,16 +249,17 @@ def export(path: Path | str, to: Path) -> Path:
     from riglstm.lab.train.checkpoints import read_weights, write_weights
 
     run = finished(path)
+    home = run.trained_on
+    chosen = run.result["chosen"][home]
     result = {
         **run.result,
-        "rows": [row for row in run.result["rows"] if row["chosen_on"] == f"{CHOSEN}{run.home}"],
-        "chosen": {run.home: run.result["chosen"][run.home]},
+        "rows": [row for row in run.rows if row["chosen_on"] == f"{CHOSEN}{home}"],
+        "chosen": {home: chosen},
         # An exported file knows its run, whatever it is called itself.
         "run": run.result.get("run") or Path(path).resolve().name,
     }
     content = json.dumps({"config": run.spec.resolved(), "result": result})
-    file = run.weights_of(run.result["chosen"][run.home]["step"])
-    write_weights(read_weights(file), to, {KEY: content})
+    write_weights(read_weights(run.weights_of(chosen["step"])), to, {KEY: content})
     return to
 
 
@@ -317,8 +299,8 @@ def load(
     """
     from riglstm.lab.train.checkpoints import load_weights
 
-    spec, result, weights_of = finished(path)
-    here = pick(replace(spec.fit, device=device, devices=1))
-    task, net = build(spec, here, data_dir, show)
-    load_weights(net, weights_of(result["chosen"][task.trained_on]["step"]))
-    return spec, task, net.eval()
+    run = finished(path)
+    here = pick(replace(run.spec.fit, device=device, devices=1))
+    task, net = build(run.spec, here, data_dir, show)
+    load_weights(net, run.weights_of(run.result["chosen"][task.trained_on]["step"]))
+    return run.spec, task, net.eval()

@@ -48,7 +48,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of, state
+from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of
 from riglstm.lab.tables.pruning import MEDIAN
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
 from riglstm.lab.tables.result import made_by, read_record
@@ -59,8 +59,6 @@ from riglstm.models.rig import changes_of
 
 PARTS = ("task", "fit", "model")
 UPDATES = "fit.updates"
-TRIAL = "trial "
-"""Before a trial's label, where a table has its setting."""
 MOST_OWN = 4
 """Options that a model may have for itself."""
 
@@ -278,7 +276,7 @@ def plan(
         made = spec(space, model, label, seed)
         if (name := folder_name(made)) not in there:
             there.add(name)
-            found.append(planned(made, root, device, f"{TRIAL}{label}", model))
+            found.append(planned(made, root, device, space.setting, model, trial=label))
     return found
 
 
@@ -290,21 +288,20 @@ def runs(space: Space) -> dict[str, str]:
 
 def line(space: Space, trial: Planned) -> dict[str, Any] | None:
     """What a trial came to; None where its run is not done."""
-    if state(trial.spec, trial.folder) not in ("done", "failed"):
+    if trial.state not in ("done", "failed"):
         return None
     record = read_record(trial.folder)
-    label = trial.setting.removeprefix(TRIAL)
     said: dict[str, Any] = {
         "space": space.name,
         "model": trial.row,
-        "trial": label,
+        "trial": trial.trial,
         "seed": trial.spec.seed,
         "run": trial.folder.name,
-        "options": options(space, trial.row, label),
+        "options": options(space, trial.row, trial.trial),
         "precision": trial.spec.precision,
         **made_by(record.run),
     }
-    if record.result is None:
+    if not record.result:
         cost = {name: record.failed.get(name) or 0 for name in ("updates", "seconds")}
         return {**said, **cost, "failed": record.reason}
     best, home = record.result["chosen"], record.result["trained_on"]

@@ -31,8 +31,8 @@ from riglstm.lab.tables.result import (
     ResultRow,
     RunError,
     RunFiles,
+    planned_rows,
     read_record,
-    rows_of,
 )
 
 ENOUGH = 3
@@ -323,7 +323,7 @@ def yardsticks(
     runs: Iterable[RunFiles], conditions: Sequence[str], setting: str, scale: float
 ) -> list[Line]:
     """Figures that need no model; they are the same in every run of a setting."""
-    said = (run.result["yardsticks"] for run in runs if run.result and "yardsticks" in run.result)
+    said = (run.result["yardsticks"] for run in runs if "yardsticks" in run.result)
     found: Mapping[str, Mapping[str, float]] = next(said, {})
     names = dict.fromkeys(name for values in found.values() for name in values)
     return [
@@ -525,7 +525,7 @@ def table_of_runs(
             waiting[p.setting, p.row] += 1
             continue
         run = read_record(p.folder, curves=False) if records is None else records[p.folder]
-        if run.result is not None:
+        if run.result:
             check_figures(run.result, how, p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
@@ -533,15 +533,8 @@ def table_of_runs(
             where = f"{p.row}, {p.setting}, seed {p.spec.seed}"
             failed.append(f"Failed: {where}: {reason} ({p.folder.name}).")
         runs.setdefault(p.setting, []).append(run)
-        found += rows_of(
-            run,
-            table=name,
-            model=p.row,
-            setting=p.setting,
-            budget=budget,
-            # On a page, folders of several parents may have one name.
-            run=p.folder.name if records is None else str(p.folder),
-        )
+        # On a page, folders of several parents may have one name.
+        found += planned_rows(run, p, name, budget, "" if records is None else str(p.folder))
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
 
 
