@@ -117,7 +117,7 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('"M=1"', '"M=3"', "setting must be one of M=1, M=2, got 'M=3'"),
+        ('"M=1"', '"M=3"', "setting must be some of M=1, M=2, got 'M=3'"),
         ('"lstm", ', '"lstn", ', "models must be some of .*, got 'lstn'"),
         ("[own.riglstm]", "[own.rim]", "own.rim must be at most 4 options of one of"),
         ('"fit.lr"', '"fit.rate"', "unexpected keyword argument 'rate'"),
@@ -137,7 +137,7 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         (
             "trials = 3",
             "trials = 3\nstop = 'asha'",
-            "stop must be 'median', or left out, got 'asha'",
+            "stop must be some of median, got 'asha'",
         ),
         (
             "trials = 3",

@@ -20,7 +20,7 @@ from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import table
 from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete
+from riglstm.lab.tables.reproduce import Reproduced, complete
 from riglstm.lab.tables.result import made_by
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
@@ -136,11 +136,7 @@ def reproduce(
     failed, and left; one that another process trains is passed over.
     """
 
-    def write() -> tuple[Rendered, tuple[Path, ...]]:
-        rendered = table(asked)
-        return rendered, rendered.write(Path(out), TASK)
-
-    return complete(asked, run, write, InProcess(), again)
+    return complete(asked, run, lambda: table(asked), Path(out), TASK, InProcess(), again)
 
 
 def evaluate(

@@ -14,7 +14,6 @@ that none is left behind.
 from __future__ import annotations
 
 import contextlib
-import dis
 import io
 import math
 import os
@@ -24,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from typing import NamedTuple, NoReturn, Protocol, TypeAlias
 
 import torch
 
+import riglstm
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make, attempt
 from riglstm.lab.train.folder import RunFolder, atomic_write
@@ -102,15 +103,15 @@ def make_runs(
     waiting: Sequence[Planned],
     make: Make,
     executor: Executor,
-    ended: Callable[[Path], object],
+    ended: Callable[[Planned], object],
     again: str = "",
 ) -> list[str]:
-    """Make planned runs; `ended` hears of each one's folder. Returns their errors, a line each.
+    """Make planned runs; `ended` hears of each. Returns their errors, a line each.
 
     `again`: the command that goes on, for whoever stops it. How far all are stands in a file beside
     their folders, written anew after each.
     """
-    errors = []
+    errors, by_folder = [], {run.folder: run for run in waiting}
 
     def tell() -> None:
         # Nothing depends on the file, so that a full disk costs the view alone.
@@ -122,7 +123,7 @@ def make_runs(
     def heard(job: Job, error: str) -> None:
         if error:
             errors.append(f"{job.label}, in {job.folder}: {error}")
-        ended(job.folder)
+        ended(by_folder[job.folder])
         tell()
         if len(waiting) > 1:
             say(overview(waiting)[0])
@@ -342,36 +343,22 @@ LESS_MEMORY = (
 
 def in_words(error: Exception) -> str | None:
     """The line; None: a bug, whose traceback is to be shown."""
-    if isinstance(error, OSError):
-        return str(error)
-    if not isinstance(error, ValueError | RuntimeError | MemoryError):
-        return None
-    if _is_out_of_memory(error):
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        return f"out of memory ({said}); {LESS_MEMORY}"
-    return str(error) if _is_ours(error) else None
+    said, refused = str(error), isinstance(error, ValueError | RuntimeError)
+    # On a CPU torch has no class of its own for that.
+    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if no_memory or (refused and any(words in said for words in NO_MEMORY)):
+        return f"out of memory ({next(iter(said.splitlines()), 'MemoryError')}); {LESS_MEMORY}"
+    return said if isinstance(error, OSError) or (refused and _is_ours(error)) else None
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether a `raise` of ours made it, with a message for users; all else is a bug, and shown.
+def _is_ours(error: Exception) -> bool:
+    """True if a `raise` of ours made it, with a message for users.
 
-    What C code raises has the frame of ours that called it, but no `raise` there.
+    What C code raises has the line of ours that called it, which begins otherwise.
     """
-    trace = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    raiser = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
-    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
-    return raiser == "riglstm" and operation == dis.opmap["RAISE_VARARGS"]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had; on a CPU torch has no class of its own for that."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in NO_MEMORY)
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = frames and Path(frames[-1].filename).is_relative_to(Path(riglstm.__file__).parent)
+    return bool(ours and (frames[-1].line or "").startswith("raise "))
 
 
 # The process of one run.

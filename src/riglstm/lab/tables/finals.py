@@ -52,8 +52,7 @@ def plan(
 
 def choices(space: Space, model: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The trials that were chosen for a model, each with the rules that chose it."""
-    searched, of = _searched(space, model)
-    runs = search.runs(replace(searched, models=(of,)))
+    searched, of, runs = _searched(space, model)
     # A run's name holds its options; the label in its line may be of a space before a change.
     own = [{**a, "model": of, "trial": runs[a["run"]]} for a in lines if a["run"] in runs]
     best = search.winners(own, runs, TABLES[searched.table].higher_is_better)[of]
@@ -79,8 +78,7 @@ def spec(space: Space, model: str, label: str, setting: str, seed: int) -> RunSp
 
 def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str:
     """Why a model has no final runs yet, and what to do; empty where it has all its trials."""
-    searched, of = _searched(space, model)
-    asked = search.runs(replace(searched, models=(of,)))
+    searched, of, asked = _searched(space, model)
     own = [said for said in lines if said["run"] in asked]
     left = len(asked.keys() - {said["run"] for said in own})
     if left:
@@ -94,9 +92,11 @@ def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str
     return ""
 
 
-def _searched(space: Space, model: str) -> tuple[Space, str]:
-    """The space and the model whose trials choose the recipe of a row."""
-    return (space, model) if space.source is None else (space.source, space.recipe_of[1])
+def _searched(space: Space, model: str) -> tuple[Space, str, dict[str, str]]:
+    """The space and the model whose trials choose the recipe of a row, and these trials by run."""
+    of = model if space.source is None else space.recipe_of[1]
+    searched = replace(space.source or space, models=(of,))
+    return searched, of, search.runs(searched)
 
 
 def rows(space: Space, final: Planned) -> list[ResultRow]:

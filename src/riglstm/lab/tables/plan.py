@@ -23,9 +23,6 @@ from riglstm.models.rig import changes_of, settled
 PLACE = ("batch_first", "compile_step", "device", "dtype")
 """Options of models that a run does not set: they belong to the task, or to the machine."""
 
-SEEDS = 2**32
-"""How many seeds there are: as many as every generator of random numbers takes."""
-
 UNNAMED: dict[str, float | None] = {
     "average": None,
     "input_rate": 1.0,
@@ -70,11 +67,9 @@ class RunSpec:
         known = tuple(f.name for f in fields(tasks.find(self.task)))  # type: ignore[arg-type]
         _check_known("task", self.task, self.task_options, known)
         check_options(self.model, self.model_options)
-        check_whole("the seed", self.seed, low=0)
-        if self.seed >= SEEDS:
-            raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
-        if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
-            raise ValueError(f"hidden_size must be a whole number, got {self.hidden_size!r}")
+        # As many as every generator of random numbers takes.
+        check_whole("the seed", self.seed, low=0, high=2**32 - 1)
+        check_whole("hidden_size", self.hidden_size)
 
     @property
     def name(self) -> str:
@@ -266,12 +261,13 @@ def spec_of(
             "conditions": how.conditions,
             **how.task,
             **how.settings[setting].task,
-            **row.data(setting),
+            **row.task,
+            **row.task_in.get(setting, {}),
         },
         model=row.model,
         hidden_size=row.hidden_size,
         model_options=dict(row.options),
-        fit=replace(fit, **row.training(setting)),
+        fit=replace(fit, **{**row.fit, **row.fit_in.get(setting, {})}),
         seed=0,
     )
 

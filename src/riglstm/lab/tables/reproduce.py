@@ -94,15 +94,14 @@ def reproduce(
     `results`: a CSV file that takes the figures of all runs, see `riglstm.lab.tables.rows`.
     `again`: the command that goes on, for whoever stops it.
     """
-    file = stem(name, budget, asked[0].spec.fit.precision)
 
-    def write() -> tuple[Rendered, tuple[Path, ...]]:
+    def render() -> Rendered:
         table, found = table_of_runs(name, begun(name, asked, budget, root), budget)
-        shown = Rendered(markdown(text_table(table)), found)
         if results is not None:
             rows.append(results, found)
-        return shown, shown.write(Path(out), file)
+        return Rendered(markdown(text_table(table)), found)
 
+    file = stem(name, budget, asked[0].spec.fit.precision)
     waiting = unfinished(asked)
     # Runs that are fewer share the cores among themselves alone.
     jobs = max(1, min(jobs, len(waiting)))
@@ -110,7 +109,7 @@ def reproduce(
     make = partial(run, data_dir=data_dir, deadline=deadline, jobs=jobs)
     if executor is None:
         executor = InProcess(deadline) if jobs == 1 else Processes(jobs, deadline)
-    return complete(asked, make, write, executor, again)
+    return complete(asked, make, render, Path(out), file, executor, again)
 
 
 def unfinished(asked: Sequence[Planned]) -> list[Planned]:
@@ -121,29 +120,32 @@ def unfinished(asked: Sequence[Planned]) -> list[Planned]:
 def complete(
     asked: Sequence[Planned],
     make: Make,
-    write: Callable[[], tuple[Rendered, tuple[Path, ...]]],
+    render: Callable[[], Rendered],
+    out: Path,
+    file: str,
     executor: Executor,
     again: str = "",
 ) -> Reproduced:
     """Make the runs that are not done, and write the table anew after each, where it is cheap."""
     # What is wrong with the files that take the figures is said before hours of training.
-    write()
+    render().write(out, file)
     rested = 0.0
 
-    def ended(_: Path) -> None:
+    def ended(_: Planned) -> None:
         # All rows are made anew from all folders: of a thousand runs, that takes seconds. What is
         # put off here is written at the end, or by the next command.
         nonlocal rested
         began = time.monotonic()
         if began >= rested:
-            write()
+            render().write(out, file)
             now = time.monotonic()
             rested = now + SELDOM * (now - began)
 
     errors = make_runs(unfinished(asked), make, executor, ended, again)
-    states = [p.state for p in asked]
+    states, rendered = [p.state for p in asked], render()
     return Reproduced(
-        *write(),
+        rendered,
+        rendered.write(out, file),
         failed=states.count("failed"),
         left=states.count("new") + states.count("partial"),
         errors=tuple(errors),

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -105,7 +105,7 @@ def run(
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
         conditions = task.conditions if spec.fit.test else ()
         try:
-            figures = tested(spec, task, net, folder.weights_of, chosen, conditions, say)
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
         except KeyboardInterrupt:
             raise Interrupted(untested(again)) from None
         result = {
@@ -125,10 +125,8 @@ def run(
         return result
 
 
-class Make(Protocol):
-    """What trains and tests a run in a folder that is held."""
-
-    def __call__(self, spec: Any, folder: RunFolder, *, resume: bool) -> object: ...
+Make: TypeAlias = Callable[..., object]
+"""What trains and tests a run in a folder that is held: `run`, or an agent's."""
 
 
 def attempt(planned: Planned, make: Make) -> None:
@@ -167,11 +165,9 @@ def tested(
     weights_of: Callable[[int], Path],
     chosen: Mapping[str, Mapping[str, Any]],
     conditions: Sequence[str],
-    show: Callable[[str], None] | None,
 ) -> list[dict[str, Any]]:
     """Figures on test data: by the weights that the training condition chose, then by those that
-    the condition itself did, where it is another. `weights_of`: the file, by its update; `show`
-    hears how far it is."""
+    the condition itself did, where it is another. `weights_of`: the file, by its update."""
     from riglstm.lab.train.checkpoints import load_weights
 
     rows = []
@@ -181,8 +177,7 @@ def tested(
             continue
         step = chosen[chooser]["step"]
         load_weights(net, weights_of(step))
-        if show is not None:
-            show(f"testing on {', '.join(tested)} with the weights of update {step}")
+        say(f"testing on {', '.join(tested)} with the weights of update {step}")
         for condition in tested:
             rows.append(
                 {
@@ -268,19 +263,18 @@ def evaluate(
     device: str = "auto",
     data_dir: Path | None = None,
     conditions: Sequence[str] | None = None,
-    show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The result again, from the folder or the file alone; nothing is written.
 
     `conditions`: others than the run's own. Those have no choice of their own, and are tested
-    with the weights that the training condition chose. `show` hears in a line what takes long.
+    with the weights that the training condition chose.
     """
     run = finished(path)
-    spec, task, net = load(path, device, data_dir, show)
+    spec, task, net = load(path, device, data_dir, say)
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
         **run.result,
-        "rows": tested(spec, task, net, run.weights_of, run.result["chosen"], asked, show),
+        "rows": tested(spec, task, net, run.weights_of, run.result["chosen"], asked),
         "device": device_name(task.device),
         "commit": commit(),
     }

@@ -108,10 +108,7 @@ def read_space(path: Path, *, chooses: bool = False) -> Space:
             space = replace(space, source=_source(path, space.recipe_of))
         how = recipe(space.table, space.budget)
         space = replace(space, models=chosen("models", how.rows, space.models) or how.models)
-        if space.setting not in how.settings:
-            raise ValueError(
-                f"setting must be one of {', '.join(how.settings)}, got {space.setting!r}"
-            )
+        chosen("setting", how.settings, [space.setting])
         _check_numbers(space)
         for model, options in space.own.items():
             if model not in space.models or len(options) > MOST_OWN:
@@ -135,8 +132,7 @@ def _source(path: Path, recipe_of: Sequence[str]) -> Space:
     """The space beside a file whose trials choose the recipe of all its rows."""
     name, model = recipe_of
     found = read_space(path.with_name(f"{name}.toml"), chooses=True)
-    if model not in found.models:
-        raise ValueError(f"recipe_of must name one of {', '.join(found.models)}, got {model!r}")
+    chosen("recipe_of", found.models, [model])
     return found
 
 
@@ -144,8 +140,8 @@ def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
     for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
         check_whole(name, value, least)
-    if space.stop not in ("", MEDIAN):
-        raise ValueError(f"stop must be {MEDIAN!r}, or left out, got {space.stop!r}")
+    chosen("stop", (MEDIAN,), [space.stop] if space.stop else [])
+    chosen("rules", RULES, space.rules)
     if space.stop and space.final_updates:
         raise ValueError(
             "a space with final_updates gives every trial its updates, as docs/protocol.md says, "
@@ -156,15 +152,11 @@ def _check_numbers(space: Space) -> None:
             "a space with recipe_of has no trials of its own and must have trials = 0 and nothing "
             f"named, got the trials {', '.join(space.labels())}"
         )
-    for rule in space.rules:
-        if rule not in RULES:
-            raise ValueError(f"rules must be some of {', '.join(RULES)}, got {rule!r}")
     chosen("final_updates", recipe(space.table, space.budget).settings, [*space.final_updates])
     chosen("final_seeds_of", space.models, [*space.final_seeds_of])
     for times in space.final_updates.values():
-        check_whole("final_updates", times, 1)
+        check_whole("final_updates", times)
     for seed in (*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)):
-        check_whole("a final seed", seed, 0)
         if seed in (space.source or space).seeds:
             raise ValueError(f"a final seed must be one that no trial had, got {seed}")
     if bool(space.final_updates) != bool(space.final_seeds):

@@ -457,7 +457,7 @@ def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
 
 
 def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
-    """What the runs cost and where they ran, and their seeds."""
+    """What the runs cost and where they ran."""
     runs = {row.run: row for row in rows}.values()
     if not runs:
         return []
@@ -471,25 +471,8 @@ def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
         f"updates took {duration(sum(row.seconds for row in runs))} in all, up to "
         f"{max(row.jobs for row in runs)} of them at a time, on "
         f"{words(row.device or 'unknown' for row in runs)}. "
-        f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}",
-        _seeds(table, rows),
+        f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}"
     ]
-
-
-def _seeds(table: Table, rows: Sequence[ResultRow]) -> str:
-    """Those that most lines have, and of each line that has others."""
-    done = {row.run for row in rows if row.metric != FAILED}
-    found = dict[str, str]()
-    for one in table.lines:
-        own = {
-            r.seed: r.run in done for r in rows if (r.setting, r.model) == (one.setting, one.row)
-        }
-        name = one.label if table.settings is None else f"{one.setting} {one.label}"
-        if own:
-            found[name] = ", ".join(f"{s}{'' if own[s] else ' (failed)'}" for s in sorted(own))
-    ((usual, _),) = Counter(found.values()).most_common(1)
-    others = (f"{name}: {seeds}" for name, seeds in found.items() if seeds != usual)
-    return f"{'; '.join((f'Seeds: {usual}', *others))}."
 
 
 def _not_run(how: Recipe, runs: set[tuple[str, str]]) -> str:
