@@ -16,16 +16,15 @@ from typing import Any, TypeVar
 from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.tables.plan import Planned, digest, plan
-from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
+from riglstm.lab.tables.recipes import TABLES, Budget, recipe
 from riglstm.lab.tables.result import (
     CHOSEN,
     Record,
-    RunError,
     read_record,
     refused,
     rows_of,
 )
-from riglstm.lab.tables.table import RULES, Table, check_figures, line, table_of_runs, yardsticks
+from riglstm.lab.tables.table import RULES, Table, line, table_of_runs, yardsticks
 from riglstm.models import MODELS
 
 R = TypeVar("R", Record, GridRun)
@@ -148,7 +147,6 @@ def _tables(records: Sequence[Record]) -> list[Group]:
                 Planned(record.spec, record.path, planned.setting, planned.row)
                 for planned in plan(name, rows, 1, budget, precision=precision)
                 for record in by_recipe.get(planned.spec.recipe(), [])
-                if _fits(record, recipe(name, budget), planned.setting)
             ]
             if runs:
                 found.append((name, budget, runs))
@@ -160,16 +158,6 @@ def _tables(records: Sequence[Record]) -> list[Group]:
             covered |= {run.folder for run in runs}
             kept.append(_table(name, budget, runs, by_path))
     return kept
-
-
-def _fits(record: Record, how: Recipe, setting: str) -> bool:
-    """Whether a run that is done has all figures of its row of a table."""
-    try:
-        if record.result:
-            check_figures(record.result, how, setting, record.path)
-    except RunError:
-        return False
-    return True
 
 
 def _table(

@@ -110,17 +110,9 @@ class RunSpec:
                 f"a run's configuration must have the fields {', '.join(names)}, "
                 f"got {', '.join(sorted(data)) or 'none'}; is this the config.json of a run?"
             )
-        for name in ("task_options", "model_options", "fit"):
-            if not isinstance(data[name], Mapping):
-                raise ValueError(f"{name} of a run must be an object, got {data[name]!r}")
         _check_known("training", "Fit", data["fit"], [f.name for f in fields(Fit)])
-        try:
-            made = cls(**{**data, "fit": Fit(**data["fit"])})
-            made.task_config()
-        except TypeError as error:
-            raise ValueError(
-                f"a run's configuration must have values of the right types: {error}"
-            ) from error
+        made = cls(**{**data, "fit": Fit(**data["fit"])})
+        made.task_config()
         return made
 
     def identity(self) -> dict[str, Any]:

@@ -144,30 +144,21 @@ def read_run(
 ) -> R:
     """A run of a kind; raises RunError where one of its files has another form."""
     folder = RunFolder(path)
-
-    def read(file: Path) -> dict[str, Any]:
-        with refused(file):
-            return folder.read_json(file)
-
-    config = read(folder.config)
-    with refused(folder.config):
-        spec = read_spec(config)
-        spec.digest()
     state = state_of(folder)
-    run = read(folder.run) if folder.run.exists() else {}
+    with refused(folder.config):
+        spec = read_spec(folder.read_json(folder.config))
+        spec.digest()
     with refused(folder.run):
+        run = folder.read_json(folder.run) if folder.run.exists() else {}
         made_by(run)
-    result = read(folder.result) if state == "done" else {}
+    with refused(folder.result):
+        result = folder.read_json(folder.result) if state == "done" else {}
     if state == "done":
         check_result(result, folder.result)
+    failed = folder.read_json(folder.failed) if state == "failed" else {}
+    metrics = read_metrics(folder.metrics) if curves and folder.metrics.exists() else {}
     return kind(
-        path=path,
-        spec=spec,
-        state=state,
-        run=run,
-        result=result,
-        failed=read(folder.failed) if state == "failed" else {},
-        metrics=read_metrics(folder.metrics) if curves and folder.metrics.exists() else {},
+        path=path, spec=spec, state=state, run=run, result=result, failed=failed, metrics=metrics
     )
 
 
@@ -195,13 +186,10 @@ def read_metrics(path: Path) -> dict[str, Series]:
         with path.open(newline="", encoding="utf-8") as file:
             whole = [line for line in file if line.endswith("\n")]
         for number, line in enumerate(csv.reader(whole[1:]), start=2):
-            try:
-                step, name, value = line
-                points.setdefault(name, {})[int(step)] = float(value)
-            except ValueError:
-                raise RunError(
-                    f"{path}, line {number}, must be step,name,value, got {','.join(line)[:80]!r}"
-                ) from None
+            if len(line) != 3:
+                got = ",".join(line)[:80]
+                raise RunError(f"{path}, line {number}, must be step,name,value, got {got!r}")
+            points.setdefault(line[1], {})[int(line[0])] = float(line[2])
         found = {
             name: Series(np.array([*of], np.int64), np.array([*of.values()]))
             for name, of in points.items()

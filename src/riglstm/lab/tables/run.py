@@ -19,7 +19,7 @@ from torch import nn
 
 from riglstm import models
 from riglstm.lab.tables.plan import Planned, RunSpec
-from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record
+from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record, refused
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
@@ -229,7 +229,9 @@ def finished(path: Path | str) -> Record:
                 f"of a run, got {text[:60]!r}; `riglstm export RUN FILE` writes such files"
             ) from None
         check_result(result, path, "export it anew")
-        return Record(path=path, spec=RunSpec.from_json(config), state="done", result=result)
+        with refused(path):
+            spec = RunSpec.from_json(config)
+        return Record(path=path, spec=spec, state="done", result=result)
     run = read_record(path, curves=False)
     if not run.result:
         raise ValueError(

@@ -29,7 +29,6 @@ from riglstm.lab.tables.result import (
     CHOSEN,
     FAILED,
     ResultRow,
-    RunError,
     RunFiles,
     planned_rows,
     read_record,
@@ -499,7 +498,7 @@ def table_of_runs(
     records: Mapping[Path, RunFiles] | None = None,
 ) -> tuple[Table, list[ResultRow]]:
     """A table from the folders of its runs, and its rows; `records`: the folders, if read."""
-    how, found = recipe(name, budget), list[ResultRow]()
+    found = list[ResultRow]()
     waiting: Counter[tuple[str, str]] = Counter()
     runs: dict[str, list[RunFiles]] = {}
     failed = []
@@ -508,8 +507,6 @@ def table_of_runs(
             waiting[p.setting, p.row] += 1
             continue
         run = read_record(p.folder, curves=False) if records is None else records[p.folder]
-        if run.result:
-            check_figures(run.result, how, p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")
@@ -519,21 +516,6 @@ def table_of_runs(
         # On a page, folders of several parents may have one name.
         found += planned_rows(run, p, name, budget, "" if records is None else str(p.folder))
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
-
-
-def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
-    """Raise RunError for a result that lacks a figure of its row of a table, or has it twice."""
-    home = how.settings[setting].trained_on
-    counts = Counter((row["condition"], row["chosen_on"]) for row in result["rows"])
-    homes = (known.trained_on for known in how.settings.values())
-    for condition in dict.fromkeys((*homes, *how.conditions)):
-        for chooser in (home, condition):
-            if counts[condition, f"{CHOSEN}{chooser}"] != 1:
-                raise RunError(
-                    f"the result of {folder} must have one figure for {condition}, chosen on "
-                    f"{chooser}, got {counts[condition, f'{CHOSEN}{chooser}']}; delete the folder, "
-                    "and run it anew"
-                )
 
 
 def extent(numbers: Sequence[int]) -> str:
