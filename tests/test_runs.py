@@ -229,9 +229,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     assert tiny.states() == ["done", "failed", "done", "failed"]
     assert (made.failed, made.left) == (2, 0)
     assert re.search(r"\| M=1 +\| RIM +\| \(3, 2\) +(\| +1 failed ){3}", made.rendered.markdown)
-    said = (
-        "Failed: rim, M=1, seed 0: the loss of update 2 is not a finite number (copying-rim-seed0-"
-    )
+    said = "Failed: rim M=1 seed 0: the loss of update 2 is not a finite number (copying-rim-seed0-"
     assert said in made.rendered.markdown
     assert str(tmp_path) not in made.rendered.markdown
     assert [path.name for path in made.paths] == [f"copying-quick.{s}" for s in ("md", "csv")]

@@ -210,7 +210,6 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
             *(conditions, f"{CHOSEN}{trained_on}", scale),
             missing=sum(record.state == "partial" for record in own),
             setting=trained_on,
-            row=name,
             label=name,
         )
         for (_, name), own in by_label.items()

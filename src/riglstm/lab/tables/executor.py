@@ -161,11 +161,10 @@ class InProcess:
             except OutOfTime as stop:
                 say(str(stop))
                 break
-            except Interrupted:
-                raise
-            except KeyboardInterrupt:
-                # Between runs, or while one is loaded.
-                raise KeyboardInterrupt("stopped; what is done, or was saved, stays so") from None
+            except KeyboardInterrupt as stop:
+                # It has no words where it came between runs, or while one was loaded.
+                said = str(stop) or "stopped; what is done, or was saved, stays so"
+                raise KeyboardInterrupt(said) from None
             ended(job, "")
 
 

@@ -82,8 +82,6 @@ class Line:
     """One model in one setting."""
 
     setting: str
-    row: str
-    """The model's name in result rows."""
     label: str
     """Its name for readers."""
     ours: Mapping[str, Cell]
@@ -327,7 +325,7 @@ def yardsticks(
     names = dict.fromkeys(name for values in found.values() for name in values)
     return [
         Line(
-            *(setting, name, f"no model: {name}"),
+            *(setting, f"no model: {name}"),
             ours={c: Cell((scale * found[c][name],), exact=True) for c in conditions if c in found},
         )
         for name in names
@@ -408,7 +406,6 @@ def paper_table(
                 *(own, conditions, f"{CHOSEN}{home}", what.scale),
                 waiting.get((setting, model), 0),
                 setting=setting,
-                row=model,
                 label=model if row is None else row.label,
                 # How many cells are awake may be searched, too: the trial says it.
                 cells="–" if row is None or "trial" in made else row.cells,
@@ -510,8 +507,7 @@ def table_of_runs(
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")
-            where = f"{p.row}, {p.setting}, seed {p.spec.seed}"
-            failed.append(f"Failed: {where}: {reason} ({p.folder.name}).")
+            failed.append(f"Failed: {p.label}: {reason} ({p.folder.name}).")
         runs.setdefault(p.setting, []).append(run)
         # On a page, folders of several parents may have one name.
         found += planned_rows(run, p, name, budget, "" if records is None else str(p.folder))
