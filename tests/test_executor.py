@@ -38,6 +38,9 @@ from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Deadline, Interrupted, OutOfTime
 from train_helpers import last_step
 
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+
 slow = pytest.mark.slow
 
 TASK: dict[str, Any] = {
@@ -64,7 +67,7 @@ class Heard(dict[str, str]):
         self[job.folder.name] = error
 
 
-def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def use_script(monkeypatch: Patch, script: str) -> None:
     """In place of a run: a program that is told its folder, and knows when stdin ends."""
     start = "import json, os, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
     monkeypatch.setattr(executor, "WORKER", ("-c", start + script))
@@ -98,7 +101,7 @@ def assert_gone(*pids: str) -> None:
 
 
 def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     use_script(
         monkeypatch,
@@ -122,7 +125,7 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
 
 @pytest.mark.usefixtures("heard")
 def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(
         monkeypatch,
@@ -138,7 +141,7 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
     interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped at once, without saving"):
@@ -148,9 +151,7 @@ def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_run_that_does_not_save_when_asked_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit('the disk is full')")
     interrupt_when([tmp_path / "a"])
     words = r"^stopped; 1 runs ended with an error \(run a: the disk is full\)$"
@@ -158,9 +159,7 @@ def test_a_run_that_does_not_save_when_asked_is_told_of(
         TWO.run(jobs(tmp_path, "a"), Heard())
 
 
-def test_an_error_in_the_table_lets_the_other_runs_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(
         monkeypatch,
         "if folder.name == 'a': sys.exit()\nsys.stdin.buffer.read(); folder.touch(); sys.exit(130)",
@@ -175,7 +174,7 @@ def test_an_error_in_the_table_lets_the_other_runs_save(
 
 
 def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, "print('one', flush=True); time.sleep(0.1); sys.exit('two')")
     ends = Heard()
@@ -194,7 +193,7 @@ def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
 
 
 def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(
         monkeypatch,
@@ -223,7 +222,7 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
 
 
 def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, "sys.stdin.buffer.read(); folder.touch(); sys.exit(130)")
     monkeypatch.setattr(executor, "TO_SAVE", 1.0)
@@ -236,7 +235,7 @@ def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
 
 
 def test_without_time_the_first_runs_are_begun_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, "folder.touch()")
     Processes(2, Deadline.after(0.01)).run(jobs(tmp_path, "abc"), Heard())
@@ -268,9 +267,7 @@ def test_a_stop_between_runs_says_how_to_go_on(
         make_runs(runs, raises(end), InProcess(), print, "more")
 
 
-def test_a_run_that_is_out_of_time_is_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_out_of_time_is_the_last(tmp_path: Path, capsys: Capture) -> None:
     runs = [planned(tmp_path / name) for name in "ab"]
     ended: list[Path] = []
     assert make_runs(runs, raises(OutOfTime("time is up")), InProcess(), ended.append) == []
@@ -305,7 +302,7 @@ def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path:
 
 @slow
 def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     rows, settings = {"lstm": Row("LSTM", "lstm", 8)}, {"M=1": Setting("P=2", {"M": 1})}
     recipe = Recipe(rows, settings, ("P=4",), TASK, FIT, models=("lstm",))
@@ -342,11 +339,7 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
     ],
 )
 def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
-    end: BaseException | None,
-    code: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    end: BaseException | None, code: int, said: str, monkeypatch: Patch, capfd: Capture
 ) -> None:
     make = partial(print, end="") if end is None else raises(end)
     monkeypatch.setattr(executor.pickle, "load", lambda _: (make, ["riglstm"]))

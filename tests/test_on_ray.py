@@ -27,6 +27,10 @@ from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
+from test_executor import Heard, jobs, use_script
+
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 
 Outcome: TypeAlias = tuple[str, bool] | None
 DONE = ("", True)
@@ -91,7 +95,7 @@ class FakeRay:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def ray(monkeypatch: Patch) -> FakeRay:
     made = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", made)
     # What it sets is for Ray alone.
@@ -101,19 +105,12 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return made
 
 
-def jobs(root: Path, names: str) -> list[Job]:
-    return [Job(f"run {name}", root / name, print) for name in names]
-
-
-def make_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Outcome]) -> None:
+def make_by(monkeypatch: Patch, make: Callable[[str], Outcome]) -> None:
     monkeypatch.setattr(on_ray, "make_run", lambda driver, label, folder, *_: make(folder.name))
 
 
 def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
-    ray: FakeRay,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ray: FakeRay, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     def make(name: str) -> Outcome:
         if name == "c":
@@ -121,7 +118,7 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
         return None if name == "d" else ("no memory" if name == "b" else "", False)
 
     make_by(monkeypatch, make)
-    ends: dict[str, str] = {}
+    ends = Heard()
     OnRay(gpus=0.25, cores=2).run(
         jobs(tmp_path, "abcd"), lambda job, error: ends.update({job.folder.name: error})
     )
@@ -135,7 +132,7 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
 
 
 def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     saved: list[str] = []
 
@@ -149,18 +146,18 @@ def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
 
     make_by(monkeypatch, make)
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        OnRay().run(jobs(tmp_path, "abc"), print)
+        OnRay().run(jobs(tmp_path, "abc"), Heard())
     assert sorted(saved) == ["a", "b"]
     assert set(ray.forced) == {False}
 
 
 def test_a_cluster_that_does_not_answer_is_told_of(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     words = "a cluster that answers at 10.0.0.1:6379, got none"
     with pytest.raises(ConnectionError, match=words):
-        OnRay().run(jobs(tmp_path, "a"), print)
+        OnRay().run(jobs(tmp_path, "a"), Heard())
 
 
 def driver(root: Path, **changes: Any) -> on_ray.Driver:
@@ -173,16 +170,11 @@ def make_run(driver: on_ray.Driver, folder: Path | str, first: bool = True) -> O
     return on_ray.make_run(driver, "run a", Path(folder), b"", first)
 
 
-def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    start = "import os, sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
-    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", start + script))
-
-
 FINISH = "folder.mkdir(exist_ok=True); (folder / 'result.json').write_text('{}')"
 
 
 def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, f"{FINISH}; Path('said').write_text(os.environ['RIGLSTM_DATA'])")
     place = driver(tmp_path, variables={"RIGLSTM_DATA": "elsewhere"})
@@ -191,7 +183,7 @@ def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(
 
 
 def test_a_task_imports_neither_this_package_nor_torch_on_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
     use_script(monkeypatch, FINISH)
@@ -210,9 +202,7 @@ print(pickle.loads(Path("task").read_bytes())("run a", Path("a"), b"", True))
     assert (done.stdout, done.stderr) == (f"{DONE}\n", "")
 
 
-def test_a_task_says_how_its_process_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_says_how_its_process_failed(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "sys.exit('the disk is full')")
     assert make_run(driver(tmp_path), "a") == ("the disk is full", False)
 
@@ -225,7 +215,7 @@ def test_a_node_that_does_not_see_the_folder_makes_no_run(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(on_ray, "PAUSE", 0.01)
     # The first attempt finds it held, and passes it over.
@@ -235,9 +225,7 @@ def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
     assert make_run(driver(tmp_path), "a") == DONE
 
 
-def test_a_task_that_ray_cancels_lets_its_process_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_ray_cancels_lets_its_process_save(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit(130)")
 
     def interrupt() -> None:
@@ -282,9 +270,7 @@ def test_a_share_of_a_gpu_says_the_device_and_how_many_runs_it_has(ray: FakeRay)
     assert place(Engine(on="ray://head:10001"), 1, "auto", NEVER).device == "cpu"
 
 
-def test_without_ray_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_ray_it_says_what_to_install(monkeypatch: Patch, capsys: Capture) -> None:
     def missing() -> None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
 

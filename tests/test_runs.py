@@ -14,7 +14,7 @@ import torch
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import complexity, rows
-from riglstm.lab.tables.executor import InProcess, Processes
+from riglstm.lab.tables.executor import Processes
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import RECIPES, SMALL, TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
@@ -267,16 +267,15 @@ def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
     assert "to run" not in made.rendered.markdown
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_stop_leaves_a_table_and_says_how_to_go_on(
-    jobs: int, tiny: Table, monkeypatch: pytest.MonkeyPatch
+    tiny: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt("all are saved")
 
-    monkeypatch.setattr(InProcess if jobs == 1 else Processes, "run", stop)
+    monkeypatch.setattr(Processes, "run", stop)
     with pytest.raises(KeyboardInterrupt, match=r"^all are saved; go on with: more$"):
-        tiny.make(jobs=jobs, again="more")
+        tiny.make(jobs=2, again="more")
     assert (tiny.out / "copying-quick.md").exists()
 
 
