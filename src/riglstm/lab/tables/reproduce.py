@@ -141,11 +141,15 @@ def complete(
             now = time.monotonic()
             rested = now + SELDOM * (now - began)
 
-    errors = make_runs(unfinished(asked), make, executor, ended, again)
-    states, rendered = [p.state for p in asked], render()
+    try:
+        errors = make_runs(unfinished(asked), make, executor, ended, again)
+    finally:
+        rendered = render()
+        paths = rendered.write(out, file)
+    states = [p.state for p in asked]
     return Reproduced(
         rendered,
-        rendered.write(out, file),
+        paths,
         failed=states.count("failed"),
         left=states.count("new") + states.count("partial"),
         errors=tuple(errors),
