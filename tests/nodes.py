@@ -55,10 +55,10 @@ class Node:
                         found[int(path.name)] = command
         return found
 
-    def kill(self, words: str = "") -> None:
+    def kill(self) -> None:
         """As a cut of the power does: all of its processes at once, none has time to save."""
         until = time.monotonic() + 20
-        while (left := self.processes(words)) and time.monotonic() < until:
+        while (left := self.processes()) and time.monotonic() < until:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -126,7 +126,10 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         ),
         (("train", "copying", "--set", "num_cells=x"), "--set num_cells: expected a whole number"),
         (("train", "copying", "--set", "device=cpu"), "riglstm has no option 'device'"),
-        (("train", "copying", "--seed", "-1"), "the seed must be a whole number from 0 on, got -1"),
+        (
+            ("train", "copying", "--seed", "-1"),
+            "seed must be a whole number from 0 to 4,294,967,295, ",
+        ),
         (("reproduce", "mnist", "--models"), "--models: expected at least one argument"),
         (("evaluate", "no/such/run"), "RUN must be the folder of a run, or an exported file, got"),
         (("export", "no/run", "x.safetensors"), "RUN must be the folder of a run, got no/run"),
@@ -143,7 +146,10 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("reproduce", "copying", "--settings", "M=3"), "--settings must be one of M=1, M=2"),
         (("reproduce", "mnist", "--minutes", "0"), "--minutes must be a number above 0, got 0"),
         (("reproduce", "complexity", "--jobs", "2"), "is measured, and takes no --jobs"),
-        (("train", "copying", "--seed", "9" * 12), "the seed must be below 2**32 = 4294967296"),
+        (
+            ("train", "copying", "--seed", "9" * 12),
+            "must be a whole number from 0 to 4,294,967,295, got 9",
+        ),
         (("data", "minst"), "NAMES must be one of mnist, cifar, all, got 'minst'"),
         (("bench", "--markdown", "no.json"), "--markdown must name a file of a bench, got no.json"),
         (("bench", "--json", "no/such/folder/x.json"), "a folder that exists"),
@@ -361,9 +367,9 @@ def test_the_verdict_names_the_largest_difference() -> None:
     assert "None of these conditions is in the recorded result" in evaluate.verdict(strange, RESULT)
 
 
-def planned(folder: Path, state: Any, seed: int, name: str = "lstm") -> Planned:
-    spec = RunSpec("copying", {}, name, 6, {}, Fit(updates=600), seed)
-    return Planned(spec, folder, state, "M=1", name)
+def planned(folder: Path, seed: int) -> Planned:
+    spec = RunSpec("copying", {}, "lstm", 6, {}, Fit(updates=600), seed)
+    return Planned(spec, folder, "M=1", "lstm")
 
 
 def catch_tables(monkeypatch: Patch, *paths: Path, **end: Any) -> list[Any]:
@@ -386,7 +392,7 @@ def test_reproduce_plans_first_and_ends_with_the_table(
     out = capsys.readouterr().out
     assert out.startswith(f"copying, quick: 2 runs in {tmp_path}: 2 to begin\n")
     assert out.index("| the table |") < out.index(f"written: {tmp_path / 'tables' / 'x.md'}")
-    assert "1 failed; --retry-failed trains them anew, which helps after a change of" in out
+    assert "1 failed, as the notes say; a run whose folder is deleted begins anew" in out
     assert "These are quick sizes; --budget paper has the paper's." in out
     ((args, options),) = asked
     assert [(p.row, p.setting) for p in args[1]] == [("lstm", "M=1"), ("lstm", "M=2")]
@@ -419,11 +425,12 @@ def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
 
 def test_the_plan_says_what_is_done_and_what_is_to_come(tmp_path: Path) -> None:
     runs = [
-        planned(put_run(tmp_path / "a"), "done", 0),
-        planned(tmp_path / "b", "new", 1),
-        planned(put_run(tmp_path / "c", None), "partial", 2),
-        planned(tmp_path / "d", "failed", 3),
+        planned(put_run(tmp_path / "a"), 0),
+        planned(tmp_path / "b", 1),
+        planned(put_run(tmp_path / "c", None), 2),
+        planned(put_run(tmp_path / "d", None), 3),
     ]
+    (tmp_path / "d" / "failed.json").touch()
     said = "copying, quick: 4 runs in runs: 1 done, 1 to go on with, 1 to begin, 1 failed"
     assert reproduce.outlook(runs, reproduce.Reproduce("copying")) == said
 

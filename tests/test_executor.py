@@ -22,8 +22,7 @@ import pytest
 
 from riglstm.lab.tables import executor
 from riglstm.lab.tables.executor import (
-    FEWER_RUNS,
-    Ended,
+    LESS_MEMORY,
     InProcess,
     Job,
     Processes,
@@ -39,6 +38,9 @@ from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Deadline, Interrupted, OutOfTime
 from train_helpers import last_step
 
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+
 slow = pytest.mark.slow
 
 TASK: dict[str, Any] = {
@@ -51,14 +53,21 @@ TWO = Processes(2)
 
 def planned(folder: Path, **fit: Any) -> Planned:
     spec = RunSpec("copying", TASK, "lstm", 8, {}, replace(FIT, **fit), 0)
-    return Planned(spec, folder, "new", "M=1", "lstm")
+    return Planned(spec, folder, "M=1", "lstm")
 
 
 def jobs(root: Path, names: str) -> list[Job]:
     return [Job(f"run {name}", root / name, print) for name in names]
 
 
-def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+class Heard(dict[str, str]):
+    """The error of each run that is over, by the name of its folder."""
+
+    def __call__(self, job: Job, error: str) -> None:
+        self[job.folder.name] = error
+
+
+def use_script(monkeypatch: Patch, script: str) -> None:
     """In place of a run: a program that is told its folder, and knows when stdin ends."""
     start = "import json, os, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
     monkeypatch.setattr(executor, "WORKER", ("-c", start + script))
@@ -92,7 +101,7 @@ def assert_gone(*pids: str) -> None:
 
 
 def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     use_script(
         monkeypatch,
@@ -103,10 +112,9 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
     )
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    ends: list[Ended] = []
-    Processes(2).run(jobs(tmp_path, "abcde"), ends.append)
-    found = {end.job.folder.name: end.error for end in ends}
-    assert found == {"a": "", "b": "", "c": "hello", "d": "", "e": ""}
+    ends = Heard()
+    Processes(2).run(jobs(tmp_path, "abcde"), ends)
+    assert ends == {"a": "", "b": "", "c": "hello", "d": "", "e": ""}
     said = capfd.readouterr().err.splitlines()
     assert sorted(said) == [f"run {name}: hello" for name in "abcde"]
     times = [json.loads((tmp_path / name).read_text()) for name in "abcde"]
@@ -117,7 +125,7 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
 
 @pytest.mark.usefixtures("heard")
 def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(
         monkeypatch,
@@ -126,42 +134,38 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     )
     interrupt_when([tmp_path / name for name in "ab"])
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        TWO.run(jobs(tmp_path, "abc"), lambda end: None)
+        TWO.run(jobs(tmp_path, "abc"), Heard())
     assert_gone(*((tmp_path / f"{name}.saved").read_text() for name in "ab"))
     assert not (tmp_path / "c").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
     interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped at once, without saving"):
-        TWO.run(jobs(tmp_path, "abc"), lambda end: None)
+        TWO.run(jobs(tmp_path, "abc"), Heard())
     assert_gone(*((tmp_path / name).read_text() for name in "ab"))
     assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_run_that_does_not_save_when_asked_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit('the disk is full')")
     interrupt_when([tmp_path / "a"])
     words = r"^stopped; 1 runs ended with an error \(run a: the disk is full\)$"
     with pytest.raises(KeyboardInterrupt, match=words):
-        TWO.run(jobs(tmp_path, "a"), lambda end: None)
+        TWO.run(jobs(tmp_path, "a"), Heard())
 
 
-def test_an_error_in_the_table_lets_the_other_runs_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(
         monkeypatch,
         "if folder.name == 'a': sys.exit()\nsys.stdin.buffer.read(); folder.touch(); sys.exit(130)",
     )
 
-    def full(end: Ended) -> None:
+    def full(job: Job, error: str) -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
@@ -170,26 +174,26 @@ def test_an_error_in_the_table_lets_the_other_runs_save(
 
 
 def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, "print('one', flush=True); time.sleep(0.1); sys.exit('two')")
-    ends: list[Ended] = []
+    ends = Heard()
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w", buffering=1) as gone:
         monkeypatch.setattr(sys, "stderr", gone)
         work = threading.Thread(
-            target=Processes(1).run, args=(jobs(tmp_path, "a"), ends.append), daemon=True
+            target=Processes(1).run, args=(jobs(tmp_path, "a"), ends), daemon=True
         )
         work.start()
         work.join(20)
         with contextlib.suppress(OSError):
             gone.close()
-    assert [end.error for end in ends] == ["two"]
+    assert ends == {"a": "two"}
 
 
 def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(
         monkeypatch,
@@ -197,12 +201,11 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
         "import subprocess; folder.write_text(str(subprocess.Popen(['sleep', '30']).pid))\n"
         "os.kill(os.getpid(), 9)",
     )
-    ends: list[Ended] = []
+    ends = Heard()
     began = time.monotonic()
-    TWO.run(jobs(tmp_path, "ab"), ends.append)
+    TWO.run(jobs(tmp_path, "ab"), ends)
     assert time.monotonic() - began < 15
-    found = {end.job.folder.name: end.error for end in ends}
-    assert found == {"a": "exit code -9", "b": ""}
+    assert ends == {"a": "exit code -9", "b": ""}
     child = Path("/proc") / (tmp_path / "a").read_text() / "stat"
 
     def lives() -> bool:
@@ -219,27 +222,27 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
 
 
 def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, "sys.stdin.buffer.read(); folder.touch(); sys.exit(130)")
     monkeypatch.setattr(executor, "TO_SAVE", 1.0)
-    ends: list[Ended] = []
+    ends = Heard()
     deadline = Deadline.after(2 / 60)
-    Processes(1, deadline).run(jobs(tmp_path, "ab"), ends.append)
+    Processes(1, deadline).run(jobs(tmp_path, "ab"), ends)
     assert deadline.left > 0
     # Out of time is no error.
-    assert [(end.job.folder.name, end.error) for end in ends] == [("a", "")]
+    assert ends == {"a": ""}
 
 
 def test_without_time_the_first_runs_are_begun_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, "folder.touch()")
-    Processes(2, Deadline.after(0.01)).run(jobs(tmp_path, "abc"), lambda end: None)
+    Processes(2, Deadline.after(0.01)).run(jobs(tmp_path, "abc"), Heard())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-    made: list[Ended] = []
-    InProcess(Deadline.after(0.01)).run(jobs(tmp_path, "abc"), made.append)
-    assert [end.job.label for end in made] == ["run a"]
+    made = Heard()
+    InProcess(Deadline.after(0.01)).run(jobs(tmp_path, "abc"), made)
+    assert made == {"a": ""}
 
 
 def raises(error: BaseException) -> Callable[..., None]:
@@ -264,9 +267,7 @@ def test_a_stop_between_runs_says_how_to_go_on(
         make_runs(runs, raises(end), InProcess(), print, "more")
 
 
-def test_a_run_that_is_out_of_time_is_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_out_of_time_is_the_last(tmp_path: Path, capsys: Capture) -> None:
     runs = [planned(tmp_path / name) for name in "ab"]
     ended: list[Path] = []
     assert make_runs(runs, raises(OutOfTime("time is up")), InProcess(), ended.append) == []
@@ -301,7 +302,7 @@ def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path:
 
 @slow
 def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     rows, settings = {"lstm": Row("LSTM", "lstm", 8)}, {"M=1": Setting("P=2", {"M": 1})}
     recipe = Recipe(rows, settings, ("P=4",), TASK, FIT, models=("lstm",))
@@ -334,15 +335,11 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
         (OutOfTime("time is up"), 0, "time is up\n"),
         (Interrupted("stopped, and saved"), 130, "stopped, and saved\n"),
         (OSError("the disk is full"), 2, "the disk is full\n"),
-        (MemoryError(), 2, f"out of memory (MemoryError); {FEWER_RUNS}\n"),
+        (MemoryError(), 2, f"out of memory (MemoryError); {LESS_MEMORY}\n"),
     ],
 )
 def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
-    end: BaseException | None,
-    code: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    end: BaseException | None, code: int, said: str, monkeypatch: Patch, capfd: Capture
 ) -> None:
     make = partial(print, end="") if end is None else raises(end)
     monkeypatch.setattr(executor.pickle, "load", lambda _: (make, ["riglstm"]))

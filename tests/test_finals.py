@@ -76,9 +76,7 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
     assert choices(space, "lstm", lines) == {"1": [AT_HOME], "2": [SHIFTED]}
     assert choices(space, "riglstm", lines) == {"2": [AT_HOME, SHIFTED]}
     made = plan(space, space.models, lines, tiny.parent, "cpu")
-    assert [
-        (f.planned.row, f.planned.setting, f.planned.spec.seed, f.trial, f.rule) for f in made
-    ] == [
+    assert [(f.row, f.setting, f.spec.seed, f.trial, f.rule) for f in made] == [
         ("lstm", "M=1", 1, "1", AT_HOME),
         ("riglstm", "M=1", 1, "2", BOTH),
         ("lstm", "M=2", 1, "1", AT_HOME),
@@ -90,9 +88,9 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
         ("lstm", "M=1", 2, "2", SHIFTED),
         ("lstm", "M=2", 2, "2", SHIFTED),
     ]
-    names = [final.planned.folder.name for final in made]
+    names = [final.folder.name for final in made]
     assert len({*names}) == len(names)
-    done = {(f.planned.folder.name, rule) for f in made[1:] for rule in f.rule.split(", ")}
+    done = {(f.folder.name, rule) for f in made[1:] for rule in f.rule.split(", ")}
     assert plan(space, space.models, lines, tiny.parent, "cpu", done) == made[:1]
 
 
@@ -237,19 +235,18 @@ def test_what_the_other_rule_chose_before_is_not_trained_again(
         search.append(tmp_path / "trials" / "tiny.jsonl", said)
     made = plan(space, ["lstm"], lines, tmp_path, "cpu")
     for final in made:
-        told = final.planned
         row = replace(
             ROW,
-            **{"table": "copying", "seed": told.spec.seed, "setting": told.setting},
+            **{"table": "copying", "seed": final.spec.seed, "setting": final.setting},
             **{"metric": "accuracy@P=6", "chosen_on": "validation@P=6", "trial": "2"},
-            **{"recipe": told.spec.recipe(), "run": told.folder.name, "rule": SHIFTED},
+            **{"recipe": final.spec.recipe(), "run": final.folder.name, "rule": SHIFTED},
         )
         rows.append(table, [row])
     words = ["sweep", str(tiny), "--finals", "--results", str(tmp_path), "--models", "lstm"]
     assert main([*words, "--out", str(tmp_path / "runs"), "--device", "cpu"]) == 0
     assert "0 final runs to make" in capsys.readouterr().out
     found = {(row.run, row.rule) for row in rows.read(table)}
-    assert found == {(f.planned.folder.name, r) for f in made for r in (AT_HOME, SHIFTED)}
+    assert found == {(f.folder.name, r) for f in made for r in (AT_HOME, SHIFTED)}
 
 
 def cells(found: Sequence[ResultRow]) -> tuple[str, str]:

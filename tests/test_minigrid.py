@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -298,12 +299,12 @@ def test_a_run_whose_worker_dies_says_how_to_go_on(tmp_path: Path, monkeypatch: 
         run(short(128), tmp_path / "a", again="again")
 
 
-def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
+def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_folder(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    def make(**how: bool) -> Reproduced:
+    def make() -> Reproduced:
         runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
-        return reproduce(runs, tmp_path / "tables", **how)
+        return reproduce(runs, tmp_path / "tables")
 
     def diverges(figures: Any, agent: Any, saved: int) -> None:
         raise training.Diverged("it is not a number")
@@ -318,9 +319,8 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
     assert "1 failed" in first.rendered.markdown
     assert "are not done" not in first.rendered.markdown
     assert make().failed == 1, "a failed run was trained anew"
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    (folder / "checkpoints" / "of-old").write_text("")
-    assert make(retry_failed=True).failed == 0
+    shutil.rmtree(folder)
+    assert make().failed == 0
     assert RunFolder(folder).state == "done"
 
 

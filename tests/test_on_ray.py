@@ -20,13 +20,17 @@ from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray, reproduce
-from riglstm.lab.tables.executor import Ended, Job, overview
+from riglstm.lab.tables.executor import Job, overview
 from riglstm.lab.tables.on_ray import OnRay
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
+from test_executor import Heard, jobs, use_script
+
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 
 Outcome: TypeAlias = tuple[str, bool] | None
 DONE = ("", True)
@@ -91,7 +95,7 @@ class FakeRay:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def ray(monkeypatch: Patch) -> FakeRay:
     made = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", made)
     # What it sets is for Ray alone.
@@ -101,19 +105,12 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return made
 
 
-def jobs(root: Path, names: str) -> list[Job]:
-    return [Job(f"run {name}", root / name, print) for name in names]
-
-
-def make_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Outcome]) -> None:
+def make_by(monkeypatch: Patch, make: Callable[[str], Outcome]) -> None:
     monkeypatch.setattr(on_ray, "make_run", lambda driver, label, folder, *_: make(folder.name))
 
 
 def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
-    ray: FakeRay,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ray: FakeRay, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     def make(name: str) -> Outcome:
         if name == "c":
@@ -121,10 +118,11 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
         return None if name == "d" else ("no memory" if name == "b" else "", False)
 
     make_by(monkeypatch, make)
-    ends: list[Ended] = []
-    OnRay(gpus=0.25, cores=2).run(jobs(tmp_path, "abcd"), ends.append)
-    found = {end.job.folder.name: end.error for end in ends}
-    assert found == {"a": "", "b": "no memory", "c": "and the node has died"}
+    ends = Heard()
+    OnRay(gpus=0.25, cores=2).run(
+        jobs(tmp_path, "abcd"), lambda job, error: ends.update({job.folder.name: error})
+    )
+    assert ends == {"a": "", "b": "no memory", "c": "and the node has died"}
     share = {"num_cpus": 2, "num_gpus": 0.25, "max_retries": on_ray.TRIES}
     assert ray.shares == [share]
     # There was none to connect to, and the file that nodes look for is gone.
@@ -134,7 +132,7 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
 
 
 def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     saved: list[str] = []
 
@@ -148,18 +146,18 @@ def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
 
     make_by(monkeypatch, make)
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        OnRay().run(jobs(tmp_path, "abc"), lambda end: None)
+        OnRay().run(jobs(tmp_path, "abc"), Heard())
     assert sorted(saved) == ["a", "b"]
     assert set(ray.forced) == {False}
 
 
 def test_a_cluster_that_does_not_answer_is_told_of(
-    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: FakeRay, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     words = "a cluster that answers at 10.0.0.1:6379, got none"
     with pytest.raises(ConnectionError, match=words):
-        OnRay().run(jobs(tmp_path, "a"), lambda end: None)
+        OnRay().run(jobs(tmp_path, "a"), Heard())
 
 
 def driver(root: Path, **changes: Any) -> on_ray.Driver:
@@ -172,16 +170,11 @@ def make_run(driver: on_ray.Driver, folder: Path | str, first: bool = True) -> O
     return on_ray.make_run(driver, "run a", Path(folder), b"", first)
 
 
-def use_script(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    start = "import os, sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
-    monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", start + script))
-
-
 FINISH = "folder.mkdir(exist_ok=True); (folder / 'result.json').write_text('{}')"
 
 
 def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, f"{FINISH}; Path('said').write_text(os.environ['RIGLSTM_DATA'])")
     place = driver(tmp_path, variables={"RIGLSTM_DATA": "elsewhere"})
@@ -190,7 +183,7 @@ def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(
 
 
 def test_a_task_imports_neither_this_package_nor_torch_on_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
     use_script(monkeypatch, FINISH)
@@ -209,9 +202,7 @@ print(pickle.loads(Path("task").read_bytes())("run a", Path("a"), b"", True))
     assert (done.stdout, done.stderr) == (f"{DONE}\n", "")
 
 
-def test_a_task_says_how_its_process_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_says_how_its_process_failed(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "sys.exit('the disk is full')")
     assert make_run(driver(tmp_path), "a") == ("the disk is full", False)
 
@@ -224,7 +215,7 @@ def test_a_node_that_does_not_see_the_folder_makes_no_run(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(on_ray, "PAUSE", 0.01)
     # The first attempt finds it held, and passes it over.
@@ -234,9 +225,7 @@ def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
     assert make_run(driver(tmp_path), "a") == DONE
 
 
-def test_a_task_that_ray_cancels_lets_its_process_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_ray_cancels_lets_its_process_save(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit(130)")
 
     def interrupt() -> None:
@@ -281,9 +270,7 @@ def test_a_share_of_a_gpu_says_the_device_and_how_many_runs_it_has(ray: FakeRay)
     assert place(Engine(on="ray://head:10001"), 1, "auto", NEVER).device == "cpu"
 
 
-def test_without_ray_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_ray_it_says_what_to_install(monkeypatch: Patch, capsys: Capture) -> None:
     def missing() -> None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
 
@@ -300,7 +287,7 @@ def test_nothing_imports_ray_before_it_is_asked_for() -> None:
 
 def planned(root: Path, name: str) -> Planned:
     spec = RunSpec("copying", {}, "lstm", 8, {}, Fit(updates=200), 0)
-    return Planned(spec, root / name, "new", f"M={name}", "lstm")
+    return Planned(spec, root / name, f"M={name}", "lstm")
 
 
 def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path) -> None:
@@ -321,26 +308,20 @@ def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize(("cheap", "written"), [(60.0, 4), (-1.0, 2)])
-def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(
-    cheap: float, written: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_path: Path) -> None:
     class Three:
-        def run(self, jobs: object, ended: Callable[[Ended], None]) -> None:
+        def run(self, jobs: object, ended: Callable[[Job, str], None]) -> None:
             for name in "abc":
-                ended(Ended(Job(name, Path(name), print)))
+                ended(Job(name, tmp_path / name, print), "")
 
-    writes: list[Rendered] = []
+    made: list[Rendered] = []
 
-    def write() -> tuple[Rendered, tuple[Path, ...]]:
-        writes.append(Rendered("a table"))
-        return writes[-1], ()
+    def render() -> Rendered:
+        time.sleep(0.1)
+        made.append(Rendered("a table"))
+        return made[-1]
 
-    monkeypatch.setattr(reproduce, "CHEAP", cheap)
-    reproduce.complete([], [], raises, write, Three())
-    # The last one is made when all runs have ended.
-    assert len(writes) == written
-
-
-def raises(*_: object, **__: object) -> None:
-    raise AssertionError("nothing waits")
+    runs = [planned(tmp_path, name) for name in "abc"]
+    reproduce.complete(runs, print, render, tmp_path, "table", Three())
+    # Before the first run, after it, and when all have ended.
+    assert len(made) == 3

@@ -293,10 +293,9 @@ def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold()
     assert "all conditions, the shifted ones included ([how](docs/recipes.md))." in looked_for
 
 
-def test_the_notes_name_seeds_and_what_has_no_run() -> None:
+def test_what_has_no_run_is_named() -> None:
     failed = replace(ROW, metric=FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
     (table,) = tables([*FOUND, failed])
-    assert "Seeds: 0; M=1 RigLSTM: 0, 1, 2 (failed)." in table.notes
     assert table.missing == "GridLSTM, RIM; M=2, M=4, M=8"
     eight = run_of("lstm", 0, (0.9, 0.9, 0.9, 0.9), setting="M=8", recipe="33333333")
     (table,) = tables([*FOUND, *(replace(row, run="8") for row in eight)])
@@ -309,7 +308,6 @@ def test_the_notes_name_seeds_and_what_has_no_run() -> None:
         for row in run_of(model, seed, (1.0, 1.0, 1.0, 1.0))
     ]
     (table,) = tables(whole)
-    assert "Seeds: 0, 1, 2." in table.notes
     assert "Not run" not in markdown(text_table(table))
     # Runs of another budget are none of the table's.
     (table,) = tables([replace(r, budget="tuned") if r.model == "rim" else r for r in whole])

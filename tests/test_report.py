@@ -506,7 +506,7 @@ def test_a_quick_table_has_no_figures_of_the_paper(complete: bool, tmp_path: Pat
     finish(tmp_path / "lstm", planned.spec, values, weights=False)
     text = report([tmp_path / "lstm"], tmp_path).read_text().replace(str(tmp_path), "")
     assert "50.0 (1 run)" in text
-    assert ("quick" in text) == complete
+    assert "quick" in text
     assert "hollow" not in text.lower()
     assert ", paper" not in text
 

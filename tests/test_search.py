@@ -117,7 +117,7 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('"M=1"', '"M=3"', "setting must be one of M=1, M=2, got 'M=3'"),
+        ('"M=1"', '"M=3"', "setting must be some of M=1, M=2, got 'M=3'"),
         ('"lstm", ', '"lstn", ', "models must be some of .*, got 'lstn'"),
         ("[own.riglstm]", "[own.rim]", "own.rim must be at most 4 options of one of"),
         ('"fit.lr"', '"fit.rate"', "unexpected keyword argument 'rate'"),
@@ -137,7 +137,7 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         (
             "trials = 3",
             "trials = 3\nstop = 'asha'",
-            "stop must be 'median', or left out, got 'asha'",
+            "stop must be some of median, got 'asha'",
         ),
         (
             "trials = 3",
@@ -159,7 +159,7 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
 ) -> None:
     space = read_space(tiny)
     (trial,) = plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu")
-    assert trial.setting == "trial start"
+    assert (trial.setting, trial.trial) == ("M=1", "start")
     assert search.line(space, trial) is None
     scored = []
     monkeypatch.setattr("riglstm.lab.tables.run._test", lambda *args: scored.append(args))
@@ -401,7 +401,7 @@ def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
     assert main([*words, "--models", "lstm", "--trials", "0"]) == 2
     said = capsys.readouterr()
     assert "1 trials ended with an error" in said.err
-    assert re.search(rf"lstm trial 0 seed 0, in {runs}/.*: the disk is full", said.err)
+    assert re.search(rf"lstm M=1 trial 0 seed 0, in {runs}/.*: the disk is full", said.err)
     assert "written" not in said.out
     assert not results.exists()
 

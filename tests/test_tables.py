@@ -14,8 +14,8 @@ import pytest
 from riglstm import VARIANTS, models
 from riglstm.lab.tables import rows
 from riglstm.lab.tables.paper import PAPER, value
-from riglstm.lab.tables.plan import Planned, RunSpec, plan, state
-from riglstm.lab.tables.recipes import MEASURED_ROWS, NAMES, RECIPES, TABLES, Budget, Row, stem
+from riglstm.lab.tables.plan import Planned, RunSpec, plan
+from riglstm.lab.tables.recipes import NAMES, RECIPES, TABLES, Budget, stem
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.tables.result import ResultRow, csv_text
 from riglstm.lab.tables.table import (
@@ -82,21 +82,17 @@ def test_the_papers_figures_are_those_of_its_source(table: str) -> None:
     assert latex_rows(LABELS[table]) == our_rows(table)
 
 
-def test_every_table_of_the_paper_is_whole() -> None:
-    lines = {"mnist": 8, "cifar": 7, "ablation": 11, "balls": 10, "copying": 16, "complexity": 3}
-    assert {table: len(found) for table, found in PAPER.items()} == lines
+def test_the_tables_and_the_recipes_are_those_of_the_paper() -> None:
+    assert set(NAMES) == set(PAPER)
+    assert set(TABLES) == set(RECIPES)
     for table, found in PAPER.items():
         for cells in found.values():
             assert len(cells) == (5 if table == "complexity" else 3)
             assert all(value(printed) > 0 for printed in cells.values())
     assert value("3.6M") == 3.6e6
-
-
-def test_the_tables_and_the_recipes_are_those_of_the_paper() -> None:
-    assert set(NAMES) == set(PAPER)
-    assert set(TABLES) == set(RECIPES)
-    for name, table in TABLES.items():
-        recipe = table.recipes["paper"]
+    assert len(PAPER["complexity"]) == 3
+    for name, what in TABLES.items():
+        recipe = what.recipes["paper"]
         wanted = {(setting, row) for setting in recipe.settings for row in recipe.rows}
         assert wanted == set(PAPER[name])
         assert recipe.models == tuple(recipe.rows)
@@ -104,6 +100,10 @@ def test_the_tables_and_the_recipes_are_those_of_the_paper() -> None:
             conditions = {recipe.settings[setting].trained_on, *recipe.conditions}
             assert set(cells) <= conditions
     assert tuple(RECIPES["ablation"]["paper"].rows) == ("riglstm", *VARIANTS)
+    # Sums of the paper's own: 100 epochs, each looked at.
+    for name, images in (("mnist", 48_000), ("cifar", 40_000)):
+        fit = RECIPES[name]["paper"].fit
+        assert (fit.updates, fit.evaluate_every) == (100 * images / 64, images / 64)
 
 
 def test_the_papers_models_have_the_papers_sizes() -> None:
@@ -130,44 +130,6 @@ def test_the_papers_models_have_the_papers_sizes() -> None:
     assert cells["brim"] == "(6, 4), (3, 2)"
     assert cells["lstm"] == "–"
     assert RECIPES["balls"]["paper"].rows["riglstm"].cells == "(5, 2)"
-
-
-def test_the_papers_recipes_have_the_papers_lengths() -> None:
-    epochs = {"mnist": (48_000, 64), "cifar": (40_000, 64)}
-    for table, (images, batch) in epochs.items():
-        fit = RECIPES[table]["paper"].fit
-        assert fit.updates == 100 * images / batch
-        assert fit.evaluate_every == images / batch
-    for table in ("mnist", "cifar", "ablation", "copying"):
-        assert RECIPES[table]["paper"].fit.lr == 1e-4
-    balls = RECIPES["balls"]["paper"]
-    assert (balls.fit.lr, balls.fit.patience, balls.seeds) == (3e-4, 5, 5)
-    assert balls.fit.evaluate_every == math.ceil(50_000 / 64)
-    assert RECIPES["copying"]["paper"].fit.updates == 40_000
-
-
-def test_the_papers_recipes_name_the_printed_soft_update_and_quick_has_the_layers() -> None:
-    for table, recipes in RECIPES.items():
-        for budget, recipe in recipes.items():
-            for key, row in recipe.rows.items():
-                if row.model != "riglstm":
-                    continue
-                d = row.hidden_size // row.options["num_cells"]
-                inputs = {**recipe.task, **row.task}.get("input_size", 512)
-                core: Any = models.build(row.model, inputs, row.hidden_size, **row.options)
-                usual = (1.0, None) if budget == "paper" else (1 / d, 4.0)
-                hard = key in ("no_soft_state_updating", "block_zoneout")
-                expected = (False, 1.0, None) if hard else (True, *usual)
-                layer = core.layer
-                update = (layer.soft_update, layer.selection.update_scale, layer.update_bias)
-                assert update == expected, (table, budget, key)
-                said = {"soft_update", "update_scale", "update_bias"} & row.options.keys()
-                by_name = {"paper": {"soft_update"}, "quick": set()}
-                by_name["tuned"] = {"update_scale", "update_bias"}
-                assert said - ({"soft_update"} if key == "block_zoneout" else set()) == (
-                    set() if hard else by_name[budget]
-                )
-    assert MEASURED_ROWS["riglstm"].options["soft_update"] == "printed"
 
 
 def plans() -> list[tuple[str, Budget]]:
@@ -247,7 +209,7 @@ def test_what_is_only_said_differently_is_the_same_run() -> None:
         ({"task_options": {"N": 2}}, "'N' is no task option of 'copying'; it takes L, M"),
         ({"model_options": {"cells": "top", "heads": 2}}, "'heads' is no model option"),
         ({"model_options": {"device": "cpu"}}, "'device' is no model option"),
-        ({"seed": -1}, "seed must be a whole number from 0 on, got -1"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 4,294,967,295, got -1"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
@@ -262,15 +224,6 @@ def test_a_file_that_is_no_configuration_is_refused() -> None:
     data["fit"]["momentum"] = 0.9
     with pytest.raises(ValueError, match="'momentum' is no training option"):
         RunSpec.from_json(data)
-
-
-def test_a_finished_run_of_another_configuration_is_not_taken_for_done(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    other = replace(SPEC, fit=Fit(lr=3e-4), seed=5)
-    folder.begin(other.resolved(), command="", device="", resume=False)
-    folder.finish({"rows": []})
-    with pytest.raises(ValueError, match=r"got another: fit\.lr is 0\.0003 there, 0\.0001 here; "):
-        state(SPEC, folder.path)
 
 
 def finished(planned: Planned, figures: dict[tuple[str, str], float], **more: Any) -> None:
@@ -311,8 +264,7 @@ def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path: Path) -> None:
     notes = "\n".join(table.notes)
     assert "Recipe quick in fp32: 4 runs of 7 to 500 updates took 152 s in all, up to 1" in notes
     assert re.search(r"on CPU \(toy\), unknown\. Commits: .*abc", notes)
-    assert "Seeds: 0, 1; RigLSTM: 0, 1 (failed)." in notes
-    assert f"Failed: riglstm, 7x7, seed 1: the loss is not a number ({rig1.folder.name})." in notes
+    assert f"Failed: riglstm 7x7 seed 1: the loss is not a number ({rig1.folder.name})." in notes
     assert "not comparable" in notes
     assert table.missing == "RIM"
     assert "Sequential MNIST at quick sizes, not the paper's, trained on 7x7" in table.title
@@ -345,13 +297,6 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> Non
     assert any("best of five" in note for note in shown.notes)
 
 
-def test_a_result_without_a_figure_is_refused(tmp_path: Path) -> None:
-    (planned,) = plan("mnist", ["lstm"], 1, "quick", tmp_path)
-    finished(planned, {("7x7", "7x7"): 0.5})
-    with pytest.raises(ValueError, match="must have one figure for 8x8, chosen on 7x7, got 0"):
-        table_of_runs("mnist", plan("mnist", ["lstm"], 1, "quick", tmp_path), "quick")
-
-
 TABLE = Table(
     name="toy",
     title="Toys_1",
@@ -361,15 +306,15 @@ TABLE = Table(
     trained_on={"M=1": "P=5", "M=2": "P=5"},
     lines=(
         Line(
-            *("M=1", "rig_a", "Rig_A"),
+            *("M=1", "Rig_A"),
             ours={"P=5": Cell((99.0, 98.0, 97.0)), "P=10": Cell((1234.56,))},
             there={"P=5": Cell((99.0, 98.0, 97.0)), "P=10": Cell((90.0, 92.0), 1)},
             paper={"P=10": "99.06"},
             cells="(6, 4)",
         ),
-        Line(*("M=1", "entnet", "EntNet"), ours={"P=5": Cell((97.0,))}),
+        Line("M=1", "EntNet", ours={"P=5": Cell((97.0,))}),
         Line(
-            *("M=2", "lstm", "LSTM"),
+            *("M=2", "LSTM"),
             ours={"P=5": Cell(failed=2), "P=10": Cell(missing=1)},
             there={"P=5": Cell(failed=2), "P=10": Cell()},
         ),
@@ -533,10 +478,3 @@ def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
         assert metric.name == table.metric
         assert metric.scale == table.scale
         assert metric.higher_is_better == table.higher_is_better
-
-
-def test_what_a_row_changes_in_a_setting_goes_before_what_it_changes_everywhere() -> None:
-    everywhere = {"batch_size": 16, "dropout": 0.1}
-    row = Row("X", "lstm", 8, task=everywhere, task_in={"M=8": {"batch_size": 128}})
-    assert row.data("M=8") == {"batch_size": 128, "dropout": 0.1}
-    assert row.data("M=1") == everywhere

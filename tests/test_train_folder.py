@@ -18,7 +18,7 @@ import torch
 
 import riglstm
 from riglstm.lab.tables import run as runs
-from riglstm.lab.tables.plan import Planned, RunSpec, state
+from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.run import attempt, evaluate, run
 from riglstm.lab.train import folder as folders
 from riglstm.lab.train.checkpoints import load_weights, save_weights
@@ -270,8 +270,8 @@ def test_a_run_holds_its_folder_until_it_is_tested_and_is_tested_again_elsewhere
     ("now", "words", "resumed"),
     [
         ("held", "another process is training it; passed over\n", []),
-        ("done", "it is done by now, by another process; passed over\n", []),
-        ("failed", "it is failed by now, by another process; passed over\n", []),
+        ("done", "it is done already; passed over\n", []),
+        ("failed", "it is failed already; passed over\n", []),
         ("partial", None, [True]),
     ],
 )
@@ -284,11 +284,7 @@ def test_a_table_looks_at_what_became_of_a_run_since_it_was_planned(
         assert folder.holding
         started.append(resume)
 
-    def planned() -> Planned:
-        return Planned(SPEC, folder.path, state(SPEC, folder.path), "M=1", "lstm")
-
     folder = RunFolder(tmp_path / "run")
-    before = planned()
     with folder.held() if now == "held" else contextlib.nullcontext():
         if now != "held":
             folder.begin(SPEC.resolved(), command="", device="", resume=False)
@@ -296,11 +292,6 @@ def test_a_table_looks_at_what_became_of_a_run_since_it_was_planned(
             folder.finish({"rows": []})
         if now == "failed":
             folder.write_json(folder.failed, {"reason": ""})
-        attempt(before, make)
+        attempt(Planned(SPEC, folder.path, "M=1", "lstm"), make)
     assert capsys.readouterr().err == (f"{folder.path}: {words}" if words else "")
     assert started == resumed
-    if now == "failed":
-        # Asked for anew, it is tried anew.
-        attempt(planned(), make)
-        assert started == [True]
-        assert not folder.failed.exists()

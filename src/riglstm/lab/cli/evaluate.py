@@ -10,7 +10,6 @@ from typing import Any
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.run import evaluate, finished
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.progress import say
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def main(args: Sequence[str]) -> None:
 
         return minigrid.evaluate(config.run, config.device, config.conditions)
     recorded = finished(config.run).result
-    result = evaluate(config.run, config.device, config.data_dir, config.conditions, say)
+    result = evaluate(config.run, config.device, config.data_dir, config.conditions)
     print(
         text.result_table(result, f"{config.run}, {result['updates']} updates, {result['device']}")
     )

@@ -91,7 +91,6 @@ def train(args: Sequence[str]) -> None:
     out = place.out or Path("runs") / "minigrid" / name
     if check_folder(out, place.resume, spec.resolved()):
         done = read(out).result
-        assert done is not None
         print(f"{name}, in {out}: done already\n\n{table(done, name)}")
         return
     print(f"minigrid {where.family}: {asked.model}, seed {place.seed}, into {out}", flush=True)
@@ -155,9 +154,6 @@ class Reproduce:
     """Where to learn: auto (a GPU where there is one), cpu, cuda."""
     workers: int | None = None
     """Processes that step environments; none: one to a core."""
-    retry_failed: bool = False
-    """Train anew what diverged, from its first update; without a change of code or device it
-    diverges again. It is shown as failed otherwise."""
 
 
 def reproduce_table(args: Sequence[str]) -> None:
@@ -174,7 +170,7 @@ def reproduce_table(args: Sequence[str]) -> None:
         *(config.families, config.models, config.seeds, config.out, ppo, config.episodes),
         quick=config.budget == "quick",
     )
-    done = make_table(runs, config.out / "tables", retry_failed=config.retry_failed, again=again)
+    done = make_table(runs, config.out / "tables", again=again)
     print(reproduced(done.rendered.markdown, done.paths, done.failed))
     if config.budget == "quick":
         print("These are few frames, to show how it works; --budget paper has each family's.")

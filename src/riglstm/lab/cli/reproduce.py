@@ -122,9 +122,6 @@ class Reproduce:
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
     results: Path | None = None
     """CSV file that takes one line for each figure of each run; none: none."""
-    retry_failed: bool = False
-    """Train anew what diverged, from its first update; without a change of code or device it
-    diverges again. It is shown as failed otherwise."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -170,7 +167,6 @@ def main(args: Sequence[str]) -> None:
         executor=where.executor,
         deadline=deadline,
         results=config.results,
-        retry_failed=config.retry_failed,
         again=again,
     )
     print(reproduced(done.rendered.markdown, done.paths, done.failed))
@@ -190,10 +186,7 @@ def reproduced(table: str, paths: Sequence[Path], failed: int) -> str:
     """A table of runs as it is now, and where; `failed`: runs that diverged."""
     words = f"\n{table}\nwritten: {', '.join(map(str, paths))}"
     if failed:
-        words += (
-            f"\n{failed} failed; --retry-failed trains them anew, which helps after a change of "
-            "code or device"
-        )
+        words += f"\n{failed} failed, as the notes say; a run whose folder is deleted begins anew"
     return words
 
 

@@ -89,10 +89,9 @@ def _trials(
     done = search.read_lines(path)
     waiting = search.plan(space, models, labels, config.out, where.device, done)
     print(f"{space.name}: {len(waiting)} trials to make, {len(done)} lines in {path}", flush=True)
-    by_folder = {planned.folder: planned for planned in waiting}
 
-    def ended(folder: Path) -> None:
-        said = search.line(space, by_folder[folder])
+    def ended(trial: Planned) -> None:
+        said = search.line(space, trial)
         if said is not None:
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
@@ -131,24 +130,23 @@ def _finals(
     def there() -> list[ResultRow]:
         return rows.read(table) if table.exists() else []
 
-    def left() -> list[finals.Final]:
+    def left() -> list[Planned]:
         done = {(row.run, rule) for row in there() for rule in search.RULES if row.counts_by(rule)}
         return finals.plan(space, ready, lines, config.out, where.device, done)
 
     # What another rule has chosen before has been trained, and has its figures.
     known = there()
     for one in left():
-        own = [row for row in known if row.run == one.planned.folder.name]
+        own = [row for row in known if row.run == one.folder.name]
         if own:
             rows.append(table, [replace(row, trial=one.trial, rule=one.rule) for row in own])
     waiting = left()
     print(f"{space.name}: {len(waiting)} final runs to make, figures in {table}", flush=True)
-    by_folder = {final.planned.folder: final for final in waiting}
 
-    def ended(folder: Path) -> None:
-        rows.append(table, finals.rows(space, by_folder[folder]))
+    def ended(final: Planned) -> None:
+        rows.append(table, finals.rows(space, final))
 
-    errors = _make(config, [final.planned for final in waiting], ended, where, deadline, again)
+    errors = _make(config, waiting, ended, where, deadline, again)
     for shown in tables([row for row in there() if row.budget == SEARCHED]):
         print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
     _tell("final runs", errors, len(left()), again)
@@ -157,13 +155,13 @@ def _finals(
 def _make(
     config: Sweep,
     waiting: Sequence[Planned],
-    ended: Callable[[Path], None],
+    ended: Callable[[Planned], None],
     where: Place,
     deadline: Deadline,
     again: str,
     hopeless: Hopeless | None = None,
 ) -> list[str]:
-    """Make the runs that wait; `ended` hears of the folder of each. Returns their errors."""
+    """Make the runs that wait; `ended` hears of each. Returns their errors."""
     jobs = max(1, min(where.jobs, len(waiting)))
     open_data(waiting, config.data_dir)
     make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs, hopeless=hopeless)

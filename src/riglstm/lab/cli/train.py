@@ -103,7 +103,6 @@ def main(args: Sequence[str]) -> None:
     first = rank() == 0 or (where.resume and RunFolder(out).state == "done")
     if first and check_folder(out, where.resume, spec.resolved()):
         result = read_record(out, curves=False).result
-        assert result is not None
         print(f"{title}, in {out}: done already\n\n{_shown(result, title)}")
         return
     print(f"{title}, into {out}", flush=True)

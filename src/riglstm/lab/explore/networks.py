@@ -104,11 +104,11 @@ def _open(path: Path) -> Network | None:
     spec, _, net = load(path, "cpu")
     if not isinstance(net, TokenNetwork) or not net.core.streaming:
         return None
-    own = [row for row in run.result["rows"] if row["chosen_on"].endswith(f"@{run.home}")]
+    own = [row for row in run.rows if row["chosen_on"].endswith(f"@{run.trained_on}")]
     rows = TABLES["mnist"].recipes["paper"].rows
     return Network(
         rows[spec.name].label if spec.name in rows else spec.name,
-        f"{path.name}: seed {spec.seed}, trained on {run.home}",
+        f"{path.name}: seed {spec.seed}, trained on {run.trained_on}",
         {row["condition"]: row["value"] for row in own},
         config,
         net,

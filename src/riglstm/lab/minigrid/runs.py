@@ -19,8 +19,8 @@ from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import table
 from riglstm.lab.tables.executor import InProcess
-from riglstm.lab.tables.plan import Planned, state
-from riglstm.lab.tables.reproduce import Rendered, Reproduced, complete, unfinished
+from riglstm.lab.tables.plan import Planned
+from riglstm.lab.tables.reproduce import Reproduced, complete
 from riglstm.lab.tables.result import made_by
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
@@ -119,7 +119,7 @@ def plan(
             episodes=episodes,
         )
         folder = Path(root) / f"{TASK}-{of}-{model}-seed{seed}-{spec.digest()}"
-        found.append(Planned(spec, folder, state(spec, folder), of, model))
+        found.append(Planned(spec, folder, of, model))
     return found
 
 
@@ -127,22 +127,15 @@ def reproduce(
     asked: Sequence[Planned],
     out: Path | str = "out",
     *,
-    retry_failed: bool = False,
     again: str = "",
 ) -> Reproduced:
     """Run what is not done of a plan, write the table anew after every run; the table, its files.
 
     A run that was stopped is gone on with; one that diverged is marked in its folder, shown as
-    failed, and left, but with `retry_failed` begun anew; one that another process trains is passed
-    over.
+    failed, and left; one that another process trains is passed over.
     """
 
-    def write() -> tuple[Rendered, tuple[Path, ...]]:
-        rendered = table(asked)
-        return rendered, rendered.write(Path(out), TASK)
-
-    table(asked).files(Path(out), TASK)
-    return complete(asked, unfinished(asked, retry_failed), run, write, InProcess(), again)
+    return complete(asked, run, lambda: table(asked), Path(out), TASK, InProcess(), again)
 
 
 def evaluate(

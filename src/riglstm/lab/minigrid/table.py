@@ -119,7 +119,6 @@ def tables(runs: Sequence[GridRun], planned: int | None = None) -> tuple[list[Ta
                     *(levels, LAST, 100.0),
                     both=False,
                     setting=said,
-                    row=name,
                     label=label(name),
                 )
                 for metric, said in METRICS.items()

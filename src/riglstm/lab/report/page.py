@@ -397,7 +397,7 @@ def missing_list(items: Sequence[str]) -> Html:
 
 def run_record(record: Record) -> Html:
     """What leads from a figure back to its run: the run's own files, folded away."""
-    chosen = {name: value for name, value in (record.result or {}).items() if name != "rows"}
+    chosen = {name: value for name, value in record.result.items() if name != "rows"}
     files = {
         "config.json": record.spec.resolved(),
         "run.json": record.run,

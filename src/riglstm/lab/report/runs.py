@@ -16,16 +16,15 @@ from typing import Any, TypeVar
 from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.tables.plan import Planned, digest, plan
-from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
+from riglstm.lab.tables.recipes import TABLES, Budget, recipe
 from riglstm.lab.tables.result import (
     CHOSEN,
     Record,
-    RunError,
     read_record,
     refused,
     rows_of,
 )
-from riglstm.lab.tables.table import RULES, Table, check_figures, line, table_of_runs, yardsticks
+from riglstm.lab.tables.table import RULES, Table, line, table_of_runs, yardsticks
 from riglstm.models import MODELS
 
 R = TypeVar("R", Record, GridRun)
@@ -145,10 +144,9 @@ def _tables(records: Sequence[Record]) -> list[Group]:
                 continue
             rows = list(recipe(name, budget).rows)
             runs = [
-                Planned(record.spec, record.path, record.state, planned.setting, planned.row)
+                Planned(record.spec, record.path, planned.setting, planned.row)
                 for planned in plan(name, rows, 1, budget, precision=precision)
                 for record in by_recipe.get(planned.spec.recipe(), [])
-                if _fits(record, recipe(name, budget), planned.setting)
             ]
             if runs:
                 found.append((name, budget, runs))
@@ -160,16 +158,6 @@ def _tables(records: Sequence[Record]) -> list[Group]:
             covered |= {run.folder for run in runs}
             kept.append(_table(name, budget, runs, by_path))
     return kept
-
-
-def _fits(record: Record, how: Recipe, setting: str) -> bool:
-    """Whether a run that is done has all figures of its row of a table."""
-    try:
-        if record.result is not None:
-            check_figures(record.result, how, setting, record.path)
-    except RunError:
-        return False
-    return True
 
 
 def _table(
@@ -197,7 +185,7 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
     """Runs that are in no table of the paper: each configuration is a line, its seeds together."""
     runs = sorted(runs, key=lambda r: (list(MODELS).index(r.spec.model), r.spec.seed))
     trained_on, metric = str(runs[0].trained_on), str(runs[0].metric)
-    higher = all(r.result.get("higher_is_better", True) for r in runs if r.result is not None)
+    higher = all(r.result.get("higher_is_better", True) for r in runs)
     measure, higher_is_better, scale = METRICS.get(metric, (f"test {metric}", higher, 1.0))
     tested = [row["condition"] for record in runs for row in record.rows]
     validated = (c for record in runs for c in record.validated)
@@ -222,7 +210,6 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
             *(conditions, f"{CHOSEN}{trained_on}", scale),
             missing=sum(record.state == "partial" for record in own),
             setting=trained_on,
-            row=name,
             label=name,
         )
         for (_, name), own in by_label.items()

@@ -14,7 +14,6 @@ that none is left behind.
 from __future__ import annotations
 
 import contextlib
-import dis
 import io
 import math
 import os
@@ -24,17 +23,19 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol, TypeAlias
 
 import torch
 
-from riglstm.lab.tables.plan import Planned, state_of
+import riglstm
+from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make, attempt
 from riglstm.lab.train.folder import RunFolder, atomic_write
 from riglstm.lab.train.progress import say
@@ -81,18 +82,15 @@ class Job(NamedTuple):
         return pickle.dumps((self.make, sys.argv))
 
 
-class Ended(NamedTuple):
-    """A job that is over."""
-
-    job: Job
-    error: str = ""
-    """In a line; empty where the run is done, failed or out of time, as its folder says."""
+End: TypeAlias = tuple[Job, str]
+"""A job that is over, and its error in a line; empty where the run is done, failed or out of time,
+as its folder says."""
 
 
 class Executor(Protocol):
     """Something that makes runs."""
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
         """Make runs; `ended` hears of each in this thread, and none is left behind.
 
         Ctrl-C, SIGTERM and SIGHUP let all runs save and end, a second Ctrl-C ends them at once;
@@ -105,15 +103,15 @@ def make_runs(
     waiting: Sequence[Planned],
     make: Make,
     executor: Executor,
-    ended: Callable[[Path], object],
+    ended: Callable[[Planned], object],
     again: str = "",
 ) -> list[str]:
-    """Make planned runs; `ended` hears of each one's folder. Returns their errors, a line each.
+    """Make planned runs; `ended` hears of each. Returns their errors, a line each.
 
     `again`: the command that goes on, for whoever stops it. How far all are stands in a file beside
     their folders, written anew after each.
     """
-    errors = []
+    errors, by_folder = [], {run.folder: run for run in waiting}
 
     def tell() -> None:
         # Nothing depends on the file, so that a full disk costs the view alone.
@@ -122,15 +120,15 @@ def make_runs(
             with contextlib.suppress(OSError), atomic_write(path) as file:
                 file.write("\n".join((*overview(waiting), "")).encode())
 
-    def heard(end: Ended) -> None:
-        if end.error:
-            errors.append(f"{end.job.label}, in {end.job.folder}: {end.error}")
-        ended(end.job.folder)
+    def heard(job: Job, error: str) -> None:
+        if error:
+            errors.append(f"{job.label}, in {job.folder}: {error}")
+        ended(by_folder[job.folder])
         tell()
         if len(waiting) > 1:
             say(overview(waiting)[0])
 
-    jobs = [Job(_label(run), run.folder, partial(attempt, run, make)) for run in waiting]
+    jobs = [Job(run.label, run.folder, partial(attempt, run, make)) for run in waiting]
     tell()
     try:
         executor.run(jobs, heard)
@@ -151,7 +149,7 @@ class InProcess:
 
     deadline: Deadline = NEVER
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
         """Make runs."""
         for number, job in enumerate(jobs, start=1):
             # The first one is begun in any case: each call gets further.
@@ -163,12 +161,11 @@ class InProcess:
             except OutOfTime as stop:
                 say(str(stop))
                 break
-            except Interrupted:
-                raise
-            except KeyboardInterrupt:
-                # Between runs, or while one is loaded.
-                raise KeyboardInterrupt("stopped; what is done, or was saved, stays so") from None
-            ended(Ended(job))
+            except KeyboardInterrupt as stop:
+                # It has no words where it came between runs, or while one was loaded.
+                said = str(stop) or "stopped; what is done, or was saved, stays so"
+                raise KeyboardInterrupt(said) from None
+            ended(job, "")
 
 
 @dataclass(frozen=True)
@@ -182,12 +179,12 @@ class Processes:
     at_a_time: int
     deadline: Deadline = NEVER
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
         """Make runs."""
         running: list[RunProcess] = []
         closing = threading.Event()
 
-        def make(number: int, job: Job) -> Ended | None:
+        def make(number: int, job: Job) -> End | None:
             # The first ones are begun in any case: each call gets further.
             tight = number >= self.at_a_time and self.deadline.left < TO_BEGIN
             if tight or closing.is_set():
@@ -199,14 +196,14 @@ class Processes:
             code, last = process.hear()
             running.remove(process)
             well = code == 0 or (closing.is_set() and code in ASKED)
-            return Ended(job, "" if well else last or f"exit code {code}")
+            return job, "" if well else last or f"exit code {code}"
 
         def close(at_once: bool) -> None:
             closing.set()
             for process in list(running):
                 process.kill() if at_once else process.ask_to_stop()
 
-        def look() -> list[Ended] | None:
+        def look() -> list[End] | None:
             if not left:
                 return None
             over, _ = wait(left, POLL, FIRST_COMPLETED)
@@ -221,9 +218,9 @@ class Processes:
 
 
 def attend(
-    look: Callable[[], list[Ended] | None],
+    look: Callable[[], list[End] | None],
     close: Callable[[bool], None],
-    ended: Callable[[Ended], None],
+    ended: Callable[[Job, str], None],
     deadline: Deadline,
 ) -> None:
     """Tell of the end of runs that are made elsewhere, and ask them to stop when it is time.
@@ -233,7 +230,7 @@ def attend(
     """
     # With less time than that from the start, the first ones stop by themselves.
     late = deadline.at - TO_SAVE if deadline.left > TO_SAVE else math.inf
-    lost: list[Ended] = []
+    lost: list[str] = []
     closed = False
     with StopRequest(speaks=True) as request:
         try:
@@ -242,9 +239,9 @@ def attend(
                     if not closed and (request.made or time.time() > late):
                         closed = True
                         close(False)
-                    for end in over:
-                        lost += [end] if end.error and request.made else []
-                        ended(end)
+                    for job, error in over:
+                        lost += [f"{job.label}: {error}"] if error and request.made else []
+                        ended(job, error)
             except Exception:
                 # What `ended` raises ends all runs, and costs none.
                 close(False)
@@ -255,7 +252,7 @@ def attend(
             close(True)
             raise KeyboardInterrupt("stopped at once, without saving") from None
     if lost:
-        said = "; ".join(f"{end.job.label}: {end.error}" for end in lost)
+        said = "; ".join(lost)
         raise KeyboardInterrupt(f"stopped; {len(lost)} runs ended with an error ({said})")
     if request.made:
         raise KeyboardInterrupt("stopped, and all runs are saved")
@@ -337,42 +334,30 @@ def environment(jobs: int) -> dict[str, str]:
 
 NO_MEMORY = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
 """What torch says where a tensor is too large for a CPU's memory."""
-LESS_MEMORY = "a smaller model or batch needs less (--hidden-size, --batch-size)"
-FEWER_RUNS = "fewer runs at a time need less (--jobs)"
+LESS_MEMORY = (
+    "a smaller model or batch needs less (--hidden-size, --batch-size), or fewer runs at a time "
+    "(--jobs)"
+)
 
 
-def in_words(error: Exception, less_memory: str = LESS_MEMORY) -> str | None:
-    """The line; None: a bug, whose traceback is to be shown. `less_memory`: a way to need less."""
-    if isinstance(error, OSError):
-        return str(error)
-    if not isinstance(error, ValueError | RuntimeError | MemoryError):
-        return None
-    if _is_out_of_memory(error):
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        return f"out of memory ({said}); {less_memory}"
-    return str(error) if _is_ours(error) else None
+def in_words(error: Exception) -> str | None:
+    """The line; None: a bug, whose traceback is to be shown."""
+    said, refused = str(error), isinstance(error, ValueError | RuntimeError)
+    # On a CPU torch has no class of its own for that.
+    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if no_memory or (refused and any(words in said for words in NO_MEMORY)):
+        return f"out of memory ({next(iter(said.splitlines()), 'MemoryError')}); {LESS_MEMORY}"
+    return said if isinstance(error, OSError) or (refused and _is_ours(error)) else None
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether a `raise` of ours made it, with a message for users; all else is a bug, and shown.
+def _is_ours(error: Exception) -> bool:
+    """True if a `raise` of ours made it, with a message for users.
 
-    What C code raises has the frame of ours that called it, but no `raise` there.
+    What C code raises has the line of ours that called it, which begins otherwise.
     """
-    trace = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    raiser = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
-    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
-    return raiser == "riglstm" and operation == dis.opmap["RAISE_VARARGS"]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had; on a CPU torch has no class of its own for that."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return any(words in str(error) for words in NO_MEMORY)
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = frames and Path(frames[-1].filename).is_relative_to(Path(riglstm.__file__).parent)
+    return bool(ours and (frames[-1].line or "").startswith("raise "))
 
 
 # The process of one run.
@@ -391,7 +376,7 @@ def main() -> int:
         print(stop)
         return 0 if isinstance(stop, OutOfTime) else STOPPED
     except Exception as error:
-        said = in_words(error, FEWER_RUNS)
+        said = in_words(error)
         if said is None:
             raise
         print(said)
@@ -427,18 +412,13 @@ def overview(runs: Sequence[Planned]) -> list[str]:
     """
     states = []
     for run in runs:
-        folder = RunFolder(run.folder)
-        state: str = state_of(folder)
+        state: str = run.state
         if state in ("new", "partial"):
-            state = "running" if folder.lock.exists() else "waiting"
+            state = "running" if RunFolder(run.folder).lock.exists() else "waiting"
         states.append(state)
     counts = ", ".join(f"{states.count(name)} {name}" for name in STATES)
-    lines = [f"{state:<8} {_label(run)}" for state, run in zip(states, runs, strict=True)]
+    lines = [f"{state:<8} {run.label}" for state, run in zip(states, runs, strict=True)]
     return [f"{len(runs)} runs: {counts}", "", *lines]
-
-
-def _label(run: Planned) -> str:
-    return f"{run.row} {run.setting} seed {run.spec.seed}"
 
 
 if __name__ == "__main__":

@@ -11,22 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from riglstm.lab.tables import search
-from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, state
+from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, recipe
-from riglstm.lab.tables.result import ResultRow, read_record, rows_of
+from riglstm.lab.tables.result import ResultRow, planned_rows, read_record
 from riglstm.lab.tables.search import Space
-
-
-class Final(NamedTuple):
-    """One final run, and what chose its recipe."""
-
-    planned: Planned
-    trial: str
-    rule: str
-    """One of `search.RULES`, or both."""
 
 
 def plan(
@@ -36,13 +27,13 @@ def plan(
     root: Path,
     device: str,
     done: Collection[tuple[str, str]] = (),
-) -> list[Final]:
+) -> list[Planned]:
     """The final runs of models whose trials are all done, but for those in `done`.
 
     `done`: a run's name and a rule that its rows count by; a run that another rule chooses later
     gets rows by that rule, too. By rule, then seed by seed, so that a whole table is there early.
     """
-    found: dict[str, Final] = {}
+    found: dict[str, Planned] = {}
     chosen = {model: choices(space, model, lines) for model in models}
     seeds = {model: space.final_seeds_of.get(model, space.final_seeds) for model in models}
     every = sorted({seed for own in seeds.values() for seed in own})
@@ -54,15 +45,14 @@ def plan(
             name = folder_name(made)
             new = [rule for rule in rules if (name, rule) not in done]
             if rule in new and name not in found:
-                run = planned(made, root, device, setting, model)
-                found[name] = Final(run, label, ", ".join(new))
+                why = {"trial": label, "rule": ", ".join(new)}
+                found[name] = planned(made, root, device, setting, model, **why)
     return list(found.values())
 
 
 def choices(space: Space, model: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The trials that were chosen for a model, each with the rules that chose it."""
-    searched, of = _searched(space, model)
-    runs = search.runs(replace(searched, models=(of,)))
+    searched, of, runs = _searched(space, model)
     # A run's name holds its options; the label in its line may be of a space before a change.
     own = [{**a, "model": of, "trial": runs[a["run"]]} for a in lines if a["run"] in runs]
     best = search.winners(own, runs, TABLES[searched.table].higher_is_better)[of]
@@ -88,8 +78,7 @@ def spec(space: Space, model: str, label: str, setting: str, seed: int) -> RunSp
 
 def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str:
     """Why a model has no final runs yet, and what to do; empty where it has all its trials."""
-    searched, of = _searched(space, model)
-    asked = search.runs(replace(searched, models=(of,)))
+    searched, of, asked = _searched(space, model)
     own = [said for said in lines if said["run"] in asked]
     left = len(asked.keys() - {said["run"] for said in own})
     if left:
@@ -103,23 +92,16 @@ def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str
     return ""
 
 
-def _searched(space: Space, model: str) -> tuple[Space, str]:
-    """The space and the model whose trials choose the recipe of a row."""
-    return (space, model) if space.source is None else (space.source, space.recipe_of[1])
+def _searched(space: Space, model: str) -> tuple[Space, str, dict[str, str]]:
+    """The space and the model whose trials choose the recipe of a row, and these trials by run."""
+    of = model if space.source is None else space.recipe_of[1]
+    searched = replace(space.source or space, models=(of,))
+    return searched, of, search.runs(searched)
 
 
-def rows(space: Space, final: Final) -> list[ResultRow]:
+def rows(space: Space, final: Planned) -> list[ResultRow]:
     """The figures of a final run; none where it is not done."""
-    run = final.planned
-    if state(run.spec, run.folder) not in ("done", "failed"):
+    if final.state not in ("done", "failed"):
         return []
-    return rows_of(
-        read_record(run.folder, curves=False),
-        table=space.table,
-        model=run.row,
-        setting=run.setting,
-        budget=SEARCHED,
-        run=run.folder.name,
-        trial=final.trial,
-        rule=final.rule,
-    )
+    run = read_record(final.folder, curves=False)
+    return planned_rows(run, final, space.table, SEARCHED)

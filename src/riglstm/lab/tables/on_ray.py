@@ -29,7 +29,7 @@ from riglstm.lab.tables.executor import (
     ASKED,
     POLL,
     TO_BEGIN,
-    Ended,
+    End,
     Job,
     RunProcess,
     attend,
@@ -87,7 +87,7 @@ class OnRay:
     """Cores for each run, and its threads."""
     deadline: Deadline = NEVER
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Ended], None]) -> None:
+    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
         """Make runs."""
         if not jobs:
             return
@@ -105,7 +105,7 @@ class OnRay:
                 for task in left:
                     ray.cancel(task, force=at_once)
 
-            def look() -> list[Ended] | None:
+            def look() -> list[End] | None:
                 if not left:
                     return None
                 over, _ = ray.wait(list(left), timeout=POLL)
@@ -176,7 +176,7 @@ def variables(cores: int) -> dict[str, str]:
     return {**own, **given}
 
 
-def _end(ray: Any, task: Any, job: Job) -> Ended | None:
+def _end(ray: Any, task: Any, job: Job) -> End | None:
     """What became of a task that is over; None where its run was not begun."""
     try:
         said = ray.get(task)
@@ -184,14 +184,14 @@ def _end(ray: Any, task: Any, job: Job) -> Ended | None:
         return None
     except ray.exceptions.RayError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return Ended(job, lines[-1].strip() if lines else type(error).__name__)
+        return job, lines[-1].strip() if lines else type(error).__name__
     if said is None:
         return None
     words, finished = said
     until = time.monotonic() + SEEN
     while finished and not is_over(job.folder) and time.monotonic() < until:
         time.sleep(POLL)
-    return Ended(job, words)
+    return job, words
 
 
 # The task, on a node: of this package it may use what is in the modules of `by_value` alone.

@@ -16,15 +16,12 @@ from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
 from riglstm.lab.tasks.base import TaskConfig, options
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import FREE, Fit, Precision
-from riglstm.lab.train.folder import RunFolder, differences
+from riglstm.lab.train.folder import RunFolder
 from riglstm.models import MODELS, options_of
 from riglstm.models.rig import changes_of, settled
 
 PLACE = ("batch_first", "compile_step", "device", "dtype")
 """Options of models that a run does not set: they belong to the task, or to the machine."""
-
-SEEDS = 2**32
-"""How many seeds there are: as many as every generator of random numbers takes."""
 
 UNNAMED: dict[str, float | None] = {
     "average": None,
@@ -70,11 +67,9 @@ class RunSpec:
         known = tuple(f.name for f in fields(tasks.find(self.task)))  # type: ignore[arg-type]
         _check_known("task", self.task, self.task_options, known)
         check_options(self.model, self.model_options)
-        check_whole("the seed", self.seed, low=0)
-        if self.seed >= SEEDS:
-            raise ValueError(f"the seed must be below 2**32 = {SEEDS}, got {self.seed!r}")
-        if isinstance(self.hidden_size, bool) or not isinstance(self.hidden_size, int):
-            raise ValueError(f"hidden_size must be a whole number, got {self.hidden_size!r}")
+        # As many as every generator of random numbers takes.
+        check_whole("the seed", self.seed, low=0, high=2**32 - 1)
+        check_whole("hidden_size", self.hidden_size)
 
     @property
     def name(self) -> str:
@@ -115,17 +110,9 @@ class RunSpec:
                 f"a run's configuration must have the fields {', '.join(names)}, "
                 f"got {', '.join(sorted(data)) or 'none'}; is this the config.json of a run?"
             )
-        for name in ("task_options", "model_options", "fit"):
-            if not isinstance(data[name], Mapping):
-                raise ValueError(f"{name} of a run must be an object, got {data[name]!r}")
         _check_known("training", "Fit", data["fit"], [f.name for f in fields(Fit)])
-        try:
-            made = cls(**{**data, "fit": Fit(**data["fit"])})
-            made.task_config()
-        except TypeError as error:
-            raise ValueError(
-                f"a run's configuration must have values of the right types: {error}"
-            ) from error
+        made = cls(**{**data, "fit": Fit(**data["fit"])})
+        made.task_config()
         return made
 
     def identity(self) -> dict[str, Any]:
@@ -191,15 +178,29 @@ State: TypeAlias = Literal["new", "partial", "done", "failed"]
 
 
 class Planned(NamedTuple):
-    """One run of a table."""
+    """One run of a table, or of a search."""
 
     spec: Any
     """A RunSpec; of a run on MiniGrid its GridSpec."""
     folder: Path
-    state: State
     setting: str
     """What it is trained in, as the table says it."""
     row: str
+    trial: str = ""
+    """Of a search: the trial that it is, or whose recipe it has."""
+    rule: str = ""
+    """The rule, or the two, that chose the trial."""
+
+    @property
+    def state(self) -> State:
+        """How far it is by now."""
+        return state_of(RunFolder(self.folder))
+
+    @property
+    def label(self) -> str:
+        """The run in a few words."""
+        trial = f" trial {self.trial}" if self.trial else ""
+        return f"{self.row} {self.setting}{trial} seed {self.spec.seed}"
 
 
 def plan(
@@ -231,11 +232,12 @@ def plan(
     return found
 
 
-def planned(spec: RunSpec, root: Path | str, device: str, setting: str, row: str) -> Planned:
-    """A run in its folder, on a device."""
+def planned(
+    spec: RunSpec, root: Path | str, device: str, setting: str, row: str, **search: str
+) -> Planned:
+    """A run in its folder, on a device; `search`: its trial and rule."""
     spec = replace(spec, fit=replace(spec.fit, device=device))
-    folder = Path(root) / folder_name(spec)
-    return Planned(spec, folder, state(spec, folder), setting, row)
+    return Planned(spec, Path(root) / folder_name(spec), setting, row, **search)
 
 
 def spec_of(
@@ -251,12 +253,13 @@ def spec_of(
             "conditions": how.conditions,
             **how.task,
             **how.settings[setting].task,
-            **row.data(setting),
+            **row.task,
+            **row.task_in.get(setting, {}),
         },
         model=row.model,
         hidden_size=row.hidden_size,
         model_options=dict(row.options),
-        fit=replace(fit, **row.training(setting)),
+        fit=replace(fit, **{**row.fit, **row.fit_in.get(setting, {})}),
         seed=0,
     )
 
@@ -264,20 +267,6 @@ def spec_of(
 def folder_name(spec: RunSpec) -> str:
     """Task, model, seed, and a digest of everything: another configuration is another folder."""
     return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
-
-
-def state(spec: Any, path: Path) -> State:
-    """How far the run is; raises ValueError where the folder holds another run."""
-    folder = RunFolder(path)
-    if folder.state == "new":
-        return "new"
-    found = differences(folder.read_json(folder.config), spec.resolved())
-    if found:
-        raise ValueError(
-            f"{path} must hold the run that its name says, got another: {'; '.join(found)}; "
-            "move it away, or delete it"
-        )
-    return state_of(folder)
 
 
 def state_of(folder: RunFolder) -> State:

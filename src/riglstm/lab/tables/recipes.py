@@ -37,7 +37,7 @@ class Row:
     task: Mapping[str, Any] = field(default_factory=dict)
     """What it changes in the recipe's task."""
     task_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The same, in some of the table's settings alone."""
+    """The same in some of the table's settings, before what it changes in all."""
     fit: Mapping[str, Any] = field(default_factory=dict)
     """What it changes in the recipe's training."""
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -47,14 +47,6 @@ class Row:
     def name(self) -> str:
         """As its runs are named: the model, or the ablation that it is."""
         return str(self.options.get("variant") or self.model)
-
-    def data(self, setting: str) -> dict[str, Any]:
-        """All that it changes in the recipe's task in a setting."""
-        return {**self.task, **self.task_in.get(setting, {})}
-
-    def training(self, setting: str) -> dict[str, Any]:
-        """All that it changes in the recipe's training in a setting."""
-        return {**self.fit, **self.fit_in.get(setting, {})}
 
     @property
     def cells(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from riglstm.lab.tables import rows
 from riglstm.lab.tables.executor import Executor, InProcess, Processes, make_runs
-from riglstm.lab.tables.plan import Planned, plan, state
+from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.recipes import TABLES, Budget, recipe, stem
 from riglstm.lab.tables.result import ResultRow, csv_text
 from riglstm.lab.tables.run import Make, open_data, run
@@ -20,8 +20,8 @@ from riglstm.lab.tables.table import markdown, table_of_runs, text_table
 from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.stopping import NEVER, Deadline
 
-CHEAP, SELDOM = 1.0, 10.0
-"""Where a table takes more than so many seconds to write, it rests so many times as long."""
+SELDOM = 10.0
+"""So many times as long as it took to write a table, it is not written again."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,10 @@ class Rendered:
     """None: it is not made from rows."""
 
     def write(self, folder: Path, name: str) -> tuple[Path, ...]:
-        """Files `name`.md and .csv, each whole or not at all."""
-        files = self.files(folder, name)
-        for path, content in files.items():
-            with atomic_write(path) as file:
-                file.write(content.encode())
-        return tuple(files)
+        """Files `name`.md and .csv, each whole or not at all.
 
-    def files(self, folder: Path, name: str) -> dict[Path, str]:
-        """What is written; ValueError where such a file is another's: it begins otherwise."""
+        Raises ValueError where such a file is another's: it begins otherwise.
+        """
         files = {folder / f"{name}.md": self.markdown}
         if self.rows is not None:
             files[folder / f"{name}.csv"] = csv_text(self.rows)
@@ -53,7 +48,10 @@ class Rendered:
                     f"{path} must be a new file, or this table's, which begins with {start!r}, "
                     "got another; move it away, or give another folder"
                 )
-        return files
+        for path, content in files.items():
+            with atomic_write(path) as file:
+                file.write(content.encode())
+        return tuple(files)
 
 
 class Reproduced(NamedTuple):
@@ -82,15 +80,13 @@ def reproduce(
     executor: Executor | None = None,
     deadline: Deadline = NEVER,
     results: Path | None = None,
-    retry_failed: bool = False,
     again: str = "",
 ) -> Reproduced:
     """Run what is not done of a plan, and write its table to `out`, anew after every run.
 
     `asked`: what `plan` gives. The table has all rows that have a run in `root`, whoever made it,
     so that several programs with models of their own agree on it.
-    A run that was stopped is gone on with. One that diverged stays failed, and is shown so; with
-    `retry_failed` it is begun anew, and ends as before unless code or device have changed.
+    A run that was stopped is gone on with. One that diverged stays failed, and is shown so.
     `jobs`: runs at a time on the device, each in a process of its own. One that ends with an error
     leaves the others alone; with one job the error is raised here.
     `executor`: what makes the runs, in place of this machine.
@@ -98,83 +94,74 @@ def reproduce(
     `results`: a CSV file that takes the figures of all runs, see `riglstm.lab.tables.rows`.
     `again`: the command that goes on, for whoever stops it.
     """
-    file = stem(name, budget, asked[0].spec.fit.precision)
 
-    def show() -> Rendered:
+    def render() -> Rendered:
         table, found = table_of_runs(name, begun(name, asked, budget, root), budget)
+        if results is not None:
+            rows.append(results, found)
         return Rendered(markdown(text_table(table)), found)
 
-    def write() -> tuple[Rendered, tuple[Path, ...]]:
-        shown = show()
-        if results is not None:
-            rows.append(results, shown.rows or ())
-        return shown, shown.write(Path(out), file)
-
-    # What is wrong with the files that take the figures is said before hours of training.
-    show().files(Path(out), file)
-    if results is not None and results.exists():
-        rows.read(results)
-    waiting = unfinished(asked, retry_failed)
+    file = stem(name, budget, asked[0].spec.fit.precision)
+    waiting = unfinished(asked)
     # Runs that are fewer share the cores among themselves alone.
     jobs = max(1, min(jobs, len(waiting)))
-    if jobs > 1 or executor is not None:
-        open_data(waiting, data_dir)
+    open_data(waiting, data_dir)
     make = partial(run, data_dir=data_dir, deadline=deadline, jobs=jobs)
     if executor is None:
         executor = InProcess(deadline) if jobs == 1 else Processes(jobs, deadline)
-    return complete(asked, waiting, make, write, executor, again)
+    return complete(asked, make, render, Path(out), file, executor, again)
 
 
-def unfinished(asked: Iterable[Planned], retry_failed: bool) -> list[Planned]:
-    """The runs that are to be made; with `retry_failed` those that diverged, too."""
-    states = {"new", "partial", *(("failed",) if retry_failed else ())}
-    return [p for p in asked if p.state in states]
+def unfinished(asked: Sequence[Planned]) -> list[Planned]:
+    """The runs that are to be made."""
+    return [p for p in asked if p.state in ("new", "partial")]
 
 
 def complete(
     asked: Sequence[Planned],
-    waiting: Sequence[Planned],
     make: Make,
-    write: Callable[[], tuple[Rendered, tuple[Path, ...]]],
+    render: Callable[[], Rendered],
+    out: Path,
+    file: str,
     executor: Executor,
     again: str = "",
 ) -> Reproduced:
-    """Make the runs that wait, and write the table anew after each, or as often as is cheap."""
+    """Make the runs that are not done, and write the table anew after each, where it is cheap."""
+    # What is wrong with the files that take the figures is said before hours of training.
+    render().write(out, file)
     rested = 0.0
 
-    def ended(_: Path) -> None:
+    def ended(_: Planned) -> None:
         # All rows are made anew from all folders: of a thousand runs, that takes seconds. What is
         # put off here is written at the end, or by the next command.
         nonlocal rested
         began = time.monotonic()
         if began >= rested:
-            write()
+            render().write(out, file)
             now = time.monotonic()
-            rested = now + SELDOM * max(0.0, now - began - CHEAP)
+            rested = now + SELDOM * (now - began)
 
     try:
-        errors = make_runs(waiting, make, executor, ended, again)
-    except KeyboardInterrupt:
-        write()
-        raise
-    states = [state(p.spec, p.folder) for p in asked]
+        errors = make_runs(unfinished(asked), make, executor, ended, again)
+    finally:
+        rendered = render()
+        paths = rendered.write(out, file)
+    states = [p.state for p in asked]
     return Reproduced(
-        *write(),
+        rendered,
+        paths,
         failed=states.count("failed"),
         left=states.count("new") + states.count("partial"),
         errors=tuple(errors),
     )
 
 
-FOLDER = re.compile(r"(.+)-seed(\d+)-[0-9a-f]{8}")
-
-
 def begun(name: str, asked: Sequence[Planned], budget: Budget, root: Path | str) -> list[Planned]:
     """The runs of all rows that have one, and those of other seeds than asked for."""
-    seeds, fit, task = {p.spec.seed for p in asked}, asked[0].spec.fit, TABLES[name].task
-    there = [m for path in Path(root).glob(f"{task}-*") if (m := FOLDER.fullmatch(path.name))]
-    named, every = {m[1] for m in there}, sorted({*seeds, *(int(m[2]) for m in there)})
-    begun = [k for k, row in recipe(name, budget).rows.items() if f"{task}-{row.name}" in named]
-    found = plan(name, begun, every, budget, root, fit.device, precision=fit.precision)
+    seeds, fit = {p.spec.seed for p in asked}, asked[0].spec.fit
+    names = " ".join(path.name for path in Path(root).glob(f"{TABLES[name].task}-*"))
+    every = sorted({*seeds, *map(int, re.findall(r"-seed(\d+)-", names))})
+    models = list(recipe(name, budget).rows)
+    found = plan(name, models, every, budget, root, fit.device, precision=fit.precision)
     with_runs = {p.row for p in found if p.state != "new"}
     return [p for p in found if p.row in with_runs and (p.spec.seed in seeds or p.state != "new")]

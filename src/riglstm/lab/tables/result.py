@@ -6,11 +6,11 @@ import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from riglstm.lab.tables.plan import RunSpec, State, state_of
+from riglstm.lab.tables.plan import Planned, RunSpec, State, state_of
 from riglstm.lab.train.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -54,16 +54,17 @@ class RunFiles:
     """The files of a run's folder, each of which has the form that it must have."""
 
     path: Path
+    """The folder, or a file that was exported from it."""
     spec: Any
     """What the run is."""
     state: State
-    run: Mapping[str, Any]
+    run: Mapping[str, Any] = field(default_factory=dict)
     """Versions, commit, device, command; empty where run.json is not there."""
-    result: Mapping[str, Any] | None
-    """None: the run has none yet."""
-    failed: Mapping[str, Any]
+    result: Mapping[str, Any] = field(default_factory=dict)
+    """Empty: the run has none yet."""
+    failed: Mapping[str, Any] = field(default_factory=dict)
     """Reason, updates and seconds of a run that failed; empty where it did not."""
-    metrics: Mapping[str, Series]
+    metrics: Mapping[str, Series] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -79,7 +80,7 @@ class RunFiles:
     @property
     def rows(self) -> list[Mapping[str, Any]]:
         """Its figures."""
-        return [] if self.result is None else list(self.result["rows"])
+        return list(self.result.get("rows", ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,10 @@ class Record(RunFiles):
                 name, _, condition = full.removeprefix("validation/").partition("@")
                 yield name, condition, series
 
+    def weights_of(self, step: int) -> Path:
+        """The file of the weights after so many updates."""
+        return self.path if self.path.is_file() else RunFolder(self.path).weights_of(step)
+
     def describe(self) -> str:
         """Which run it is, and how far it came, in a line."""
         begun = f"{self.path}: {self.spec.name} on {self.spec.task}, seed {self.spec.seed}"
@@ -139,31 +144,21 @@ def read_run(
 ) -> R:
     """A run of a kind; raises RunError where one of its files has another form."""
     folder = RunFolder(path)
-
-    def read(file: Path) -> dict[str, Any]:
-        with refused(file):
-            return folder.read_json(file)
-
-    config = read(folder.config)
-    with refused(folder.config):
-        spec = read_spec(config)
-        spec.digest()
     state = state_of(folder)
-    run = read(folder.run) if folder.run.exists() else {}
+    with refused(folder.config):
+        spec = read_spec(folder.read_json(folder.config))
+        spec.digest()
     with refused(folder.run):
+        run = folder.read_json(folder.run) if folder.run.exists() else {}
         made_by(run)
-    result = read(folder.result) if state == "done" else None
-    if result is not None:
+    with refused(folder.result):
+        result = folder.read_json(folder.result) if state == "done" else {}
+    if state == "done":
         check_result(result, folder.result)
-    failed = read(folder.failed) if state == "failed" else {}
+    failed = folder.read_json(folder.failed) if state == "failed" else {}
+    metrics = read_metrics(folder.metrics) if curves and folder.metrics.exists() else {}
     return kind(
-        path=path,
-        spec=spec,
-        state=state,
-        run=run,
-        result=result,
-        failed=failed,
-        metrics=read_metrics(folder.metrics) if curves and folder.metrics.exists() else {},
+        path=path, spec=spec, state=state, run=run, result=result, failed=failed, metrics=metrics
     )
 
 
@@ -191,13 +186,10 @@ def read_metrics(path: Path) -> dict[str, Series]:
         with path.open(newline="", encoding="utf-8") as file:
             whole = [line for line in file if line.endswith("\n")]
         for number, line in enumerate(csv.reader(whole[1:]), start=2):
-            try:
-                step, name, value = line
-                points.setdefault(name, {})[int(step)] = float(value)
-            except ValueError:
-                raise RunError(
-                    f"{path}, line {number}, must be step,name,value, got {','.join(line)[:80]!r}"
-                ) from None
+            if len(line) != 3:
+                got = ",".join(line)[:80]
+                raise RunError(f"{path}, line {number}, must be step,name,value, got {got!r}")
+            points.setdefault(line[1], {})[int(line[0])] = float(line[2])
         found = {
             name: Series(np.array([*of], np.int64), np.array([*of.values()]))
             for name, of in points.items()
@@ -269,19 +261,16 @@ HEAD = tuple(TYPES)
 
 
 def rows_of(run: RunFiles, /, **named: Any) -> list[ResultRow]:
-    """The figures of a run that is done, or one row of a run that failed.
+    """The figures of a run that is done, one row of a run that failed, none of another.
 
     `named`: table, model, budget, setting and run of the rows; trial and rule of a recipe that was
     searched.
     """
     figures = [(f"{r['metric']}@{r['condition']}", r["value"], r["chosen_on"]) for r in run.rows]
-    if run.result is not None:
-        said: Mapping[str, Any] = run.result
-    elif run.state == "failed":
+    said = run.result
+    if run.state == "failed":
         said = {**run.failed, **made_by(run.run)}
         figures = [(FAILED, 1.0, "")]
-    else:
-        return []
     return [
         ResultRow(
             **named,
@@ -299,6 +288,22 @@ def rows_of(run: RunFiles, /, **named: Any) -> list[ResultRow]:
         )
         for metric, value, chosen_on in figures
     ]
+
+
+def planned_rows(
+    run: RunFiles, planned: Planned, table: str, budget: str, name: str = ""
+) -> list[ResultRow]:
+    """The figures of a planned run; `name`: its own, where that of its folder may be another's."""
+    return rows_of(
+        run,
+        table=table,
+        model=planned.row,
+        budget=budget,
+        setting=planned.setting,
+        run=name or planned.folder.name,
+        trial=planned.trial,
+        rule=planned.rule,
+    )
 
 
 def csv_text(rows: Iterable[ResultRow], head: bool = True) -> str:

@@ -55,7 +55,11 @@ def append_text(path: Path, content: Callable[[int], str]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
-        lock(file.fileno())
+        # Windows has no fcntl, and some network file systems have no locks: then there is none.
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
         before = os.fstat(file.fileno()).st_size
         added = content(before).encode()
         if before and added and not path.read_bytes().endswith(b"\n"):
@@ -67,15 +71,6 @@ def append_text(path: Path, content: Callable[[int], str]) -> None:
         except OSError:
             os.truncate(path, before)
             raise
-
-
-def lock(handle: int) -> None:
-    """No other program adds rows to the file until it is closed."""
-    # Windows has no fcntl, and some network file systems have no locks: then there is none.
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def read_folder(folder: Path) -> list[ResultRow]:

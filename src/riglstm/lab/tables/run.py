@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from riglstm import models
-from riglstm.lab.tables.plan import Planned, RunSpec, state
-from riglstm.lab.tables.result import CHOSEN, check_result, made_by, read_record
+from riglstm.lab.tables.plan import Planned, RunSpec
+from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record, refused
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
@@ -104,7 +104,7 @@ def run(
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
         conditions = task.conditions if spec.fit.test else ()
         try:
-            figures = tested(spec, task, net, folder.weights_of, chosen, conditions, say)
+            figures = tested(spec, task, net, folder.weights_of, chosen, conditions)
         except KeyboardInterrupt:
             raise Interrupted(untested(again)) from None
         result = {
@@ -124,30 +124,24 @@ def run(
         return result
 
 
-class Make(Protocol):
-    """What trains and tests a run in a folder that is held."""
-
-    def __call__(self, spec: Any, folder: RunFolder, *, resume: bool) -> object: ...
+Make: TypeAlias = Callable[..., object]
+"""What trains and tests a run in a folder that is held: `run`, or an agent's."""
 
 
 def attempt(planned: Planned, make: Make) -> None:
     """One run of several; if it diverges, its folder says so, and the others go on.
 
-    One that another process trains, or has trained since it was planned, is passed over. Raises
-    Interrupted, and OutOfTime where its deadline is near.
+    One that another process trains, or has trained, is passed over. Raises Interrupted, and
+    OutOfTime where its deadline is near.
     """
     folder, said = RunFolder(planned.folder), ""
     try:
         with folder.held():
-            now = state(planned.spec, folder.path)
-            if now == "done":
+            now = planned.state
+            if now in ("done", "failed"):
                 folder.tidy()
-            if now in ("done", "failed") and now != planned.state:
-                said = f"it is {now} by now, by another process; passed over"
-            elif now != "done":
-                if now == "failed":
-                    # Gone on with, it would diverge again, bit for bit.
-                    folder.empty()
+                said = f"it is {now} already; passed over"
+            else:
                 make(planned.spec, folder, resume=now != "new")
     except Diverged as error:
         said = str(error)
@@ -170,11 +164,9 @@ def tested(
     weights_of: Callable[[int], Path],
     chosen: Mapping[str, Mapping[str, Any]],
     conditions: Sequence[str],
-    show: Callable[[str], None] | None,
 ) -> list[dict[str, Any]]:
     """Figures on test data: by the weights that the training condition chose, then by those that
-    the condition itself did, where it is another. `weights_of`: the file, by its update; `show`
-    hears how far it is."""
+    the condition itself did, where it is another. `weights_of`: the file, by its update."""
     from riglstm.lab.train.checkpoints import load_weights
 
     rows = []
@@ -184,8 +176,7 @@ def tested(
             continue
         step = chosen[chooser]["step"]
         load_weights(net, weights_of(step))
-        if show is not None:
-            show(f"testing on {', '.join(tested)} with the weights of update {step}")
+        say(f"testing on {', '.join(tested)} with the weights of update {step}")
         for condition in tested:
             rows.append(
                 {
@@ -221,22 +212,8 @@ KEY = "riglstm"
 """In the metadata of a file: configuration and result, as JSON."""
 
 
-class Finished(NamedTuple):
-    """A run that is done, in a folder or in a file."""
-
-    spec: RunSpec
-    result: dict[str, Any]
-    weights_of: Callable[[int], Path]
-    """The file of the weights after so many updates."""
-
-    @property
-    def home(self) -> str:
-        """The condition of the training data."""
-        return str(self.result["rows"][0]["chosen_on"]).removeprefix(CHOSEN)
-
-
-def finished(path: Path | str) -> Finished:
-    """What a run's folder says, or an exported file."""
+def finished(path: Path | str) -> Record:
+    """A run that is done, from its folder or from an exported file."""
     path = Path(path)
     if path.is_file():
         from riglstm.lab.train.checkpoints import read_metadata
@@ -251,15 +228,16 @@ def finished(path: Path | str) -> Finished:
                 f"of a run, got {text[:60]!r}; `riglstm export RUN FILE` writes such files"
             ) from None
         check_result(result, path, "export it anew")
-        return Finished(RunSpec.from_json(config), result, lambda step: path)
-    folder = RunFolder(path)
-    if folder.state == "partial":
+        with refused(path):
+            spec = RunSpec.from_json(config)
+        return Record(path=path, spec=spec, state="done", result=result)
+    run = read_record(path, curves=False)
+    if not run.result:
         raise ValueError(
             f"{path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"
         )
-    run = read_record(path, curves=False)
-    return Finished(run.spec, dict(run.result or {}), folder.weights_of)
+    return run
 
 
 def export(path: Path | str, to: Path) -> Path:
@@ -267,16 +245,17 @@ def export(path: Path | str, to: Path) -> Path:
     from riglstm.lab.train.checkpoints import read_weights, write_weights
 
     run = finished(path)
+    home = run.trained_on
+    chosen = run.result["chosen"][home]
     result = {
         **run.result,
-        "rows": [row for row in run.result["rows"] if row["chosen_on"] == f"{CHOSEN}{run.home}"],
-        "chosen": {run.home: run.result["chosen"][run.home]},
+        "rows": [row for row in run.rows if row["chosen_on"] == f"{CHOSEN}{home}"],
+        "chosen": {home: chosen},
         # An exported file knows its run, whatever it is called itself.
         "run": run.result.get("run") or Path(path).resolve().name,
     }
     content = json.dumps({"config": run.spec.resolved(), "result": result})
-    file = run.weights_of(run.result["chosen"][run.home]["step"])
-    write_weights(read_weights(file), to, {KEY: content})
+    write_weights(read_weights(run.weights_of(chosen["step"])), to, {KEY: content})
     return to
 
 
@@ -285,19 +264,18 @@ def evaluate(
     device: str = "auto",
     data_dir: Path | None = None,
     conditions: Sequence[str] | None = None,
-    show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """The result again, from the folder or the file alone; nothing is written.
 
     `conditions`: others than the run's own. Those have no choice of their own, and are tested
-    with the weights that the training condition chose. `show` hears in a line what takes long.
+    with the weights that the training condition chose.
     """
     run = finished(path)
-    spec, task, net = load(path, device, data_dir, show)
+    spec, task, net = load(path, device, data_dir, say)
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
         **run.result,
-        "rows": tested(spec, task, net, run.weights_of, run.result["chosen"], asked, show),
+        "rows": tested(spec, task, net, run.weights_of, run.result["chosen"], asked),
         "device": device_name(task.device),
         "commit": commit(),
     }
@@ -316,8 +294,8 @@ def load(
     """
     from riglstm.lab.train.checkpoints import load_weights
 
-    spec, result, weights_of = finished(path)
-    here = pick(replace(spec.fit, device=device, devices=1))
-    task, net = build(spec, here, data_dir, show)
-    load_weights(net, weights_of(result["chosen"][task.trained_on]["step"]))
-    return spec, task, net.eval()
+    run = finished(path)
+    here = pick(replace(run.spec.fit, device=device, devices=1))
+    task, net = build(run.spec, here, data_dir, show)
+    load_weights(net, run.weights_of(run.result["chosen"][task.trained_on]["step"]))
+    return run.spec, task, net.eval()

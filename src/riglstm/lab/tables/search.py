@@ -48,7 +48,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of, state
+from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of
 from riglstm.lab.tables.pruning import MEDIAN
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
 from riglstm.lab.tables.result import made_by, read_record
@@ -59,8 +59,6 @@ from riglstm.models.rig import changes_of
 
 PARTS = ("task", "fit", "model")
 UPDATES = "fit.updates"
-TRIAL = "trial "
-"""Before a trial's label, where a table has its setting."""
 MOST_OWN = 4
 """Options that a model may have for itself."""
 
@@ -110,10 +108,7 @@ def read_space(path: Path, *, chooses: bool = False) -> Space:
             space = replace(space, source=_source(path, space.recipe_of))
         how = recipe(space.table, space.budget)
         space = replace(space, models=chosen("models", how.rows, space.models) or how.models)
-        if space.setting not in how.settings:
-            raise ValueError(
-                f"setting must be one of {', '.join(how.settings)}, got {space.setting!r}"
-            )
+        chosen("setting", how.settings, [space.setting])
         _check_numbers(space)
         for model, options in space.own.items():
             if model not in space.models or len(options) > MOST_OWN:
@@ -137,8 +132,7 @@ def _source(path: Path, recipe_of: Sequence[str]) -> Space:
     """The space beside a file whose trials choose the recipe of all its rows."""
     name, model = recipe_of
     found = read_space(path.with_name(f"{name}.toml"), chooses=True)
-    if model not in found.models:
-        raise ValueError(f"recipe_of must name one of {', '.join(found.models)}, got {model!r}")
+    chosen("recipe_of", found.models, [model])
     return found
 
 
@@ -146,8 +140,8 @@ def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
     for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
         check_whole(name, value, least)
-    if space.stop not in ("", MEDIAN):
-        raise ValueError(f"stop must be {MEDIAN!r}, or left out, got {space.stop!r}")
+    chosen("stop", (MEDIAN,), [space.stop] if space.stop else [])
+    chosen("rules", RULES, space.rules)
     if space.stop and space.final_updates:
         raise ValueError(
             "a space with final_updates gives every trial its updates, as docs/protocol.md says, "
@@ -158,15 +152,11 @@ def _check_numbers(space: Space) -> None:
             "a space with recipe_of has no trials of its own and must have trials = 0 and nothing "
             f"named, got the trials {', '.join(space.labels())}"
         )
-    for rule in space.rules:
-        if rule not in RULES:
-            raise ValueError(f"rules must be some of {', '.join(RULES)}, got {rule!r}")
     chosen("final_updates", recipe(space.table, space.budget).settings, [*space.final_updates])
     chosen("final_seeds_of", space.models, [*space.final_seeds_of])
     for times in space.final_updates.values():
-        check_whole("final_updates", times, 1)
+        check_whole("final_updates", times)
     for seed in (*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)):
-        check_whole("a final seed", seed, 0)
         if seed in (space.source or space).seeds:
             raise ValueError(f"a final seed must be one that no trial had, got {seed}")
     if bool(space.final_updates) != bool(space.final_seeds):
@@ -278,7 +268,7 @@ def plan(
         made = spec(space, model, label, seed)
         if (name := folder_name(made)) not in there:
             there.add(name)
-            found.append(planned(made, root, device, f"{TRIAL}{label}", model))
+            found.append(planned(made, root, device, space.setting, model, trial=label))
     return found
 
 
@@ -290,21 +280,20 @@ def runs(space: Space) -> dict[str, str]:
 
 def line(space: Space, trial: Planned) -> dict[str, Any] | None:
     """What a trial came to; None where its run is not done."""
-    if state(trial.spec, trial.folder) not in ("done", "failed"):
+    if trial.state not in ("done", "failed"):
         return None
     record = read_record(trial.folder)
-    label = trial.setting.removeprefix(TRIAL)
     said: dict[str, Any] = {
         "space": space.name,
         "model": trial.row,
-        "trial": label,
+        "trial": trial.trial,
         "seed": trial.spec.seed,
         "run": trial.folder.name,
-        "options": options(space, trial.row, label),
+        "options": options(space, trial.row, trial.trial),
         "precision": trial.spec.precision,
         **made_by(record.run),
     }
-    if record.result is None:
+    if not record.result:
         cost = {name: record.failed.get(name) or 0 for name in ("updates", "seconds")}
         return {**said, **cost, "failed": record.reason}
     best, home = record.result["chosen"], record.result["trained_on"]

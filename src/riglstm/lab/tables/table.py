@@ -29,10 +29,9 @@ from riglstm.lab.tables.result import (
     CHOSEN,
     FAILED,
     ResultRow,
-    RunError,
     RunFiles,
+    planned_rows,
     read_record,
-    rows_of,
 )
 
 ENOUGH = 3
@@ -83,8 +82,6 @@ class Line:
     """One model in one setting."""
 
     setting: str
-    row: str
-    """The model's name in result rows."""
     label: str
     """Its name for readers."""
     ours: Mapping[str, Cell]
@@ -323,12 +320,12 @@ def yardsticks(
     runs: Iterable[RunFiles], conditions: Sequence[str], setting: str, scale: float
 ) -> list[Line]:
     """Figures that need no model; they are the same in every run of a setting."""
-    said = (run.result["yardsticks"] for run in runs if run.result and "yardsticks" in run.result)
+    said = (run.result["yardsticks"] for run in runs if "yardsticks" in run.result)
     found: Mapping[str, Mapping[str, float]] = next(said, {})
     names = dict.fromkeys(name for values in found.values() for name in values)
     return [
         Line(
-            *(setting, name, f"no model: {name}"),
+            *(setting, f"no model: {name}"),
             ours={c: Cell((scale * found[c][name],), exact=True) for c in conditions if c in found},
         )
         for name in names
@@ -409,7 +406,6 @@ def paper_table(
                 *(own, conditions, f"{CHOSEN}{home}", what.scale),
                 waiting.get((setting, model), 0),
                 setting=setting,
-                row=model,
                 label=model if row is None else row.label,
                 # How many cells are awake may be searched, too: the trial says it.
                 cells="–" if row is None or "trial" in made else row.cells,
@@ -457,7 +453,7 @@ def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
 
 
 def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
-    """What the runs cost and where they ran, and their seeds."""
+    """What the runs cost and where they ran."""
     runs = {row.run: row for row in rows}.values()
     if not runs:
         return []
@@ -471,25 +467,8 @@ def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
         f"updates took {duration(sum(row.seconds for row in runs))} in all, up to "
         f"{max(row.jobs for row in runs)} of them at a time, on "
         f"{words(row.device or 'unknown' for row in runs)}. "
-        f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}",
-        _seeds(table, rows),
+        f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}"
     ]
-
-
-def _seeds(table: Table, rows: Sequence[ResultRow]) -> str:
-    """Those that most lines have, and of each line that has others."""
-    done = {row.run for row in rows if row.metric != FAILED}
-    found = dict[str, str]()
-    for one in table.lines:
-        own = {
-            r.seed: r.run in done for r in rows if (r.setting, r.model) == (one.setting, one.row)
-        }
-        name = one.label if table.settings is None else f"{one.setting} {one.label}"
-        if own:
-            found[name] = ", ".join(f"{s}{'' if own[s] else ' (failed)'}" for s in sorted(own))
-    ((usual, _),) = Counter(found.values()).most_common(1)
-    others = (f"{name}: {seeds}" for name, seeds in found.items() if seeds != usual)
-    return f"{'; '.join((f'Seeds: {usual}', *others))}."
 
 
 def _not_run(how: Recipe, runs: set[tuple[str, str]]) -> str:
@@ -516,7 +495,7 @@ def table_of_runs(
     records: Mapping[Path, RunFiles] | None = None,
 ) -> tuple[Table, list[ResultRow]]:
     """A table from the folders of its runs, and its rows; `records`: the folders, if read."""
-    how, found = recipe(name, budget), list[ResultRow]()
+    found = list[ResultRow]()
     waiting: Counter[tuple[str, str]] = Counter()
     runs: dict[str, list[RunFiles]] = {}
     failed = []
@@ -525,39 +504,14 @@ def table_of_runs(
             waiting[p.setting, p.row] += 1
             continue
         run = read_record(p.folder, curves=False) if records is None else records[p.folder]
-        if run.result is not None:
-            check_figures(run.result, how, p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")
-            where = f"{p.row}, {p.setting}, seed {p.spec.seed}"
-            failed.append(f"Failed: {where}: {reason} ({p.folder.name}).")
+            failed.append(f"Failed: {p.label}: {reason} ({p.folder.name}).")
         runs.setdefault(p.setting, []).append(run)
-        found += rows_of(
-            run,
-            table=name,
-            model=p.row,
-            setting=p.setting,
-            budget=budget,
-            # On a page, folders of several parents may have one name.
-            run=p.folder.name if records is None else str(p.folder),
-        )
+        # On a page, folders of several parents may have one name.
+        found += planned_rows(run, p, name, budget, "" if records is None else str(p.folder))
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
-
-
-def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
-    """Raise RunError for a result that lacks a figure of its row of a table, or has it twice."""
-    home = how.settings[setting].trained_on
-    counts = Counter((row["condition"], row["chosen_on"]) for row in result["rows"])
-    homes = (known.trained_on for known in how.settings.values())
-    for condition in dict.fromkeys((*homes, *how.conditions)):
-        for chooser in (home, condition):
-            if counts[condition, f"{CHOSEN}{chooser}"] != 1:
-                raise RunError(
-                    f"the result of {folder} must have one figure for {condition}, chosen on "
-                    f"{chooser}, got {counts[condition, f'{CHOSEN}{chooser}']}; delete the folder, "
-                    "and run it anew"
-                )
 
 
 def extent(numbers: Sequence[int]) -> str:
