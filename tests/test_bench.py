@@ -100,19 +100,6 @@ def test_a_capture_that_fails_is_recorded_and_the_rest_is_timed(
     assert row.failed == {"RigLSTM captured": said}
 
 
-def test_a_graph_that_does_other_work_is_not_timed(
-    graphs: list[Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = tuple(torch.zeros(3, 4, 12) for _ in range(1))
-    monkeypatch.setattr(speed, "captured", lambda run: lambda: empty)
-    row = measure("speed", CASE, "inference", CPU, rounds=2)
-    assert set(row.us) == {LSTM, OURS}
-    assert set(row.failed) == EVERY - {LSTM, OURS}
-    assert (
-        "must agree within 0.0001 in 75% of the sequences, got 0%" in row.failed[OURS + " captured"]
-    )
-
-
 def test_a_case_that_fails_as_a_whole_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASE, options={"views": "none"})
     row = measure("rules", case, "training", CPU, rounds=2)
@@ -138,7 +125,7 @@ def test_ours_is_timed_only_if_it_is_near_float64(
         lambda layer, given, out: (out[0] + 1e-3 * (out[0].dtype == torch.float32), out[1])
     )
     check(layer, B, "bf16", training)
-    with pytest.raises(ValueError, match=r"float64's must agree within 0\.0001 in 75% .* got 0%"):
+    with pytest.raises(ValueError, match=r"agree with float64's within 0\.0001 in 75% .* got 0%"):
         check(layer, B, "fp32", training)
 
 
@@ -250,10 +237,7 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
         ("speed", "inference"),
         ("speed", "training"),
     ]
-    assert main(["bench", "--markdown", str(path)]) == 0
-    again = capsys.readouterr().out
-    assert again.startswith("**speed, cpu**")
-    assert again in out
+    assert bench.speed_tables(written)[0] in out
 
 
 def test_a_benchmark_that_is_cut_off_leaves_the_rows_it_has_measured(

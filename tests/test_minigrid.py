@@ -84,7 +84,7 @@ def test_levels_and_families_by_name() -> None:
     of = family("doorkey")
     assert [level.name for level in chosen_levels(of, ("8x8", "5x5"))] == ["5x5", "8x8"]
     assert chosen_levels(of, None) == of.levels
-    for names, got in ((("7x7",), "'7x7'"), ((), "none")):
+    for names, got in ((("7x7",), "7x7"), ((), "none")):
         with pytest.raises(ValueError, match=rf"levels of DoorKey must be .* 5x5, .*got {got}"):
             chosen_levels(of, names)
     with pytest.raises(ValueError, match=r"the family must be one of empty, .*got 'maze'"):
@@ -233,7 +233,7 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
     with pytest.raises(ValueError, match="levels of LavaGap must be some of S5, S6, S7, got none"):
         evaluate(tmp_path / "a", "cpu", levels=())
     (tmp_path / "a" / "weights" / "step-256.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"expected the weights .*256.safetensors, got none"):
+    with pytest.raises(ValueError, match=r"expected weights in .*256.safetensors, got no such"):
         evaluate(tmp_path / "a", "cpu")
 
 
@@ -324,21 +324,6 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_if_asked(
     assert RunFolder(folder).state == "done"
 
 
-@pytest.mark.parametrize(
-    ("families", "ppo", "frames"),
-    [
-        (["empty", "keycorridor"], PPO(), [5_000, 250_000]),
-        (["empty"], PPO(envs=64), [8192]),  # one update at least
-        (["empty"], PPO(frames=4096), [4096]),
-    ],
-)
-def test_quick_is_a_twentieth_of_each_familys_frames(
-    families: list[str], ppo: PPO, frames: list[int]
-) -> None:
-    runs = plan(families, ["lstm"], 1, "runs", ppo, quick=True)
-    assert [p.spec.frames for p in runs] == frames
-
-
 def test_trials_depend_on_the_agent_alone() -> None:
     net = build(spec(), torch.device("cpu"))
     levels = family("lavagap").levels[:2]
@@ -370,10 +355,8 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "transformer"}, "the memory must be one of lstm, .*got 'transformer'"),
         ({"family": "maze"}, "the family must be one of"),
-        ({"seed": -1}, "seed must be a whole number from 0 to 2147483647, .*got -1"),
-        ({"seed": 2**31}, "as 2147483648 is that of the test episodes, got 2147483648"),
+        ({"seed": 2**31}, "seed must be a whole number from 0 to 2,147,483,647, got 2147483648"),
         ({"episodes": 0}, "episodes must be a whole number from 1 on, got 0"),
         ({"model_options": {"cells": 3, "depth": 1}}, "'depth' is no model option of 'riglstm'"),
     ],

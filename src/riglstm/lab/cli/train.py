@@ -56,15 +56,21 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Run:
-    """Where it is written."""
+class Place:
+    """Where a run is written."""
 
     seed: int = 0
-    """Seed of the weights, of the training data, and of what a model draws."""
+    """Seed of the weights, of the data or the episodes, and of what a model draws."""
     out: Path | None = None
-    """The run's folder; none: runs/TASK/MODEL-sSEED."""
+    """The run's folder; none: runs/TASK/MODEL-sSEED, or runs/minigrid/FAMILY-MODEL-sSEED."""
     resume: bool = False
     """Go on with the run that is in the folder; begin where there is none."""
+
+
+@dataclass(frozen=True)
+class Run(Place):
+    """Where it is written, and until when."""
+
     minutes: float | None = None
     """Stop in good time before so many minutes are over, saved; none: never. --resume goes on."""
     data_dir: Path | None = None
@@ -105,7 +111,7 @@ def main(args: Sequence[str]) -> None:
     if first and check_folder(out, where.resume, spec.resolved()):
         result = read_record(out, curves=False).result
         assert result is not None
-        print(f"{title}, in {out}: done already\n\n{_shown(result, title)}")
+        print(f"{title}, in {out}: done already\n\n{text.result_table(result, title)}")
         return
     print(f"{title}, into {out}", flush=True)
     again = flags.again("train", args, "--resume")
@@ -117,7 +123,7 @@ def main(args: Sequence[str]) -> None:
         return
     if result:
         title += f", {result['updates']} updates"
-        print(f"\n{_shown(result, title)}\n\nwritten to {out}")
+        print(f"\n{text.result_table(result, title)}\n\nwritten to {out}")
 
 
 def summary(task: str) -> str:
@@ -126,12 +132,6 @@ def summary(task: str) -> str:
         return (inspect.getdoc(tasks.find(task)) or "").partition("\n")[0]
     except ValueError as error:
         return str(error)
-
-
-def _shown(result: Mapping[str, Any], title: str) -> str:
-    """The result as a table, with the legend of the two rules; without tests there is neither."""
-    table = text.result_table(result, title)
-    return f"{table}\n\n{text.RULES}" if result["rows"] else table
 
 
 def option_types(model: str) -> dict[str, Any]:
@@ -178,9 +178,6 @@ def _without_task(args: Sequence[str]) -> None:
 
 def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
     """Refuse a folder that a run cannot be made in; True: the run is there, and done."""
-    for path in (out, *out.parents):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")
     folder = RunFolder(out)
     folder.check()
     if folder.state == "done" and resume and not differences(folder.read_json(folder.config), spec):
