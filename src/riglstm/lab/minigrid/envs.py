@@ -203,7 +203,7 @@ class _Worker:
         raise WorkerDied(
             f"the worker with environments {self.first} to {last} "
             f"({', '.join(sorted(set(self.levels)))}) {what or f'ended with exit code {code}'}; "
-            "what it wrote stands above"
+            "what it wrote stands above; a run goes on from its last checkpoint by --resume"
         ) from None
 
 

@@ -246,18 +246,9 @@ class Agent:
             figures["steps"] = sum(e.steps for e in self.recent) / len(self.recent)
         return figures
 
+    @torch.no_grad()
     def collect(self) -> Rollout:
         """Details 1 to 8."""
-        with torch.inference_mode():
-            found = self._act()
-        # What was made in inference mode cannot be learned from; copies can.
-        states = [tuple(s.clone() for s in state) for state in found.states]
-        copies: dict[str, Any] = {
-            name: v.clone() for name, v in found._asdict().items() if isinstance(v, Tensor)
-        }
-        return found._replace(**copies, states=states)
-
-    def _act(self) -> Rollout:
         net, envs, config = self.net, self.envs, self.config
         T, B = config.steps, config.envs
         book = Frames(net.encode, self.device, self.known)

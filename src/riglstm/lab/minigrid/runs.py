@@ -24,7 +24,7 @@ from riglstm.lab.tables.result import made_by
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
 from riglstm.lab.train.folder import RunFolder, commit
-from riglstm.lab.train.stopping import Diverged
+from riglstm.lab.train.stopping import Diverged, Interrupted, untested
 
 if TYPE_CHECKING:
     from riglstm.lab.minigrid.training import Score
@@ -56,7 +56,6 @@ def run(
     `riglstm.lab.minigrid.training.train` does.
     """
     # It takes seconds to load, and what reads folders does without.
-    from riglstm.lab.minigrid.envs import WorkerDied
     from riglstm.lab.minigrid.training import train, trials
 
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
@@ -77,9 +76,8 @@ def run(
             raise
         try:
             scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers)
-        except WorkerDied as error:
-            how = f"go on with: {again}" if again else "the same command goes on"
-            raise WorkerDied(f"{error}; the training is saved; {how}") from None
+        except KeyboardInterrupt:
+            raise Interrupted(untested(again)) from None
         result = {
             "rows": _rows(spec, scores, trained["frames"]),
             "steps": {name: score.steps for name, score in scores.items()},
