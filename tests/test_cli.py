@@ -140,7 +140,7 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("reproduce", "mnist", "--seed-list", "-1"), "the seed must be a whole number from 0 on"),
         (("reproduce", "mnist", "--seeds", "2", "--seed-list", "1"), "one of them, got both"),
         (("reproduce", "copying", "--settings", "M=3"), "--settings must be one of M=1, M=2"),
-        (("reproduce", "mnist", "--minutes", "0"), "--minutes must be a number above 0, got 0"),
+        (("reproduce", "mnist", "--minutes", "0"), "minutes must be a number above 0, got 0"),
         (("reproduce", "complexity", "--seeds", "2"), "is measured, and takes no --seeds"),
         (("train", "copying", "--seed", "9" * 12), "the seed must be below 2**32 = 4294967296"),
         (("data", "minst"), "NAMES must be one of mnist, fashion, cifar, all, got 'minst'"),

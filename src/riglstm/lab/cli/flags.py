@@ -27,7 +27,6 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from riglstm.lab.cli import UsageError
 from riglstm.lab.train.config import check_device
-from riglstm.lab.train.stopping import Deadline
 
 C = TypeVar("C")
 
@@ -323,14 +322,6 @@ def again(verb: str, args: Sequence[str], *extra: str) -> str:
     """The command that runs a verb with the same arguments, and with `extra` once."""
     more = [word for word in extra if word not in args]
     return f"{_program()} {shlex.join([verb, *args, *more])}"
-
-
-def deadline(minutes: float | None) -> Deadline:
-    """The flag --minutes, from now on."""
-    try:
-        return Deadline.after(minutes)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from None
 
 
 def _program() -> str:

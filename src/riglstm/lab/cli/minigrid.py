@@ -10,27 +10,23 @@ from typing import Any
 from riglstm.lab.cli import flags
 from riglstm.lab.cli.evaluate import verdict
 from riglstm.lab.cli.reproduce import tell
-from riglstm.lab.cli.train import Model, Place, check_folder, read_options
+from riglstm.lab.cli.train import ABOUT, Model, Place, check_folder, read_options
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.runs import evaluate as evaluate_run
 from riglstm.lab.minigrid.runs import plan, run
 from riglstm.lab.minigrid.runs import reproduce as make_table
-from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
+from riglstm.lab.minigrid.spec import MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import METRICS, read
 from riglstm.lab.tables.table import TextTable, markdown
 from riglstm.models.rig import changes_of
 
-ABOUT = """\
-Train an agent with a memory on the easiest level of a MiniGrid family, by recurrent PPO, and
-test it on every level of the family.
+THIS = """\
+a family of MiniGrid: an agent with this memory, on its easiest level, by recurrent PPO.
 
-Everything goes to one folder: configuration, logs, weights, the result. Ctrl-C saves, and says
-how to go on; the same command with --resume does so after any kind of stop. Environments are
-stepped in processes of their own. An episode earns 1 if it is solved within the level's limit,
-else 0, so that the mean reward is the success rate.
-
-Example: riglstm train minigrid --family doorkey --model riglstm"""
+Environments are stepped in processes of their own. An episode earns 1 if it is solved within the
+level's limit, else 0, so that the mean reward is the success rate."""
+EXAMPLE = "--family doorkey --model riglstm"
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,8 @@ class Memory(Model):
 def train(args: Sequence[str]) -> None:
     """`riglstm train minigrid`: train one agent."""
     groups: dict[str, type] = {"task": Where, "memory": Memory, "training": PPO, "run": Place}
-    given = flags.read("riglstm train minigrid", ABOUT, groups, args)
+    about = ABOUT.format(about=THIS, task=TASK, example=EXAMPLE)
+    given = flags.read("riglstm train minigrid", about, groups, args)
     where, asked, place = given["task"], given["memory"], given["run"]
     flags.check_name("--family", where.family, FAMILIES)
     flags.check_name("--model", asked.model, MEMORIES)

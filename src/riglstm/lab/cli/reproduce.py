@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.cli.train import MINIGRID
 from riglstm.lab.tables import complexity, on_ray
 from riglstm.lab.tables.executor import Executor, overview
 from riglstm.lab.tables.plan import plan
@@ -19,7 +20,6 @@ from riglstm.lab.train.config import Precision, launched
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import Deadline
 
-MINIGRID = "minigrid"
 PROCESSES = "processes"
 
 
@@ -136,7 +136,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"flags": Reproduce, "engine": Engine}
     given = flags.read("riglstm reproduce", inspect.getdoc(Reproduce) or "", groups, args)
     config = given["flags"]
-    deadline = flags.deadline(config.minutes)
+    deadline = Deadline.after(config.minutes)
     flags.check_name("TABLE", config.table, (*NAMES, MINIGRID))
     if config.table == MINIGRID:
         raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")

@@ -66,7 +66,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"flags": Sweep, "engine": Engine}
     given = flags.read("riglstm sweep", inspect.getdoc(Sweep) or "", groups, args)
     config = given["flags"]
-    deadline = flags.deadline(config.minutes)
+    deadline = Deadline.after(config.minutes)
     where = place(given["engine"], config.jobs, config.device, deadline)
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")

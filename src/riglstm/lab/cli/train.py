@@ -17,7 +17,7 @@ from riglstm.lab.tables.run import run
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit, rank
 from riglstm.lab.train.folder import RunFolder, differences
-from riglstm.lab.train.stopping import OutOfTime
+from riglstm.lab.train.stopping import Deadline, OutOfTime
 from riglstm.models import MODELS, options_of
 
 ABOUT = """\
@@ -93,7 +93,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"task": options, "model": Model, "training": Fit, "run": Run}
     given = flags.read(f"riglstm train {task}", about, groups, rest)
     model, where = given["model"], given["run"]
-    deadline = flags.deadline(where.minutes)
+    deadline = Deadline.after(where.minutes)
     flags.check_name("--model", model.model, MODELS)
     spec = RunSpec(
         task=task,

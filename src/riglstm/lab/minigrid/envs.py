@@ -84,13 +84,6 @@ class Environments:
         from riglstm.lab.minigrid.levels import available
 
         available()
-        if not levels:
-            raise ValueError("levels must be those of one environment at least, got none")
-        if workers is not None and workers < 1:
-            raise ValueError(
-                f"workers must be a number of processes from 1 on, or None for one to a core, got "
-                f"{workers}"
-            )
         workers = min(len(levels), workers or cores())
         self.levels = tuple(levels)
         self.workers: list[_Worker] = []

@@ -153,13 +153,6 @@ class Rollout(NamedTuple):
     """The memory before each window, in the order of time."""
 
 
-class Episode(NamedTuple):
-    """One that has ended."""
-
-    solved: int
-    steps: int
-
-
 def advantages(
     rewards: Tensor, values: Tensor, dones: Tensor, after: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
@@ -226,7 +219,8 @@ class Agent:
         with torch.no_grad():
             self.state = net.core.initial_state(config.envs)
         self.fresh = torch.ones(config.envs, dtype=torch.bool, device=self.device)
-        self.recent: deque[Episode] = deque(maxlen=100)
+        self.recent: deque[tuple[int, int]] = deque(maxlen=100)
+        """Of the last episodes, whether each was solved, and its steps."""
         self.known: Tensor | None = None
 
     @property
@@ -242,8 +236,9 @@ class Agent:
             figures = self.learn(rollout)
         self.updates += 1
         if self.recent:
-            figures["success"] = sum(e.solved for e in self.recent) / len(self.recent)
-            figures["steps"] = sum(e.steps for e in self.recent) / len(self.recent)
+            solved, steps = zip(*self.recent, strict=True)
+            figures["success"] = sum(solved) / len(solved)
+            figures["steps"] = sum(steps) / len(steps)
         return figures
 
     @torch.no_grad()
@@ -294,7 +289,7 @@ class Agent:
     def _note(self, envs: Environments) -> None:
         """Episodes that have just ended."""
         for i in envs.dones.nonzero()[0]:
-            self.recent.append(Episode(int(envs.rewards[i]), int(envs.steps[i])))
+            self.recent.append((int(envs.rewards[i]), int(envs.steps[i])))
 
     def _gumbel(self, T: int, B: int) -> Tensor:
         """Noise (T, B, A) with which an argmax is a draw."""
@@ -379,7 +374,7 @@ class Agent:
             "updates": self.updates,
             "state": [s.cpu() for s in self.state],
             "fresh": self.fresh.cpu(),
-            "recent": [tuple(e) for e in self.recent],
+            "recent": list(self.recent),
             "known": self.known,
             "envs": self.envs.history(),
         }
@@ -391,7 +386,7 @@ class Agent:
         self.updates = saved["updates"]
         self.state = tuple(s.to(self.device) for s in saved["state"])
         self.fresh = saved["fresh"].to(self.device)
-        self.recent = deque((Episode(*e) for e in saved["recent"]), maxlen=100)
+        self.recent = deque(saved["recent"], maxlen=100)
         self.known = saved["known"]
         self.envs.restore(saved["envs"])
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from riglstm.lab.minigrid.levels import family
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.plan import check_options, digest, identity, plain_options
+from riglstm.lab.tables.recipes import Row
 from riglstm.lab.tasks.common import check_whole
 
 TASK = "minigrid"
@@ -20,18 +21,8 @@ TEST_SEED = 2**31
 """Of test episodes; seeds of runs are below it, so that no run is trained on them."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """A model as an agent's memory."""
-
-    label: str
-    model: str
-    hidden_size: int
-    options: Mapping[str, Any]
-
-
-MEMORIES: dict[str, Memory] = {
-    "riglstm": Memory(
+MEMORIES: dict[str, Row] = {
+    "riglstm": Row(
         "RigLSTM",
         *("riglstm", 64),
         {
@@ -39,15 +30,13 @@ MEMORIES: dict[str, Memory] = {
             "soft_update": "printed",
         },
     ),
-    "rim": Memory("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
-    "rim3": Memory("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
-    "lstm": Memory("LSTM", "lstm", 64, {}),
-    "gridlstm": Memory("GridLSTM", "gridlstm", 64, {"num_cells": 4}),
-    "brim": Memory(
-        "BRIM", "brim", 64, {"num_cells": (4, 4), "active_cells": (2, 2), "dropout": 0.0}
-    ),
-    "rmc": Memory("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
-    "entnet": Memory("EntNet", "entnet", 64, {"num_slots": 4}),
+    "rim": Row("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
+    "rim3": Row("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
+    "lstm": Row("LSTM", "lstm", 64, {}),
+    "gridlstm": Row("GridLSTM", "gridlstm", 64, {"num_cells": 4}),
+    "brim": Row("BRIM", "brim", 64, {"num_cells": (4, 4), "active_cells": (2, 2), "dropout": 0.0}),
+    "rmc": Row("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
+    "entnet": Row("EntNet", "entnet", 64, {"num_slots": 4}),
 }
 """The paper's RigLSTM (K_h is capped at N - 1) and RIM; the others at their width."""
 
