@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.checks import fitting_cells
 from riglstm.lab.bench import speed
-from riglstm.lab.bench.speed import CASES, LSTM, OURS, Case, Run, check, measure, ratios
+from riglstm.lab.bench.speed import LSTM, OURS, Case, Run, check, measure, ratios
 from riglstm.lab.bench.timing import METERS, Meter, interleave, spread
 from riglstm.lab.cli import bench
 from riglstm.lab.cli.main import main
@@ -100,19 +99,6 @@ def test_a_capture_that_fails_is_recorded_and_the_rest_is_timed(
     assert row.failed == {"RigLSTM captured": said}
 
 
-def test_a_graph_that_does_other_work_is_not_timed(
-    graphs: list[Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = tuple(torch.zeros(3, 4, 12) for _ in range(1))
-    monkeypatch.setattr(speed, "captured", lambda run: lambda: empty)
-    row = measure("speed", CASE, "inference", CPU, rounds=2)
-    assert set(row.us) == {LSTM, OURS}
-    assert set(row.failed) == EVERY - {LSTM, OURS}
-    assert (
-        "must agree within 0.0001 in 75% of the sequences, got 0%" in row.failed[OURS + " captured"]
-    )
-
-
 def test_a_case_that_fails_as_a_whole_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASE, options={"views": "none"})
     row = measure("rules", case, "training", CPU, rounds=2)
@@ -138,7 +124,7 @@ def test_ours_is_timed_only_if_it_is_near_float64(
         lambda layer, given, out: (out[0] + 1e-3 * (out[0].dtype == torch.float32), out[1])
     )
     check(layer, B, "bf16", training)
-    with pytest.raises(ValueError, match=r"float64's must agree within 0\.0001 in 75% .* got 0%"):
+    with pytest.raises(ValueError, match=r"agree with float64's within 0\.0001 in 75% .* got 0%"):
         check(layer, B, "fp32", training)
 
 
@@ -162,16 +148,6 @@ def test_ratios_are_of_both_plain_of_both_captured_and_of_each_at_its_best() -> 
     del us[OURS + " captured"]
     assert tuple(ratios(us).values()) == (0.5, None, 0.9)
     assert tuple(ratios({LSTM: 1}).values()) == (None, None, None)
-
-
-def test_every_case_has_cells_that_divide_its_width_and_a_layer() -> None:
-    for tables in CASES.values():
-        for case in (case for cases in tables.values() for case in cases):
-            layer = RigLSTM(4, case.hidden_size, device="meta", **case.options)
-            assert layer.num_cells == fitting_cells(case.hidden_size) > 1
-    (paper, *_), (first, *_) = CASES["cuda"]["speed"], CASES["cpu"]["speed"]
-    assert (paper.hidden_size, paper.B, paper.T, paper.captured) == (600, 64, 196, True)
-    assert (first.hidden_size, first.B, first.captured) == (600, 64, False)
 
 
 def test_a_spread_has_the_outer_tenths_and_rounds_are_interleaved() -> None:
@@ -199,40 +175,6 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
     assert METERS["cpu"].peak_bytes(hold_two_then_one) == 2_000_000
 
 
-def row(**us: float) -> dict[str, Any]:
-    """A row of a file; an underscore stands for a space, and zero for what failed."""
-    named = {name.replace("nn_", "nn.").replace("_", " "): value for name, value in us.items()}
-    return {
-        **{"table": "speed", "work": "training", "precision": "tf32", "backend": "triton"},
-        **{"hidden_size": 1200, "num_cells": 6, "B": 64, "T": 196, "options": {"views": "soft"}},
-        "us": {k: {"median": v, "low": v, "high": v} for k, v in named.items() if v},
-        "failed": {k: "why" for k, v in named.items() if not v},
-    }
-
-
-def test_tables_have_both_ratios_in_bold_where_ours_is_faster() -> None:
-    rows = [
-        row(nn_LSTM=20, nn_LSTM_captured=10, RigLSTM=9, RigLSTM_captured=0),
-        row(nn_LSTM=20, nn_LSTM_captured=10, RigLSTM=9.96, RigLSTM_captured=12),
-    ]
-    content = {
-        "machine": {"device": "H200"},
-        "rows": [*rows, {**row(nn_LSTM=2, RigLSTM=3), "table": "widths"}],
-    }
-    tables = bench.speed_tables(content)
-    title, _, *lines = tables[0].splitlines()
-    assert title == "**speed, H200**"
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    figures = ["nn.LSTM", "nn.LSTM captured", "RigLSTM", "RigLSTM captured"]
-    lead = ["hidden (cells)", "B", "T", "precision", "work", "runs"]
-    assert cells[0] == [*lead, *figures, "plain", "captured", "best"]
-    assert cells[2][0] == "1,200 (6 × 200), views=soft"
-    assert cells[2][6:] == ["20.0", "10.0", "9.0", "failed", "**0.45**", "–", "**0.90**"]
-    assert cells[3][6:] == ["20.0", "10.0", "10.0", "12.0", "**0.50**", "1.20", "1.00"]
-    assert "captured" not in tables[1]
-    assert tables[1].splitlines()[-1].endswith("|     2.0 |     3.0 |  1.50 |")
-
-
 def test_the_quick_benchmark_prints_every_row_and_writes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,10 +192,9 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
         ("speed", "inference"),
         ("speed", "training"),
     ]
-    assert main(["bench", "--markdown", str(path)]) == 0
-    again = capsys.readouterr().out
-    assert again.startswith("**speed, cpu**")
-    assert again in out
+    (table,) = bench.speed_tables(written)
+    assert table in out
+    assert "captured" not in table
 
 
 def test_a_benchmark_that_is_cut_off_leaves_the_rows_it_has_measured(

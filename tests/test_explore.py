@@ -195,7 +195,7 @@ def test_the_command_says_what_it_cannot_serve(
     assert main(["explore", "--weights", str(tmp_path / "none")]) == 2
     assert "which is not there; the repository of riglstm has a" in capsys.readouterr().err
     assert main(["explore", "--port", "65536"]) == 2
-    assert "--port must be at most 65535, got 65536" in capsys.readouterr().err
+    assert "--port must be a whole number from 0 to 65,535, got 65536" in capsys.readouterr().err
     weights = str(ROOT / "weights" / "mnist-riglstm.safetensors")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from riglstm.lab.cli import UsageError, flags, text
+from riglstm.lab.cli import UsageError, flags
 
 Capture = pytest.CaptureFixture[str]
 
@@ -203,13 +203,3 @@ def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> N
 def test_text_of_another_type_is_explained(kind: Any, word: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         flags.convert(kind, word)
-
-
-def test_a_table_aligns_its_columns() -> None:
-    printed = text.table("t", ("", "ms", "ratio"), [("nn.LSTM", "1.50", "base")])
-    assert printed.splitlines() == [
-        "t",
-        "           ms  ratio",
-        "────────────────────",
-        "nn.LSTM  1.50   base",
-    ]

@@ -85,7 +85,7 @@ def test_levels_and_families_by_name() -> None:
     of = family("doorkey")
     assert [level.name for level in chosen_levels(of, ("8x8", "5x5"))] == ["5x5", "8x8"]
     assert chosen_levels(of, None) == of.levels
-    for names, got in ((("7x7",), "'7x7'"), ((), "none")):
+    for names, got in ((("7x7",), "7x7"), ((), "none")):
         with pytest.raises(ValueError, match=rf"levels of DoorKey must be .* 5x5, .*got {got}"):
             chosen_levels(of, names)
     with pytest.raises(ValueError, match=r"the family must be one of empty, .*got 'maze'"):
@@ -171,18 +171,13 @@ def test_there_are_as_many_workers_as_cores_that_may_be_used(monkeypatch: Patch)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     with Environments([EMPTY] * 4, 0) as envs:
         assert len(envs.workers) == 1
-    with pytest.raises(ValueError, match="levels must be those of one environment at least"):
-        Environments([], 0)
-    for none in (0, -1):
-        with pytest.raises(ValueError, match=f"from 1 on, or None for one to a core, got {none}"):
-            Environments([EMPTY], 0, workers=none)
 
 
 def test_a_killed_worker_is_reported_and_none_is_left() -> None:
     envs = Environments([DOORKEY] * 3, 0, workers=2)
     processes = [worker.process for worker in envs.workers]
     os.kill(processes[1].pid, signal.SIGKILL)
-    said = r"environments 1 to 2 \(MiniGrid-DoorKey-5x5-v0\) ended with exit code -9"
+    said = r"environments 1 to 2 \(MiniGrid-DoorKey-5x5-v0\) ended with exit code -9; .* --resume"
     processes[1].wait()
     with envs, pytest.raises(WorkerDied, match=said):
         envs.step(np.zeros(3, int))
@@ -234,7 +229,7 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
     with pytest.raises(ValueError, match="levels of LavaGap must be some of S5, S6, S7, got none"):
         evaluate(tmp_path / "a", "cpu", levels=())
     (tmp_path / "a" / "weights" / "step-256.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"expected the weights .*256.safetensors, got none"):
+    with pytest.raises(ValueError, match=r"expected weights in .*256.safetensors, got no such"):
         evaluate(tmp_path / "a", "cpu")
 
 
@@ -284,21 +279,6 @@ def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path: Path, monkeypat
         run(short(64), tmp_path / "a", again="again")
 
 
-def test_a_run_whose_worker_dies_says_how_to_go_on(tmp_path: Path, monkeypatch: Patch) -> None:
-    update = training.Agent.update
-
-    def kill(self: Any) -> Any:
-        found = update(self)
-        (worker,) = self.envs.workers
-        worker.process.kill()
-        worker.process.wait()
-        return found
-
-    monkeypatch.setattr(training.Agent, "update", kill)
-    with pytest.raises(WorkerDied, match=r"code -9; .*no checkpoint yet; go on with: again"):
-        run(short(128), tmp_path / "a", again="again")
-
-
 def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_folder(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -322,21 +302,6 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_fold
     shutil.rmtree(folder)
     assert make().failed == 0
     assert RunFolder(folder).state == "done"
-
-
-@pytest.mark.parametrize(
-    ("families", "ppo", "frames"),
-    [
-        (["empty", "keycorridor"], PPO(), [5_000, 250_000]),
-        (["empty"], PPO(envs=64), [8192]),  # one update at least
-        (["empty"], PPO(frames=4096), [4096]),
-    ],
-)
-def test_quick_is_a_twentieth_of_each_familys_frames(
-    families: list[str], ppo: PPO, frames: list[int]
-) -> None:
-    runs = plan(families, ["lstm"], 1, "runs", ppo, quick=True)
-    assert [p.spec.frames for p in runs] == frames
 
 
 def test_trials_depend_on_the_agent_alone() -> None:
@@ -370,10 +335,8 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "transformer"}, "the memory must be one of lstm, .*got 'transformer'"),
         ({"family": "maze"}, "the family must be one of"),
-        ({"seed": -1}, "seed must be a whole number from 0 to 2147483647, .*got -1"),
-        ({"seed": 2**31}, "as 2147483648 is that of the test episodes, got 2147483648"),
+        ({"seed": 2**31}, "seed must be a whole number from 0 to 2,147,483,647, got 2147483648"),
         ({"episodes": 0}, "episodes must be a whole number from 1 on, got 0"),
         ({"model_options": {"cells": 3, "depth": 1}}, "'depth' is no model option of 'riglstm'"),
     ],

@@ -86,14 +86,6 @@ def test_recurrent_ppo_moves_every_weight(guide: dict[str, Any], policy: str) ->
     assert [name for name in before if torch.equal(before[name], after[name])] == []
 
 
-def test_one_critic_can_share_the_actors_layer(guide: dict[str, Any]) -> None:
-    model = build(guide, "RigLSTMPolicy", shared_lstm=True, enable_critic_lstm=False)
-    (actor,) = layers(model)
-    before = actor.weight_gates_l1.detach().clone()
-    model.learn(32)
-    assert not torch.equal(before, actor.weight_gates_l1)
-
-
 def test_predict_carries_and_resets_the_state(guide: dict[str, Any]) -> None:
     model = build(guide, "RigLSTMPolicy")
     observations = np.random.default_rng(0).uniform(-1, 1, (8, 3)).astype(np.float32)

@@ -69,16 +69,6 @@ def test_recurrent_mode_equals_stepping(starts: list[tuple[int, int]]) -> None:
         close(whole["next", f"recurrent_state_{s}"][:, -1], state[f"recurrent_state_{s}"])
 
 
-def test_layer_equals_its_own_resets() -> None:
-    """torchrl cuts a sequence at its starts and pads; RigLSTM's `reset` does without."""
-    module, data = build(), batch([(0, 4), (1, 2), (1, 7)])
-    with set_recurrent_mode(True):
-        whole = module(data.clone())["embed"]
-    state = tuple(data[f"recurrent_state_{s}"][:, 0].transpose(0, 1) for s in "hc")
-    output, _ = module.lstm(data["observation"], state, reset=data["is_init"].squeeze(-1))
-    close(whole, output)
-
-
 def test_backends_that_bypass_the_layer_raise() -> None:
     """As the guide says: no silent arithmetic of another layer."""
     module = build()

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -17,19 +17,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from riglstm import __version__
-from riglstm.lab.bench.speed import CASES, FIGURES, QUICK, measure, ratios
+from riglstm.lab.bench.speed import CASES, FIGURES, QUICK, Case, measure, ratios
 from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.tables.table import TextTable, markdown
+from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Fit, device_name, pick
 from riglstm.lab.train.folder import atomic_write, commit
 
 Table: TypeAlias = Literal["speed", "widths", "rules"]
 
-TABLES: dict[str, tuple[Table, ...]] = {
-    "cpu": ("speed",),
-    "cuda": ("speed", "widths", "rules"),
-}
-"""By kind of device."""
 ROUNDS = {"cpu": 7, "cuda": 15}
 
 
@@ -58,8 +54,11 @@ class Bench:
     json: Path | None = None
     """File for the rows, with versions, commit, processor, threads and load; written after each
     row, so that a bench that is cut off leaves what it has measured."""
-    markdown: Path | None = None
-    """A file that --json wrote: print its tables in Markdown, and measure nothing."""
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, low=0)
+        if self.rounds is not None:
+            check_whole("rounds", self.rounds)
 
 
 BUSY = 0.5
@@ -69,74 +68,55 @@ BUSY = 0.5
 def main(args: Sequence[str]) -> None:
     """Measure speed beside nn.LSTM."""
     config = flags.read_one("riglstm bench", Bench, args)
-    if config.markdown is not None:
-        if not _is_bench(config.markdown):
-            raise UsageError(f"--markdown must name a file of a bench, got {config.markdown}")
-        print("\n".join(speed_tables(json.loads(config.markdown.read_bytes()))), end="")
-        return
     device = pick(Fit(device=config.device))
-    rounds = 2 if config.quick else ROUNDS[device.type]
-    config = replace(
-        config,
-        device=str(device),
-        tables=config.tables or TABLES[device.type],
-        rounds=rounds if config.rounds is None else config.rounds,
-    )
-    check(config)
-    run(config)
-
-
-def check(config: Bench) -> None:
-    """Refuse what cannot be measured, before anything is."""
-    assert config.tables is not None
-    assert config.rounds is not None
-    there = TABLES[_kind(config)]
-    wrong = [name for name in config.tables if name not in there]
+    there, path = (QUICK if config.quick else CASES)[device.type], config.json
+    tables: Sequence[str] = config.tables or tuple(there)
+    wrong = [name for name in tables if name not in there]
     if wrong:
         raise UsageError(
-            f"--tables must name some of {', '.join(there)} on {config.device}, "
-            f"got {', '.join(wrong)}"
+            f"--tables must name some of {', '.join(there)} on {device}, got {', '.join(wrong)}"
         )
-    flags.check_at_least("seed", config.seed, 0)
-    flags.check_at_least("rounds", config.rounds, 1)
-    path = config.json
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UsageError(f"--json must name a file in a folder that exists, got {path}")
     if path is not None and path.exists() and not _is_bench(path):
         raise UsageError(
             f"--json must name a new file, or one that a bench wrote, got {path}; give another name"
         )
+    rounds = config.rounds or (2 if config.quick else ROUNDS[device.type])
+    options = {**asdict(config), "device": str(device), "tables": tables, "rounds": rounds}
+    del options["json"]
+    run({name: there[name] for name in tables}, device, options, path)
 
 
-def _kind(config: Bench) -> str:
-    return config.device.partition(":")[0]
-
-
-def run(config: Bench) -> None:
+def run(
+    tables: Mapping[str, Sequence[Case]],
+    device: torch.device,
+    options: Mapping[str, Any],
+    path: Path | None,
+) -> None:
     """Measure the tables, print each when it is there, and write the file row by row."""
-    assert config.tables is not None
-    assert config.rounds is not None
-    content: dict[str, Any] = {"machine": describe(config.device), "commit": commit(), "rows": []}
-    print(headline(content["machine"], content["commit"], config.rounds))
-    cases, device = (QUICK if config.quick else CASES)[_kind(config)], torch.device(config.device)
+    content: dict[str, Any] = {"options": options, "machine": describe(device)}
+    content |= {"commit": commit(), "rows": []}
+    rounds, seed = options["rounds"], options["seed"]
+    print(headline(content["machine"], content["commit"], rounds))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Events and streams are of the current one.
-    for name in config.tables:
+    for name, cases in tables.items():
         began = len(content["rows"])
-        for case in cases[name]:
+        for case in cases:
             for work in case.works:
                 if sys.stderr.isatty():
                     print(f"{name}: {case.hidden_size} wide, {work}", file=sys.stderr)
-                row = measure(name, case, work, device, config.rounds, config.seed)
+                row = measure(name, case, work, device, rounds, seed)
                 content["rows"].append(asdict(row))
-                _save(config, content)
+                if path is not None:
+                    with atomic_write(path) as file:
+                        file.write((json.dumps(content, indent=1) + "\n").encode())
                 for figure, why in row.failed.items():
                     print(f"failed: {name}, {figure}, {case}, {work}: {why}", flush=True)
         (said,) = speed_tables({**content, "rows": content["rows"][began:]})
         print(f"\n{said}", end="", flush=True)
     print(f"\n{LEGEND}")
-    if config.json is not None:
-        print(f"written: {config.json}")
+    if path is not None:
+        print(f"written: {path}")
 
 
 LEGEND = """\
@@ -183,16 +163,6 @@ def _size(row: Mapping[str, Any]) -> str:
     return f"{row['hidden_size']:,} ({N} × {row['hidden_size'] // N}){rules}"
 
 
-def _save(config: Bench, content: Mapping[str, Any]) -> None:
-    """Write what has been measured so far."""
-    if config.json is not None:
-        options = {
-            key: value for key, value in asdict(config).items() if key not in ("json", "markdown")
-        }
-        with atomic_write(config.json) as file:
-            file.write((json.dumps({"options": options, **content}, indent=1) + "\n").encode())
-
-
 def _is_bench(path: Path) -> bool:
     """True if `riglstm bench` wrote the file."""
     try:
@@ -209,13 +179,13 @@ def headline(machine: Mapping[str, Any], commit: str | None, rounds: int) -> str
     return f"{said}\ncommit {commit}, {rounds} rounds{busy if machine['load'] > BUSY else ''}"
 
 
-def describe(device: str) -> dict[str, Any]:
+def describe(device: torch.device) -> dict[str, Any]:
     """Versions, device, processor, threads and load: what the figures hold for."""
     return {
         "riglstm": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": device if device == "cpu" else device_name(torch.device(device)),
+        "device": "cpu" if device.type == "cpu" else device_name(device),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0,

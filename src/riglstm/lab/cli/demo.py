@@ -12,6 +12,8 @@ import torch
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.plan import RunSpec, folder_name
 from riglstm.lab.tables.run import run
+from riglstm.lab.tables.table import TextTable, markdown
+from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 
@@ -39,12 +41,11 @@ class Demo:
     """Folder of both runs and of the page."""
     device: str = "cpu"
     """Where to train: cpu, cuda, cuda:1."""
-    threads: int = 1
-    """CPU threads; products this small gain nothing from more."""
 
+    def __post_init__(self) -> None:
+        for name in ("updates", "hidden_size", "num_cells"):
+            check_whole(name, getattr(self, name))
 
-THREADS = 256
-"""At most: OpenMP ends the process where it can have no more."""
 
 TASK: dict[str, Any] = {
     **{"L": 4, "P": 10, "P_from": 5, "digits": 4, "loss_on": "answer", "input_size": 16},
@@ -64,9 +65,6 @@ that the layer trains, and is no evidence for either model."""
 def main(args: Sequence[str]) -> None:
     """Train RigLSTM and an LSTM on a small problem: two minutes, a table, a page."""
     config = flags.read_one("riglstm demo", Demo, args)
-    for name in ("updates", "hidden_size", "num_cells", "threads"):
-        flags.check_at_least(name, getattr(config, name), 1)
-    flags.check_at_most("threads", config.threads, THREADS)
     page = config.out / "report.html"
     if page.exists() and not any(RunFolder(path).config.exists() for path in config.out.iterdir()):
         raise UsageError(
@@ -76,18 +74,18 @@ def main(args: Sequence[str]) -> None:
     print(f"{PROBLEM}; {config.updates} updates for each model", flush=True)
     runs = specs(config)
     folders = {name: config.out / folder_name(spec) for name, spec in runs.items()}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
-        found = {
-            name: _result(name, spec, folders[name], flags.again("demo", args))
-            for name, spec in runs.items()
-        }
-    finally:
-        torch.set_num_threads(threads)
+    # Products this small gain nothing from more.
+    torch.set_num_threads(1)
+    again = flags.again("demo", args)
+    found = {name: _result(name, spec, folders[name], again) for name, spec in runs.items()}
     title = f"digits right, seed {config.seed}"
-    print(f"\n{side_by_side(found, title)}\n\n{NOTES}\n")
-    print(draw(list(folders.values()), config.out))
+    print(f"\n{side_by_side(found, title)}\n{NOTES}\n")
+    # Only here: matplotlib takes seconds to load.
+    from riglstm.lab.report import report
+
+    drawn = report(list(folders.values()), page, figures=config.out / "figures")
+    curve = next((config.out / "figures").glob("*shift*.png"))
+    print(f"the curve: {curve}\nthe page: {drawn}")
 
 
 def side_by_side(found: Mapping[str, Mapping[str, Any]], title: str) -> str:
@@ -98,18 +96,7 @@ def side_by_side(found: Mapping[str, Mapping[str, Any]], title: str) -> str:
         for name, result in found.items()
     ]
     conditions = [row["condition"] for row in text.honest(next(iter(found.values())))]
-    return text.table(title, ["", "parameters", "seconds", *conditions], lines)
-
-
-def draw(folders: Sequence[Path], out: Path) -> str:
-    """Draw runs into a folder; says where, or what is needed to draw them."""
-    try:
-        from riglstm.lab.report import report
-    except ModuleNotFoundError as error:
-        return f"The page needs {error.name}: pip install 'riglstm[lab]', and the command again."
-    drawn = report(folders, out / "report.html", figures=out / "figures")
-    curve = next((out / "figures").glob("*shift*.png"))
-    return f"the curve: {curve}\nthe page: {drawn}"
+    return markdown(TextTable(title, ["", "parameters", "seconds", *conditions], lines, lead=1))
 
 
 def specs(config: Demo) -> dict[str, RunSpec]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
+from riglstm.lab.minigrid.table import is_grid
 from riglstm.lab.tables.run import evaluate, finished
-from riglstm.lab.train.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,20 @@ def main(args: Sequence[str]) -> None:
             f"RUN must be the folder of a run, or an exported file, got {config.run}, which is "
             "not there"
         )
-    folder = RunFolder(config.run)
-    if folder.config.exists() and folder.read_json(folder.config).get("task") == "minigrid":
+    if is_grid(config.run):
         from riglstm.lab.cli import minigrid
 
         return minigrid.evaluate(config.run, config.device, config.conditions)
     recorded = finished(config.run).result
     result = evaluate(config.run, config.device, config.data_dir, config.conditions)
-    print(
-        text.result_table(result, f"{config.run}, {result['updates']} updates, {result['device']}")
-    )
-    print(f"\n{text.RULES}\n\n{verdict(result, recorded)}")
+    title = f"{config.run}, {result['updates']} updates, {result['device']}"
+    print(f"{text.result_table(result, title)}\n\n{verdict(result, recorded)}")
 
 
 def verdict(result: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
     """Whether figures are those that were recorded."""
     before, now = (
-        {(row["condition"], row["chosen_on"]): row["value"] for row in of["rows"]}
+        {(row["condition"], row["chosen_on"], row["metric"]): row["value"] for row in of["rows"]}
         for of in (recorded, result)
     )
     both = before.keys() & now.keys()

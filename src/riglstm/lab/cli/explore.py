@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from riglstm.lab.cli import UsageError, flags
-
-LARGEST_PORT = 2**16 - 1
+from riglstm.lab.tasks.common import check_whole
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class Explore:
 def main(args: Sequence[str]) -> None:
     """Draw a digit on a local page, and watch the cells read it."""
     config = flags.read_one("riglstm explore", Explore, args)
-    flags.check_at_least("port", config.port, 0)
-    flags.check_at_most("port", config.port, LARGEST_PORT)
+    check_whole("--port", config.port, low=0, high=2**16 - 1)
     for path in config.weights:
         if not path.exists():
             raise UsageError(

@@ -27,7 +27,6 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from riglstm.lab.cli import UsageError
 from riglstm.lab.train.config import check_device
-from riglstm.lab.train.stopping import Deadline
 
 C = TypeVar("C")
 
@@ -49,7 +48,15 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
     Prints the help and leaves by SystemExit(0) where that is asked for; raises UsageError, with
     the nearest flag named, where an argument cannot be read.
     """
-    parser = _Parser(prog=prog, description=about, usage=_usage(prog, groups), add_help=False)
+    parser = _Parser(
+        prog=prog,
+        description=about,
+        usage=_usage(prog, groups),
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_help,
+    )
     owners: dict[str, str] = {}
     for title, config in groups.items():
         group = parser.add_argument_group(title)
@@ -106,23 +113,14 @@ def docs(config: type) -> dict[str, str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(
-            **options,
-            allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
-            formatter_class=_Help,
-        )
-
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): ", r"\1: ", message)
         raise UsageError(f"{message} (`{self.prog} --help` explains the flags)")
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str, **options: Any) -> None:
-        width = min(shutil.get_terminal_size().columns, 100)
-        super().__init__(prog, max_help_position=30, width=width)
+def _help(prog: str) -> argparse.HelpFormatter:
+    width = min(shutil.get_terminal_size().columns, 100)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=width)
 
 
 def _usage(prog: str, groups: Mapping[str, type]) -> str:
@@ -297,18 +295,6 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Refuse a number that is too small; `name` is its field's."""
-    if value < least:
-        raise UsageError(f"{flag_of(name)} must be at least {least}, got {value}")
-
-
-def check_at_most(name: str, value: int, most: int) -> None:
-    """Refuse a number that is too large; `name` is its field's."""
-    if value > most:
-        raise UsageError(f"{flag_of(name)} must be at most {most}, got {value}")
-
-
 def check_name(what: str, name: str, known: Iterable[str]) -> None:
     """Refuse a name that is not one of those known, and offer the nearest one."""
     known = list(known)
@@ -336,14 +322,6 @@ def again(verb: str, args: Sequence[str], *extra: str) -> str:
     """The command that runs a verb with the same arguments, and with `extra` once."""
     more = [word for word in extra if word not in args]
     return f"{_program()} {shlex.join([verb, *args, *more])}"
-
-
-def deadline(minutes: float | None) -> Deadline:
-    """The flag --minutes, from now on."""
-    try:
-        return Deadline.after(minutes)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from None
 
 
 def _program() -> str:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.cli.train import MINIGRID
 from riglstm.lab.tables import complexity, on_ray
-from riglstm.lab.tables.executor import Executor
-from riglstm.lab.tables.plan import Planned, State, plan
+from riglstm.lab.tables.executor import Executor, overview
+from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe, stem
-from riglstm.lab.tables.reproduce import reproduce
+from riglstm.lab.tables.reproduce import Reproduced, reproduce
+from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Precision, launched
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import Deadline
 
-MINIGRID = "minigrid"
 PROCESSES = "processes"
 
 
@@ -48,8 +48,8 @@ class Place(NamedTuple):
 
 def place(engine: Engine, jobs: int, device: str, deadline: Deadline) -> Place:
     """Where the runs of a command are made; refuses what does not go together."""
-    flags.check_at_least("jobs", jobs, 1)
-    flags.check_at_least("cores_per_run", engine.cores_per_run, 1)
+    check_whole("--jobs", jobs)
+    check_whole("--cores-per-run", engine.cores_per_run)
     share = engine.gpus_per_run
     if engine.on == PROCESSES:
         if share or engine.cores_per_run != 1:
@@ -132,15 +132,15 @@ def main(args: Sequence[str]) -> None:
         return minigrid.reproduce_table(args[1:])
     groups: dict[str, type] = {"flags": Reproduce, "engine": Engine}
     given = flags.read("riglstm reproduce", inspect.getdoc(Reproduce) or "", groups, args)
-    config, engine = given["flags"], given["engine"]
-    deadline = flags.deadline(config.minutes)
+    config = given["flags"]
+    deadline = Deadline.after(config.minutes)
     flags.check_name("TABLE", config.table, (*NAMES, MINIGRID))
     if config.table == MINIGRID:
         raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
     for name in config.models or ():
         flags.check_name("--models", name, rows)
-    _check(config, engine)
+    _check(config)
     if launched() is not None:
         raise UsageError(
             "reproduce trains each run on one device, got several processes from torchrun; start "
@@ -149,17 +149,15 @@ def main(args: Sequence[str]) -> None:
     tables = config.out / "tables"
     if config.table == MEASURED:
         measured = complexity.table(config.models, config.budget, config.device, say)
-        paths = measured.write(tables, stem(MEASURED, config.budget))
-        print(reproduced(measured.markdown, paths, failed=0))
-        return
-    where = place(engine, config.jobs, config.device, deadline)
+        return tell(Reproduced(measured, measured.write(tables, stem(MEASURED, config.budget))))
+    where = place(given["engine"], config.jobs, config.device, deadline)
     runs = plan(
         *(config.table, config.models, config.seed_list or config.seeds, config.budget),
         *(config.out, where.device),
         settings=config.settings,
         precision=config.precision,
     )
-    print(outlook(runs, config), flush=True)
+    print(f"{config.table}, {config.budget}, in {config.out}: {overview(runs)[0]}", flush=True)
     again = flags.again("reproduce", args)
     done = reproduce(
         *(config.table, runs, config.budget, config.out, tables, config.data_dir),
@@ -169,57 +167,37 @@ def main(args: Sequence[str]) -> None:
         results=config.results,
         again=again,
     )
-    print(reproduced(done.rendered.markdown, done.paths, done.failed))
-    if config.budget == "quick":
-        print("These are quick sizes; --budget paper has the paper's.")
-    if done.errors:
-        lines = "\n  ".join(done.errors)
-        raise UsageError(
-            f"{len(done.errors)} runs ended with an error, which stands above; the same command "
-            f"goes on with them:\n  {lines}"
-        )
-    if done.left:
-        print(f"{done.left} runs are not done; go on with: {again}")
+    tell(done, again)
 
 
-def reproduced(table: str, paths: Sequence[Path], failed: int) -> str:
-    """A table of runs as it is now, and where; `failed`: runs that diverged."""
-    words = f"\n{table}\nwritten: {', '.join(map(str, paths))}"
-    if failed:
-        words += f"\n{failed} failed, as the notes say; a run whose folder is deleted begins anew"
-    return words
+def tell(done: Reproduced, again: str = "") -> None:
+    """Print a table of runs as it is now, and where; then what became of the other runs."""
+    print(f"\n{done.rendered.markdown}\nwritten: {', '.join(map(str, done.paths))}")
+    if done.failed:
+        print(f"{done.failed} failed, as the notes say; a run whose folder is deleted begins anew")
+    tell_left("runs", done.errors, done.left, again)
 
 
-def _check(config: Reproduce, engine: Engine) -> None:
+def tell_left(what: str, errors: Sequence[str], left: int, again: str) -> None:
+    """Say how to go on with runs that are not done; raise UsageError where some had an error."""
+    if errors:
+        listed = "\n  ".join(errors)
+        raise UsageError(f"{len(errors)} {what} ended with an error:\n  {listed}")
+    if left:
+        print(f"{left} {what} are not done; go on with: {again}")
+
+
+def _check(config: Reproduce) -> None:
     """What can be asked for, and together."""
     if config.seeds is not None:
-        flags.check_at_least("seeds", config.seeds, 1)
-    for seed in config.seed_list or ():
-        flags.check_at_least("seed_list", seed, 0)
+        check_whole("--seeds", config.seeds)
     if config.seeds is not None and config.seed_list is not None:
         raise UsageError("--seeds says how many, --seed-list which: expected one of them, got both")
     if config.table == MEASURED:
-        given = {**vars(config), "jobs": None if config.jobs == 1 else config.jobs}
-        given["on"] = None if engine.on == PROCESSES else engine.on
-        for name in ("settings", "seeds", "seed_list", "precision", "jobs", "minutes", "on"):
-            if given[name] is not None:
+        for name in ("settings", "seeds", "seed_list", "precision", "minutes"):
+            if getattr(config, name) is not None:
                 raise UsageError(f"{MEASURED} is measured, and takes no {flags.flag_of(name)}")
         return
     for name in config.settings or ():
         known = recipe(config.table, config.budget).settings
         flags.check_name("--settings", name, known)
-
-
-def outlook(planned: Sequence[Planned], config: Reproduce) -> str:
-    """How many runs there are, and how many of them are to come."""
-    states = Counter(p.state for p in planned)
-    counts = ", ".join(f"{states[s]} {words}" for s, words in WORDS.items() if states[s])
-    return f"{config.table}, {config.budget}: {len(planned)} runs in {config.out}: {counts}"
-
-
-WORDS: dict[State, str] = {
-    "done": "done",
-    "partial": "to go on with",
-    "new": "to begin",
-    "failed": "failed",
-}

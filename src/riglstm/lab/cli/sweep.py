@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.cli.reproduce import Engine, Place, place
+from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.cli.reproduce import Engine, Place, place, tell_left
 from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.plan import Planned
@@ -18,7 +18,7 @@ from riglstm.lab.tables.pruning import pruner
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.run import open_data, run
-from riglstm.lab.tables.table import markdown, tables, text_table
+from riglstm.lab.tables.table import TextTable, markdown, tables, text_table
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import Deadline, Hopeless
 
@@ -66,7 +66,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"flags": Sweep, "engine": Engine}
     given = flags.read("riglstm sweep", inspect.getdoc(Sweep) or "", groups, args)
     config = given["flags"]
-    deadline = flags.deadline(config.minutes)
+    deadline = Deadline.after(config.minutes)
     where = place(given["engine"], config.jobs, config.device, deadline)
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
@@ -103,9 +103,9 @@ def _trials(
     errors = _make(config, waiting, ended, where, deadline, again, hopeless)
     lines = search.read_lines(path)
     if lines:
-        print(f"\n{_best(space, lines)}\n\nwritten: {path}")
+        print(f"\n{_best(space, lines)}\nwritten: {path}")
     left = len(search.plan(space, models, labels, config.out, where.device, lines))
-    _tell("trials", errors, left, again)
+    tell_left("trials", errors, left, again)
 
 
 def _finals(
@@ -149,7 +149,7 @@ def _finals(
     errors = _make(config, waiting, ended, where, deadline, again)
     for shown in tables([row for row in there() if row.budget == SEARCHED]):
         print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
-    _tell("final runs", errors, len(left()), again)
+    tell_left("final runs", errors, len(left()), again)
 
 
 def _make(
@@ -168,15 +168,6 @@ def _make(
     return make_runs(waiting, make, where.executor or Processes(jobs, deadline), ended, again)
 
 
-def _tell(what: str, errors: Sequence[str], left: int, again: str) -> None:
-    """What is not done, and why."""
-    if errors:
-        listed = "\n  ".join(errors)
-        raise UsageError(f"{len(errors)} {what} ended with an error:\n  {listed}")
-    if left:
-        print(f"{left} {what} are not done; go on with: {again}")
-
-
 def _words(said: Mapping[str, Any]) -> str:
     """A trial's figures on validation data, at the update that the training condition chose."""
     if "failed" in said:
@@ -193,4 +184,5 @@ def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     for model, best in found.items():
         for (rule, score), said in zip(search.RULES.items(), best, strict=True):
             shown.append([f"{model}, {rule}", str(said["trial"]), f"{score(said):.4f}"])
-    return text.table(f"{space.name}, validation data", ["best by", "trial", "score"], shown)
+    heads = ["best by", "trial", "score"]
+    return markdown(TextTable(f"{space.name}, validation data", heads, shown, lead=1))

@@ -1,35 +1,21 @@
-"""What verbs print: tables, and a run's result by both rules of choosing weights."""
+"""What verbs print: a run's result, by both rules of choosing weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from riglstm.lab.tables.result import CHOSEN
+from riglstm.lab.tables.table import TextTable, markdown
 
-PERCENT = ("accuracy",)
-"""Metrics that are shares; all others are printed as they are."""
 RULES = """\
 In brackets: the updates after which the weights were taken. The left column is the honest rule:
 they were chosen on validation data like the training data. The right one is the rule of earlier
 papers: chosen for each condition anew, on validation data of that condition."""
-"""The legend of `result_table`."""
-
-
-def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under a title: the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        return "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip()
-
-    rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
-    return "\n".join([title, line(header), rule, *map(line, rows)])
 
 
 def result_table(result: Mapping[str, Any], title: str) -> str:
-    """The test figures of one run."""
+    """The test figures of one run, in Markdown, with the legend of the two rules."""
     if not result["rows"]:
         return f"{title}: not tested"
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -42,7 +28,7 @@ def result_table(result: Mapping[str, Any], title: str) -> str:
         lines.append([condition, *cells])
     metric = result["rows"][0]["metric"]
     heads = (f"test {metric}", f"chosen on {home}", "chosen on its own validation")
-    return table(title, heads, lines)
+    return f"{markdown(TextTable(title, heads, lines, lead=1))}\n{RULES}"
 
 
 def honest(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -52,6 +38,5 @@ def honest(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def show(row: Mapping[str, Any]) -> str:
-    """A figure as it is printed."""
-    value = float(row["value"])
-    return f"{value:.1%}" if row["metric"] in PERCENT else f"{value:.4f}"
+    """A figure as it is printed: a share in percent, another metric as it is."""
+    return f"{float(row['value']):{'.1%' if row['metric'] == 'accuracy' else '.4f'}}"

@@ -17,7 +17,7 @@ from riglstm.lab.tables.run import run
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit, rank
 from riglstm.lab.train.folder import RunFolder, differences
-from riglstm.lab.train.stopping import OutOfTime
+from riglstm.lab.train.stopping import Deadline, OutOfTime
 from riglstm.models import MODELS, options_of
 
 ABOUT = """\
@@ -55,15 +55,21 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Run:
-    """Where it is written."""
+class Place:
+    """Where a run is written."""
 
     seed: int = 0
-    """Seed of the weights, of the training data, and of what a model draws."""
+    """Seed of the weights, of the data or the episodes, and of what a model draws."""
     out: Path | None = None
-    """The run's folder; none: runs/TASK/MODEL-sSEED."""
+    """The run's folder; none: runs/TASK/MODEL-sSEED, or runs/minigrid/FAMILY-MODEL-sSEED."""
     resume: bool = False
     """Go on with the run that is in the folder; begin where there is none."""
+
+
+@dataclass(frozen=True)
+class Run(Place):
+    """Where it is written, and until when."""
+
     minutes: float | None = None
     """Stop in good time before so many minutes are over, saved; none: never. --resume goes on."""
     data_dir: Path | None = None
@@ -86,7 +92,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"task": options, "model": Model, "training": Fit, "run": Run}
     given = flags.read(f"riglstm train {task}", about, groups, rest)
     model, where = given["model"], given["run"]
-    deadline = flags.deadline(where.minutes)
+    deadline = Deadline.after(where.minutes)
     flags.check_name("--model", model.model, MODELS)
     spec = RunSpec(
         task=task,
@@ -103,7 +109,7 @@ def main(args: Sequence[str]) -> None:
     first = rank() == 0 or (where.resume and RunFolder(out).state == "done")
     if first and check_folder(out, where.resume, spec.resolved()):
         result = read_record(out, curves=False).result
-        print(f"{title}, in {out}: done already\n\n{_shown(result, title)}")
+        print(f"{title}, in {out}: done already\n\n{text.result_table(result, title)}")
         return
     print(f"{title}, into {out}", flush=True)
     again = flags.again("train", args, "--resume")
@@ -115,7 +121,7 @@ def main(args: Sequence[str]) -> None:
         return
     if result:
         title += f", {result['updates']} updates"
-        print(f"\n{_shown(result, title)}\n\nwritten to {out}")
+        print(f"\n{text.result_table(result, title)}\n\nwritten to {out}")
 
 
 def summary(task: str) -> str:
@@ -124,12 +130,6 @@ def summary(task: str) -> str:
         return (inspect.getdoc(tasks.find(task)) or "").partition("\n")[0]
     except ValueError as error:
         return str(error)
-
-
-def _shown(result: Mapping[str, Any], title: str) -> str:
-    """The result as a table, with the legend of the two rules; without tests there is neither."""
-    table = text.result_table(result, title)
-    return f"{table}\n\n{text.RULES}" if result["rows"] else table
 
 
 def option_types(model: str) -> dict[str, Any]:
@@ -176,9 +176,6 @@ def _without_task(args: Sequence[str]) -> None:
 
 def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
     """Refuse a folder that a run cannot be made in; True: the run is there, and done."""
-    for path in (out, *out.parents):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"--out must be a folder, or a new one, got {out}: {path} is a file")
     folder = RunFolder(out)
     folder.check()
     if folder.state == "done" and resume and not differences(folder.read_json(folder.config), spec):

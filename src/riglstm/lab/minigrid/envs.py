@@ -1,34 +1,34 @@
 """MiniGrid environments by the dozen, stepped in worker processes over shared memory.
 
 A worker is this file started as a script. It imports nothing of the package, so it is up in a
-second, needs no torch, and any script may start it. It reads commands of one byte from its standard
-input and answers with one byte on its standard output; what is large lies in a file that both have
-mapped. Where the input ends the process ends, so it cannot outlive the one that started it.
+second, needs no torch, and any script may start it. Its standard input is a connection, on which it
+takes commands and answers each; what is large lies in a file that both have mapped. Where the
+connection ends the process ends, so it cannot outlive the one that started it.
 
-    S  step every environment by its `action`; SKIP leaves one as it is
-    H  give each environment's episode and the actions in it, as one line of JSON
-    L  go to the episodes and actions of the line of JSON that follows
+    STEP        step every environment by its `action`; SKIP leaves one as it is
+    HISTORY     answer with each environment's episode and the actions in it
+    a History   go to these episodes and actions
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Self
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 SECONDS = 120
 """How long a worker may take over one answer."""
+STEP, HISTORY = "step", "history"
 SKIP = 255
 """The action that leaves an environment as it is."""
 
@@ -84,13 +84,6 @@ class Environments:
         from riglstm.lab.minigrid.levels import available
 
         available()
-        if not levels:
-            raise ValueError("levels must be those of one environment at least, got none")
-        if workers is not None and workers < 1:
-            raise ValueError(
-                f"workers must be a number of processes from 1 on, or None for one to a core, got "
-                f"{workers}"
-            )
         workers = min(len(levels), workers or cores())
         self.levels = tuple(levels)
         self.workers: list[_Worker] = []
@@ -109,8 +102,7 @@ class Environments:
             for first, end in itertools.pairwise(bounds):
                 own = {**ask, "numbers": list(numbers[first:end])}
                 self.workers.append(_Worker(own, first, self.levels[first:end]))
-            for worker in self.workers:
-                worker.answer()
+            self._answers()
         except BaseException:
             self.close()
             raise
@@ -122,26 +114,23 @@ class Environments:
         """One step of every environment; what comes of it stands in the arrays."""
         self._actions[:] = actions
         for worker in self.workers:
-            worker.tell(b"S")
-        for worker in self.workers:
-            worker.answer()
+            worker.tell(STEP)
+        self._answers()
 
     def history(self) -> History:
         """Where the environments stand, for a checkpoint."""
         for worker in self.workers:
-            worker.tell(b"H")
-        found: History = []
-        for worker in self.workers:
-            found += [(episode, actions) for episode, actions in json.loads(worker.line())]
-        return found
+            worker.tell(HISTORY)
+        return list(itertools.chain.from_iterable(self._answers()))
 
     def restore(self, history: History) -> None:
         """Go where they stood: each plays its episode's actions again."""
         for worker in self.workers:
-            part = history[worker.first : worker.first + len(worker.levels)]
-            worker.tell(b"L" + json.dumps(part).encode() + b"\n")
-        for worker in self.workers:
-            worker.answer()
+            worker.tell(history[worker.first : worker.first + len(worker.levels)])
+        self._answers()
+
+    def _answers(self) -> list[Any]:
+        return [worker.answer() for worker in self.workers]
 
     def close(self) -> None:
         """End the workers."""
@@ -162,63 +151,52 @@ class _Worker:
 
     def __init__(self, ask: dict[str, Any], first: int, levels: tuple[str, ...]) -> None:
         self.first, self.levels = first, levels
+        self.connection, theirs = Pipe()
         # -P: the script's folder is no place to import from. One thread: it has none to spare.
+        # What a library prints goes to stderr.
         self.process = subprocess.Popen(
             (sys.executable, "-P", __file__),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=theirs.fileno(),
+            stdout=2,
             pass_fds=(ask["file"],),
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYGAME_HIDE_SUPPORT_PROMPT": "1"},
         )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.commands, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
-        self.tell(json.dumps({**ask, "first": first, "levels": levels}).encode() + b"\n")
+        theirs.close()
+        self.tell({**ask, "first": first, "levels": levels})
 
-    def tell(self, command: bytes) -> None:
+    def tell(self, command: Any) -> None:
         """Send it something."""
         try:
-            while command:
-                command = command[os.write(self.commands, command) :]
-        except BrokenPipeError:
+            self.connection.send(command)
+        except OSError:
             self._fail()
 
-    def answer(self) -> bytes:
-        """Wait for a piece of its answer."""
-        if not select.select([self.answers], [], [], SECONDS)[0]:
-            self.process.kill()
-            self._fail(f"did not answer within {SECONDS} s")
-        piece = os.read(self.answers, 1 << 16)
-        if not piece:
+    def answer(self) -> Any:
+        """Wait for its answer."""
+        try:
+            if self.connection.poll(SECONDS):
+                return self.connection.recv()
+        except (EOFError, OSError):
             self._fail()
-        return piece
-
-    def line(self) -> bytes:
-        """Wait for a line."""
-        text = b""
-        while not text.endswith(b"\n"):
-            text += self.answer()
-        return text
+        self.process.kill()
+        self._fail(f"did not answer within {SECONDS} s")
 
     def close(self) -> None:
         """End it: without commands to come it goes by itself, or is made to."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
+        self.connection.close()
         try:
             self.process.wait(timeout=2)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
-    def _fail(self, what: str | None = None) -> None:
+    def _fail(self, what: str | None = None) -> NoReturn:
         code = self.process.wait()
         last = self.first + len(self.levels) - 1
         raise WorkerDied(
             f"the worker with environments {self.first} to {last} "
             f"({', '.join(sorted(set(self.levels)))}) {what or f'ended with exit code {code}'}; "
-            "what it wrote stands above"
+            "what it wrote stands above; a run goes on from its last checkpoint by --resume"
         ) from None
 
 
@@ -282,11 +260,8 @@ def main() -> None:
     """Serve until the input ends."""
     # Ctrl-C reaches every process of a terminal; whether to stop is for the one that started us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What a library prints must not get among the answers.
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    commands = sys.stdin.buffer
-    ask = json.loads(commands.readline())
+    connection = Connection(0)
+    ask = connection.recv()
     # By its number, which was handed down: it has no name.
     with open(ask["file"], "r+b") as file:
         shared: Any = np.asarray(np.memmap(file, RECORD, mode="r+", shape=(ask["of"],)))
@@ -294,24 +269,21 @@ def main() -> None:
         Player(level, ask["seed"], number, ask["once"], shared[ask["first"] + i])
         for i, (level, number) in enumerate(zip(ask["levels"], ask["numbers"], strict=True))
     ]
-    os.write(answers, b".")
-    while command := commands.read(1):
-        if command == b"S":
+    connection.send(None)
+    while True:
+        command, answer = connection.recv(), None
+        if command == STEP:
             for player in players:
                 player.step()
-        elif command == b"H":
-            text = json.dumps([(player.episode, list(player.actions)) for player in players])
-            os.write(answers, text.encode() + b"\n")
-            continue
-        elif command == b"L":
-            for player, (episode, actions) in zip(
-                players, json.loads(commands.readline()), strict=True
-            ):
+        elif command == HISTORY:
+            answer = [(player.episode, list(player.actions)) for player in players]
+        else:
+            for player, (episode, actions) in zip(players, command, strict=True):
                 player.replay(episode, actions)
-        os.write(answers, b".")
+        connection.send(answer)
 
 
 if __name__ == "__main__":
-    # Whoever started us may be gone before an answer.
-    with contextlib.suppress(BrokenPipeError):
+    # Whoever started us has closed the connection, or is gone.
+    with contextlib.suppress(EOFError, ConnectionError):
         main()

@@ -133,12 +133,9 @@ def available() -> None:
         raise ValueError(
             "MiniGrid's workers share memory as Linux and macOS do, got Windows; use WSL there"
         )
-    missing = [name for name in ("gymnasium", "minigrid") if not importlib.util.find_spec(name)]
-    if missing:
-        raise ValueError(
-            f"MiniGrid needs gymnasium and minigrid, and finds no {' and no '.join(missing)}; "
-            "install them with pip install 'riglstm[rl]'"
-        )
+    for name in ("gymnasium", "minigrid"):
+        if not importlib.util.find_spec(name):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def family(name: str) -> Family:
@@ -150,12 +147,12 @@ def family(name: str) -> Family:
 
 def chosen_levels(of: Family, names: tuple[str, ...] | None) -> tuple[Level, ...]:
     """The levels of that name, in the family's order; None: all."""
+    if names is None:
+        return of.levels
     known = tuple(level.name for level in of.levels)
-    if names is not None and not names:
-        raise ValueError(f"levels of {of.title} must be some of {', '.join(known)}, got none")
-    for name in names or ():
-        if name not in known:
-            raise ValueError(
-                f"levels of {of.title} must be some of {', '.join(known)}, got {name!r}"
-            )
-    return tuple(level for level in of.levels if names is None or level.name in names)
+    if not names or not set(names) <= set(known):
+        raise ValueError(
+            f"levels of {of.title} must be some of {', '.join(known)}, got "
+            f"{', '.join(names) or 'none'}"
+        )
+    return tuple(level for level in of.levels if level.name in names)

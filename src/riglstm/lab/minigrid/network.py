@@ -35,25 +35,13 @@ class ActorCritic(nn.Module):
 
     def __init__(self, core: Core, actions: int) -> None:
         super().__init__()
-        if core.input_size != FEATURES:
-            raise ValueError(
-                f"the memory must have input_size = {FEATURES}, got {core.input_size}; "
-                f"build it for {FEATURES} features"
-            )
         assert isinstance(core, nn.Module)
-        dropout = max(getattr(part, "dropout", 0.0) for part in core.modules())
-        if dropout > 0:
+        draws = _draws(core)
+        if draws:
             raise ValueError(
-                "PPO compares how probable an action was with how probable it is, which dropout "
-                f"would make two random numbers: expected a memory with dropout=0, got {dropout}"
-            )
-        rules = {name: _rule(core, name) for name in ("cells", "views", "peers")}
-        drawn = [f"{name}='random'" for name, rule in rules.items() if rule == "random"]
-        if drawn:
-            raise ValueError(
-                "PPO compares how probable an action was with how probable it is, which a random "
-                "selection would make two random numbers: expected a memory that draws nothing, "
-                f"got {', '.join(drawn)}"
+                "PPO compares how probable an action was with how probable it is, which a memory "
+                "that draws would make two random numbers: expected one that draws nothing, got "
+                f"{', '.join(draws)}"
             )
         if not core.streaming:
             raise ValueError(
@@ -109,10 +97,17 @@ class ActorCritic(nn.Module):
         return values.squeeze(-1)
 
 
-def _rule(core: nn.Module, name: str) -> str | None:
-    """By which a memory selects `name`; None: it has no such thing."""
-    found = (getattr(getattr(part, "selection", None), name, None) for part in core.modules())
-    return next((rule for rule in found if isinstance(rule, str)), None)
+def _draws(core: nn.Module) -> list[str]:
+    """Options by which a memory draws: dropout, and rules of selection."""
+    found = []
+    for part in core.modules():
+        if dropout := getattr(part, "dropout", 0.0):
+            found.append(f"dropout={dropout}")
+        rules = getattr(part, "selection", None)
+        for name in ("cells", "views", "peers"):
+            if getattr(rules, name, None) == "random":
+                found.append(f"{name}='random'")
+    return list(dict.fromkeys(found))
 
 
 def _conv(x: Tensor, layer: nn.Conv2d) -> Tensor:

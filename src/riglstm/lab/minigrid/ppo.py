@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,21 +52,10 @@ if TYPE_CHECKING:
 NOISE, ORDER = 1, 2
 """What a generator is for."""
 
-FROM_ZERO: tuple[str, Callable[[float], bool]] = ("from 0 on", lambda v: 0 <= v < math.inf)
-ABOVE_ZERO: tuple[str, Callable[[float], bool]] = ("above 0", lambda v: 0 < v < math.inf)
-SHARE: tuple[str, Callable[[float], bool]] = ("from 0 to 1", lambda v: 0 <= v <= 1)
-
-NUMBERS = {
-    "lr": ABOVE_ZERO,
-    "adam_eps": FROM_ZERO,
-    "gamma": SHARE,
-    "gae_lambda": SHARE,
-    "clip": FROM_ZERO,
-    "value_coef": FROM_ZERO,
-    "entropy_coef": FROM_ZERO,
-    "clip_norm": ABOVE_ZERO,
-}
-"""Options that are numbers: which, in words, and whether one is."""
+ABOVE_ZERO = ("lr", "clip_norm")
+FROM_ZERO = ("adam_eps", "clip", "value_coef", "entropy_coef")
+SHARES = ("gamma", "gae_lambda")
+"""Options that are numbers, by their range."""
 
 
 @dataclass(frozen=True)
@@ -124,17 +113,13 @@ class PPO:
                 f"steps and minibatch must be multiples of window = {self.window}, "
                 f"got {self.steps} and {self.minibatch}"
             )
-        for name, (words, allowed) in NUMBERS.items():
+        for name in (*ABOVE_ZERO, *FROM_ZERO, *SHARES):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not allowed(value):
-                raise ValueError(f"{name} must be a number {words}, got {value!r}")
-        smallest = min(self.minibatch, self.batch, self.batch % self.minibatch or self.minibatch)
-        if self.normalise and smallest == 1:
-            raise ValueError(
-                "normalise scales the advantages of a minibatch, and one frame has no deviation: "
-                f"expected minibatches of 2 frames or more, got {self.batch} frames in minibatches "
-                f"of {self.minibatch}; give another minibatch, or a window from 2 on"
-            )
+            if not 0 <= value < math.inf or (name in ABOVE_ZERO and value == 0):
+                least = "above 0" if name in ABOVE_ZERO else "from 0 on"
+                raise ValueError(f"{name} must be a number {least}, got {value!r}")
+            if name in SHARES and value > 1:
+                raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
 
     @property
     def batch(self) -> int:
@@ -166,13 +151,6 @@ class Rollout(NamedTuple):
     frames: Frames
     states: list[State]
     """The memory before each window, in the order of time."""
-
-
-class Episode(NamedTuple):
-    """One that has ended."""
-
-    solved: int
-    steps: int
 
 
 def advantages(
@@ -232,8 +210,6 @@ class Agent:
     """
 
     def __init__(self, net: ActorCritic, envs: Environments, config: PPO, seed: int) -> None:
-        if len(envs) != config.envs:
-            raise ValueError(f"expected {config.envs} environments, got {len(envs)}")
         self.net, self.envs, self.config, self.seed = net, envs, config, seed
         self.device = next(net.parameters()).device
         self.optimizer = torch.optim.Adam(
@@ -243,7 +219,8 @@ class Agent:
         with torch.no_grad():
             self.state = net.core.initial_state(config.envs)
         self.fresh = torch.ones(config.envs, dtype=torch.bool, device=self.device)
-        self.recent: deque[Episode] = deque(maxlen=100)
+        self.recent: deque[tuple[int, int]] = deque(maxlen=100)
+        """Of the last episodes, whether each was solved, and its steps."""
         self.known: Tensor | None = None
 
     @property
@@ -259,22 +236,14 @@ class Agent:
             figures = self.learn(rollout)
         self.updates += 1
         if self.recent:
-            figures["success"] = sum(e.solved for e in self.recent) / len(self.recent)
-            figures["steps"] = sum(e.steps for e in self.recent) / len(self.recent)
+            solved, steps = zip(*self.recent, strict=True)
+            figures["success"] = sum(solved) / len(solved)
+            figures["steps"] = sum(steps) / len(steps)
         return figures
 
+    @torch.no_grad()
     def collect(self) -> Rollout:
         """Details 1 to 8."""
-        with torch.inference_mode():
-            found = self._act()
-        # What was made in inference mode cannot be learned from; copies can.
-        states = [tuple(s.clone() for s in state) for state in found.states]
-        copies: dict[str, Any] = {
-            name: v.clone() for name, v in found._asdict().items() if isinstance(v, Tensor)
-        }
-        return found._replace(**copies, states=states)
-
-    def _act(self) -> Rollout:
         net, envs, config = self.net, self.envs, self.config
         T, B = config.steps, config.envs
         book = Frames(net.encode, self.device, self.known)
@@ -320,7 +289,7 @@ class Agent:
     def _note(self, envs: Environments) -> None:
         """Episodes that have just ended."""
         for i in envs.dones.nonzero()[0]:
-            self.recent.append(Episode(int(envs.rewards[i]), int(envs.steps[i])))
+            self.recent.append((int(envs.rewards[i]), int(envs.steps[i])))
 
     def _gumbel(self, T: int, B: int) -> Tensor:
         """Noise (T, B, A) with which an argmax is a draw."""
@@ -405,7 +374,7 @@ class Agent:
             "updates": self.updates,
             "state": [s.cpu() for s in self.state],
             "fresh": self.fresh.cpu(),
-            "recent": [tuple(e) for e in self.recent],
+            "recent": list(self.recent),
             "known": self.known,
             "envs": self.envs.history(),
         }
@@ -417,7 +386,7 @@ class Agent:
         self.updates = saved["updates"]
         self.state = tuple(s.to(self.device) for s in saved["state"])
         self.fresh = saved["fresh"].to(self.device)
-        self.recent = deque((Episode(*e) for e in saved["recent"]), maxlen=100)
+        self.recent = deque(saved["recent"], maxlen=100)
         self.known = saved["known"]
         self.envs.restore(saved["envs"])
 

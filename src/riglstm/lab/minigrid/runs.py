@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from riglstm.lab.minigrid.levels import SHOWN, chosen_levels, family
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
-from riglstm.lab.minigrid.table import table
+from riglstm.lab.minigrid.table import read, table
 from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Reproduced, complete
@@ -25,7 +24,7 @@ from riglstm.lab.tables.result import made_by
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
 from riglstm.lab.train.folder import RunFolder, commit
-from riglstm.lab.train.stopping import Diverged
+from riglstm.lab.train.stopping import Diverged, Interrupted, untested
 
 if TYPE_CHECKING:
     from riglstm.lab.minigrid.training import Score
@@ -57,7 +56,6 @@ def run(
     `riglstm.lab.minigrid.training.train` does.
     """
     # It takes seconds to load, and what reads folders does without.
-    from riglstm.lab.minigrid.envs import WorkerDied
     from riglstm.lab.minigrid.training import train, trials
 
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
@@ -77,9 +75,8 @@ def run(
             raise
         try:
             scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers)
-        except WorkerDied as error:
-            how = f"go on with: {again}" if again else "the same command goes on"
-            raise WorkerDied(f"{error}; the training is saved; {how}") from None
+        except KeyboardInterrupt:
+            raise Interrupted(untested(again)) from None
         result = {
             "rows": _rows(spec, scores, trained["frames"]),
             "steps": {name: score.steps for name, score in scores.items()},
@@ -98,25 +95,14 @@ def plan(
     root: Path | str,
     ppo: PPO,
     episodes: int = 100,
-    *,
-    quick: bool = False,
 ) -> list[Planned]:
-    """All runs, seed by seed; None: the families whose goal can be seen, and `COMPARED`.
-
-    `quick`: a twentieth of each family's frames, which shows how it works, and no more.
-    """
-    for name in models or ():
-        if name not in MEMORIES:
-            raise ValueError(f"models must be some of {', '.join(MEMORIES)}, got {name!r}")
+    """All runs, seed by seed; None: the families whose goal can be seen, and `COMPARED`."""
     check_whole("seeds", seeds)
     found = []
     for seed, of, model in product(range(seeds), families or SHOWN, models or COMPARED):
-        how, memory = ppo, MEMORIES[model]
-        if quick and ppo.frames is None:
-            how = replace(ppo, frames=max(ppo.batch, family(of).frames // 20))
+        memory = MEMORIES[model]
         spec = GridSpec(
-            *(of, memory.model, memory.hidden_size, dict(memory.options), how, seed),
-            episodes=episodes,
+            *(of, memory.model, memory.hidden_size, dict(memory.options), ppo, seed, episodes)
         )
         folder = Path(root) / f"{TASK}-{of}-{model}-seed{seed}-{spec.digest()}"
         found.append(Planned(spec, folder, of, model))
@@ -146,14 +132,11 @@ def evaluate(
     """The result again, from the folder alone; nothing is written."""
     from riglstm.lab.minigrid.training import trials
 
-    folder = RunFolder(path)
     spec, net = load(path, device)
-    result = folder.read_json(folder.result)
-    of = family(spec.family)
-    asked = chosen_levels(of, None if levels is None else tuple(levels))
-    scores = trials(net, asked, spec.episodes)
+    result = read(Path(path), curves=False).result or {}
+    asked = chosen_levels(family(spec.family), None if levels is None else tuple(levels))
+    rows = _rows(spec, trials(net, asked, spec.episodes), result["frames"])
     here = device_name(next(net.parameters()).device)
-    rows = _rows(spec, scores, result["frames"])
     return {**result, "rows": rows, "device": here, "commit": commit()}
 
 
@@ -161,22 +144,15 @@ def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]
     """A finished run: what it was, and the network with its last weights, in eval mode."""
     from riglstm.lab.train.checkpoints import load_weights
 
-    folder = RunFolder(path)
-    spec = GridSpec.from_json(folder.read_json(folder.config))
-    if folder.state != "done":
+    run = read(Path(path), curves=False)
+    if run.result is None:
         raise ValueError(
-            f"{folder.path} holds a run that is not done: expected result.json, got none; "
+            f"{path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"
         )
-    net = build(spec, pick(Fit(device=device)))
-    weights = folder.weights_of(folder.read_json(folder.result)["frames"])
-    if not weights.exists():
-        raise ValueError(
-            f"expected the weights {weights}, got none: this folder is a run's record alone, as "
-            "those in results/ are; train the run anew by the command in its run.json"
-        )
-    load_weights(net, weights)
-    return spec, net.eval()
+    net = build(run.spec, pick(Fit(device=device)))
+    load_weights(net, RunFolder(path).weights_of(run.result["frames"]))
+    return run.spec, net.eval()
 
 
 def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict[str, Any]]:

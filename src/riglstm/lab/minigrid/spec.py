@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from riglstm import models
 from riglstm.lab.minigrid.levels import family
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.plan import check_options, digest, identity, plain_options
+from riglstm.lab.tables.recipes import Row
 from riglstm.lab.tasks.common import check_whole
 
 TASK = "minigrid"
@@ -21,18 +21,8 @@ TEST_SEED = 2**31
 """Of test episodes; seeds of runs are below it, so that no run is trained on them."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """A model as an agent's memory."""
-
-    label: str
-    model: str
-    hidden_size: int
-    options: Mapping[str, Any]
-
-
-MEMORIES: dict[str, Memory] = {
-    "riglstm": Memory(
+MEMORIES: dict[str, Row] = {
+    "riglstm": Row(
         "RigLSTM",
         *("riglstm", 64),
         {
@@ -40,15 +30,13 @@ MEMORIES: dict[str, Memory] = {
             "soft_update": "printed",
         },
     ),
-    "rim": Memory("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
-    "rim3": Memory("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
-    "lstm": Memory("LSTM", "lstm", 64, {}),
-    "gridlstm": Memory("GridLSTM", "gridlstm", 64, {"num_cells": 4}),
-    "brim": Memory(
-        "BRIM", "brim", 64, {"num_cells": (4, 4), "active_cells": (2, 2), "dropout": 0.0}
-    ),
-    "rmc": Memory("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
-    "entnet": Memory("EntNet", "entnet", 64, {"num_slots": 4}),
+    "rim": Row("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
+    "rim3": Row("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
+    "lstm": Row("LSTM", "lstm", 64, {}),
+    "gridlstm": Row("GridLSTM", "gridlstm", 64, {"num_cells": 4}),
+    "brim": Row("BRIM", "brim", 64, {"num_cells": (4, 4), "active_cells": (2, 2), "dropout": 0.0}),
+    "rmc": Row("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
+    "entnet": Row("EntNet", "entnet", 64, {"num_slots": 4}),
 }
 """The paper's RigLSTM (K_h is capped at N - 1) and RIM; the others at their width."""
 
@@ -70,16 +58,8 @@ class GridSpec:
 
     def __post_init__(self) -> None:
         family(self.family)
-        if self.model not in models.MODELS or self.model == "transformer":
-            known = ", ".join(name for name in models.MODELS if name != "transformer")
-            raise ValueError(f"the memory must be one of {known}, got {self.model!r}")
         check_options(self.model, self.model_options)
-        seed = self.seed
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < TEST_SEED:
-            raise ValueError(
-                f"seed must be a whole number from 0 to {TEST_SEED - 1}, as {TEST_SEED} is that of "
-                f"the test episodes, got {seed!r}"
-            )
+        check_whole("seed", self.seed, low=0, high=TEST_SEED - 1)
         check_whole("episodes", self.episodes)
         self.ppo.whole(self.frames)
 
@@ -88,10 +68,9 @@ class GridSpec:
     @property
     def name(self) -> str:
         """The memory's name among `MEMORIES`, or the model's with a mark: other sizes."""
+        own = _sizes(self.model, self.hidden_size, self.model_options)
         for name, memory in MEMORIES.items():
-            theirs = (memory.model, memory.hidden_size)
-            same = (self.model, self.hidden_size) == theirs
-            if same and _sizes(*theirs, self.model_options) == _sizes(*theirs, memory.options):
+            if own == _sizes(memory.model, memory.hidden_size, memory.options):
                 return name
         return f"{self.model}-other"
 
@@ -107,9 +86,7 @@ class GridSpec:
             "task_options": {"family": self.family, "episodes": self.episodes},
             "model": self.model,
             "hidden_size": self.hidden_size,
-            "model_options": _plain(
-                plain_options(self.model, self.hidden_size, self.model_options)
-            ),
+            "model_options": _plain(self.model, self.hidden_size, self.model_options),
             "fit": {**asdict(self.ppo), "frames": self.frames},
             "seed": self.seed,
         }
@@ -117,26 +94,15 @@ class GridSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GridSpec:
         """The inverse of `resolved`."""
-        if data.get("task") != TASK:
-            raise ValueError(
-                f"expected the config.json of a run on {TASK}, got one of {data.get('task')!r}"
-            )
-        try:
-            where = data["task_options"]
-            return cls(
-                family=where["family"],
-                model=data["model"],
-                hidden_size=data["hidden_size"],
-                model_options=dict(data["model_options"]),
-                ppo=PPO(**data["fit"]),
-                seed=data["seed"],
-                episodes=where["episodes"],
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"a run's configuration must have the fields and types of a run on {TASK}, got "
-                f"{', '.join(data)}: {error!r}"
-            ) from error
+        return cls(
+            family=data["task_options"]["family"],
+            model=data["model"],
+            hidden_size=data["hidden_size"],
+            model_options=dict(data["model_options"]),
+            ppo=PPO(**data["fit"]),
+            seed=data["seed"],
+            episodes=data["task_options"]["episodes"],
+        )
 
     def training(self) -> dict[str, Any]:
         """What the runs of one mean have in common: all but the seed, and how it is computed."""
@@ -144,9 +110,8 @@ class GridSpec:
         del data["seed"], data["fit"]["checkpoint_every"]
         # A run is trained for whole updates.
         data["fit"]["frames"] = self.ppo.whole(self.frames)
-        return identity(
-            {**data, "model_options": _sizes(self.model, self.hidden_size, self.model_options)}
-        )
+        data["model_options"].pop("backend", None)
+        return identity(data)
 
     def recipe(self) -> str:
         """A digest of `training`: runs that have it are repetitions of each other."""
@@ -158,11 +123,11 @@ class GridSpec:
 
 
 def _sizes(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
-    """Options of a model, less the backend, which computes the same in another way."""
-    found = plain_options(model, hidden_size, options)
-    return _plain({name: value for name, value in found.items() if name != "backend"})
+    """A memory, less the backend, which computes the same in another way."""
+    found = _plain(model, hidden_size, options)
+    return model, hidden_size, {k: v for k, v in found.items() if k != "backend"}
 
 
-def _plain(options: Mapping[str, Any]) -> Any:
-    """Options as JSON has them."""
-    return json.loads(json.dumps(options))
+def _plain(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
+    """A model's options as JSON has them, with RigLSTM's soft update in numbers."""
+    return json.loads(json.dumps(plain_options(model, hidden_size, options)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,29 +54,25 @@ def comparable(runs: Sequence[GridRun]) -> tuple[list[GridRun], list[str]]:
     """
     groups: dict[tuple[str, str], dict[str, list[GridRun]]] = {}
     for run in runs:
-        key = json.dumps(run.spec.training(), sort_keys=True)
         named = groups.setdefault((run.spec.family, run.spec.name), {})
-        named.setdefault(key, []).append(run)
+        named.setdefault(run.spec.recipe(), []).append(run)
+    first = {of: max(found.values(), key=_rank)[0] for of, found in groups.items()}
     kept: list[GridRun] = []
     left: list[str] = []
-    for found in groups.values():
-        best = max(found.values(), key=_rank)
-        kept += best
-        for other in found.values():
-            if other is not best:
-                left += [_words(run, best[0]) for run in other]
-    order = {id(run): i for i, run in enumerate(runs)}
-    return sorted(kept, key=lambda run: order[id(run)]), left
+    for run in runs:
+        counted = first[run.spec.family, run.spec.name]
+        differs = differences(counted.spec.training(), run.spec.training())
+        if differs:
+            words = f"left out, trained otherwise than {counted.path}: {'; '.join(differs)}"
+            left.append(f"{run.path}: {words}")
+        else:
+            kept.append(run)
+    return kept, left
 
 
 def _rank(runs: Sequence[GridRun]) -> tuple[int, str]:
     seeds = {run.spec.seed for run in runs if run.state == "done"}
     return len(seeds), max(str(run.run.get("started", "")) for run in runs)
-
-
-def _words(run: GridRun, kept: GridRun) -> str:
-    found = differences(kept.spec.training(), run.spec.training())
-    return f"{run.path}: left out, trained otherwise than {kept.path}: {'; '.join(found)}"
 
 
 def table(planned: Sequence[Planned]) -> Rendered:

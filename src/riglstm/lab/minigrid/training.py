@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from riglstm.lab.minigrid.envs import SKIP, Environments, WorkerDied
+from riglstm.lab.minigrid.envs import SKIP, Environments
 from riglstm.lab.minigrid.levels import Level
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import PPO, Agent, small_products
@@ -43,7 +43,7 @@ def train(
     """Train `net` in place in the level of that id, for `frames` frames, less what is no update.
 
     Returns its updates, frames and seconds, of all the sessions that it took. As
-    `riglstm.lab.train.loop.fit`; raises the same, and WorkerDied.
+    `riglstm.lab.train.loop.fit`, in a folder that is begun; raises the same, and WorkerDied.
     """
     frames = config.whole(frames)
     checkpoints = Checkpoints(folder, net)
@@ -62,35 +62,30 @@ def train(
         began, saved = time.monotonic(), agent.updates
 
         def save() -> None:
+            nonlocal saved
             record.flush()
             state = {"agent": agent.state_dict(), "seconds": seconds + time.monotonic() - began}
             checkpoints.save(agent.updates, state)
+            saved = agent.updates
 
         try:
-            try:
-                while agent.frames < frames:
-                    figures = agent.update()
-                    _check(figures, agent, saved)
-                    record.add(agent.frames, figures)
-                    shown.move(agent.frames, _solved(figures))
-                    if agent.updates % config.checkpoint_every == 0 or request.made:
-                        save()
-                        saved = agent.updates
-                    if request.made and agent.frames < frames:
-                        raise Interrupted(_words("stopped, and saved", agent, saved, again))
-                # So that a stop during the test does not cost the training.
-                save()
-                saved = agent.updates
-                save_weights(net, folder.weights_of(agent.frames))
-            finally:
-                shown.close()
-                record.close()
+            while agent.frames < frames:
+                figures = agent.update()
+                _check(figures, agent, saved)
+                record.add(agent.frames, figures)
+                shown.move(agent.frames, _solved(figures))
+                if agent.updates % config.checkpoint_every == 0 or request.made:
+                    save()
+                if request.made and agent.frames < frames:
+                    raise Interrupted(_words("stopped, and saved", saved, again))
+            # So that a stop during the test does not cost the training.
+            save()
+            save_weights(net, folder.weights_of(agent.frames))
         except StopNow:
-            raise Interrupted(
-                _words("stopped at once, without saving", agent, saved, again)
-            ) from None
-        except WorkerDied as error:
-            raise WorkerDied(_words(str(error), agent, saved, again)) from None
+            raise Interrupted(_words("stopped at once, without saving", saved, again)) from None
+        finally:
+            shown.close()
+            record.close()
         if request.made:
             # Too late for this training; whoever asked wants no tests now either.
             raise Interrupted(untested(again))
@@ -109,14 +104,11 @@ def _check(figures: dict[str, float], agent: Agent, saved: int) -> None:
         bool(torch.isfinite(p).all()) for p in agent.net.parameters()
     ):
         return
-    there = f"the last checkpoint is of update {saved}" if saved else "there is no checkpoint"
-    raise Diverged(
-        f"a loss or a weight is not a number after update {agent.updates}; {there}; "
-        "try a smaller --lr, or another --seed"
-    )
+    how = f"a loss or a weight is not a number after update {agent.updates}"
+    raise Diverged(f"{_words(how, saved)}; try a smaller --lr, or another --seed")
 
 
-def _words(how: str, agent: Agent, saved: int, again: str) -> str:
+def _words(how: str, saved: int, again: str = "") -> str:
     there = f"the last checkpoint is of update {saved}" if saved else "there is no checkpoint yet"
     return f"{how}; {there}" + (f"; go on with: {again}" if again else "")
 
