@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.cli.bench import describe
 from riglstm.lab.tables import complexity, on_ray
 from riglstm.lab.tables.executor import Executor
 from riglstm.lab.tables.plan import Planned, State, plan
@@ -121,7 +122,8 @@ class Reproduce:
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
     results: Path | None = None
-    """CSV file that takes one line for each figure of each run; none: none."""
+    """CSV file that takes one line for each figure of each run; JSON file where the table is
+    complexity; none: none."""
     retry_failed: bool = False
     """Train anew what diverged, from its first update; without a change of code or device it
     diverges again. It is shown as failed otherwise."""
@@ -151,7 +153,11 @@ def main(args: Sequence[str]) -> None:
         )
     tables = config.out / "tables"
     if config.table == MEASURED:
-        measured = complexity.table(config.models, config.budget, config.device, say)
+        measured = complexity.table(
+            *(config.models, config.budget, config.device, say),
+            results=config.results,
+            processor=describe("cpu")["processor"],
+        )
         paths = measured.write(tables, stem(MEASURED, config.budget))
         print(reproduced(measured.markdown, paths, failed=0))
         return
