@@ -62,9 +62,15 @@ def main(args: Sequence[str]) -> None:
     config = flags.read_one("riglstm report", Report, args)
     if not config.paths and config.results is None:
         raise UsageError("report needs PATHS, folders of runs, or --results, a folder, got neither")
-    for path in (config.results, config.readme) if config.results else ():
+    for path in (config.results, config.readme, config.weights) if config.results else ():
         if not path.exists():
-            raise UsageError(f"--results and --readme must be there, got {path}, which is not")
+            raise UsageError(
+                f"--results, --readme and --weights must be there, got {path}, which is not"
+            )
+    flags.check_at_least("size", config.size, 1)
+    flags.check_at_least("sequence", config.sequence, 0)
+    for digit in config.digits or ():
+        flags.check_at_least("digits", digit, 0)
     # Only here: matplotlib takes seconds to load.
     from riglstm.lab.report import publish, report
     from riglstm.lab.train.progress import say

@@ -171,12 +171,16 @@ def measured(
     seconds = interleave(runs, meter, rounds)
     named = device_name(device)
     return Measured(
-        f"{processor}, {named}" if processor and device.type == "cpu" else named,
-        *(name, label),
-        {f"{s}x{s}": 1e3 * spread(seconds[s])["median"] for s in sizes},
-        sum(p.numel() for p in net.parameters()),
-        sum(p.numel() * p.element_size() for p in net.parameters()) + peak,
-        *(batch_size, rounds, str(torch.__version__), commit()),
+        device=f"{processor}, {named}" if processor and device.type == "cpu" else named,
+        model=name,
+        label=label,
+        ms={f"{s}x{s}": 1e3 * spread(seconds[s])["median"] for s in sizes},
+        parameters=sum(p.numel() for p in net.parameters()),
+        memory=sum(p.numel() * p.element_size() for p in net.parameters()) + peak,
+        batch_size=batch_size,
+        rounds=rounds,
+        torch=str(torch.__version__),
+        commit=commit(),
     )
 
 
