@@ -56,7 +56,6 @@ RC: Any = {
     "savefig.facecolor": "white",
 }
 DPI = 144
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @contextmanager
@@ -288,8 +287,8 @@ def draw_choices(
     slots: Sequence[str] | None,
 ) -> Figure:
     """A row a sequence and layer: the picture, a map of the views, and one of the cells."""
-    kind = ("views", "peers") if step is None else ("view_scores", "peer_scores")
-    maps = [[layer.part(name) for name in kind] for layer in layers]
+    parts = ("views", "peers") if step is None else ("view_scores", "peer_scores")
+    maps = [[layer.part(name) for name in parts] for layer in layers]
     N, K = max(m.shape[2] for m, _ in maps), max(m.shape[3] for m, _ in maps)
     unit, side = 0.46, 1.7
     widths = [*([side] if pictures is not None else []), unit * max(K, 2) + 1.5, unit * N + 1.5]
@@ -299,20 +298,21 @@ def draw_choices(
     grid = figure.add_gridspec(rows, len(widths), width_ratios=widths, wspace=0.03, hspace=0.05)
     for row in range(rows):
         (place, i), b = divmod(row, len(layers)), chosen[row // len(layers)]
+        awake = layers[i].awake[:, b]
         if pictures is not None:
             _draw_step(figure.add_subplot(grid[row, 0]), pictures, b, labels[place], step)
         left, right = (figure.add_subplot(grid[row, k]) for k in (-2, -1))
         for axes, values, name in ((left, maps[i][0], "views"), (right, maps[i][1], "peers")):
-            named = slots if name == "views" and slots is not None else None
-            columns = [str(k) for k in range(values.shape[3])] if named is None else named
             if step is None:
-                _draw_shares(axes, values[:, b], layers[i].awake[:, b], columns)
+                taken = values[:, b].double() * awake.unsqueeze(2)
+                _draw_shares(axes, taken.sum(0) / awake.sum(0).unsqueeze(1), awake.any(0))
             else:
-                taken: Tensor | None = getattr(layers[i].trace, name)
-                framed = taken is not None and taken.dtype == torch.bool
-                frames = taken[step - 1, b].cpu() if framed and taken is not None else None
-                awake = layers[i].awake[step - 1, b]
-                _draw_scores(axes, values[step - 1, b], awake, frames, columns, name == "peers")
+                frames: Tensor | None = getattr(layers[i].trace, name)
+                if frames is not None:
+                    frames = frames[step - 1, b].cpu() if frames.dtype == torch.bool else None
+                _draw_scores(axes, values[step - 1, b], awake[step - 1], frames, name == "peers")
+        if slots is not None:
+            left.set_xticks(range(len(slots)), slots)
         left.set_ylabel(f"{layers[i].name} cell".strip())
         left.set_xlabel("view of the input")
         right.set_xlabel("cell listened to")
@@ -341,73 +341,69 @@ def _draw_step(axes: Axes, shown: Input, b: int, label: str, step: int | None) -
     axes.set_xlabel(label, fontsize=9)
 
 
-def _draw_shares(axes: Axes, taken: Tensor, awake: Tensor, columns: Sequence[str]) -> None:
-    """One map of what was taken in (T, N, K), over the steps (T, N) at which cells were awake."""
-    count = awake.sum(0)
-    means = (taken.double() * awake.unsqueeze(2)).sum(0) / count.unsqueeze(1)  # (N, K)
-    shown = axes.imshow(means.numpy(), cmap="Greens", vmin=0, vmax=1, aspect="equal")
-    for j, row in enumerate(means.tolist()):
-        for k, share in enumerate(row):
-            colour = "white" if share > 0.6 else INK
-            text = "–" if math.isnan(share) else f"{100 * share:.0f}"
-            axes.text(k, j, text, ha="center", va="center", fontsize=7.5, color=colour)
-    _finish_map(axes, count > 0, columns, "slept")
-    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.set_title("%", fontsize=9, loc="left")
-    bar.set_ticks([0, 0.5, 1], labels=["0", "50", "100"])
+def _draw_shares(axes: Axes, shares: Tensor, awake: Tensor) -> None:
+    """One map of the shares (N, K) of the steps awake at which cells took something in."""
+    _draw_map(axes, shares, (0.0, 1.0), "Greens", lambda share: f"{100 * share:.0f}", "{x:.0%}")
+    _name_cells(axes, awake, "slept")
 
 
 def _draw_scores(
-    axes: Axes,
-    scores: Tensor,
-    awake: Tensor,
-    chosen: Tensor | None,
-    columns: Sequence[str],
-    own: bool,
+    axes: Axes, scores: Tensor, awake: Tensor, chosen: Tensor | None, own: bool
 ) -> None:
     """One map with its values; framed is what awake cells took in, dotted a cell's `own` state."""
     from matplotlib.patches import Rectangle
 
-    power = _power(scores)
-    scaled = scores.double() / 10.0**power
-    limit = largest(scaled) or 1.0
-    shown = axes.imshow(scaled.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="equal")
-    places = max(0, 1 - math.floor(math.log10(limit)))
-    for j, row in enumerate(scaled.tolist()):
+    limit = largest(scores) or 1.0
+    # + 0.0: a -0.0 would keep its sign.
+    _draw_map(
+        axes,
+        scores.double(),
+        (-limit, limit),
+        "RdBu_r",
+        lambda score: f"{score + 0.0:.2g}".replace("-", "−"),
+    )
+    _name_cells(axes, awake, "asleep")
+    if chosen is None:
+        return
+    for j, k in (chosen & awake.unsqueeze(1)).nonzero().tolist():
+        line = ":" if own and j == k else "-"
+        colour = _ink(float(scores[j, k]), limit)
+        place = (k - 0.44, j - 0.44)
+        axes.add_patch(Rectangle(place, 0.88, 0.88, fill=False, color=colour, lw=1.6, ls=line))
+
+
+def _draw_map(
+    axes: Axes,
+    values: Tensor,
+    limits: tuple[float, float],
+    colours: str,
+    says: Callable[[float], str],
+    form: str | None = None,
+) -> None:
+    """A map (N, K) with its numbers and a colour bar, whose ticks have the form."""
+    low, high = limits
+    shown = axes.imshow(values.numpy(), cmap=colours, vmin=low, vmax=high, aspect="equal")
+    for j, row in enumerate(values.tolist()):
         for k, value in enumerate(row):
-            colour = "white" if abs(value) > 0.6 * limit else INK
-            # + 0.0: a rounded -0.0 would keep its sign.
-            said = f"{round(value, places) + 0.0:.{places}f}".replace("-", "−")
-            text = "" if math.isnan(value) else said
+            text, colour = "" if math.isnan(value) else says(value), _ink(value, high)
             axes.text(k, j, text, ha="center", va="center", fontsize=7.5, color=colour)
-            if chosen is not None and awake[j] and chosen[j, k]:
-                line = ":" if own and j == k else "-"
-                corner, side = (k - 0.44, j - 0.44), 0.88
-                axes.add_patch(
-                    Rectangle(corner, side, side, fill=False, color=colour, lw=1.6, linestyle=line)
-                )
-    _finish_map(axes, awake, columns, "asleep")
-    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02)
+    axes.set_xticks(range(values.shape[1]))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02, format=form)
     bar.outline.set_visible(False)
-    if power:
-        bar.ax.set_title(f"×10{str(power).translate(RAISED)}", fontsize=9, loc="left")
 
 
-def _finish_map(axes: Axes, awake: Tensor, columns: Sequence[str], word: str) -> None:
-    """Name columns and cells; those that sleep are faint, and named so."""
-    axes.set_xticks(range(len(columns)), columns)
-    names = [f"{j}" if a else f"{j} {word}" for j, a in enumerate(awake)]
-    axes.set_yticks(range(len(awake)), names)
+def _ink(value: float, high: float) -> str:
+    """What is read on the colour of a value."""
+    return "white" if abs(value) > 0.6 * high else INK
+
+
+def _name_cells(axes: Axes, awake: Tensor, word: str) -> None:
+    """Those that sleep are faint, and named so."""
+    axes.set_yticks(
+        range(len(awake)), [f"{j}" if a else f"{j} {word}" for j, a in enumerate(awake)]
+    )
     for label, is_awake in zip(axes.get_yticklabels(), awake, strict=True):
         label.set_color(INK if is_awake else FAINT)
         label.set_fontweight("bold" if is_awake else "normal")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-
-
-def _power(scores: Tensor) -> int:
-    """The power of ten to take out of scores, so that four signs are enough for each."""
-    most = largest(scores)
-    power = math.floor(math.log10(most)) if most > 0 else 0
-    return power if not -1 <= power <= 2 else 0
