@@ -147,28 +147,25 @@ def test_activation_images_are_the_trace_in_the_order_of_lines(
     assert axes[0].get_xlabel() == f"“{label}”, read as “{read_as}”\ntest no. 3"
 
 
-def test_brim_is_drawn_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, figures = opened(tmp_path, "brim"), drawn(monkeypatch)
-    seen = cells.look(run, "5x5", (0,))
-    cells.activation_picture(run, seen)
-    titles = [a.get_title() for a in with_images(figures[0])]
-    names = [f"layer {i} cell {j}" for i, N in enumerate((3, 2)) for j in range(N)]
-    assert titles[1:] == names
-    cells.score_picture(run, seen, 2)
-    heard = [a for a in with_images(figures[1]) if a.get_xlabel() == "cell listened to"]
-    assert [shown(where).shape for where in heard] == [(3, 3), (2, 2)]
-
-
-def test_models_that_weigh_choose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_model_with_cells_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = drawn(monkeypatch)
-    for model, slots in (("rmc", ["x"]), ("rim", ["null", "x"])):
+    for model, slots, sizes in (
+        ("rmc", ["x"], [3]),
+        ("rim", ["null", "x"], [3]),
+        ("brim", ["0", "1", "2"], [3, 2]),
+    ):
         run = opened(tmp_path, model)
-        cells.score_picture(run, cells.look(run, "5x5", (0,)), 1)
-        left = with_images(figures[-1])[1]
-        assert [t.get_text() for t in left.get_xticklabels()] == slots
-        assert not left.patches
-        asleep = [t.get_text() for t in left.get_yticklabels() if "asleep" in t.get_text()]
-        assert bool(asleep) == (model == "rim")
+        seen = cells.look(run, "5x5", (0,))
+        if model in cells.SLEEPING:
+            cells.activation_picture(run, seen)
+            assert len(with_images(figures[-1])) == 1 + sum(sizes)
+        cells.score_picture(run, seen, 1)
+        maps = with_images(figures[-1])
+        heard = [a for a in maps if a.get_xlabel() == "cell listened to"]
+        assert [shown(where).shape for where in heard] == [(N, N) for N in sizes]
+        looked = next(a for a in maps if a.get_xlabel() == "view of the input")
+        assert [t.get_text() for t in looked.get_xticklabels()] == slots
+        assert not looked.patches, "these weigh, and choose nothing"
 
 
 def test_score_maps_are_of_the_step_counted_from_one(

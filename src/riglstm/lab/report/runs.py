@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
-from riglstm.lab.tables.plan import Planned, digest, plan
+from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, recipe
 from riglstm.lab.tables.result import (
     CHOSEN,
@@ -35,8 +35,6 @@ LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")
 """Options of tasks that change how a model learns, or where it is tested, and not the data."""
 UNSAID = ("seed", "conditions", "evaluate_every", "checkpoint_every", "log_every")
 """Options by which runs of one line of a table may differ."""
-SAID = 3
-"""Options that a label names at most."""
 
 
 def find(paths: Sequence[Path | str]) -> list[Path]:
@@ -247,10 +245,7 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
 
 
 def label(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each: its model, and the options in which those of that model differ.
-
-    Where these are many, a digest stands for the rest of them.
-    """
+    """A name for each: its model, and the options in which those of that model differ."""
     flat = [_flat(identity) for identity in identities]
     labels = []
     for one in flat:
@@ -260,8 +255,6 @@ def label(identities: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, value in one.items()
             if value is not None and any(other.get(name) != value for other in alike)
         ]
-        if len(said) > SAID:
-            said = [*said[:SAID], f"… #{digest(one)[:4]}"]
         labels.append(" ".join((str(one["model"]), *said)))
     return labels
 
