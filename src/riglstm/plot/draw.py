@@ -354,13 +354,14 @@ def _draw_scores(
     from matplotlib.patches import Rectangle
 
     limit = largest(scores) or 1.0
-    # + 0.0: a -0.0 would keep its sign.
+    places = max(0, 1 - math.floor(math.log10(limit)))
     _draw_map(
         axes,
         scores.double(),
         (-limit, limit),
         "RdBu_r",
-        lambda score: f"{score + 0.0:.2g}".replace("-", "−"),
+        # + 0.0: a rounded -0.0 would keep its sign.
+        lambda score: f"{round(score, places) + 0.0:.{places}f}".replace("-", "−"),
     )
     _name_cells(axes, awake, "asleep")
     if chosen is None:

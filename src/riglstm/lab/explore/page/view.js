@@ -19,7 +19,7 @@ function colour(name) {
 
 const mix = (a, b, share) => a.map((value, i) => value + (b[i] - value) * share);
 const percent = (share) => (share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`);
-const signed = (value) => String(Number(value.toPrecision(2))).replace("-", "−");
+const signed = (value, places) => (Number(value.toFixed(places)) + 0).toFixed(places).replace("-", "−");
 
 /** Fill a canvas pixel by pixel; `of(i)` is the colour of pixel i, or null for none. */
 export function paint(canvas, columns, rows, of) {
@@ -223,7 +223,7 @@ export class View {
   /** One table of scores, a row for each cell that looks. */
   map(root, title, scores, taken, own) {
     const { T } = this.trace, b = this.b, [N, K] = scores.shape.slice(2), most = largest(scores, T, b) || 1;
-    const chooses = taken !== null && taken.data instanceof Uint8Array;
+    const places = Math.max(0, 1 - Math.floor(Math.log10(most))), chooses = taken !== null && taken.data instanceof Uint8Array;
     const heads = Array.from({ length: K }, (_, k) => make("th", { scope: "col" }, String(k)));
     const body = make("tbody"), lines = [];
     for (let j = 0; j < N; j++) {
@@ -240,7 +240,7 @@ export class View {
         line.classList.toggle("asleep", !awake[j]);
         cells.forEach((cell, k) => {
           const value = row[j * K + k], share = Math.sqrt(Math.abs(value) / most);
-          cell.textContent = signed(value);
+          cell.textContent = signed(value, places);
           cell.style.backgroundColor = `rgba(${value < 0 ? minus : plus}, ${(0.6 * share).toFixed(3)})`;
           const takes = chosen !== null && chosen[j * K + k] === 1;
           cell.className = takes ? (own && j === k ? "own" : "taken") : "";
