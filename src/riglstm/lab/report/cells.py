@@ -6,8 +6,7 @@ T = s² steps in the order of lines; F frames of H × W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -27,6 +26,7 @@ from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.copying import CopyingTask
 from riglstm.lab.tasks.images import ImageTask, read_size
+from riglstm.lab.train.config import fork_rng
 from riglstm.plot.draw import new_figure, picture_axes, styled
 
 SLEEPING = ("riglstm", "rim", "brim")
@@ -133,18 +133,11 @@ def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
     """The network's answers to tokens, and its trace."""
     net = run.net
     assert isinstance(net, TokenNetwork)
-    with _quiet(run):
+    # Draws are of the run's own seed, and leave no mark elsewhere.
+    with torch.no_grad(), fork_rng(run.task.device):
+        torch.manual_seed(run.spec.seed)
         answers = net(tokens).argmax(-1).tolist()
         return answers, net.core.trace(net.embed(tokens))  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _quiet(run: Loaded) -> Iterator[None]:
-    """No gradients, and draws of the run's own seed, which leave no mark elsewhere."""
-    devices = [run.task.device] if run.task.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(run.spec.seed)
-        yield
 
 
 def activation_picture(run: Loaded, seen: Look) -> Picture:

@@ -257,7 +257,7 @@ def html(part: Part) -> str:
         data = f"data:image/png;base64,{base64.b64encode(part.png).decode()}"
         title, caption = escape(part.title), escape(part.caption)
         return (
-            f'<figure>\n<img alt="{title}" src="{data}">\n'
+            f'<figure>\n<img alt="{title}" src="{data}" />\n'
             f"<figcaption><strong>{title}.</strong> {caption}</figcaption>\n</figure>\n"
         )
     return _table(part) if isinstance(part, TextTable) else _run_record(part)
