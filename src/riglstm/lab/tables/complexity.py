@@ -6,6 +6,7 @@ Shapes: T = size² steps, B sequences.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -123,8 +124,9 @@ def _table(device: str, rows: Sequence[Measured]) -> TextTable:
             f"Measured on {device}, torch {words(row.torch for row in rows)}, commit "
             f"{words((row.commit or 'unknown')[:7] for row in rows)}, float32; the paper's on one "
             "NVIDIA Tesla V100, with its own code: times compare machines as much as models.",
-            f"Times: milliseconds for a batch, median of {rounds}. Parameters: embedding and "
-            "read-out included; what the paper counts is open (P20, P23).",
+            f"Times: milliseconds for a batch, median of {rounds}; with one thread of a CPU "
+            "the processor's own time, whatever else it did. Parameters: embedding and read-out "
+            "included; what the paper counts is open (P20, P23).",
             f"Memory: weights, and the most that a call at {sizes[-1]} holds in tensors beside "
             "them, in millions of bytes; the paper's is what its GPU had occupied.",
         ],
@@ -145,6 +147,8 @@ def measured(
     """
     row = MEASURED_ROWS[name]
     net, meter = _network(row, device), METERS[device.type]
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        meter = meter._replace(seconds=_own_seconds)
 
     def work(size: int, mode: bool | None) -> Callable[[], Tensor]:
         gen = torch.Generator().manual_seed(0)
@@ -182,6 +186,13 @@ def measured(
         torch=str(torch.__version__),
         commit=commit(),
     )
+
+
+def _own_seconds(run: Callable[[], object]) -> float:
+    """The processor's time, which other programs do not take."""
+    start = time.process_time()
+    run()
+    return time.process_time() - start
 
 
 def _network(row: Row, device: torch.device) -> nn.Module:
