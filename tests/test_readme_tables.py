@@ -19,7 +19,8 @@ from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.lab.report import outdated, publish, readme
 from riglstm.lab.report.readme import BEGIN, END, NOTHING, block
-from riglstm.lab.tables import finals, rows
+from riglstm.lab.tables import complexity, finals, rows
+from riglstm.lab.tables.complexity import Measured
 from riglstm.lab.tables.plan import folder_name, plan
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, Recipe
 from riglstm.lab.tables.result import FAILED, ResultRow
@@ -412,6 +413,35 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
         export(run, folder / "weights" / f"{model}.safetensors")
     stale = names(folder, outdated(*places(folder)))
     assert stale - FIGURES - TEXTS == {"results/figures/rmc-scores.png"}
+
+
+def test_times_of_a_device_replace_its_older_ones_beside_those_of_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "results" / "complexity.json"
+
+    def measure(device: str, ms: float, *models: str) -> None:
+        def measured(name: str, *_: object) -> Measured:
+            return Measured(device, name, name, {"19x19": ms}, 10**6, 10**8, 64, 1, "2", None)
+
+        monkeypatch.setattr(complexity, "measured", measured)
+        complexity.table(models, results=file)
+
+    measure("CPU", 5.0, "lstm", "rim")
+    measure("GPU", 6.0, "riglstm")
+    measure("CPU", 7.0, "rim")
+    publish(*places(folder))
+    page = (folder / "results" / "README.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")[1:5]] for line in page.splitlines()]
+    found = [line for line in lines if line[:1] in (["lstm"], ["rim"], ["riglstm"])]
+    assert [(line[0], *line[2:]) for line in found] == [
+        ("lstm", "5.0", "66.4"),
+        ("rim", "7.0", "661.2"),
+        ("riglstm", "6.0", "1133.2"),
+    ]
+    other = folder / "results" / "runs.csv"
+    with pytest.raises(ValueError, match=r"runs.csv must be a new file, or one that .* wrote"):
+        complexity.table(["lstm"], results=other)
 
 
 def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:
