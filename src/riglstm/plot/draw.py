@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ RC: Any = {
     "savefig.facecolor": "white",
 }
 DPI = 144
+KEPT = "share of the old state kept"
+"""What the colour bar says."""
 
 
 @contextmanager
@@ -92,24 +94,9 @@ def picture_axes(axes: Axes) -> Axes:
     return axes
 
 
-class _Look(NamedTuple):
-    """How a part of a trace is drawn over time."""
-
-    colours: Any
-    """In the order of steps, a row a cell."""
-    picture_colours: Any
-    """In the form of the input's picture."""
-    values: Callable[[Layer], Any]
-    """(T, B, N), masked where there is nothing to show."""
-    says: Callable[[Layer, Tensor | None], list[list[str]]]
-    """By sequence and cell, what stands beside it; the brightness of the input is (T, B)."""
-    bar: str
-    """What the colour bar says; empty: none is drawn."""
-
-
 @styled()
 def draw_over_time(
-    part: str,
+    part: Literal["active", "keep"],
     layers: Sequence[Layer],
     shown: Input | None,
     chosen: Sequence[int],
@@ -118,29 +105,33 @@ def draw_over_time(
     """A part of a trace over time, under the input or in the form of its picture."""
     for layer in layers:
         layer.part(part)
-    look = _looks()[part]
     if shown is not None and shown.size is not None:
-        return _draw_pictures(layers, look, shown, chosen, said)
-    return _draw_rows(layers, look, shown, chosen, said)
+        return _draw_pictures(part, layers, shown, chosen, said)
+    return _draw_rows(part, layers, shown, chosen, said)
 
 
-def _looks() -> dict[str, _Look]:
+def _colours(part: str, picture: bool) -> Any:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    kept = colormaps["viridis"].with_extremes(bad="#e3e3e3")
-    awake = ListedColormap(["#f2f2f2", GREEN])
-    return {
-        "active": _Look(awake, "gray", lambda layer: layer.awake.numpy(), _say_awake, ""),
-        "keep": _Look(kept, kept, _kept, _say_kept, "share of the old state kept"),
-    }
+    if part == "keep":
+        return colormaps["viridis"].with_extremes(bad="#e3e3e3")
+    return "gray" if picture else ListedColormap(["#f2f2f2", GREEN])
 
 
-def _kept(layer: Layer) -> Any:
+def _values(part: str, layer: Layer) -> Any:
+    """(T, B, N), masked where there is nothing to show."""
     import numpy as np
 
+    if part == "active":
+        return layer.awake.numpy()
     kept = np.ma.masked_invalid(layer.part("keep").numpy())
     return np.ma.masked_where(~layer.awake.numpy(), kept)
+
+
+def _words(part: str, layer: Layer, brightness: Tensor | None) -> list[list[str]]:
+    """By sequence and cell, what stands beside it; the brightness of the input is (T, B)."""
+    return _say_awake(layer, brightness) if part == "active" else _say_kept(layer)
 
 
 def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
@@ -155,7 +146,7 @@ def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
     ]
 
 
-def _say_kept(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
+def _say_kept(layer: Layer) -> list[list[str]]:
     awake, kept = layer.awake, layer.part("keep").double()
     means = (kept * awake).sum(0) / awake.sum(0)
     return [
@@ -165,7 +156,7 @@ def _say_kept(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
 
 
 def _draw_pictures(
-    layers: Sequence[Layer], look: _Look, shown: Input, chosen: Sequence[int], labels: Sequence[str]
+    part: str, layers: Sequence[Layer], shown: Input, chosen: Sequence[int], labels: Sequence[str]
 ) -> Figure:
     """A row a sequence: its picture, then every cell in the same form."""
     assert shown.size is not None
@@ -177,10 +168,10 @@ def _draw_pictures(
     grid = figure.add_gridspec(
         len(chosen), len(widths), width_ratios=widths, wspace=0.04, hspace=0.04
     )
-    said = [look.says(layer, shown.values.double().mean(2)) for layer in layers]
-    values = [look.values(layer) for layer in layers]
+    said = [_words(part, layer, shown.values.double().mean(2)) for layer in layers]
+    values = [_values(part, layer) for layer in layers]
     options: dict[str, Any] = {**_limits(values), "interpolation": "nearest"}
-    drawn: list[Any] = []
+    options["cmap"] = _colours(part, True)
     for row, b in enumerate(chosen):
         axes = picture_axes(figure.add_subplot(grid[row, 0]))
         _draw_picture(axes, shown, b)
@@ -193,13 +184,13 @@ def _draw_pictures(
             for j in range(counts[i]):
                 axes = picture_axes(figure.add_subplot(grid[row, column]))
                 image = values[i][:, b, j].reshape(shown.size)
-                drawn.append(axes.imshow(image, cmap=look.picture_colours, **options))
+                drawn = axes.imshow(image, **options)
                 axes.set_xlabel(said[i][b][j], fontsize=9)
                 if row == 0:
                     axes.set_title(f"{layer.name} cell {j}".strip())
                 column += 1
-    if look.bar:
-        figure.colorbar(drawn[-1], ax=figure.axes, shrink=0.6, pad=0.01, label=look.bar)
+    if part == "keep":
+        figure.colorbar(drawn, ax=figure.axes, shrink=0.6, pad=0.01, label=KEPT)
     return figure
 
 
@@ -216,8 +207,8 @@ def _draw_picture(axes: Axes, shown: Input, b: int) -> None:
 
 
 def _draw_rows(
+    part: str,
     layers: Sequence[Layer],
-    look: _Look,
     shown: Input | None,
     chosen: Sequence[int],
     labels: Sequence[str],
@@ -227,9 +218,10 @@ def _draw_rows(
     heights = ([0.9] if shown is not None else []) + [0.24 * n + 0.1 for n in counts]
     figure = new_figure(8.0, (sum(heights) + 0.75) * len(chosen) + 0.3)
     blocks = figure.subfigures(len(chosen), 1, squeeze=False)[:, 0]
-    said = [look.says(layer, None) for layer in layers]
-    values = [look.values(layer) for layer in layers]
+    said = [_words(part, layer, None) for layer in layers]
+    values = [_values(part, layer) for layer in layers]
     options: dict[str, Any] = {**_limits(values), "interpolation": "nearest", "aspect": "auto"}
+    options["cmap"] = _colours(part, False)
     for row, b in enumerate(chosen):
         block = blocks[row]
         all_axes = block.subplots(
@@ -240,7 +232,7 @@ def _draw_rows(
         for i, (axes, layer) in enumerate(zip(all_axes[-len(layers) :], layers, strict=True)):
             T = len(values[i])
             where = (0.5, T + 0.5, counts[i] - 0.5, -0.5)
-            image = axes.imshow(values[i][:, b].T, cmap=look.colours, extent=where, **options)
+            image = axes.imshow(values[i][:, b].T, extent=where, **options)
             axes.set_yticks(
                 range(counts[i]), [f"{layer.name} cell {j}".strip() for j in range(counts[i])]
             )
@@ -252,10 +244,9 @@ def _draw_rows(
                 axes.axhline(line - 0.5, color="white", linewidth=1.5)
             for spine in (*axes.spines.values(), *right.spines.values()):
                 spine.set_visible(False)
-            if look.bar:
-                block.colorbar(
-                    image, ax=axes, pad=0.01, label="kept" if counts[i] < 8 else look.bar
-                )
+            if part == "keep":
+                label = "kept" if counts[i] < 8 else KEPT
+                block.colorbar(image, ax=axes, pad=0.01, label=label)
         all_axes[0].set_title(labels[row], loc="left")
         all_axes[-1].set_xlabel("step")
     return figure
