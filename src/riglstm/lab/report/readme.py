@@ -168,15 +168,15 @@ def page(found: Results, sources: Mapping[str, Mapping[str, str]]) -> str:
         "table shows the recipe and precision of its newest run. `bench/` has measured speeds.",
         f"{RULES} {recipes(found.tables, '../')}" if found.tables else NOTHING,
     ]
-    shown = [*map(text_table, found.tables)]
-    shown += complexity.tables(complexity.read(found.folder / COMPLEXITY))
-    parts += [markdown(one).rstrip() for one in shown]
+    parts += [markdown(text_table(table)).rstrip() for table in found.tables]
     there = {table.name for table in found.tables}
     if rest := ", ".join(table.title for name, table in TABLES.items() if name not in there):
         parts.append(f"Not run yet: {rest}.")
     for name, said in sources.items():
         title, caption = plain(said["title"]), plain(said["caption"])
         parts.append(f"![{title}](figures/{name})\n\n**{title}.** {caption}")
+    if measured := complexity.tables(complexity.read(found.folder / COMPLEXITY)):
+        parts += ["## Complexity", *(markdown(table).rstrip() for table in measured)]
     if found.grids:
         on_grids, notes = minigrid.tables(found.grids)
         parts += ["## MiniGrid", *notes]
