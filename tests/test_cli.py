@@ -140,7 +140,7 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
         (("report", "--results", "no/such"), "must be there, got no/such, which is not"),
         (("report", "no/such/runs"), "no/such/runs must be the folder of a run"),
         (("reproduce", "mnist", "--seeds", "0"), "--seeds must be a whole number from 1 on, got 0"),
-        (("reproduce", "mnist", "--seed-list", "-1"), "the seed must be a whole number from 0 on"),
+        (("reproduce", "mnist", "--seed-list", "-1"), "the seed must be a whole number from 0 to"),
         (("reproduce", "mnist", "--seeds", "2", "--seed-list", "1"), "one of them, got both"),
         (("reproduce", "copying", "--settings", "M=3"), "--settings must be one of M=1, M=2"),
         (("reproduce", "mnist", "--minutes", "0"), "minutes must be a number above 0, got 0"),

@@ -14,8 +14,9 @@ from matplotlib.image import imread
 
 from chromium import MISSING, PROGRAM, Chromium
 from riglstm import RigLSTM, plot
-from riglstm.lab.explore.networks import Network, open_networks
+from riglstm.lab.explore.networks import Network, Request, open_networks, read
 from riglstm.lab.explore.server import Server
+from test_plot import decoded
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
 
@@ -77,23 +78,14 @@ def test_a_seven_is_drawn_and_read_at_another_size(
     # What the page shows is what Python makes of the picture that was drawn.
     pixels = torch.tensor(browser.run("explorer.pad.rows()"), dtype=torch.uint8)
     assert 30 < int((pixels > 0).sum()) < 120
-    where = torch.arange(24) * 28 // 24
-    tokens = (pixels >= 128).long()[where][:, where].flatten()[:, None, None]
-    net: Any = networks[0].net
-    with torch.no_grad():
-        x = net.tables(tokens).flatten(2)
-        (trace,) = net.core.layer.trace(x)
-        likely = net.readout(trace.output).softmax(-1)
-        beside = networks[1].net(tokens[:575]).softmax(-1).flatten()
-    np.testing.assert_array_equal(array(browser, "digit", ".input")[:, 0, 0], tokens[:, 0, 0])
-    for name in ("active", "views", "peers"):
-        shown = array(browser, "digit", f".layers[0].{name}")
-        np.testing.assert_array_equal(shown, getattr(trace, name).numpy())
-    for name in ("view_scores", "peer_scores", "keep"):
-        shown = array(browser, "digit", f".layers[0].{name}")
-        np.testing.assert_allclose(shown, getattr(trace, name), rtol=0, atol=1e-5)
-    shown = array(browser, "digit", ".probabilities")
-    np.testing.assert_allclose(shown, likely, rtol=0, atol=1e-5)
+    traces = [read(network, Request(pixels, 24)) for network in networks]
+    (layer,) = traces[0]["layers"]
+    parts = {f".layers[0].{name}": layer[name] for name in plot.PARTS}
+    for name, said in {
+        **parts,
+        **{f".{x}": traces[0][x] for x in ("input", "probabilities")},
+    }.items():
+        np.testing.assert_allclose(array(browser, "digit", name), decoded(said), rtol=0, atol=1e-5)
 
     # By keyboard: back from the end, on again, and play.
     browser.run("document.activeElement.blur()")
@@ -102,10 +94,13 @@ def test_a_seven_is_drawn_and_read_at_another_size(
     browser.press("ArrowLeft")
     browser.press("ArrowRight")
     assert browser.run(STEP) == 575
-    awake = [j for j, on in enumerate(trace.active[574, 0].tolist()) if on]
+    awake = np.flatnonzero(decoded(layer["active"])[574, 0]).tolist()
+    likely = [
+        (one.name, decoded(said["probabilities"])[574, 0])
+        for one, said in zip(networks, traces, strict=True)
+    ]
     readings = " ".join(
-        f"{one} reads {int(shares.argmax())} ({round(100 * float(shares.max()))} %)."
-        for one, shares in (("RigLSTM", likely[574, 0]), ("LSTM", beside))
+        f"{name} reads {p.argmax()} ({round(100 * p.max())} %)." for name, p in likely
     )
     assert browser.run(STATUS) == (
         f"Step 575 of 576: line 24, pixel 23, black. {readings} "

@@ -54,16 +54,14 @@ def test_a_finished_run_is_tested_again_and_not_trained(runs: Path, capsys: Capt
     assert "This equals the recorded result." in said
 
 
-def test_report_draws_the_papers_figure_and_episodes(
-    runs: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_report_draws_the_papers_figure(runs: Path, tmp_path: Path, capsys: Capture) -> None:
     page, figures = tmp_path / "report.html", tmp_path / "figures"
     assert main(["report", str(runs), "--out", str(page), "--figures", str(figures)]) == 0
     text = page.read_text()
     assert "RigLSTM&#x27;s success relative to RIM&#x27;s" in text
     assert "What is missing" not in text
     assert "chosen on validation data" not in text, "there was none"
-    assert len(list(figures.glob("*-an-episode-of-*.png"))) == 2
+    assert len(list(figures.glob("*-minigrid-*.png"))) >= 1
 
 
 def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> None:

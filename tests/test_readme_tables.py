@@ -19,7 +19,8 @@ from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.lab.report import outdated, publish, readme
 from riglstm.lab.report.readme import BEGIN, END, NOTHING, block
-from riglstm.lab.tables import finals, rows
+from riglstm.lab.tables import complexity, finals, rows
+from riglstm.lab.tables.complexity import Measured
 from riglstm.lab.tables.plan import folder_name, plan
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, Recipe
 from riglstm.lab.tables.result import FAILED, ResultRow
@@ -81,7 +82,7 @@ def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
             figures[int(row["seed"])] = 100 * float(row["value"])
     seen: dict[str, set[tuple[str | bool, ...]]] = {"README.md": set(), "results/README.md": set()}
     for name, keys in seen.items():
-        for of, lead, cells in tables_in((ROOT / name).read_text().split("## MiniGrid")[0]):
+        for of, lead, cells in tables_in((ROOT / name).read_text().split("## Complexity")[0]):
             title, searched = of.partition(",")[0], of.endswith("by equal search")
             what = next(table for table in TABLES.values() if table.title == title)
             recipe = what.recipes["paper"]
@@ -277,9 +278,8 @@ def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold()
     assert cells(text, "LSTM")[2:6] == ["1", "**100.0**", "90.0", "50.0"]
     assert cells(text, "RigLSTM")[2:6] == ["2", "**100.0**", "**99.5**", "**99.0**"]
     assert "Recipe `paper`: [docs/reproducing.md](docs/reproducing.md)." in text
-    assert "Not run yet: Sequential MNIST, Sequential CIFAR-10, Ablations" in readme.page(
-        Path("none"), tables(FOUND), {}
-    )
+    found = readme.Results(Path("none"), tables(FOUND), [], Path("none"))
+    assert "Not run yet: Sequential MNIST, Sequential CIFAR-10, Ablations" in readme.page(found, {})
     # 97.54 is printed as 97.5 is, and as good; alone in a setting nothing is best.
     nearly = [*FOUND[:8], *run_of("lstm", 0, (1.0, 0.9, 0.5, 0.9754))]
     assert cells(block(tables(nearly)), "LSTM")[6] == "**97.5**"
@@ -321,11 +321,10 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
     digits = on_digits("riglstm", 3)
     run = finish(folder / "averaged", replace(digits, fit=replace(digits.fit, average=average)))
     export(run, folder / "weights" / "digits.safetensors")
-    for wanted in readme._wanted(folder, [], folder / "weights"):
-        caption = wanted.draw().caption
-        assert "riglstm, seed 3, " in caption
-        assert caption.endswith(" Weights averaged over updates, by 0.9.") == (average is not None)
-        assert ("averaged" in caption) == (average is not None)
+    publish(*places(folder))
+    page = (folder / "results" / "README.md").read_text()
+    averaged = "" if average is None else ", averaged over updates by 0.9"
+    assert page.count(f"riglstm, seed 3, trained on 4x4, weights of update 7{averaged}, ") == 2
 
 
 def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
@@ -339,7 +338,8 @@ def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
     # A table whose runs have all failed is there, too, and has no figure to draw.
     only = block(tables([failed]))
     assert cells(only, "RigLSTM")[2:5] == ["0, 1 failed", "–", "–"]
-    assert not list(readme._wanted(Path("none"), tables([failed]), Path("none")))
+    found = readme.Results(Path("none"), tables([failed]), [], Path("none"))
+    assert not list(readme._wanted(found))
 
 
 def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not() -> None:
@@ -386,7 +386,7 @@ def test_what_was_changed_by_hand_is_stale(folder: Path, monkeypatch: pytest.Mon
     picture.write_bytes(kept)
     assert outdated(*places(folder)) == []
     sources = json.loads((figures / "sources.json").read_text())
-    sources["digits-cells.png"]["alt"] = "all cells are awake"
+    sources["digits-cells.png"]["caption"] = "all cells are awake"
     (figures / "sources.json").write_text(json.dumps(sources))
     assert str(figures / "digits-cells.png") in outdated(*places(folder))
     publish(*places(folder))
@@ -401,20 +401,45 @@ def test_figures_of_weights_do_not_go_because_a_folder_is_misspelt(
     monkeypatch.chdir(folder)
     publish(*places(folder))
     assert main(["report", "--results", "results", "--weights", "wieghts"]) == 2
-    assert "wieghts must be the folder of the weights that digits-cells.png, digits-scores.png" in (
-        capsys.readouterr().err
-    )
+    assert "--weights must be there, got wieghts, which is not" in capsys.readouterr().err
     assert outdated(*places(folder)) == []
 
 
 def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
-    for model, seen in (("lstm", []), ("rmc", ["scores"])):
+    for model in ("lstm", "rmc"):
         run = finish(folder / model, on_digits(model))
         export(run, folder / "weights" / f"{model}.safetensors")
-        figures = [f"{model}-{kind}.png" for kind in seen]
-        assert [
-            w.name for w in readme._wanted(folder, [], folder / "weights") if model in w.name
-        ] == (figures)
+    stale = names(folder, outdated(*places(folder)))
+    assert stale - FIGURES - TEXTS == {"results/figures/rmc-scores.png"}
+
+
+def test_times_of_a_device_replace_its_older_ones_beside_those_of_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "results" / "complexity.json"
+
+    def measure(device: str, ms: float, *models: str) -> None:
+        def measured(name: str, *_: object) -> Measured:
+            return Measured(device, name, name, {"19x19": ms}, 10**6, 10**8, 64, 1, "2", None)
+
+        monkeypatch.setattr(complexity, "measured", measured)
+        complexity.table(models, results=file)
+
+    measure("CPU", 5.0, "lstm", "rim")
+    measure("GPU", 6.0, "riglstm")
+    measure("CPU", 7.0, "rim")
+    publish(*places(folder))
+    page = (folder / "results" / "README.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")[1:5]] for line in page.splitlines()]
+    found = [line for line in lines if line[:1] in (["lstm"], ["rim"], ["riglstm"])]
+    assert [(line[0], *line[2:]) for line in found] == [
+        ("lstm", "5.0", "66.4"),
+        ("rim", "7.0", "661.2"),
+        ("riglstm", "6.0", "1133.2"),
+    ]
+    other = folder / "results" / "runs.csv"
+    with pytest.raises(ValueError, match=r"runs.csv must be a new file, or one that .* wrote"):
+        complexity.table(["lstm"], results=other)
 
 
 def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:

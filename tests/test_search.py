@@ -360,7 +360,7 @@ def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score
         trial("rim", "1", 0.5, fit__warmup=3, fit__lr=0.001, fit__decay="none", model__size=4),
         trial("rim", "by-hand", 0.7, fit__warmup=9, fit__lr=0.3, fit__decay="none"),
     ]
-    what = slices(lines)
+    what = slices("tiny", lines)
     assert what is not None
     assert what.options == ["fit.lr", "fit.decay"]
     assert [(one.model, one.score) for one in what.trials] == [
@@ -377,7 +377,7 @@ def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score
     assert marks == [(0.6, True), (0.5, False), (0.7, True)]
     assert [tick.get_text() for tick in second.get_xticklabels()] == ["none"]
     # Of trials that have names alone nothing was drawn.
-    assert slices(lines[-1:]) is None
+    assert slices("tiny", lines[-1:]) is None
 
 
 def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(

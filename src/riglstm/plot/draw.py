@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +56,8 @@ RC: Any = {
     "savefig.facecolor": "white",
 }
 DPI = 144
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+KEPT = "share of the old state kept"
+"""What the colour bar says."""
 
 
 @contextmanager
@@ -93,24 +94,9 @@ def picture_axes(axes: Axes) -> Axes:
     return axes
 
 
-class _Look(NamedTuple):
-    """How a part of a trace is drawn over time."""
-
-    colours: Any
-    """In the order of steps, a row a cell."""
-    picture_colours: Any
-    """In the form of the input's picture."""
-    values: Callable[[Layer], Any]
-    """(T, B, N), masked where there is nothing to show."""
-    says: Callable[[Layer, Tensor | None], list[list[str]]]
-    """By sequence and cell, what stands beside it; the brightness of the input is (T, B)."""
-    bar: str
-    """What the colour bar says; empty: none is drawn."""
-
-
 @styled()
 def draw_over_time(
-    part: str,
+    part: Literal["active", "keep"],
     layers: Sequence[Layer],
     shown: Input | None,
     chosen: Sequence[int],
@@ -119,29 +105,33 @@ def draw_over_time(
     """A part of a trace over time, under the input or in the form of its picture."""
     for layer in layers:
         layer.part(part)
-    look = _looks()[part]
     if shown is not None and shown.size is not None:
-        return _draw_pictures(layers, look, shown, chosen, said)
-    return _draw_rows(layers, look, shown, chosen, said)
+        return _draw_pictures(part, layers, shown, chosen, said)
+    return _draw_rows(part, layers, shown, chosen, said)
 
 
-def _looks() -> dict[str, _Look]:
+def _colours(part: str, picture: bool) -> Any:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    kept = colormaps["viridis"].with_extremes(bad="#e3e3e3")
-    awake = ListedColormap(["#f2f2f2", GREEN])
-    return {
-        "active": _Look(awake, "gray", lambda layer: layer.awake.numpy(), _say_awake, ""),
-        "keep": _Look(kept, kept, _kept, _say_kept, "share of the old state kept"),
-    }
+    if part == "keep":
+        return colormaps["viridis"].with_extremes(bad="#e3e3e3")
+    return "gray" if picture else ListedColormap(["#f2f2f2", GREEN])
 
 
-def _kept(layer: Layer) -> Any:
+def _values(part: str, layer: Layer) -> Any:
+    """(T, B, N), masked where there is nothing to show."""
     import numpy as np
 
+    if part == "active":
+        return layer.awake.numpy()
     kept = np.ma.masked_invalid(layer.part("keep").numpy())
     return np.ma.masked_where(~layer.awake.numpy(), kept)
+
+
+def _words(part: str, layer: Layer, brightness: Tensor | None) -> list[list[str]]:
+    """By sequence and cell, what stands beside it; the brightness of the input is (T, B)."""
+    return _say_awake(layer, brightness) if part == "active" else _say_kept(layer)
 
 
 def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
@@ -156,7 +146,7 @@ def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
     ]
 
 
-def _say_kept(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
+def _say_kept(layer: Layer) -> list[list[str]]:
     awake, kept = layer.awake, layer.part("keep").double()
     means = (kept * awake).sum(0) / awake.sum(0)
     return [
@@ -166,7 +156,7 @@ def _say_kept(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
 
 
 def _draw_pictures(
-    layers: Sequence[Layer], look: _Look, shown: Input, chosen: Sequence[int], labels: Sequence[str]
+    part: str, layers: Sequence[Layer], shown: Input, chosen: Sequence[int], labels: Sequence[str]
 ) -> Figure:
     """A row a sequence: its picture, then every cell in the same form."""
     assert shown.size is not None
@@ -178,10 +168,10 @@ def _draw_pictures(
     grid = figure.add_gridspec(
         len(chosen), len(widths), width_ratios=widths, wspace=0.04, hspace=0.04
     )
-    said = [look.says(layer, shown.values.double().mean(2)) for layer in layers]
-    values = [look.values(layer) for layer in layers]
+    said = [_words(part, layer, shown.values.double().mean(2)) for layer in layers]
+    values = [_values(part, layer) for layer in layers]
     options: dict[str, Any] = {**_limits(values), "interpolation": "nearest"}
-    drawn: list[Any] = []
+    options["cmap"] = _colours(part, True)
     for row, b in enumerate(chosen):
         axes = picture_axes(figure.add_subplot(grid[row, 0]))
         _draw_picture(axes, shown, b)
@@ -194,13 +184,13 @@ def _draw_pictures(
             for j in range(counts[i]):
                 axes = picture_axes(figure.add_subplot(grid[row, column]))
                 image = values[i][:, b, j].reshape(shown.size)
-                drawn.append(axes.imshow(image, cmap=look.picture_colours, **options))
+                drawn = axes.imshow(image, **options)
                 axes.set_xlabel(said[i][b][j], fontsize=9)
                 if row == 0:
                     axes.set_title(f"{layer.name} cell {j}".strip())
                 column += 1
-    if look.bar:
-        figure.colorbar(drawn[-1], ax=figure.axes, shrink=0.6, pad=0.01, label=look.bar)
+    if part == "keep":
+        figure.colorbar(drawn, ax=figure.axes, shrink=0.6, pad=0.01, label=KEPT)
     return figure
 
 
@@ -217,8 +207,8 @@ def _draw_picture(axes: Axes, shown: Input, b: int) -> None:
 
 
 def _draw_rows(
+    part: str,
     layers: Sequence[Layer],
-    look: _Look,
     shown: Input | None,
     chosen: Sequence[int],
     labels: Sequence[str],
@@ -228,9 +218,10 @@ def _draw_rows(
     heights = ([0.9] if shown is not None else []) + [0.24 * n + 0.1 for n in counts]
     figure = new_figure(8.0, (sum(heights) + 0.75) * len(chosen) + 0.3)
     blocks = figure.subfigures(len(chosen), 1, squeeze=False)[:, 0]
-    said = [look.says(layer, None) for layer in layers]
-    values = [look.values(layer) for layer in layers]
+    said = [_words(part, layer, None) for layer in layers]
+    values = [_values(part, layer) for layer in layers]
     options: dict[str, Any] = {**_limits(values), "interpolation": "nearest", "aspect": "auto"}
+    options["cmap"] = _colours(part, False)
     for row, b in enumerate(chosen):
         block = blocks[row]
         all_axes = block.subplots(
@@ -241,7 +232,7 @@ def _draw_rows(
         for i, (axes, layer) in enumerate(zip(all_axes[-len(layers) :], layers, strict=True)):
             T = len(values[i])
             where = (0.5, T + 0.5, counts[i] - 0.5, -0.5)
-            image = axes.imshow(values[i][:, b].T, cmap=look.colours, extent=where, **options)
+            image = axes.imshow(values[i][:, b].T, extent=where, **options)
             axes.set_yticks(
                 range(counts[i]), [f"{layer.name} cell {j}".strip() for j in range(counts[i])]
             )
@@ -253,10 +244,9 @@ def _draw_rows(
                 axes.axhline(line - 0.5, color="white", linewidth=1.5)
             for spine in (*axes.spines.values(), *right.spines.values()):
                 spine.set_visible(False)
-            if look.bar:
-                block.colorbar(
-                    image, ax=axes, pad=0.01, label="kept" if counts[i] < 8 else look.bar
-                )
+            if part == "keep":
+                label = "kept" if counts[i] < 8 else KEPT
+                block.colorbar(image, ax=axes, pad=0.01, label=label)
         all_axes[0].set_title(labels[row], loc="left")
         all_axes[-1].set_xlabel("step")
     return figure
@@ -288,8 +278,8 @@ def draw_choices(
     slots: Sequence[str] | None,
 ) -> Figure:
     """A row a sequence and layer: the picture, a map of the views, and one of the cells."""
-    kind = ("views", "peers") if step is None else ("view_scores", "peer_scores")
-    maps = [[layer.part(name) for name in kind] for layer in layers]
+    parts = ("views", "peers") if step is None else ("view_scores", "peer_scores")
+    maps = [[layer.part(name) for name in parts] for layer in layers]
     N, K = max(m.shape[2] for m, _ in maps), max(m.shape[3] for m, _ in maps)
     unit, side = 0.46, 1.7
     widths = [*([side] if pictures is not None else []), unit * max(K, 2) + 1.5, unit * N + 1.5]
@@ -299,20 +289,21 @@ def draw_choices(
     grid = figure.add_gridspec(rows, len(widths), width_ratios=widths, wspace=0.03, hspace=0.05)
     for row in range(rows):
         (place, i), b = divmod(row, len(layers)), chosen[row // len(layers)]
+        awake = layers[i].awake[:, b]
         if pictures is not None:
             _draw_step(figure.add_subplot(grid[row, 0]), pictures, b, labels[place], step)
         left, right = (figure.add_subplot(grid[row, k]) for k in (-2, -1))
         for axes, values, name in ((left, maps[i][0], "views"), (right, maps[i][1], "peers")):
-            named = slots if name == "views" and slots is not None else None
-            columns = [str(k) for k in range(values.shape[3])] if named is None else named
             if step is None:
-                _draw_shares(axes, values[:, b], layers[i].awake[:, b], columns)
+                taken = values[:, b].double() * awake.unsqueeze(2)
+                _draw_shares(axes, taken.sum(0) / awake.sum(0).unsqueeze(1), awake.any(0))
             else:
-                taken: Tensor | None = getattr(layers[i].trace, name)
-                framed = taken is not None and taken.dtype == torch.bool
-                frames = taken[step - 1, b].cpu() if framed and taken is not None else None
-                awake = layers[i].awake[step - 1, b]
-                _draw_scores(axes, values[step - 1, b], awake, frames, columns, name == "peers")
+                frames: Tensor | None = getattr(layers[i].trace, name)
+                if frames is not None:
+                    frames = frames[step - 1, b].cpu() if frames.dtype == torch.bool else None
+                _draw_scores(axes, values[step - 1, b], awake[step - 1], frames, name == "peers")
+        if slots is not None:
+            left.set_xticks(range(len(slots)), slots)
         left.set_ylabel(f"{layers[i].name} cell".strip())
         left.set_xlabel("view of the input")
         right.set_xlabel("cell listened to")
@@ -341,73 +332,70 @@ def _draw_step(axes: Axes, shown: Input, b: int, label: str, step: int | None) -
     axes.set_xlabel(label, fontsize=9)
 
 
-def _draw_shares(axes: Axes, taken: Tensor, awake: Tensor, columns: Sequence[str]) -> None:
-    """One map of what was taken in (T, N, K), over the steps (T, N) at which cells were awake."""
-    count = awake.sum(0)
-    means = (taken.double() * awake.unsqueeze(2)).sum(0) / count.unsqueeze(1)  # (N, K)
-    shown = axes.imshow(means.numpy(), cmap="Greens", vmin=0, vmax=1, aspect="equal")
-    for j, row in enumerate(means.tolist()):
-        for k, share in enumerate(row):
-            colour = "white" if share > 0.6 else INK
-            text = "–" if math.isnan(share) else f"{100 * share:.0f}"
-            axes.text(k, j, text, ha="center", va="center", fontsize=7.5, color=colour)
-    _finish_map(axes, count > 0, columns, "slept")
-    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.set_title("%", fontsize=9, loc="left")
-    bar.set_ticks([0, 0.5, 1], labels=["0", "50", "100"])
+def _draw_shares(axes: Axes, shares: Tensor, awake: Tensor) -> None:
+    """One map of the shares (N, K) of the steps awake at which cells took something in."""
+    _draw_map(axes, shares, (0.0, 1.0), "Greens", lambda share: f"{100 * share:.0f}", "{x:.0%}")
+    _name_cells(axes, awake, "slept")
 
 
 def _draw_scores(
-    axes: Axes,
-    scores: Tensor,
-    awake: Tensor,
-    chosen: Tensor | None,
-    columns: Sequence[str],
-    own: bool,
+    axes: Axes, scores: Tensor, awake: Tensor, chosen: Tensor | None, own: bool
 ) -> None:
     """One map with its values; framed is what awake cells took in, dotted a cell's `own` state."""
     from matplotlib.patches import Rectangle
 
-    power = _power(scores)
-    scaled = scores.double() / 10.0**power
-    limit = largest(scaled) or 1.0
-    shown = axes.imshow(scaled.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="equal")
+    limit = largest(scores) or 1.0
     places = max(0, 1 - math.floor(math.log10(limit)))
-    for j, row in enumerate(scaled.tolist()):
+    _draw_map(
+        axes,
+        scores.double(),
+        (-limit, limit),
+        "RdBu_r",
+        # + 0.0: a rounded -0.0 would keep its sign.
+        lambda score: f"{round(score, places) + 0.0:.{places}f}".replace("-", "−"),
+    )
+    _name_cells(axes, awake, "asleep")
+    if chosen is None:
+        return
+    for j, k in (chosen & awake.unsqueeze(1)).nonzero().tolist():
+        line = ":" if own and j == k else "-"
+        colour = _ink(float(scores[j, k]), limit)
+        place = (k - 0.44, j - 0.44)
+        axes.add_patch(Rectangle(place, 0.88, 0.88, fill=False, color=colour, lw=1.6, ls=line))
+
+
+def _draw_map(
+    axes: Axes,
+    values: Tensor,
+    limits: tuple[float, float],
+    colours: str,
+    says: Callable[[float], str],
+    form: str | None = None,
+) -> None:
+    """A map (N, K) with its numbers and a colour bar, whose ticks have the form."""
+    low, high = limits
+    shown = axes.imshow(values.numpy(), cmap=colours, vmin=low, vmax=high, aspect="equal")
+    for j, row in enumerate(values.tolist()):
         for k, value in enumerate(row):
-            colour = "white" if abs(value) > 0.6 * limit else INK
-            # + 0.0: a rounded -0.0 would keep its sign.
-            said = f"{round(value, places) + 0.0:.{places}f}".replace("-", "−")
-            text = "" if math.isnan(value) else said
+            text, colour = "" if math.isnan(value) else says(value), _ink(value, high)
             axes.text(k, j, text, ha="center", va="center", fontsize=7.5, color=colour)
-            if chosen is not None and awake[j] and chosen[j, k]:
-                line = ":" if own and j == k else "-"
-                corner, side = (k - 0.44, j - 0.44), 0.88
-                axes.add_patch(
-                    Rectangle(corner, side, side, fill=False, color=colour, lw=1.6, linestyle=line)
-                )
-    _finish_map(axes, awake, columns, "asleep")
-    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02)
+    axes.set_xticks(range(values.shape[1]))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85, pad=0.02, format=form)
     bar.outline.set_visible(False)
-    if power:
-        bar.ax.set_title(f"×10{str(power).translate(RAISED)}", fontsize=9, loc="left")
 
 
-def _finish_map(axes: Axes, awake: Tensor, columns: Sequence[str], word: str) -> None:
-    """Name columns and cells; those that sleep are faint, and named so."""
-    axes.set_xticks(range(len(columns)), columns)
-    names = [f"{j}" if a else f"{j} {word}" for j, a in enumerate(awake)]
-    axes.set_yticks(range(len(awake)), names)
+def _ink(value: float, high: float) -> str:
+    """What is read on the colour of a value."""
+    return "white" if abs(value) > 0.6 * high else INK
+
+
+def _name_cells(axes: Axes, awake: Tensor, word: str) -> None:
+    """Those that sleep are faint, and named so."""
+    axes.set_yticks(
+        range(len(awake)), [f"{j}" if a else f"{j} {word}" for j, a in enumerate(awake)]
+    )
     for label, is_awake in zip(axes.get_yticklabels(), awake, strict=True):
         label.set_color(INK if is_awake else FAINT)
         label.set_fontweight("bold" if is_awake else "normal")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-
-
-def _power(scores: Tensor) -> int:
-    """The power of ten to take out of scores, so that four signs are enough for each."""
-    most = largest(scores)
-    power = math.floor(math.log10(most)) if most > 0 else 0
-    return power if not -1 <= power <= 2 else 0

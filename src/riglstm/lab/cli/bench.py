@@ -186,13 +186,13 @@ def describe(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": "cpu" if device.type == "cpu" else device_name(device),
-        "processor": _processor(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name: Python knows it on few systems, `lscpu` on every Linux."""
     if shutil.which("lscpu"):
         english = {**os.environ, "LC_ALL": "C"}

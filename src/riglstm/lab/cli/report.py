@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.tasks.common import check_whole
 
 UNREAD = 1
 """Exit code: the page is written, and lacks runs that cannot be read."""
@@ -62,9 +63,16 @@ def main(args: Sequence[str]) -> None:
     config = flags.read_one("riglstm report", Report, args)
     if not config.paths and config.results is None:
         raise UsageError("report needs PATHS, folders of runs, or --results, a folder, got neither")
-    for path in (config.results, config.readme) if config.results else ():
+    for path in (config.results, config.readme, config.weights) if config.results else ():
         if not path.exists():
-            raise UsageError(f"--results and --readme must be there, got {path}, which is not")
+            raise UsageError(
+                f"--results, --readme and --weights must be there, got {path}, which is not"
+            )
+    for digit in config.digits or ():
+        check_whole("--digits", digit, low=0)
+    check_whole("--sequence", config.sequence, low=0)
+    if config.size is not None:
+        check_whole("--size", config.size)
     # Only here: matplotlib takes seconds to load.
     from riglstm.lab.report import publish, report
     from riglstm.lab.train.progress import say

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from riglstm.lab.cli import UsageError, flags
+from riglstm.lab.cli.bench import processor
 from riglstm.lab.cli.train import MINIGRID
 from riglstm.lab.tables import complexity, on_ray
 from riglstm.lab.tables.executor import Executor, overview
@@ -121,7 +122,8 @@ class Reproduce:
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
     results: Path | None = None
-    """CSV file that takes one line for each figure of each run; none: none."""
+    """CSV file that takes one line for each figure of each run; JSON file where the table is
+    complexity; none: none."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -148,7 +150,11 @@ def main(args: Sequence[str]) -> None:
         )
     tables = config.out / "tables"
     if config.table == MEASURED:
-        measured = complexity.table(config.models, config.budget, config.device, say)
+        measured = complexity.table(
+            *(config.models, config.budget, config.device, say),
+            results=config.results,
+            processor=processor(),
+        )
         return tell(Reproduced(measured, measured.write(tables, stem(MEASURED, config.budget))))
     where = place(given["engine"], config.jobs, config.device, deadline)
     runs = plan(

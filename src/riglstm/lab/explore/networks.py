@@ -68,8 +68,6 @@ class Request(NamedTuple):
     """Of the picture as it is shown to the networks."""
     noise: float = 0.0
     """Share of the pixels that are turned over."""
-    seed: int = 0
-    """Of the noise."""
     hide: str = "nothing"
     """A key of HIDDEN."""
 
@@ -117,7 +115,7 @@ def _open(path: Path) -> Network | None:
 
 def disturbed(asked: Request) -> Tensor:
     """The picture with its noise and without what is hidden, (28, 28) uint8."""
-    draws = torch.rand(SIDE, SIDE, generator=generator(CPU, asked.seed))
+    draws = torch.rand(SIDE, SIDE, generator=generator(CPU, 0))
     pixels = torch.where(draws < asked.noise, 255 - asked.pixels, asked.pixels)
     pixels[HIDDEN[asked.hide]] = 0
     return pixels

@@ -7,8 +7,9 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,10 @@ from riglstm.lab.explore.networks import (
 )
 
 PAGE = Path(__file__).parent / "page"
-FILES: dict[str, tuple[str, str]] = {
-    "/": ("index.html", "text/html"),
-    "/style.css": ("style.css", "text/css"),
-    "/app.js": ("app.js", "text/javascript"),
-    "/digit.js": ("digit.js", "text/javascript"),
-    "/trace.js": ("trace.js", "text/javascript"),
-    "/view.js": ("view.js", "text/javascript"),
-}
-"""By path: a file of the page and its type."""
 POLICY = "default-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'"
 """Makes a browser hold to it: nothing is loaded from elsewhere."""
 MOST_BYTES = 2**16
 """Of a request."""
-LARGEST_SEED = 2**31
 
 
 class RefusedError(Exception):
@@ -57,7 +48,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int, networks: Sequence[Network]) -> None:
-        super().__init__((host, port), Handler)
+        super().__init__((host, port), partial(Handler, directory=str(PAGE)))
         self.networks = networks
         self.reading = threading.Lock()
         """One reading at a time: each has all the processor's cores."""
@@ -94,7 +85,6 @@ def request(body: bytes) -> Request:
             pixels.shape == (SIDE, SIDE)
             and asked.side in range(SIDES[0], SIDES[1] + 1)
             and 0 <= asked.noise <= MOST_NOISE
-            and asked.seed in range(LARGEST_SEED)
             and asked.hide in HIDDEN
         )
     except (ValueError, TypeError, KeyError, RuntimeError):
@@ -103,13 +93,13 @@ def request(body: bytes) -> Request:
         raise RefusedError(
             HTTPStatus.BAD_REQUEST,
             f"expected JSON with pixels, {SIDE} rows of {SIDE} numbers from 0 to 255, a side from "
-            f"{SIDES[0]} to {SIDES[1]}, noise from 0 to {MOST_NOISE}, a seed, and hide, one of "
+            f"{SIDES[0]} to {SIDES[1]}, noise from 0 to {MOST_NOISE}, and hide, one of "
             f"{', '.join(HIDDEN)}, got something else",
         )
     return asked
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(SimpleHTTPRequestHandler):
     """One connection; whatever goes wrong is answered with a line."""
 
     server: Server
@@ -119,27 +109,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Files of the page, and what there is to explore."""
-        path = self.path.partition("?")[0]
-        if path in FILES:
-            name, kind = FILES[path]
-            self._send(HTTPStatus.OK, (PAGE / name).read_bytes(), f"{kind}; charset=utf-8")
-        elif path == "/api/about":
-            self._send_json(HTTPStatus.OK, self.server.about())
+        if self.path == "/api/about":
+            self._send(HTTPStatus.OK, self.server.about())
         else:
-            self._send_json(HTTPStatus.NOT_FOUND, {"error": f"there is no page {path[:60]}"})
+            super().do_GET()
 
     def do_POST(self) -> None:
         """Readings."""
         try:
-            self._send_json(HTTPStatus.OK, self.server.answer(self._body()))
+            self._send(HTTPStatus.OK, self.server.answer(self._body()))
         except RefusedError as error:
             # What was not read of the body would be taken for the next request.
             self.close_connection = True
-            self._send_json(error.status, {"error": str(error)})
+            self._send(error.status, {"error": str(error)})
         except Exception as error:
             self.close_connection = True
             said = f"the picture could not be read: {error}"
-            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": said})
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": said})
 
     def _body(self) -> bytes:
         if self.path != "/api/read":
@@ -156,21 +142,22 @@ class Handler(BaseHTTPRequestHandler):
             )
         return self.rfile.read(int(length))
 
-    def _send_json(self, status: HTTPStatus, content: Any) -> None:
-        self._send(status, json.dumps(content).encode(), "application/json")
-
-    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+    def _send(self, status: HTTPStatus, content: Any) -> None:
+        said = json.dumps(content).encode()
         # A page that asks anew does not wait for the answer before.
         with contextlib.suppress(ConnectionError):
             self.send_response(status)
-            for name, value in {
-                **{"Content-Type": kind, "Content-Length": str(len(content))},
-                **{"Cache-Control": "no-store", "Content-Security-Policy": POLICY},
-                "X-Content-Type-Options": "nosniff",
-            }.items():
-                self.send_header(name, value)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(said)))
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(said)
+
+    def end_headers(self) -> None:
+        """With what every answer says."""
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the page tells its user what goes wrong."""

@@ -9,8 +9,7 @@ import io
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import cycle, pairwise
-from statistics import fmean
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +20,7 @@ from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from riglstm.lab.tables.paper import value
-from riglstm.lab.tables.result import CHOSEN, Series
+from riglstm.lab.tables.result import Series
 from riglstm.lab.tables.table import ENOUGH, Table
 from riglstm.plot.draw import (
     BLUE,
@@ -74,8 +73,6 @@ class Picture(NamedTuple):
 
     title: str
     caption: str
-    alt: str
-    """What is to be seen, for who cannot see it."""
     png: bytes
     """The file."""
 
@@ -108,10 +105,10 @@ def fold(label: str) -> str:
     return textwrap.fill(label, 30)
 
 
-def plot_axes(axes: Axes) -> Axes:
+def plot_axes(axes: Axes, grid: Literal["x", "y"] = "y") -> Axes:
     """Axes for lines: two sides, and a faint grid behind."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     return axes
 
@@ -128,6 +125,8 @@ HOLLOW: dict[str, Any] = {
 class Shift(NamedTuple):
     """The metric against the shift, of all models of one setting of a table."""
 
+    title: str
+    """Of the table and the setting."""
     conditions: list[str]
     """The trained one first."""
     trained_on: str
@@ -140,15 +139,6 @@ class Shift(NamedTuple):
     """By label and condition the paper's figure, drawn hollow."""
     yardsticks: dict[str, dict[str, float]]
     """The same for what needs no model, drawn as bars."""
-
-    @property
-    def alt(self) -> str:
-        """The means in words."""
-        said = (
-            f"{label}: " + ", ".join(f"{c} {fmean(v):.1f}" for c, v in values.items())
-            for label, values in self.models.items()
-        )
-        return f"Means. {'; '.join(said)}"
 
 
 def shift(table: Table, setting: str) -> Shift | None:
@@ -164,6 +154,7 @@ def shift(table: Table, setting: str) -> Shift | None:
         return None
     home = table.trained_on[setting]
     return Shift(
+        titled(table, setting),
         [
             c
             for c in (home, *(c for c in table.conditions if c != home))
@@ -183,25 +174,13 @@ def shift(table: Table, setting: str) -> Shift | None:
     )
 
 
-def is_scale(conditions: Sequence[str]) -> bool:
-    """True if conditions are steps of one scale (`P=100`, `P=200`), not kinds of things.
-
-    They are where they differ in nothing but their numbers, of which some rise and none falls.
-    """
-    forms = {re.sub(r"\d+", "#", condition) for condition in conditions}
-    numbers = [[int(n) for n in re.findall(r"\d+", condition)] for condition in conditions]
-    rise = (
-        a != b and all(low <= high for low, high in zip(a, b, strict=True))
-        for a, b in pairwise(numbers)
-    )
-    return len(forms) == 1 and all(numbers) and all(rise)
-
-
 @styled()
 def draw_shift(what: Shift) -> Figure:
     """Each model's mean and standard deviation over seeds, by condition."""
     conditions, trained_on, models = what.conditions, what.trained_on, what.models
-    look, joined = looks(list(models)), is_scale(conditions)
+    look = looks(list(models))
+    # Steps of one scale are joined (P=100, P=200), kinds of things are not.
+    joined = len({re.sub(r"\d+", "", c) for c in conditions}) == 1
     figure = new_figure(max(6.4, 1.7 * len(conditions) + 2.6), 4.4)
     axes = plot_axes(figure.add_subplot())
     dodge = min(0.05 if joined else 0.08, 0.5 / len(models))
@@ -342,33 +321,24 @@ def mean(series: Sequence[Series]) -> Series:
     return Series(steps, np.mean(rows, axis=0))
 
 
-def shift_picture(group: Group, setting: str) -> Picture | None:
-    """The metric against the shift, of all models; None where no run of the setting is done."""
-    what = shift(group.table, setting)
-    if what is None:
-        return None
-    figure = draw_shift(what)
-    low, high = figure.get_axes()[0].get_ylim()
+def shift_picture(what: Shift) -> Picture:
+    """The metric against the shift, of all models."""
     return Picture(
-        title=f"{_titled(group, setting)}: {what.measure} against the shift",
+        title=f"{what.title}: {what.measure} against the shift",
         caption=(
-            "Marks are means over runs, bars one standard deviation (with n − 1) of three runs or "
-            f"more, dots single runs; {_seeds(group, setting)}; weights chosen on "
-            f"{CHOSEN}{what.trained_on}. "
-            + (f"The y axis is cut: it goes from {low:.3g} to {high:.3g}. " if low > 0 else "")
-            + ("Hollow marks are the paper's figures. " if what.paper else "")
-            + ("Grey lines need no model. " if what.yardsticks else "")
-            + ("" if is_scale(what.conditions) else "The conditions are kinds, not a scale.")
-        ).strip(),
-        alt=what.alt,
-        png=png(figure),
+            "Means over runs, bars of one standard deviation of three runs or more, dots for runs; "
+            f"trained on {what.trained_on}, which chose the checkpoints."
+            + (" Hollow: the paper's figures." if what.paper else "")
+            + (" Grey lines need no model." if what.yardsticks else "")
+        ),
+        png=png(draw_shift(what)),
     )
 
 
 def training_picture(group: Group, setting: str) -> Picture | None:
     """Loss and validation metric by update; None where nothing was logged."""
     panels: dict[str, dict[str, list[Series]]] = {}
-    units = {"training loss": ""}
+    units = {}
     for (found, label), runs in group.runs.items():
         for record in runs if found == setting else ():
             if "train/loss" in record.metrics:
@@ -383,29 +353,17 @@ def training_picture(group: Group, setting: str) -> Picture | None:
                 panels.setdefault(name, {}).setdefault(label, []).append(scaled)
     if not panels:
         return None
-    counts = {label: len(runs) for (s, label), runs in group.runs.items() if s == setting}
     return Picture(
-        title=f"{_titled(group, setting)}: training",
+        title=f"{titled(group.table, setting)}: training",
         caption=(
             "By update. Thin lines are runs, finished or not; thick lines are the means of a "
             "model's runs, as far as all of them go. Loss: of the training batches, means between "
-            "two lines of the log. The other panels: validation data, one panel a condition; "
-            f"{_seeds(group, setting)}."
+            "two lines of the log. The other panels: validation data, one panel a condition."
         ),
-        alt="Curves of "
-        + ", ".join(f"{label} ({n} {'run' if n == 1 else 'runs'})" for label, n in counts.items())
-        + " in the panels "
-        + "; ".join(panels)
-        + ".",
         png=png(draw_training(panels, units)),
     )
 
 
-def _seeds(group: Group, setting: str) -> str:
-    found = {r.spec.seed for (s, _), runs in group.runs.items() for r in runs if s == setting}
-    return f"seed{'' if len(found) == 1 else 's'} {', '.join(map(str, sorted(found)))}"
-
-
-def _titled(group: Group, setting: str) -> str:
-    several = group.table.settings
-    return group.table.title if several is None else f"{group.table.title}, {several} {setting}"
+def titled(table: Table, setting: str) -> str:
+    """The title of a table's figures of a setting."""
+    return table.title if table.settings is None else f"{table.title}, {table.settings} {setting}"

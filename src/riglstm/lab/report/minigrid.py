@@ -1,49 +1,28 @@
-"""MiniGrid on the page: success rates, RigLSTM's beside RIM's, training, and an episode's cells.
-
-Shapes: T steps, N cells.
-"""
+"""MiniGrid for readers: RigLSTM's success beside RIM's, and training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
-from riglstm.lab.minigrid.envs import solved
-from riglstm.lab.minigrid.levels import FAMILIES, Level
-from riglstm.lab.minigrid.network import ActorCritic
-from riglstm.lab.minigrid.runs import load
-from riglstm.lab.minigrid.spec import TEST_SEED
+from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.table import GridRun, comparable, label, tables
-from riglstm.lab.report.cells import UNABLE
-from riglstm.lab.report.curves import LOOKS, Array, Picture, draw_training, plot_axes, png
+from riglstm.lab.report.curves import LOOKS, Picture, draw_training, plot_axes, png
 from riglstm.lab.tables.result import Series
 from riglstm.lab.tables.table import Table
 from riglstm.lab.train.folder import differences
-from riglstm.plot.draw import FAINT, GRID, new_figure, picture_axes, styled
+from riglstm.plot.draw import FAINT, GRID, new_figure, styled
 
 OURS, THEIRS = "riglstm", "rim"
-TRACED = (OURS, THEIRS)
-"""Models that say which of their cells were awake."""
-
-SHOWN = 12
-"""Frames of an episode in a picture, at most."""
-TILE = 24
-"""Pixels of a tile."""
 
 Bar = tuple[str, str, float, float]
 """Family, level, mean difference in points, its standard deviation."""
 
 
 def results(
-    runs: Sequence[GridRun],
-    models: Sequence[str] | None,
-    device: str,
-    show: Callable[[str], None],
-    missing: list[str],
+    runs: Sequence[GridRun], missing: list[str]
 ) -> tuple[list[Table], list[str], list[Picture]]:
     """Tables, notes and pictures of runs on MiniGrid; adds to `missing` what they lack."""
     done, left = comparable([run for run in runs if run.state == "done"])
@@ -55,28 +34,11 @@ def results(
         for run in runs
         if run.state != "done"
     ]
-    pictures: list[Picture] = []
     bars = relative(done)
-    if bars:
-        missing += unequal_training(done)
-        pictures.append(_relative_picture(bars))
-    elif done:
-        missing.append(
-            "MiniGrid: RigLSTM relative to RIM needs finished runs of both on a family, "
-            f"got {', '.join(sorted({f'{d.spec.name} on {d.spec.family}' for d in done}))}"
-        )
+    missing += unequal_training(done)
+    pictures = [relative_picture(bars)] if bars else []
     for name in dict.fromkeys(d.spec.family for d in done):
         pictures += _training(name, done)
-    for run in _first_seeds(done):
-        if models is not None and run.spec.name not in models and run.spec.model not in models:
-            continue
-        show(f"playing an episode: {run.spec.name} on {run.spec.family}")
-        try:
-            spec, net = load(run.path, device)
-            level = FAMILIES[spec.family].levels[0]
-            pictures.append(_episode(spec.name, play(net, level)))
-        except UNABLE as error:
-            missing.append(f"an episode of {run.path}: {error}")
     return *(tables(done) if done else ([], [])), pictures
 
 
@@ -125,45 +87,35 @@ def unequal_training(done: Sequence[GridRun]) -> list[str]:
 def draw_relative(bars: Sequence[Bar]) -> Figure:
     """A bar for each level, families set apart."""
     families = list(dict.fromkeys(bar[0] for bar in bars))
-    at = [i + 1.2 * families.index(bar[0]) for i, bar in enumerate(bars)]
-    figure = new_figure(max(6.4, 0.34 * at[-1] + 2.0), 4.6)
-    axes = plot_axes(figure.add_subplot())
-    axes.bar(
+    at = [i + 0.7 * families.index(bar[0]) for i, bar in enumerate(bars)]
+    figure = new_figure(7.0, 0.2 * at[-1] + 1.3)
+    axes = plot_axes(figure.add_subplot(), "x")
+    axes.barh(
         *(at, [bar[2] for bar in bars]),
-        yerr=[bar[3] for bar in bars] if any(bar[3] for bar in bars) else None,
+        xerr=[bar[3] for bar in bars],
         color=[LOOKS[OURS if bar[2] >= 0 else THEIRS].colour for bar in bars],
         ecolor=FAINT,
-        capsize=2.5,
-        width=0.8,
+        error_kw={"elinewidth": 1.1, "capsize": 2.5},
     )
-    axes.axhline(0, color=FAINT, linewidth=0.8)
-    axes.set_xticks(at, [bar[1] for bar in bars], rotation=90)
-    axes.set_ylabel("RigLSTM − RIM\nin points of success")
-    for i, name in enumerate(families):
-        own = [x for x, bar in zip(at, bars, strict=True) if bar[0] == name]
-        if i % 2 == 0:
-            axes.axvspan(own[0] - 0.9, own[-1] + 0.9, color=GRID, alpha=0.35, zorder=0, linewidth=0)
-        axes.text(
-            *(sum(own) / len(own), 1.02, name),
-            transform=axes.get_xaxis_transform(),
-            ha="center" if len(own) > 2 else "left",
-            rotation=0 if len(own) > 3 else 30,
-            fontsize=8.5,
-            color=FAINT,
-        )
+    axes.axvline(0, color=FAINT, linewidth=0.8)
+    axes.set_yticks(at, [f"{bar[0]} {bar[1]}" for bar in bars])
+    axes.set_ylim(at[-1] + 0.85, -0.85)
+    axes.set_xlabel("RigLSTM − RIM in points of success")
+    for name in families[::2]:
+        own = [y for y, bar in zip(at, bars, strict=True) if bar[0] == name]
+        axes.axhspan(own[0] - 0.85, own[-1] + 0.85, color=GRID, alpha=0.35, zorder=0, linewidth=0)
     return figure
 
 
-def _relative_picture(bars: Sequence[Bar]) -> Picture:
-    said = "; ".join(f"{family} {level} {mean:+.0f}" for family, level, mean, _ in bars)
+def relative_picture(bars: Sequence[Bar]) -> Picture:
+    """The paper's figure of MiniGrid."""
     return Picture(
         title="MiniGrid: RigLSTM's success relative to RIM's",
         caption=(
             "Differences of mean success rates with drawn actions, in points, by family and level, "
-            "the trained level first in each. Bars show one standard deviation of the difference, "
-            "over seeds. Green: RigLSTM is ahead; blue: RIM is."
+            "the trained level first in each. Whiskers: one standard deviation of the difference "
+            "between two runs, one of each. Green: RigLSTM is ahead; blue: RIM is."
         ),
-        alt=f"Points ahead: {said}.",
         png=png(draw_relative(bars)),
     )
 
@@ -184,92 +136,6 @@ def _training(family: str, done: Sequence[GridRun]) -> list[Picture]:
         Picture(
             title=f"MiniGrid, {title}: success while training",
             caption="Share of the last 100 episodes that were solved, by frames acted in.",
-            alt=f"Curves of {', '.join(runs)}.",
             png=png(figure),
         )
     ]
-
-
-def _first_seeds(done: Sequence[GridRun]) -> list[GridRun]:
-    found: dict[tuple[str, str], GridRun] = {}
-    for run in sorted(done, key=lambda d: d.spec.seed):
-        found.setdefault((run.spec.family, run.spec.name), run)
-    return [run for run in found.values() if run.spec.model in TRACED]
-
-
-def _episode(name: str, episode: Episode) -> Picture:
-    ending = "solved" if episode.solved else "not solved"
-    awake = ", ".join(f"{share:.0%}" for share in episode.strength.mean(0))
-    return Picture(
-        title=f"MiniGrid, {label(name)}: an episode of {episode.level}",
-        caption=(
-            f"{len(episode.frames)} steps, {ending}: the first test episode, by the most probable "
-            "actions. Below the frames: what each cell took in of the new state at each step, from "
-            "nothing (white) to all of it (dark); a cell that slept took in nothing."
-        ),
-        alt=f"Mean by cell: {awake}.",
-        png=draw_episode(episode),
-    )
-
-
-class Episode(NamedTuple):
-    """The frames of an episode, and what the cells of an agent did in it."""
-
-    level: str
-    frames: list[Array]
-    """T images of the world, with what the agent sees lit up."""
-    strength: Array
-    """(T, N): what each cell took in of its new state, 0 to 1; 0 where it slept."""
-    solved: bool
-
-
-@torch.inference_mode()
-def play(net: ActorCritic, level: Level) -> Episode:
-    """Play the first test episode by the most probable actions."""
-    import gymnasium
-    import minigrid  # noqa: F401  registers the levels
-
-    device = next(net.parameters()).device
-    env: Any = gymnasium.make(level.id, render_mode="rgb_array", tile_size=TILE)
-    start = np.random.SeedSequence((TEST_SEED, 0, 0)).generate_state(1)
-    seen, _ = env.reset(seed=int(start[0]))
-    state = net.core.initial_state(1)
-    frames, inputs, reward, done = [], [], 0.0, False
-    while not done:
-        frames.append(env.render())
-        inputs.append(net.encode(torch.from_numpy(seen["image"]).to(device).unsqueeze(0)))
-        y, state = net.core(inputs[-1].unsqueeze(0), state)
-        action = int(net.logits(y[0, 0]).argmax())
-        seen, reward, terminated, truncated, _ = env.step(action)
-        done = terminated or truncated
-    env.close()
-    core: Any = net.core
-    trace = core.trace(torch.stack(inputs))[0]
-    strength = trace.active[:, 0].float() * (1 - trace.keep[:, 0])
-    return Episode(level.id, frames, strength.cpu().numpy(), bool(solved(reward)))
-
-
-@styled()
-def draw_episode(episode: Episode) -> bytes:
-    """Some of the frames in a row, and the cells of all steps below them; a PNG file."""
-    T, N = episode.strength.shape
-    picked = np.unique(np.linspace(0, T - 1, min(T, SHOWN)).round().astype(int))
-    figure = new_figure(max(6.4, 1.05 * len(picked)), 1.6 + 0.28 * N)
-    rows = figure.add_gridspec(2, len(picked), height_ratios=[1.0, 0.24 * N])
-    for i, t in enumerate(picked):
-        axes = picture_axes(figure.add_subplot(rows[0, i]))
-        axes.imshow(episode.frames[t])
-        axes.set_title(f"{t + 1}", fontsize=9)
-    below = figure.add_subplot(rows[1, :])
-    below.imshow(
-        *(episode.strength.T,),
-        aspect="auto",
-        cmap="Greens",
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-        extent=(0.5, T + 0.5, N - 0.5, -0.5),
-    )
-    below.set_yticks(range(N), [f"cell {j}" for j in range(N)])
-    below.set_xlabel("step")
-    return png(figure)

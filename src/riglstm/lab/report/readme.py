@@ -7,17 +7,20 @@ any machine.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from riglstm.lab.minigrid import table as minigrid
+from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells
-from riglstm.lab.report.curves import Picture, Shift, draw_shift, png, shift
-from riglstm.lab.report.trials import Slices, draw_slices, slices
+from riglstm.lab.report.curves import Picture, shift, shift_picture
+from riglstm.lab.report.minigrid import relative, relative_picture
+from riglstm.lab.report.trials import slices, slices_picture
+from riglstm.lab.tables import complexity
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.rows import read_folder
 from riglstm.lab.tables.run import finished
@@ -31,11 +34,7 @@ SIZE, STEP = 16, 129
 """Of the digits that are drawn, and where their scores are: as in the paper the first pixel of the
 lower half, but not at 24x24, where these networks read few digits."""
 SOURCES = "sources.json"
-SHIFT, TRIALS = "-shift.png", "-trials.png"
-"""What the names of figures end in that are drawn from rows and from trials; all others are of
-weights."""
-SAID = ("digest", "source", "title", "caption", "alt")
-"""What `sources.json` has of a figure."""
+COMPLEXITY = "complexity.json"
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 """Around what is generated in README."""
@@ -51,6 +50,17 @@ FOUND = {
     "validation data as its checkpoint ([how]({}docs/protocol.md)).",
 }
 """Recipes that were looked for, and how; in the braces, the way to the root."""
+
+
+class Results(NamedTuple):
+    """What the folder of results holds, read."""
+
+    folder: Path
+    tables: Sequence[Table]
+    grids: Sequence[GridRun]
+    """Runs on MiniGrid."""
+    weights: Path
+    """Folder of exported networks, whose cells are drawn if they read images."""
 
 
 class Wanted(NamedTuple):
@@ -70,6 +80,12 @@ class Wanted(NamedTuple):
         return said["digest"] == _seal(said, path.read_bytes())
 
 
+def read(results: Path, weights: Path) -> Results:
+    """What there is; raises ValueError for rows and runs that cannot be."""
+    runs = [minigrid.read(path.parent) for path in sorted(results.glob("minigrid/*/config.json"))]
+    return Results(results, tables(read_folder(results)), runs, weights)
+
+
 def publish(
     results: Path,
     readme: Path,
@@ -77,60 +93,46 @@ def publish(
     *,
     device: str = "cpu",
     data_dir: Path | None = None,
-    show: Callable[[str], None] | None = None,
+    show: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
     """Write README's table, the page of all tables and the figures anew; returns what changed.
 
-    `results`: the folder of the CSV files; `weights`: of exported networks, whose cells are drawn
-    if they read images. Figures that are as they were drawn from their source are left alone, and
-    none is removed; `show` hears of each that cannot be drawn, or that is no longer wanted.
+    `results`: the folder of the CSV files; `weights`: of exported networks. Figures that are as
+    they were drawn from their source are left alone, and none is removed; `show` hears of each
+    that cannot be drawn, or that is no longer wanted.
     """
-    found, folder = tables(read_folder(results)), results / "figures"
-    known, changed = _sources(folder), []
-    say = show or (lambda line: None)
+    found, folder = read(results, weights), results / "figures"
+    known, changed = _sources(folder), list[Path]()
     inserted(readme, "")  # A README without its marks is refused before anything is written.
-    lost = [name for name in known if not name.endswith((SHIFT, TRIALS))]
-    if lost and not weights.is_dir():
-        raise ValueError(
-            f"{weights} must be the folder of the weights that {', '.join(lost)} were drawn from, "
-            "got none; name it by --weights, or make an empty one, and these figures go"
-        )
     kept: dict[str, Any] = {}
-    for wanted in _wanted(results, found, weights, device, data_dir):
-        kept[wanted.name] = known.get(wanted.name, {})
-        if wanted.is_there(folder, kept[wanted.name]):
-            continue
-        try:
-            picture = wanted.draw()
-        except DataError as error:
-            del kept[wanted.name]
-            say(f"{wanted.name} is not drawn: {error}")
-            continue
-        said = {"title": picture.title, "caption": picture.caption, "alt": picture.alt}
-        said["source"] = wanted.source
-        kept[wanted.name] = {"digest": _seal(said, picture.png), **said}
-        changed += _write(folder / wanted.name, picture.png)
+    for wanted in _wanted(found, device, data_dir):
+        said = known.get(wanted.name, {})
+        if not wanted.is_there(folder, said):
+            try:
+                picture = wanted.draw()
+            except DataError as error:
+                show(f"{wanted.name} is not drawn: {error}")
+                continue
+            said = {"source": wanted.source, "title": picture.title, "caption": picture.caption}
+            said["digest"] = _seal(said, picture.png)
+            changed += _write(folder / wanted.name, picture.png)
+        kept[wanted.name] = said
     for path in _unwanted(folder, kept):
-        say(f"{path} is no figure of these results; remove it")
+        show(f"{path} is no figure of these results; remove it")
     if kept or known:
         changed += _write(folder / SOURCES, f"{json.dumps(kept, indent=1)}\n".encode())
-    changed += _write(results / "README.md", page(results, found, kept).encode())
-    return [*changed, *_write(readme, inserted(readme, block(found)).encode())]
+    changed += _write(results / "README.md", page(found, kept).encode())
+    return [*changed, *_write(readme, inserted(readme, block(found.tables)).encode())]
 
 
 def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
     """What `publish` would change, and figures that nobody wants; nothing is drawn or written."""
-    found, folder = tables(read_folder(results)), results / "figures"
-    known = _sources(folder)
-    wanted = list(_wanted(results, found, weights))
-    stale = [
-        folder / one.name for one in wanted if not one.is_there(folder, known.get(one.name, {}))
-    ]
-    stale += _unwanted(folder, {one.name: {} for one in wanted})
-    texts = {
-        readme: inserted(readme, block(found)),
-        results / "README.md": page(results, found, known),
-    }
+    found, folder = read(results, weights), results / "figures"
+    known, wanted = _sources(folder), {one.name: one for one in _wanted(found)}
+    stale = [folder / n for n, w in wanted.items() if not w.is_there(folder, known.get(n, {}))]
+    stale += _unwanted(folder, wanted)
+    texts = {readme: inserted(readme, block(found.tables))}
+    texts[results / "README.md"] = page(found, known)
     stale += [path for path, text in texts.items() if _differs(path, text.encode())]
     return list(map(str, stale))
 
@@ -157,27 +159,28 @@ def block(found: Sequence[Table]) -> str:
     return f"{markdown(text_table(table, brief=True))}\n{said}"
 
 
-def page(results: Path, found: Sequence[Table], sources: Mapping[str, Mapping[str, str]]) -> str:
+def page(found: Results, sources: Mapping[str, Mapping[str, str]]) -> str:
     """All tables and figures, as Markdown; agents have theirs from the folders of their runs."""
     parts = [
         "# Results",
         "`riglstm report --results results` makes this page from the CSV files of this folder, "
         "which have one line for each figure of each run, and from `trials/`. Each "
         "table shows the recipe and precision of its newest run. `bench/` has measured speeds.",
-        f"{RULES} {recipes(found, '../')}" if found else NOTHING,
+        f"{RULES} {recipes(found.tables, '../')}" if found.tables else NOTHING,
     ]
-    parts += [markdown(text_table(table)).rstrip() for table in found]
-    there = {table.name for table in found}
+    parts += [markdown(text_table(table)).rstrip() for table in found.tables]
+    there = {table.name for table in found.tables}
     if rest := ", ".join(table.title for name, table in TABLES.items() if name not in there):
         parts.append(f"Not run yet: {rest}.")
     for name, said in sources.items():
-        alt, title, caption = (plain(said[part]) for part in ("alt", "title", "caption"))
-        parts.append(f"![{alt}](figures/{name})\n\n**{title}.** {caption}")
-    runs = [minigrid.read(path.parent) for path in results.glob("minigrid/*/config.json")]
-    if runs:
-        shown, notes = minigrid.tables(sorted(runs, key=lambda run: run.path))
+        title, caption = plain(said["title"]), plain(said["caption"])
+        parts.append(f"![{title}](figures/{name})\n\n**{title}.** {caption}")
+    if measured := complexity.tables(complexity.read(found.folder / COMPLEXITY)):
+        parts += ["## Complexity", *(markdown(table).rstrip() for table in measured)]
+    if found.grids:
+        on_grids, notes = minigrid.tables(found.grids)
         parts += ["## MiniGrid", *notes]
-        parts += [markdown(text_table(table)).rstrip() for table in shown]
+        parts += [markdown(text_table(table)).rstrip() for table in on_grids]
     return "\n\n".join(parts) + "\n"
 
 
@@ -192,61 +195,29 @@ def recipes(found: Sequence[Table], folder: str = "") -> str:
     return " ".join(said)
 
 
-def _wanted(
-    results: Path,
-    found: Sequence[Table],
-    weights: Path,
-    device: str = "cpu",
-    data_dir: Path | None = None,
-) -> Iterator[Wanted]:
+def _wanted(found: Results, device: str = "cpu", data_dir: Path | None = None) -> Iterator[Wanted]:
     first: dict[str, Table] = {}
-    for table in found:
+    for table in found.tables:
         # Of two tables with one name the first was searched.
         if first.setdefault(table.name, table) is not table:
             continue
         for setting in table.trained_on:
             # Not of runs that have all failed.
             if (what := shift(table, setting)) is not None:
-                yield _shift(table, setting, what)
-    for file in sorted(results.glob("trials/*.jsonl")):
-        if (trials := slices(read_lines(file))) is not None:
-            yield _slices(file.stem, trials)
-    for file in sorted(weights.glob("*.safetensors")):
+                name = table.name
+                if table.settings is not None:
+                    name = f"{name}-{setting.replace('=', '')}"
+                yield Wanted(f"{name}-shift.png", _digest(what), partial(shift_picture, what))
+    if bars := relative(minigrid.comparable(found.grids)[0]):
+        draw = partial(relative_picture, bars)
+        yield Wanted("minigrid-relative.png", _digest(bars), draw)
+    for file in sorted(found.folder.glob("trials/*.jsonl")):
+        if (trials := slices(file.stem, read_lines(file))) is not None:
+            draw = partial(slices_picture, trials)
+            yield Wanted(f"{file.stem}-trials.png", _digest(trials), draw)
+    for file in sorted(found.weights.glob("*.safetensors")):
         if isinstance(finished(file).spec.task_config(), SequentialImages):
             yield from _looks(file, device, data_dir)
-
-
-def _shift(table: Table, setting: str, what: Shift) -> Wanted:
-    """The metric against the shift, for all models trained in a setting."""
-    counts = ", ".join(
-        f"{label} {max(map(len, values.values()))}" for label, values in what.models.items()
-    )
-    title, name = TABLES[table.name].title, table.name
-    if table.settings is not None:
-        title, name = f"{title}, {setting}", f"{name}-{setting.replace('=', '')}"
-    words = {
-        "title": f"{title}: {what.measure} against the shift",
-        "caption": f"Means over runs ({counts}), bars of one standard deviation of three runs or "
-        "more, dots for runs; "
-        f"trained on {what.trained_on}, which chose the checkpoints. Hollow: the paper's figures.",
-        "alt": what.alt,
-    }
-    axis = (what.measure, what.higher_is_better)
-    source = _digest([what.conditions, what.trained_on, what.models, what.paper, axis, words])
-    return Wanted(f"{name}{SHIFT}", source, lambda: Picture(**words, png=png(draw_shift(what))))
-
-
-def _slices(space: str, what: Slices) -> Wanted:
-    """The score of a search's trials against each option."""
-    words = {
-        "title": f"Search {space}: {len(what.trials)} trials by the options that were drawn",
-        "caption": "A mark is a trial, with its score on validation data of the training "
-        "condition; a model's best is large. Trials without a score or these options: "
-        f"{what.left_out}.",
-        "alt": f"Panels: {', '.join(what.options)}.",
-    }
-    source = _digest([what, words])
-    return Wanted(f"{space}{TRIALS}", source, lambda: Picture(**words, png=png(draw_slices(what))))
 
 
 def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
@@ -254,29 +225,21 @@ def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
 
     Of a network that has such cells.
     """
-    known = finished(file).spec
-    model, average = known.model, known.fit.average
-    # The seed is in the caption already, with the update.
-    averaged = "" if average is None else f" Weights averaged over updates, by {average:g}."
+    spec = finished(file).spec
     content = hashlib.sha256(file.read_bytes()).hexdigest()
 
     def drawn(draw: Callable[[cells.Loaded, cells.Look], Picture]) -> Picture:
-        run = cells.open_run(known.name, file, device, data_folder(data_dir))
-        digits = cells.first_of_each_class(cells.image_task(run))
-        picture = draw(run, cells.look(run, f"{SIZE}x{SIZE}", digits))
-        return picture._replace(caption=f"{picture.caption}{averaged}")
+        run = cells.open_run(spec.name, file, device, data_folder(data_dir))
+        return draw(run, cells.look(run, f"{SIZE}x{SIZE}"))
 
     kinds: dict[str, Callable[[cells.Loaded, cells.Look], Picture]] = {}
-    if model in cells.SLEEPING:
+    if spec.model in cells.SLEEPING:
         kinds["cells"] = cells.activation_picture
-    if model in cells.SCORING:
-        kinds["scores"] = lambda run, look: cells.score_pictures(run, look, STEP)[0]
+    if spec.model in cells.SCORING:
+        kinds["scores"] = partial(cells.score_picture, step=STEP)
     for kind, draw in kinds.items():
-        yield Wanted(
-            f"{file.stem}-{kind}.png",
-            _digest([content, kind, SIZE, STEP, averaged]),
-            functools.partial(drawn, draw),
-        )
+        source = _digest([content, kind, SIZE, STEP])
+        yield Wanted(f"{file.stem}-{kind}.png", source, partial(drawn, draw))
 
 
 def _sources(folder: Path) -> dict[str, dict[str, str]]:
@@ -297,7 +260,8 @@ def _digest(data: object) -> str:
 
 def _seal(said: Mapping[str, str], picture: bytes) -> str:
     """A digest of a figure: its words, its source, its file."""
-    return _digest([[said[name] for name in SAID[1:]], hashlib.sha256(picture).hexdigest()])
+    words = [said[name] for name in ("source", "title", "caption")]
+    return _digest([words, hashlib.sha256(picture).hexdigest()])
 
 
 def _differs(path: Path, content: bytes) -> bool:

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
-from riglstm.lab.tables.plan import Planned, digest, plan
+from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.recipes import TABLES, Budget, recipe
 from riglstm.lab.tables.result import (
     CHOSEN,
     Record,
+    RunFiles,
     read_record,
     refused,
     rows_of,
@@ -27,14 +28,12 @@ from riglstm.lab.tables.result import (
 from riglstm.lab.tables.table import RULES, Table, line, table_of_runs, yardsticks
 from riglstm.models import MODELS
 
-R = TypeVar("R", Record, GridRun)
+R = TypeVar("R", bound=RunFiles)
 
 LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")
 """Options of tasks that change how a model learns, or where it is tested, and not the data."""
 UNSAID = ("seed", "conditions", "evaluate_every", "checkpoint_every", "log_every")
 """Options by which runs of one line of a table may differ."""
-SAID = 3
-"""Options that a label names at most."""
 
 
 def find(paths: Sequence[Path | str]) -> list[Path]:
@@ -56,32 +55,37 @@ def find(paths: Sequence[Path | str]) -> list[Path]:
     return list(found)
 
 
-def read(path: Path) -> Record | GridRun:
-    """One run; raises RunError where the folder's files are not a run's."""
-    with refused(path / "config.json"):
-        on_grid = grid.is_grid(path)
-    return grid.read(path) if on_grid else read_record(path)
+def read(paths: Sequence[Path | str]) -> tuple[list[Record | GridRun], list[str]]:
+    """All runs in the folders given, and a line on each that cannot be read."""
+    found: list[Record | GridRun] = []
+    unread = []
+    for path in find(paths):
+        try:
+            with refused(path / "config.json"):
+                on_grid = grid.is_grid(path)
+            found.append(grid.read(path) if on_grid else read_record(path))
+        except ValueError as error:
+            unread.append(f"{path} cannot be read: {error}")
+    if not found:
+        raise ValueError(f"expected runs, got none that can be read: {'; '.join(unread)}")
+    return found, unread
 
 
-def without_copies(records: Sequence[R]) -> tuple[list[R], list[str]]:
+def without_copies(runs: Sequence[R]) -> tuple[list[R], list[str]]:
     """Every run once, and a line on each copy: one run counted twice would narrow the spread.
 
     Of copies the first that is done stays, or the first of all where none is.
     """
-    by_run: dict[str, list[R]] = {}
-    for record in records:
-        by_run.setdefault(record.spec.digest(), []).append(record)
-    kept: list[R] = []
-    said: list[str] = []
-    for same in by_run.values():
-        first = next((record for record in same if record.state == "done"), same[0])
-        kept.append(first)
-        said += [
-            f"{record.path}: left out, the same run as {first.path} (configuration and seed)"
-            for record in same
-            if record is not first
-        ]
-    return kept, said
+    kept: dict[str, R] = {}
+    for run in sorted(runs, key=lambda run: run.state != "done"):
+        kept.setdefault(run.spec.digest(), run)
+    first = [kept[run.spec.digest()] for run in runs]
+    said = [
+        f"{run.path}: left out, the same run as {one.path} (configuration and seed)"
+        for run, one in zip(runs, first, strict=True)
+        if run is not one
+    ]
+    return [run for run, one in zip(runs, first, strict=True) if run is one], said
 
 
 @dataclass(frozen=True)
@@ -228,10 +232,7 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
 
 
 def label(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each: its model, and the options in which those of that model differ.
-
-    Where these are many, a digest stands for the rest of them.
-    """
+    """A name for each: its model, and the options in which those of that model differ."""
     flat = [_flat(identity) for identity in identities]
     labels = []
     for one in flat:
@@ -241,8 +242,6 @@ def label(identities: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, value in one.items()
             if value is not None and any(other.get(name) != value for other in alike)
         ]
-        if len(said) > SAID:
-            said = [*said[:SAID], f"… #{digest(one)[:4]}"]
         labels.append(" ".join((str(one["model"]), *said)))
     return labels
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from riglstm.lab.report.curves import Look, looks, plot_axes
+from riglstm.lab.report.curves import Look, Picture, looks, plot_axes, png
 from riglstm.lab.tables.recipes import AT_HOME
 from riglstm.lab.tables.search import RULES, scored
 from riglstm.plot.draw import new_figure, styled
@@ -33,6 +33,8 @@ class Trial(NamedTuple):
 class Slices(NamedTuple):
     """The trials of a space that have a score, and the options that were drawn for them."""
 
+    space: str
+    """Its name."""
     trials: list[Trial]
     """By model."""
     options: list[str]
@@ -44,7 +46,7 @@ class Slices(NamedTuple):
     """Trials that have no score, or none of the options."""
 
 
-def slices(lines: Sequence[Mapping[str, Any]]) -> Slices | None:
+def slices(space: str, lines: Sequence[Mapping[str, Any]]) -> Slices | None:
     """What is to be drawn of a file of trials; None where no option was drawn in them.
 
     Trials that have a number are drawn from the space, those that have a name are not.
@@ -66,7 +68,18 @@ def slices(lines: Sequence[Mapping[str, Any]]) -> Slices | None:
     found.sort(key=lambda trial: trial.model)
     # The lines of the first searches do not say it; they are of accuracies.
     measure = (some["trained_on"], some["metric"], some.get("higher_is_better", True))
-    return Slices(found, options, *measure, left_out=len(lines) - len(found))
+    return Slices(space, found, options, *measure, left_out=len(lines) - len(found))
+
+
+def slices_picture(what: Slices) -> Picture:
+    """The score of a search's trials against each option."""
+    return Picture(
+        title=f"Search {what.space}: {len(what.trials)} trials by the options that were drawn",
+        caption="A mark is a trial, with its score on validation data of the training "
+        "condition; a model's best is large. Trials without a score or these options: "
+        f"{what.left_out}.",
+        png=png(draw_slices(what)),
+    )
 
 
 @styled()

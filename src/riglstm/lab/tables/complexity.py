@@ -5,7 +5,11 @@ Shapes: T = size² steps, B sequences.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +21,33 @@ from riglstm.lab.tables.paper import PAPER
 from riglstm.lab.tables.recipes import FULL, MEASURED_ROWS, Budget, Row, chosen
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.tables.run import core_options
-from riglstm.lab.tables.table import TextTable, markdown, number
+from riglstm.lab.tables.table import TextTable, markdown, number, words
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.train.config import Fit, device_name, fork_rng, pick, products
-from riglstm.lab.train.folder import commit
+from riglstm.lab.train.folder import atomic_write, commit
 
 B = 64
 SIZES = (19, 24, 32)
 ROUNDS: dict[Budget, int] = {"quick": 1, "paper": 10}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model's figures on a device."""
+
+    device: str
+    model: str
+    """A key of `MEASURED_ROWS`."""
+    label: str
+    ms: dict[str, float]
+    """By size, the median for a batch."""
+    parameters: int
+    memory: int
+    """Bytes of the weights, and of what the longest call holds beside them."""
+    batch_size: int
+    rounds: int
+    torch: str
+    commit: str | None
 
 
 def table(
@@ -34,43 +57,98 @@ def table(
     show: Callable[[str], None] | None = None,
     sizes: Sequence[int] = SIZES,
     batch_size: int = B,
+    *,
+    results: Path | None = None,
+    processor: str = "",
 ) -> Rendered:
-    """Measure, beside the paper's figures. The budgets differ in the number of rounds."""
+    """Measure, beside the paper's figures. The budgets differ in the number of rounds.
+
+    `results`: a JSON file that takes the figures, in place of those of the same model and device;
+    `processor`: its name, which stands beside that of a CPU.
+    """
     if budget not in ROUNDS:
         raise ValueError(f"the budget must be one of {', '.join(ROUNDS)}, got {budget!r}")
-    here = pick(Fit(device=device))
-    lines = []
+    here, found = pick(Fit(device=device)), list[Measured]()
+    # A file of another kind is refused before anything is measured.
+    known = [] if results is None else read(results)
     for name in chosen("models", MEASURED_ROWS, models or tuple(MEASURED_ROWS)):
-        row, printed = MEASURED_ROWS[name], PAPER["complexity"]["B=64", name]
         if show is not None:
-            show(f"measuring {row.label}")
-        label, found = measured(row, here, sizes, batch_size, ROUNDS[budget])
-        line = [label, row.cells]
-        for quantity, said in found.items():
-            line += [said, printed.get(quantity, "–")]
-        lines.append(line)
-    heads = ["model", "(N, K_a)"]
-    for name in [*(f"{size}x{size}, ms" for size in sizes), "parameters", "memory"]:
-        heads += [name, "paper"]
-    shown = TextTable(
-        title=f"Inference on sequential MNIST, batches of {batch_size}, median of "
-        f"{ROUNDS[budget]}: {device_name(here)}",
-        heads=heads,
+            show(f"measuring {MEASURED_ROWS[name].label}")
+        found.append(measured(name, here, sizes, batch_size, ROUNDS[budget], processor))
+    if results is not None:
+        anew = {(row.device, row.model) for row in found}
+        kept = [row for row in known if (row.device, row.model) not in anew]
+        with atomic_write(results) as file:
+            file.write(f"{json.dumps([*map(asdict, kept + found)], indent=1)}\n".encode())
+    return Rendered("\n".join(map(markdown, tables(found))))
+
+
+def read(path: Path) -> list[Measured]:
+    """What a file holds; none, where it is not there. Raises ValueError where it is another's."""
+    try:
+        return [Measured(**row) for row in json.loads(path.read_bytes())] if path.exists() else []
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} must be a new file, or one that `riglstm reproduce complexity --results` "
+            f"wrote, got {error}; give another"
+        ) from error
+
+
+def tables(rows: Sequence[Measured]) -> list[TextTable]:
+    """A table for each device, with the paper's figures."""
+    return [
+        _table(device, [row for row in rows if row.device == device])
+        for device in dict.fromkeys(row.device for row in rows)
+    ]
+
+
+def _table(device: str, rows: Sequence[Measured]) -> TextTable:
+    sizes, lines = list(rows[0].ms), []
+    for row in sorted(rows, key=lambda row: list(MEASURED_ROWS).index(row.model)):
+        printed = PAPER["complexity"]["B=64", row.model]
+        figures = {size: number(ms) for size, ms in row.ms.items()}
+        figures["parameters"] = f"{row.parameters / 1e6:.2f}M"
+        figures["memory"] = f"{row.memory / 1e6:,.0f}M"
+        pairs = ((said, printed.get(name, "–")) for name, said in figures.items())
+        lines.append(
+            [row.label, MEASURED_ROWS[row.model].cells, *(x for pair in pairs for x in pair)]
+        )
+    heads = [*(f"{size}, ms" for size in sizes), "parameters", "memory"]
+    rounds = words(str(row.rounds) for row in rows)
+    return TextTable(
+        title=f"Inference on sequential MNIST, batches of {rows[0].batch_size}: {device}",
+        heads=["model", "(N, K_a)", *(x for head in heads for x in (head, "paper"))],
         lines=lines,
         lead=2,
-        notes=_notes(here, budget, max(sizes)),
+        notes=[
+            f"Measured on {device}, torch {words(row.torch for row in rows)}, commit "
+            f"{words((row.commit or 'unknown')[:7] for row in rows)}, float32; the paper's on one "
+            "NVIDIA Tesla V100, with its own code: times compare machines as much as models.",
+            f"Times: milliseconds for a batch, median of {rounds}; with one thread of a CPU "
+            "the processor's own time, whatever else it did. Parameters: embedding and read-out "
+            "included; what the paper counts is open (P20, P23).",
+            f"Memory: weights, and the most that a call at {sizes[-1]} holds in tensors beside "
+            "them, in millions of bytes; the paper's is what its GPU had occupied.",
+        ],
     )
-    return Rendered(markdown(shown))
 
 
 def measured(
-    row: Row, device: torch.device, sizes: Sequence[int], batch_size: int, rounds: int
-) -> tuple[str, dict[str, str]]:
-    """A model's label; its times, parameters and memory on random black and white pixels.
+    name: str,
+    device: torch.device,
+    sizes: Sequence[int],
+    batch_size: int,
+    rounds: int,
+    processor: str,
+) -> Measured:
+    """A model's times, parameters and memory on random black and white pixels.
 
     On a CPU an LSTM runs in the faster of torch's two modes for it, which its label says.
     """
+    row = MEASURED_ROWS[name]
     net, meter = _network(row, device), METERS[device.type]
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        meter = meter._replace(seconds=_own_seconds)
 
     def work(size: int, mode: bool | None) -> Callable[[], Tensor]:
         gen = torch.Generator().manual_seed(0)
@@ -95,13 +173,26 @@ def measured(
     # The longest holds the most; measuring that also warms up for the times.
     peak = meter.peak_bytes(runs[max(sizes)])
     seconds = interleave(runs, meter, rounds)
-    weights = sum(p.numel() * p.element_size() for p in net.parameters())
-    count = sum(p.numel() for p in net.parameters())
-    return label, {
-        **{f"{s}x{s}": number(1e3 * spread(seconds[s])["median"]) for s in sizes},
-        "parameters": f"{count / 1e6:.2f}M",
-        "memory": f"{(weights + peak) / 1e6:,.0f}M",
-    }
+    named = device_name(device)
+    return Measured(
+        device=f"{processor}, {named}" if processor and device.type == "cpu" else named,
+        model=name,
+        label=label,
+        ms={f"{s}x{s}": 1e3 * spread(seconds[s])["median"] for s in sizes},
+        parameters=sum(p.numel() for p in net.parameters()),
+        memory=sum(p.numel() * p.element_size() for p in net.parameters()) + peak,
+        batch_size=batch_size,
+        rounds=rounds,
+        torch=str(torch.__version__),
+        commit=commit(),
+    )
+
+
+def _own_seconds(run: Callable[[], object]) -> float:
+    """The processor's time, which other programs do not take."""
+    start = time.process_time()
+    run()
+    return time.process_time() - start
 
 
 def _network(row: Row, device: torch.device) -> nn.Module:
@@ -110,15 +201,3 @@ def _network(row: Row, device: torch.device) -> nn.Module:
         core = models.build(row.model, FULL.hidden, row.hidden_size, **options)
         net = TokenNetwork(core, 1, 2, (10,), dropout=0.0, summarise=True)  # type: ignore[arg-type]
     return net.to(device).eval()
-
-
-def _notes(device: torch.device, budget: Budget, largest: int) -> list[str]:
-    return [
-        f"Measured on {device_name(device)}, torch {torch.__version__}, commit "
-        f"{commit() or 'unknown'}, float32; the paper's on one NVIDIA Tesla V100, with its own "
-        "code: times compare machines as much as models.",
-        f"Times: milliseconds for a batch, median of {ROUNDS[budget]}. Parameters: embedding and "
-        "read-out included; what the paper counts is open (P20, P23).",
-        f"Memory: weights, and the most that a call at {largest}x{largest} holds in tensors beside "
-        "them, in millions of bytes; the paper's is what its GPU had occupied.",
-    ]

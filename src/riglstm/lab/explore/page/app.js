@@ -9,7 +9,7 @@ const WAIT = 250;
 
 const view = new View();
 const state = {
-  tab: "digit", side: 14, noise: 0, seed: 1, hide: "nothing", part: "active",
+  tab: "digit", side: 14, noise: 0, hide: "nothing", part: "active",
   network: 0, layer: 0, sequence: 0, t: null,
 };
 /** By tab, what is shown: [{name, note, trace}]. */
@@ -42,7 +42,7 @@ async function read() {
     const answer = await fetch("api/read", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ pixels: pad.rows(), side: state.side, noise: state.noise, seed: state.seed, hide: state.hide }),
+      body: JSON.stringify({ pixels: pad.rows(), side: state.side, noise: state.noise, hide: state.hide }),
       signal: mine.signal,
     });
     const said = await answer.json();
@@ -144,8 +144,8 @@ function move(by) {
 function remember() {
   const said = new URLSearchParams({ tab: state.tab });
   if (state.tab === "digit") {
-    const { side, noise, seed, hide } = state;
-    for (const [name, value] of Object.entries({ side, noise, seed, hide, picture: encode(pad.pixels) })) said.set(name, value);
+    for (const name of ["side", "noise", "hide"]) said.set(name, state[name]);
+    said.set("picture", encode(pad.pixels));
   }
   for (const name of ["part", "network", "layer", "sequence"]) said.set(name, state[name]);
   if (state.t !== null) said.set("step", state.t + 1);
@@ -163,7 +163,6 @@ function recall() {
   state.side = whole("side", ...about.sides) ?? state.side;
   const noise = Number(said.get("noise") ?? NaN);
   if (noise >= 0 && noise <= about.most_noise) state.noise = noise;
-  state.seed = whole("seed", 0, 2 ** 31 - 1) ?? state.seed;
   if (about.hidden.includes(said.get("hide"))) state.hide = said.get("hide");
   if (said.get("part") === "keep") state.part = "keep";
   for (const name of ["network", "layer", "sequence"]) state[name] = whole(name, 0, 10 ** 6) ?? 0;
@@ -208,7 +207,6 @@ function listen() {
       ask();
     });
   }
-  $("redraw").addEventListener("click", () => { state.seed = (state.seed + 1) % 2 ** 31; ask(0); });
   $("clear").addEventListener("click", () => pad.set(new Uint8Array(pad.pixels.length)));
   $("centre").addEventListener("click", () => pad.centre());
   $("erase").addEventListener("change", () => { pad.erase = $("erase").checked; });
@@ -276,8 +274,6 @@ function listen() {
     else return;
     event.preventDefault();
   });
-  let width = window.innerWidth;
-  window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; show(); } });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
   window.addEventListener("hashchange", start);
 }

@@ -2,6 +2,7 @@
 
 const FORMAT = "riglstm-trace", VERSION = 1;
 const MOST_BYTES = 64 * 2 ** 20;
+const PARTS = ["active", "views", "peers", "view_scores", "peer_scores", "keep"];
 const ARRAYS = { uint8: Uint8Array, float32: Float32Array };
 
 /** Numbers with their shape; `row(t, b)` is what belongs to one step of one sequence. */
@@ -36,12 +37,7 @@ export function readTrace(said) {
   const tensor = (array, name) => (array ? new Tensor(array, name) : null);
   const layers = said.layers.map((layer) => ({
     name: layer.name,
-    active: tensor(layer.active, "active"),
-    views: tensor(layer.views, "views"),
-    peers: tensor(layer.peers, "peers"),
-    view_scores: tensor(layer.view_scores, "view_scores"),
-    peer_scores: tensor(layer.peer_scores, "peer_scores"),
-    keep: tensor(layer.keep, "keep"),
+    ...Object.fromEntries(PARTS.map((part) => [part, tensor(layer[part], part)])),
   }));
   return {
     T: said.steps,

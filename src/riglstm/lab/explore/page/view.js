@@ -34,11 +34,18 @@ export function paint(canvas, columns, rows, of) {
   return context;
 }
 
-/** The largest absolute value of one sequence of a tensor. */
-function largest(tensor, T, b) {
+/** The largest absolute value of one sequence of a tensor, where `counts(t, i)` is true. */
+function largest(tensor, T, b, counts = () => true) {
   let most = 0;
-  for (let t = 0; t < T; t++) for (const value of tensor.row(t, b)) most = Math.max(most, Math.abs(value));
+  for (let t = 0; t < T; t++) tensor.row(t, b).forEach((value, i) => { if (counts(t, i)) most = Math.max(most, Math.abs(value)); });
   return most;
+}
+
+/** The three classes that were likely longest in one sequence. */
+function longest({ T, probabilities }, b) {
+  const sums = new Array(probabilities.width).fill(0);
+  for (let t = 0; t < T; t++) probabilities.row(t, b).forEach((p, i) => { sums[i] += p ** 2; });
+  return [...sums.keys()].sort((i, j) => sums[j] - sums[i]).slice(0, 3);
 }
 
 export class View {
@@ -81,48 +88,42 @@ export class View {
       $("seen-said").textContent = `The input over time, ${C} ${C === 1 ? "feature" : "features"}; orange is positive, blue negative.`;
       return;
     }
-    const [rows, columns] = picture, scale = Math.max(1, Math.floor(416 / Math.max(rows, columns)));
-    canvas.width = columns * scale;
-    canvas.height = rows * scale;
+    const [rows, columns] = picture, cursor = colour("cursor");
+    $("seen-said").textContent = `${rows} × ${columns} pixels, read line by line; dimmed: not read yet.`;
     this.steps.push((t) => {
-      const context = canvas.getContext("2d"), [r, g, blue] = colour("cursor");
-      for (let i = 0; i < T; i++) {
-        const pixel = Array.from(input.row(i, b)), rgb = pixel.length === 3 ? pixel.map((v) => 255 * v) : mix(dark, light, pixel[0]);
+      paint(canvas, columns, rows, (i) => {
+        if (i === t) return cursor;
+        const pixel = input.row(i, b), rgb = C === 3 ? [...pixel].map((v) => 255 * v) : mix(dark, light, pixel[0]);
         // What is still to come is dimmed.
-        const now = i <= t ? rgb : mix(rgb, [110, 115, 120], 0.72);
-        context.fillStyle = `rgb(${now})`;
-        context.fillRect((i % columns) * scale, Math.floor(i / columns) * scale, scale, scale);
-      }
-      context.strokeStyle = `rgb(${r}, ${g}, ${blue})`;
-      context.lineWidth = 3;
-      context.strokeRect((t % columns) * scale + 1, Math.floor(t / columns) * scale + 1, scale - 2, scale - 2);
+        return i < t ? rgb : mix(rgb, [110, 115, 120], 0.72);
+      });
       const line = Math.floor(t / columns) + 1, column = (t % columns) + 1;
-      const value = input.row(t, b)[0];
-      const word = input.width > 1 ? "" : value === 0 ? ", black" : value === 1 ? ", white" : "";
+      const word = C > 1 ? "" : { 0: ", black", 1: ", white" }[input.row(t, b)[0]] ?? "";
       canvas.setAttribute("aria-label", `Picture of ${rows} by ${columns} pixels, read up to line ${line}, pixel ${column}`);
-      $("seen-said").textContent = `${rows} × ${columns} pixels, read line by line; dimmed: not read yet.`;
       return `: line ${line}, pixel ${column}${word}.`;
     });
   }
 
   buildClasses() {
-    const root = $("classes"), b = this.b, charts = [];
+    const root = $("classes"), b = this.b;
     root.replaceChildren();
     for (const { name, note, trace } of this.shown) {
       if (!trace.probabilities) continue;
-      const count = trace.probabilities.width;
-      const names = trace.classes ?? Array.from({ length: count }, (_, i) => String(i));
+      const names = trace.classes ?? Array.from({ length: trace.probabilities.width }, (_, i) => String(i));
       const bars = make("ol", { class: "bars", "aria-label": `Class probabilities of ${name}` });
-      bars.style.setProperty("--rows", Math.ceil(count / 2));
+      bars.style.setProperty("--rows", Math.ceil(names.length / 2));
       const items = names.map((text) => {
         const fill = make("i"), said = make("span");
         const item = make("li", {}, make("span", {}, text), make("span", { class: "bar" }, fill), said);
         bars.append(item);
         return { item, fill, said };
       });
-      const chart = make("canvas", { role: "img", "aria-label": `Probabilities of ${name} over time` });
-      root.append(make("div", { class: "network" }, make("h3", {}, name, make("small", {}, note ? ` ${note}` : "")), bars, chart, make("p", { class: "note" }, "Probabilities over time.")));
-      charts.push([chart, trace, names]);
+      const chart = make("div", { class: "chart" });
+      root.append(make("div", { class: "network" }, make("h3", {}, name, make("small", {}, note ? ` ${note}` : "")), bars, chart));
+      chart.innerHTML = this.chart(trace);
+      this.track(chart.firstChild);
+      const likely = longest(trace, b);
+      chart.append(make("p", { class: "note" }, "Probabilities over time: ", ...likely.map((i, place) => make("b", { class: `line-${place}` }, `${names[i]} `))));
       this.steps.push((t) => {
         const row = trace.probabilities.row(t, b), best = row.indexOf(Math.max(...row));
         items.forEach(({ item, fill, said }, i) => {
@@ -134,59 +135,18 @@ export class View {
       });
     }
     root.hidden = !root.childElementCount;
-    // Once all are there, and have their widths.
-    for (const one of charts) this.chart(...one);
   }
 
-  /** Lines of all classes over time; the three that were likely longest have colours and names. */
-  chart(canvas, trace, names) {
-    const box = canvas.getBoundingClientRect(), ratio = window.devicePixelRatio || 1;
-    const width = box.width, height = 96, foot = 4;
-    canvas.width = width * ratio;
-    canvas.height = height * ratio;
-    const context = canvas.getContext("2d");
-    context.scale(ratio, ratio);
-    const T = trace.T, count = trace.probabilities.width, sums = new Array(count).fill(0);
-    for (let t = 0; t < T; t++) trace.probabilities.row(t, this.b).forEach((p, i) => { sums[i] += p ** 2; });
-    const order = sums.map((_, i) => i).sort((i, j) => sums[j] - sums[i]);
-    const palette = [colour("awake"), colour("plus"), colour("minus")];
-    context.strokeStyle = `rgb(${colour("line")})`;
-    context.lineWidth = 1;
-    for (const share of [0, 0.5, 1]) {
-      const y = Math.round(foot + (1 - share) * (height - 2 * foot)) + 0.5;
-      context.strokeRect(0, y, width, 0);
+  /** Lines of all classes over time, as SVG; the three that were likely longest have colours. */
+  chart(trace) {
+    const { T, probabilities } = trace, likely = longest(trace, this.b), lines = [];
+    for (let i = 0; i < probabilities.width; i++) {
+      const points = Array.from({ length: T }, (_, t) => `${t + 0.5},${(1 - probabilities.row(t, this.b)[i]).toFixed(3)}`);
+      const line = `<polyline class="line-${likely.indexOf(i)}" points="${points.join(" ")}"/>`;
+      if (likely.includes(i)) lines.push(line);
+      else lines.unshift(line);
     }
-    const labels = [];
-    for (const rank of order.keys()) {
-      const place = order.length - 1 - rank, i = order[place];
-      const rgb = place < 3 ? palette[place] : colour("line");
-      context.strokeStyle = `rgb(${rgb})`;
-      context.lineWidth = place < 3 ? 2 : 1;
-      context.beginPath();
-      let top = 0;
-      for (let t = 0; t < T; t++) {
-        const p = trace.probabilities.row(t, this.b)[i];
-        if (p > trace.probabilities.row(top, this.b)[i]) top = t;
-        context.lineTo(((t + 0.5) / T) * width, foot + (1 - p) * (height - 2 * foot));
-      }
-      context.stroke();
-      const most = trace.probabilities.row(top, this.b)[i];
-      if (place < 3 && most > 0.15) {
-        const x = Math.min(Math.max(((top + 0.5) / T) * width - 4, 2), width - 12);
-        labels.push([names[i], x, foot + (1 - most) * (height - 2 * foot) + 14, rgb]);
-      }
-    }
-    // Above all lines, each name in the colour of its own, with a rim that sets it off.
-    context.font = "700 13px system-ui, sans-serif";
-    context.strokeStyle = `rgb(${colour("paper")})`;
-    context.lineWidth = 4;
-    context.lineJoin = "round";
-    for (const [text, x, y, rgb] of labels) {
-      context.strokeText(text, x, y);
-      context.fillStyle = `rgb(${rgb})`;
-      context.fillText(text, x, y);
-    }
-    this.track(canvas);
+    return `<svg viewBox="0 -0.04 ${T} 1.08" preserveAspectRatio="none" aria-hidden="true">${lines.join("")}</svg>`;
   }
 
   /** Lay a cursor over a canvas whose width is the time. */
@@ -204,8 +164,7 @@ export class View {
     if (!layer) return;
     const keeps = this.pick.part === "keep" && layer.keep !== null;
     const N = layer.active.width, awake = (t, j) => layer.active.row(t, b)[j] === 1;
-    let most = 0;
-    if (layer.keep) for (let t = 0; t < T; t++) for (let j = 0; j < N; j++) if (awake(t, j)) most = Math.max(most, layer.keep.row(t, b)[j]);
+    const most = keeps ? largest(layer.keep, T, b, awake) : 0;
     const ink = (i) => !picture || !input || input.row(i, b)[0] > 0.5;
     const colours = {
       awake: colour("awake"), awakeSoft: colour("awake-soft"), asleep: colour("asleep"),
@@ -264,11 +223,7 @@ export class View {
   /** One table of scores, a row for each cell that looks. */
   map(root, title, scores, taken, own) {
     const { T } = this.trace, b = this.b, [N, K] = scores.shape.slice(2), most = largest(scores, T, b) || 1;
-    const raw = Math.floor(Math.log10(most)), power = raw >= -1 && raw <= 2 ? 0 : raw, unit = 10 ** power;
-    const places = Math.max(0, 1 - Math.floor(Math.log10(most / unit)));
-    const chooses = taken !== null && taken.data instanceof Uint8Array;
-    const exponent = make("sup", {}, String(power).replace("-", "−"));
-    const caption = power ? make("caption", {}, `${title}, scores × 10`, exponent) : make("caption", {}, title);
+    const places = Math.max(0, 1 - Math.floor(Math.log10(most))), chooses = taken !== null && taken.data instanceof Uint8Array;
     const heads = Array.from({ length: K }, (_, k) => make("th", { scope: "col" }, String(k)));
     const body = make("tbody"), lines = [];
     for (let j = 0; j < N; j++) {
@@ -277,7 +232,7 @@ export class View {
       body.append(line);
       lines.push({ line, cells });
     }
-    root.append(make("div", { class: "map" }, make("table", {}, caption, make("thead", {}, make("tr", {}, make("td"), ...heads)), body)));
+    root.append(make("div", { class: "map" }, make("table", {}, make("caption", {}, title), make("thead", {}, make("tr", {}, make("td"), ...heads)), body)));
     const [plus, minus] = ["plus", "minus"].map(colour);
     this.steps.push((t) => {
       const row = scores.row(t, b), chosen = chooses ? taken.row(t, b) : null, awake = this.layer.active.row(t, b);
@@ -285,7 +240,7 @@ export class View {
         line.classList.toggle("asleep", !awake[j]);
         cells.forEach((cell, k) => {
           const value = row[j * K + k], share = Math.sqrt(Math.abs(value) / most);
-          cell.textContent = signed(value / unit, places);
+          cell.textContent = signed(value, places);
           cell.style.backgroundColor = `rgba(${value < 0 ? minus : plus}, ${(0.6 * share).toFixed(3)})`;
           const takes = chosen !== null && chosen[j * K + k] === 1;
           cell.className = takes ? (own && j === k ? "own" : "taken") : "";
