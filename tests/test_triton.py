@@ -78,14 +78,6 @@ def test_without_gradients_outputs_are_the_same_to_the_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(p.run("triton"), want, strict=True))
 
 
-@pytest.mark.usefixtures("tf32")
-@pytest.mark.parametrize("name", [name for name in PROBLEMS if not name.startswith("everyone")])
-def test_tf32_is_held_in_halves_and_as_exact(name: str) -> None:
-    got, want = assert_within_halves(clear_problem(**{**SMALL, **PROBLEMS[name], "T": 1}))
-    # Were they float32, as without TF32, nothing would be rounded.
-    assert relative(got, want) > 1e-5
-
-
 @pytest.mark.usefixtures("precision_as_before")
 def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
     p = one_step()
@@ -348,27 +340,3 @@ def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
         # With a graph of its own it is that of the operators.
         results.append(torch.autograd.grad(y.sum(), leaves.values(), create_graph=not given))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
-    from riglstm.scan.triton.forward import forward, plan_forward
-
-    plan_forward.cache_clear()
-    p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
-    given = (p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.float32)
-    kept, passed = (forward(*given, save=False, keep=keep)[0] for keep in (True, False))
-    assert torch.equal(kept, passed)
-
-
-def test_the_gradient_of_a_bias_has_its_dtype() -> None:
-    from riglstm.inputs import flat
-    from riglstm.scan.triton import backward
-
-    p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
-    w = p.weights._replace(b_in=torch.zeros(16, dtype=torch.bfloat16))
-    args = (p.x, p.h, p.c, *w, None, None, None, *flat(p.sel), torch.float32, True)
-    y, _, _, *saved = backward.forward_op(*args)
-    back = (torch.ones_like(y), p.h, p.c, p.x, p.h, y, saved, *w, *flat(p.sel), torch.float32)
-    made = backward.backward_op(*back, True, True)
-    assert made[4].shape == (16,)
-    assert made[4].dtype == torch.bfloat16

@@ -7,7 +7,6 @@ pass: TF32 in halves, its range, and the gradient of views, after the forward pa
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -134,34 +133,6 @@ def test_equal_vectors_tie_and_the_lower_index_wins_and_nan_comes_first() -> Non
     assert views.tolist() == [[0b11, 0b11]] * 4
     peers = taken[0, :3, :2] >> 4  # in row 3 peers differ, and so do their scores
     assert peers.tolist() == [[0b11, 0b11]] * 3
-
-
-@many_sequences
-def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    working, launch = forward.working, plan.Launch.__call__
-    monkeypatch.setattr(forward, "working", lambda *a: made.append(working(*a)) or made[-1])
-
-    def in_one(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
-        """One program takes all sequences, one tile after another."""
-        rows = self.constants.get("PHASE") == 1
-        launch(self, (1,) if rows else grid, arguments)
-
-    monkeypatch.setattr(plan.Launch, "__call__", in_one)
-    p = clear_problem(**{**MANY, "T": 3, "B": 9, "N": 3, "d": 20, "K_a": 2, "K_h": 1})
-    act, slots = bits(p.to(torch.float32))
-    active = p.run("reference")[3]  # (T, B, N)
-    for t, n in itertools.product((1, 2), range(3)):
-        woke = active[t, :, n].nonzero().flatten().tolist()
-        assert ((act[t] >> n) & 1).nonzero().flatten().tolist() == woke
-        assert made[0].counts[t, n] == len(woke)
-        # Of even and of odd steps there is one each.
-        who, what = made[0].listed[t % 2, n, : len(woke)].unbind(1)
-        assert sorted(who.tolist()) == woke
-        assert torch.equal(what, slots[t, who, n])
-    # All that was waited for was taken back, and the rest never came.
-    assert not active.any(0).all()
-    assert (made[0].proposal.view(torch.int32) == -1).all()
 
 
 @triton.jit
@@ -328,16 +299,6 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     assert_same(got, outputs_and_gradients(p, "triton"))
 
 
-def test_both_counters_are_there_and_set_to_zero() -> None:
-    p = clear_problem(**SMALL).to(torch.float32)
-    made = forward.plan_forward(
-        *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, 2, None, False)
-    )
-    assert made.by_gate
-    work = forward.working(3, 2, made, p.h, keep=False, begun=False)
-    assert min(work.counter.numel(), work.zeros) > common.LINE
-
-
 Pull: TypeAlias = Callable[[Tensor | float], dict[str, Tensor]]
 
 
@@ -359,32 +320,6 @@ def run(p: Problem, backend: str) -> tuple[tuple[Tensor, ...], Pull]:
 def assert_within_the_limit(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     for n in want:
         assert relative(got[n], want[n]) < LIMIT, n
-
-
-@on_a_small_gpu
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"d": 16, "query": "per_cell", "K_a": 2},
-        {"soft_update": False, "d": 17, "bias": False, "T": 1},
-        {"N": 3, "B": 3, "reset": True, "live": True, "update_bias": True, "T": 3},
-    ],
-)
-def test_a_backward_pass_in_halves_is_rounded_and_within_the_limit(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = clear_problem(**{**SMALL, **options})
-    # Halves hold these as they are, so that the map rounds nothing: the limit is that of the rest.
-    W_in = p.weights.W_in.bfloat16().double()
-    p = replace(p, x=p.x.bfloat16().double(), weights=p.weights._replace(W_in=W_in))
-    (right, pull_right), (ours, pull) = run(p, "reference"), run(p.to(torch.float32), "triton")
-    assert torch.equal(ours[3], right[3])
-    assert all(relative(a, b) < LIMIT for a, b in zip(ours[:3], right[:3], strict=True))
-    got = pull(1)
-    assert_within_the_limit(got, pull_right(1))
-    monkeypatch.setattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: True)
-    # But for the forward pass, these are exact.
-    assert 1e-5 < relative(got["W"], pull(1)["W"].double()) < 1e-3
 
 
 @on_a_small_gpu
