@@ -174,46 +174,6 @@ def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
     assert not torch.equal(captured(batch(1, "cuda"))[0], y)
 
 
-@marked
-@pytest.mark.parametrize("name", ["lstm", "rmc", "riglstm"])
-def test_the_capture_keeps_bf16_autocast_on_a_gpu(name: str) -> None:
-    core, twin = (model.cuda() for model in models(name, dtype=torch.float32))
-    x = batch(0, "cuda").float().detach()
-    with torch.autocast("cuda", torch.bfloat16):
-        captured = GraphedCore(core, x)
-    # As in a capture: with remembered casts, the steps' gradients would add up in bf16.
-    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-        expected, _ = twin(x)
-    output, _ = captured(x)
-    assert torch.equal(output, expected)
-    assert not torch.equal(twin(x)[0], expected)
-    for y in (output, expected):
-        y.float().square().sum().backward()
-    for p, q in zip(core.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad)
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_new_weights_are_seen_and_earlier_outputs_and_gradients_not_overwritten() -> None:
-    core, _ = models("rmc")
-    captured = GraphedCore(core, batch(0))
-    kept = []
-    for seed in (1, 2):
-        core.zero_grad(set_to_none=True)
-        y, _ = captured(batch(seed))
-        y.sum().backward()
-        kept.append((y, core.qkv.weight.grad, y.clone(), core.qkv.weight.grad.clone()))
-    for y, grad, y_then, grad_then in kept:
-        assert torch.equal(y, y_then)
-        assert torch.equal(grad, grad_then)
-    with torch.no_grad():
-        for p in core.parameters():
-            p.mul_(0.5)
-    x = batch(2)
-    torch.testing.assert_close(captured(x)[0], core(x)[0])
-    assert not torch.equal(captured(x)[0], kept[1][2])
-
-
 @pytest.mark.usefixtures("no_gpu")
 def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused() -> None:
     core, _ = models("entnet")

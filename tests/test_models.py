@@ -21,7 +21,6 @@ from riglstm import VARIANTS
 from riglstm.models import MODELS, base, build, options_of
 from riglstm.models.base import State
 from riglstm.models.brim import PRESETS
-from riglstm.models.rim import RIMCell
 
 T, B, D, H = 7, 3, 10, 24
 
@@ -404,33 +403,6 @@ def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.Monk
                 check(batch + 2)
                 check(1)
     torch.compiler.reset()
-
-
-@pytest.mark.parametrize("compile_step", [False, True])
-@pytest.mark.parametrize("name", COMPILING)
-def test_a_shallow_copy_runs_itself(
-    name: str, compile_step: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """nn.DataParallel makes such copies."""
-    monkeypatch.setattr(torch, "compile", lambda function, fullgraph: function)
-    model = Case(name).build(compile_step=compile_step)
-    stepped: list[Any] = []
-    # What `forward` takes its steps by.
-    kind, method = (RIMCell, "advance") if name == "rim" else (type(model), "step")
-    original = getattr(kind, method)
-
-    def step(self: Any, x: Any, state: State) -> tuple[Any, State]:
-        stepped.append(self)
-        return original(self, x, state)
-
-    monkeypatch.setattr(kind, method, step)
-    x = torch.zeros(1, B, D)
-    model(x)
-    other = copy.copy(model)
-    other(x)
-    model(x)
-    ran = [model, other, model] if name != "rim" else [model.cell, other.cell, model.cell]
-    assert [id(one) for one in stepped] == [id(one) for one in ran]
 
 
 # With gradients, the first step and those from a carried state are two kinds of call.
