@@ -372,8 +372,3 @@ def test_wrong_options_of_rim_are_named(options: dict[str, Any], message: str) -
 def test_wrong_options_of_brim_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BRIM(**{"input_size": 5, "hidden_size": 12, **options})
-
-
-def test_the_default_wakes_two_thirds_of_the_cells() -> None:
-    sizes = {N: RIM(5, 60, num_cells=N).active_cells for N in (1, 2, 3, 4, 5, 6)}
-    assert sizes == {1: 1, 2: 1, 3: 2, 4: 3, 5: 3, 6: 4}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from helpers import ON_A_GPU, Problem, kernels, random_problem, seeded
+from helpers import ON_A_GPU, Problem, kernels, random_problem, relative, seeded
 from riglstm import RigLSTM
 from riglstm.cell import gather, input_views, lstm, query, soft_update
 from riglstm.parameters import initialise
@@ -168,11 +168,6 @@ def forced(p: Problem, bits: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
     loss = sum((v * towards(v)).sum() for v in out)
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return [v.detach() for v in out], filled(leaves, grads)
-
-
-def relative(got: Tensor, want: Tensor) -> float:
-    assert not got.isnan().any()
-    return float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
 
 
 def assert_equals_float64(p: Problem, mode: Mode, gradients: bool = True) -> None:
