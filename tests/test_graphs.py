@@ -81,13 +81,14 @@ def batch(seed: int, device: str = "cpu") -> Tensor:
 
 def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
     """Two batches, gradients accumulated; the second from the first one's state if it streams."""
-    state = twin_state = None
+    state, twin_state, kept = None, None, []
     for seed in (1, 2):
         x, twin_x = batch(seed, device), batch(seed, device)
         y, state = captured(x, state)
         twin_y, twin_state = twin(twin_x, twin_state)
         torch.testing.assert_close(y, twin_y)
         torch.testing.assert_close(state, twin_state)
+        kept.append((y, y.clone()))
         for output, last in ((y, state), (twin_y, twin_state)):
             (output.square().sum() + sum(s.sin().sum() for s in last)).backward()
         torch.testing.assert_close(x.grad, twin_x.grad)
@@ -97,6 +98,7 @@ def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
         )
     for p, q in zip(core.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
+    assert all(torch.equal(y, then) for y, then in kept), "results are the caller's"
 
 
 @pytest.mark.usefixtures("no_gpu")
