@@ -156,6 +156,23 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
     assert not torch.equal(p.run("triton")[0], outputs[0])
 
 
+@pytest.mark.parametrize("zeros", [1, 9000])  # more than all programs set to zero at once
+def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) -> None:
+    from riglstm.scan.triton import forward
+
+    p = one_step(B=300)
+    given = (p.sel, 300, 18, CPU, torch.float32, False, 2, None, False)
+    made = forward.plan_forward(*given)
+    counters = torch.full((zeros + 2,), 7, dtype=torch.int32)
+    work = forward.working(1, 300, made, p.h, keep=False, begun=True)
+    work = work._replace(counter=counters[1:-1], zeros=zeros)
+    c, h = (torch.full_like(p.c, 7.0) for _ in range(2))
+    forward.pack(p.weights, made, work, c, h, p.c)
+    assert counters.tolist() == [7, *[0] * zeros, 7]
+    assert torch.equal(c, p.c)
+    assert not h.any()
+
+
 @pytest.mark.usefixtures("precision_as_before")
 @pytest.mark.parametrize(
     ("given", "learns", "precision"),

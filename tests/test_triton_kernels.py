@@ -7,6 +7,7 @@ pass: TF32 in halves, its range, and the gradient of views, after the forward pa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -133,6 +134,34 @@ def test_equal_vectors_tie_and_the_lower_index_wins_and_nan_comes_first() -> Non
     assert views.tolist() == [[0b11, 0b11]] * 4
     peers = taken[0, :3, :2] >> 4  # in row 3 peers differ, and so do their scores
     assert peers.tolist() == [[0b11, 0b11]] * 3
+
+
+@many_sequences
+def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    working, launch = forward.working, plan.Launch.__call__
+    monkeypatch.setattr(forward, "working", lambda *a: made.append(working(*a)) or made[-1])
+
+    def in_one(self: Any, grid: tuple[int, ...], arguments: Any) -> None:
+        """One program takes all sequences, one tile after another."""
+        rows = self.constants.get("PHASE") == 1
+        launch(self, (1,) if rows else grid, arguments)
+
+    monkeypatch.setattr(plan.Launch, "__call__", in_one)
+    p = clear_problem(**{**MANY, "T": 3, "B": 9, "N": 3, "d": 20, "K_a": 2, "K_h": 1})
+    act, slots = bits(p.to(torch.float32))
+    active = p.run("reference")[3]  # (T, B, N)
+    for t, n in itertools.product((1, 2), range(3)):
+        woke = active[t, :, n].nonzero().flatten().tolist()
+        assert ((act[t] >> n) & 1).nonzero().flatten().tolist() == woke
+        assert made[0].counts[t, n] == len(woke)
+        # Of even and of odd steps there is one each.
+        who, what = made[0].listed[t % 2, n, : len(woke)].unbind(1)
+        assert sorted(who.tolist()) == woke
+        assert torch.equal(what, slots[t, who, n])
+    # All that was waited for was taken back, and the rest never came.
+    assert not active.any(0).all()
+    assert (made[0].proposal.view(torch.int32) == -1).all()
 
 
 @triton.jit

@@ -152,6 +152,27 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return Kernel()
 
 
+@pytest.mark.parametrize("why", ["", "another Triton", "a hook", "a tensor elsewhere"])
+def test_the_second_launch_goes_straight_to_what_was_compiled_where_addresses_do(
+    kernel: Kernel, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere Triton launches what it compiled, with the tensors."""
+    if why == "a hook":
+        hooks = plan.knobs.runtime.launch_exit_hook
+        monkeypatch.setattr(hooks, "calls", [lambda metadata: None])
+    elif why == "a tensor elsewhere":
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    elif why == "another Triton":
+        monkeypatch.setattr(plan, "KNOWN", False)
+    x, other = torch.zeros(16), torch.ones(32)
+    # Constants may come in any order, and options of the launch among them.
+    plan.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((3,), (x, None, 5))
+    plan.prepare(kernel, TALL=2, WIDE=True, num_warps=8)((4, 2), (other, None, 7))
+    assert kernel.compiled == [{"TALL": 2, "WIDE": True, "num_warps": 8}]
+    straight = (7, Compiled.function, Compiled.packed_metadata, None, None, None, other.data_ptr())
+    assert kernel.direct == [((4, 2, 1), (*((other,) if why else straight), None, 7, True, 2))]
+
+
 def test_the_compiled_kernel_of_this_triton_has_what_a_launch_uses() -> None:
     if not plan.KNOWN:
         pytest.skip("of this version of Triton nothing is known")
