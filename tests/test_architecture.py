@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import runpy
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -120,28 +117,6 @@ def test_the_layer_needs_torch_alone() -> None:
                 top = name.split(".")[0]
                 known = top in allowed | kernels or top in sys.stdlib_module_names
                 assert known, f"{path.name} imports {name}"
-
-
-@pytest.mark.slow
-def test_without_its_kernels_the_package_still_runs(tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "riglstm")
-    scan = tmp_path / "riglstm" / "scan"
-    # They may be gone already: all other tests pass without them, too.
-    shutil.rmtree(scan / "triton", ignore_errors=True)
-    code = """
-import torch, riglstm
-print(riglstm.RigLSTM(4, 6)(torch.randn(3, 2, 4))[0].shape)
-try:
-    riglstm.RigLSTM(4, 32, num_cells=2, backend="triton")
-except riglstm.BackendError as error:
-    print(error)
-    """
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "TRITON_INTERPRET": "1"}
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    assert "[3, 2, 6]" in said.stdout
-    assert "backend='triton' needs" in said.stdout
 
 
 def test_every_equation_has_a_function_and_a_test() -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
@@ -544,52 +542,3 @@ def test_the_custom_operators_keep_torch_s_rules() -> None:
         leaves = [v.clone().requires_grad_() for v in (p.x, p.h, p.c)]
         args = (*leaves, *weights, None, None, None, p.live, p.reset, *flat(p.sel))
         torch.library.opcheck(forward.forward_op, (*args, torch.float64, True))
-
-
-@pytest.fixture
-def compile_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Which backend of torch.compile compiles the step; the usual one takes 10 s."""
-    plain = torch.compile
-    compiled._step.cache_clear()
-    yield lambda name: monkeypatch.setattr(torch, "compile", partial(plain, backend=name))
-    compiled._step.cache_clear()
-
-
-@pytest.mark.slow
-@compiles
-def test_compiled_does_not_turn_into_another_backend_after_many_selections(
-    compile_with: Callable[[str], None],
-) -> None:
-    """A backend asked for by name runs or raises: torch.compile gives up after 8 recompilations."""
-    compile_with("eager")
-    with torch.no_grad():
-        for views, peers in product(SLOT_RULES, SLOT_RULES):
-            random_problem(seeded(57), T=1, views=views, peers=peers).run("compiled")
-
-
-@pytest.mark.slow
-@compiles
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"N": 1, "K": 1, "K_a": 1, "K_x": 1, "K_h": 0, "d": 1, "T": 3},
-        {"N": 8, "K": 5, "K_a": 3, "K_x": 2, "K_h": 4, "d": 33, "T": 11, "query": "per_cell"},
-        {"N": 5, "K": 8, "K_a": 4, "K_x": 8, "K_h": 2, "d": 7, "T": 4, "soft_update": False},
-        {"N": 3, "K": 2, "d": 9, "T": 63, "B": 2, "update_bias": True, "update_scale": 0.3},
-        {"N": 6, "K": 6, "d": 4, "T": 5, "views": "soft", "peers": "soft", "bias": False},
-        {"N": 4, "K": 4, "d": 5, "T": 6, "input_views": "split", "cells": "random"},
-        {"N": 4, "K": 3, "d": 5, "T": 6, "live": True, "reset": True},
-    ],
-    ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
-)
-def test_compiled_loop_equals_the_oracle_and_every_gradient(
-    changes: dict[str, Any], compile_with: Callable[[str], None]
-) -> None:
-    """At many sizes and rules: traced and differentiated by the compiler, without code generation.
-
-    Generated code is what the tests of the variants and of ties compare.
-    """
-    compile_with("aot_eager")
-    p = random_problem(seeded(60), **changes)
-    assert_equals_oracle(p.run("compiled"), ask_oracle(p))
-    assert_same_gradients(gradients(p, "compiled"), gradients(p, "reference"), EXACT.grad)

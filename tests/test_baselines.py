@@ -127,31 +127,6 @@ def test_a_slot_of_entnet_that_cancels_itself_stays_zero_with_a_finite_gradient(
         assert p.grad.isfinite().all()
 
 
-def test_slots_of_entnet_start_as_their_keys_which_learn_from_there() -> None:
-    model = EntNet(5, 24)
-    (start,) = model.initial_state(3)
-    assert torch.equal(start[0, 2], model.keys.flatten())
-    start.sum().backward()
-    assert torch.equal(model.keys.grad, torch.full((6, 4), 3.0))
-
-
-def test_a_trace_of_entnet_shows_the_gates_and_what_the_norm_kept() -> None:
-    torch.manual_seed(0)
-    model = EntNet(5, 24, dtype=torch.float64)
-    x = torch.randn(4, 3, 5, dtype=torch.float64)
-    (trace,) = model.trace(x)
-    assert torch.equal(trace.output, model(x)[0])
-    assert trace.views.shape == (4, 3, 6, 1)
-    h = model.keys.detach()
-    s = x[0, 0] @ model.weight_in.T
-    logit = torch.stack([s @ h[j] + s @ h[j] + model.bias_gate[j] for j in range(6)])
-    torch.testing.assert_close(trace.view_scores[0, 0, :, 0], logit)
-    torch.testing.assert_close(trace.views[0, 0, :, 0], logit.sigmoid())
-    write = model.weight_state @ h[2] + model.weight_input @ s + model.weight_key @ h[2]
-    norm = (h[2] + logit[2].sigmoid() * (write + model.bias)).norm()
-    torch.testing.assert_close(trace.keep[0, 0, 2], 1 / norm)
-
-
 def test_start_values_of_entnet_have_a_spread_of_a_tenth_and_slopes_of_one() -> None:
     torch.manual_seed(0)
     model = EntNet(600, 600)
@@ -218,23 +193,6 @@ def test_the_transformer_does_not_stream_and_says_why() -> None:
     assert torch.equal(summary(model, output), output.mean(dim=0))
     model.batch_first = True
     assert torch.equal(summary(model, output), output.mean(dim=1))
-
-
-def test_a_trace_of_the_transformer_shows_the_attention_of_every_layer_and_head() -> None:
-    torch.manual_seed(0)
-    model = Transformer(5, 16, num_layers=2, num_heads=4, dtype=torch.float64).eval()
-    x = torch.randn(6, 2, 5, dtype=torch.float64)
-    traces = model.trace(x)
-    assert [trace.layer for trace in traces] == [0, 1]
-    torch.testing.assert_close(model.norm(traces[-1].output), model(x)[0])
-    layer, z = model.layers[1], traces[0].output.transpose(0, 1)
-    views = traces[1].views
-    assert views.shape == (6, 2, 4, 6)
-    _, _, v = layer._heads(z)
-    a = torch.einsum("tbhs,bhse->bthe", views, v).flatten(2)
-    z = z + layer.attention_out(a)
-    z = z + layer.ffn_out(layer.ffn_in(layer.norm_ffn(z)).relu())
-    torch.testing.assert_close(traces[1].output, z.transpose(0, 1))
 
 
 def grid_by_the_paper(x: Tensor, grid: GridLSTM) -> Tensor:

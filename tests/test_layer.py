@@ -460,27 +460,6 @@ def test_trace_has_an_entry_for_each_row_of_the_state(
     close(torch.cat(top, dim=2), y)
 
 
-@both_backends
-def test_random_rules_follow_the_seed_alike_in_trace_and_forward(backend: str) -> None:
-    layer = build(
-        backend=backend, bidirectional=True, cells="random", views="random", peers="random"
-    )
-    x = numbers(6, 3, 4)
-
-    def traces(seed: int) -> list[Any]:
-        torch.manual_seed(seed)
-        return layer.trace(x)
-
-    torch.manual_seed(5)
-    y, _ = layer(x)
-    close(torch.cat([t.output for t in traces(5)], dim=2), y)
-    for one, two, three in zip(traces(5), traces(5), traces(6), strict=True):
-        for name in ("active", "views", "peers"):
-            assert torch.equal(getattr(one, name), getattr(two, name)), name
-        assert not torch.equal(one.active, three.active)
-        assert (one.active.sum(-1) == 4).all()
-
-
 def test_trace_follows_the_order_of_a_packed_batch_and_keeps_no_graph() -> None:
     layer = build()
     pieces = [numbers(n, 4, seed=n).requires_grad_() for n in LENGTHS]

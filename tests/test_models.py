@@ -9,20 +9,18 @@ import copy
 import functools
 import io
 import pickle
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers import slow_bf16
 from riglstm import VARIANTS
 from riglstm.models import MODELS, base, build, options_of
 from riglstm.models.base import State
 from riglstm.models.brim import PRESETS
-from riglstm.models.rim import RIMCell
 
 T, B, D, H = 7, 3, 10, 24
 
@@ -405,41 +403,6 @@ def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.Monk
                 check(batch + 2)
                 check(1)
     torch.compiler.reset()
-
-
-def replica(model: nn.Module) -> nn.Module:
-    """As nn.DataParallel makes one for another device: parameters are given to it one by one."""
-    other = model._replicate_for_data_parallel()
-    for name, p in model._parameters.items():
-        setattr(other, name, p.detach() if p is not None else None)
-    return other
-
-
-@pytest.mark.parametrize("compile_step", [False, True])
-@pytest.mark.parametrize("name", COMPILING)
-@pytest.mark.parametrize("clone", [copy.copy, replica])
-def test_a_shallow_copy_runs_itself(
-    name: str, compile_step: bool, clone: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, fullgraph: function)
-    model = Case(name).build(compile_step=compile_step)
-    stepped: list[Any] = []
-    # What `forward` takes its steps by.
-    kind, method = (RIMCell, "advance") if name == "rim" else (type(model), "step")
-    original = getattr(kind, method)
-
-    def step(self: Any, x: Any, state: State) -> tuple[Any, State]:
-        stepped.append(self)
-        return original(self, x, state)
-
-    monkeypatch.setattr(kind, method, step)
-    x = torch.zeros(1, B, D)
-    model(x)
-    other = clone(model)
-    other(x)
-    model(x)
-    ran = [model, other, model] if name != "rim" else [model.cell, other.cell, model.cell]
-    assert [id(one) for one in stepped] == [id(one) for one in ran]
 
 
 # With gradients, the first step and those from a carried state are two kinds of call.

@@ -39,25 +39,6 @@ def output(layer: RigLSTM) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_keys_and_shapes_are_the_papers(form: str) -> None:
-    options = FORMS[form]
-    expected: dict[str, tuple[int, ...]] = {"W_gates": (N, 4, d, (K + N) * d)}
-    if options.get("bias", True):
-        expected["b_gates"] = (N, 4, d)
-    if options.get("input_views") != "split":
-        expected["W_in"] = (K, d, D)
-        if options.get("bias", True):
-            expected["b_in"] = (K, d)
-    if options.get("soft_update", True):
-        expected["W_q"] = (N, d, (K + N) * d)
-    if options.get("soft_update", True) is True and options.get("bias", True):
-        expected["update_bias"] = (N,)
-    paper = build(**options).paper_parameters()
-    assert {name: tuple(v.shape) for name, v in paper.items()} == expected
-    assert {v.dtype for v in paper.values()} == {torch.float64}
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_loading_gives_another_layer_the_same_weights_and_outputs(form: str) -> None:
     layer, other = build(0, **FORMS[form]), build(1, **FORMS[form])
     assert not torch.equal(output(other), output(layer))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import models_oracle
 from helpers import seeded, slow_bf16
 from riglstm.models.base import State
-from riglstm.models.brim import BRIM, PRESETS
+from riglstm.models.brim import BRIM
 from riglstm.models.rim import RIM, RIMCell, log_odds
 
 TOL = 1e-10
@@ -195,14 +195,6 @@ def test_any_sizes_equal_numpy(seed: int, make: Any) -> None:
     check_against_numpy(model, random(gen, T, B, model.input_size), a_state(gen, model, B))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_equal_numpy_from_the_zero_state(preset: str) -> None:
-    gen = seeded(9)
-    model = a_brim(gen, H=12, **PRESETS[preset])
-    # All scores of the first step tie.
-    check_against_numpy(model, random(gen, 4, 2, 5), model.initial_state(2))
-
-
 def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
     """The gain of each is below the rounding of its null weight, float32's 1."""
     model = RIM(1, 4, num_cells=4, active_cells=1, key_size=1)
@@ -283,19 +275,6 @@ def test_gradients_equal_central_differences_with_sleeping_candidates_held(
     check_gradients([x, *state, *model.parameters()], loss, oracle_loss)
 
 
-def test_dropout_acts_in_training_only() -> None:
-    gen = seeded(10)
-    model, plain = a_rim(gen, dropout=0.5), a_rim(gen, dropout=0.0)
-    plain.load_state_dict(model.state_dict())
-    x, state = random(gen, 6, 2, 5), a_state(gen, model, 2)
-    want = plain(x, state)[0]
-    assert torch.equal(model(x, state)[0], want)
-    assert torch.equal(plain.train()(x, state)[0], want)
-    model.train()
-    assert not torch.equal(model(x, state)[0], want)
-    assert not torch.equal(model(x, state)[0], model(x, state)[0])
-
-
 @both
 def test_dropout_falls_on_what_cells_take_in_and_before_the_tanh(
     make: Any, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -340,26 +319,6 @@ def test_hooks_on_parts_are_called_in_every_step(register: str) -> None:
     getattr(model.cell.lstm, f"register_{register}")(lambda *_: calls.append(1))
     model(random(seeded(13), 3, 2, 5))[0].sum().backward()
     assert len(calls) == 3
-
-
-def test_a_step_runs_without_reading_any_value() -> None:
-    model = RIM(5, 24, device="meta")
-    output, state = model.step(torch.empty(2, 5, device="meta"), model.initial_state(2))
-    assert output.shape == (2, 24)
-    assert [s.shape for s in state] == [(1, 2, 24)] * 2
-
-
-def test_a_step_is_as_many_operations_for_any_number_of_cells() -> None:
-    def ops(model: Any) -> int:
-        with torch.profiler.profile() as seen:
-            model.step(torch.zeros(2, 5), model.initial_state(2))
-        return len(seen.events())
-
-    for make in (
-        lambda N: RIM(5, 24, num_cells=N, active_cells=N - 1),
-        lambda N: BRIM(5, 24, num_cells=(N, N), active_cells=(N - 1, N - 1)),
-    ):
-        assert ops(make(2)) == ops(make(12)) > 10
 
 
 def test_start_values_are_the_specifications() -> None:
@@ -413,8 +372,3 @@ def test_wrong_options_of_rim_are_named(options: dict[str, Any], message: str) -
 def test_wrong_options_of_brim_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BRIM(**{"input_size": 5, "hidden_size": 12, **options})
-
-
-def test_the_default_wakes_two_thirds_of_the_cells() -> None:
-    sizes = {N: RIM(5, 60, num_cells=N).active_cells for N in (1, 2, 3, 4, 5, 6)}
-    assert sizes == {1: 1, 2: 1, 3: 2, 4: 3, 5: 3, 6: 4}

@@ -30,8 +30,9 @@ from helpers import (
 )
 from riglstm import BackendError, RigLSTM
 from riglstm.scan import resolve, scan
+from test_triton_gpu import CELLS
 
-kernels("forward", on_a_gpu=False)
+(plan,) = kernels("plan", on_a_gpu=False)
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty")
 CPU = torch.device("cpu")
@@ -59,12 +60,11 @@ def one_step(**more: Any) -> Problem:
     return random_problem(seeded(0), **{**SMALL, "T": 1, **more}).to(torch.float32)
 
 
-def assert_within_halves(p: Problem) -> tuple[Tensor, ...]:
+def assert_within_halves(p: Problem) -> None:
     """Outputs of a problem in TF32, which are those of float64 but for products in halves."""
     want, got = p.run("reference"), p.to(torch.float32).run("triton")
     assert torch.equal(got[3], want[3])
     assert all(relative(a, b) < 2e-3 for a, b in zip(got[:3], want[:3], strict=True))
-    return got[0], want[0]
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -72,18 +72,74 @@ def test_the_kernels_equal_the_reference(name: str) -> None:
     assert_equals_the_reference(clear_problem(**{**SMALL, **PROBLEMS[name]}), "triton")
 
 
+QUICK = {"one number", "256", "random"}
+"""A few seconds each, and every kind of code."""
+ALL = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CELLS]
+
+
+@pytest.fixture
+def wide(nothing_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large cells have the tiles of a small GPU, which are few."""
+    monkeypatch.setattr(plan, "_narrowest", lambda tiles, device: 128 if tiles(32) > 20 else 32)
+
+
+def cells(name: str) -> Problem:
+    """Of the sizes that tests on a GPU have, too."""
+    sizes = {"T": 2, "B": 2, "D": 5, **CELLS[name]}
+    if sizes["N"] * sizes["d"] > 1000:
+        # As large as makes cells read one vector after another.
+        sizes |= {"T": 1, "B": 1, "N": 9, "K": 2, "d": 230}
+    return clear_problem(**sizes)
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("name", ALL)
+def test_cells_of_any_size_equal_the_reference(name: str) -> None:
+    assert_equals_the_reference(cells(name), "triton")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tf32", "wide")
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "as large as can be"])
+def test_products_in_halves_are_within_their_limit_at_any_size(name: str) -> None:
+    p = cells(name)
+    # Halves hold these as they are, so that the map rounds nothing: the limit is that of the rest.
+    W_in = p.weights.W_in.bfloat16().double()
+    p = replace(p, x=p.x.bfloat16().double(), weights=p.weights._replace(W_in=W_in))
+    want, want_grads = outputs_and_gradients(p, "reference")
+    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
+    assert torch.equal(got[3], want[3])
+    pairs = {n: (grads[n], want_grads[n]) for n in grads}
+    pairs |= dict(zip(("y", "h_n", "c_n"), zip(got, want, strict=True), strict=False))
+    for what, (one, other) in pairs.items():
+        assert relative(one, other) <= 2e-3, what
+
+
+@pytest.mark.parametrize("rule", ["cells", "views", "peers"])
+def test_one_rule_may_draw_while_the_others_rank(rule: str) -> None:
+    sizes: dict[str, Any] = {"T": 2, "B": 2, "N": 3, "K": 3, "d": 4, "K_a": 2, "K_x": 2, "K_h": 1}
+    assert_equals_the_reference(clear_problem(**sizes, **{rule: "random"}), "triton")
+
+
+def test_draws_become_bits_up_to_the_sign() -> None:
+    from riglstm.scan.triton.forward import drawn
+
+    sizes: dict[str, Any] = {"N": 16, "K": 16, "K_a": 5, "K_x": 4, "K_h": 3, "T": 3, "B": 4}
+    rules = dict.fromkeys(("cells", "views", "peers"), "random")
+    p = random_problem(seeded(0), **sizes, **rules)
+    sel, wake, take = drawn(p.sel, p.noise, None)
+    assert (sel.cells, sel.views, sel.peers) == ("all", "all", "all")
+    seen, slots = p.trace(), torch.arange(32)
+    chosen = torch.cat((seen.views, seen.peers), 3)
+    assert torch.equal(((wake.unsqueeze(-1) >> slots[:16]) & 1).bool(), seen.active)
+    assert torch.equal(((take.unsqueeze(-1) >> slots) & 1).bool(), chosen)
+    assert (take < 0).any()
+
+
 def test_without_gradients_outputs_are_the_same_to_the_bit() -> None:
     p = one_step()
     want = outputs_and_gradients(p, "triton")[0]
     assert all(torch.equal(a, b) for a, b in zip(p.run("triton"), want, strict=True))
-
-
-@pytest.mark.usefixtures("tf32")
-@pytest.mark.parametrize("name", [name for name in PROBLEMS if not name.startswith("everyone")])
-def test_tf32_is_held_in_halves_and_as_exact(name: str) -> None:
-    got, want = assert_within_halves(clear_problem(**{**SMALL, **PROBLEMS[name], "T": 1}))
-    # Were they float32, as without TF32, nothing would be rounded.
-    assert relative(got, want) > 1e-5
 
 
 @pytest.mark.usefixtures("precision_as_before")
@@ -194,20 +250,6 @@ def test_of_equal_scores_the_lower_index_wins_and_nan_wins_over_all() -> None:
     h[1, 2, 5] = float("nan")
     woke = replace(p, h=h, c=torch.zeros_like(p.c)).run("triton")[3][0]
     assert woke.tolist() == [[True, True, False], [True, False, True]]
-
-
-def test_a_piece_of_the_backward_pass_may_be_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from riglstm.scan.triton import backward
-
-    p = random_problem(seeded(3), **SMALL).to(torch.float32)
-    leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
-    loss = p.with_leaves(leaves).run("triton")[0].square().sum()
-    want = torch.autograd.grad(loss, leaves.values(), retain_graph=True)
-    monkeypatch.setattr(backward, "ROWS_AT_ONCE", 2)
-    monkeypatch.setattr(backward, "PRODUCT_ROWS", 1)
-    got = torch.autograd.grad(loss, leaves.values())
-    pairs = (dict(zip(leaves, grads, strict=True)) for grads in (got, want))
-    assert_same_gradients(*pairs, FLOAT.grad)
 
 
 @pytest.mark.parametrize("upstream", ["h", "c"])
@@ -348,27 +390,3 @@ def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
         # With a graph of its own it is that of the operators.
         results.append(torch.autograd.grad(y.sum(), leaves.values(), create_graph=not given))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_calls_that_keep_and_that_do_not_have_buffers_of_their_own() -> None:
-    from riglstm.scan.triton.forward import forward, plan_forward
-
-    plan_forward.cache_clear()
-    p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
-    given = (p.x, p.h, p.c, p.weights, p.sel, None, None, None, torch.float32)
-    kept, passed = (forward(*given, save=False, keep=keep)[0] for keep in (True, False))
-    assert torch.equal(kept, passed)
-
-
-def test_the_gradient_of_a_bias_has_its_dtype() -> None:
-    from riglstm.inputs import flat
-    from riglstm.scan.triton import backward
-
-    p = clear_problem(T=1, B=1, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)
-    w = p.weights._replace(b_in=torch.zeros(16, dtype=torch.bfloat16))
-    args = (p.x, p.h, p.c, *w, None, None, None, *flat(p.sel), torch.float32, True)
-    y, _, _, *saved = backward.forward_op(*args)
-    back = (torch.ones_like(y), p.h, p.c, p.x, p.h, y, saved, *w, *flat(p.sel), torch.float32)
-    made = backward.backward_op(*back, True, True)
-    assert made[4].shape == (16,)
-    assert made[4].dtype == torch.bfloat16

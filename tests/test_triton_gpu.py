@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from helpers import ON_A_GPU, Problem, random_problem, seeded
-from riglstm import BackendError, RigLSTM
-from riglstm.cell import gather, input_views, lstm, query, scores, soft_update
+from helpers import ON_A_GPU, Problem, kernels, random_problem, relative, seeded
+from riglstm import RigLSTM
+from riglstm.cell import gather, input_views, lstm, query, soft_update
 from riglstm.parameters import initialise
 from riglstm.scan import reference, resolve
 from riglstm.selection import Noise
@@ -78,7 +77,7 @@ CELLS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("cells", "views", "peers"), "random"),
     },
 }
-"""Sizes of cells, and how many: `test_triton_sizes.py` runs them in the interpreter."""
+"""Sizes of cells, and how many: `test_triton.py` runs them in the interpreter."""
 for cells in CELLS.values():
     # As in the layer: sums of 256 products would have the soft update double every rounding.
     cells["update_scale"] = 1 / cells["d"]
@@ -171,11 +170,6 @@ def forced(p: Problem, bits: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
     return [v.detach() for v in out], filled(leaves, grads)
 
 
-def relative(got: Tensor, want: Tensor) -> float:
-    assert not got.isnan().any()
-    return float((got.double() - want).norm() / want.norm().clamp(min=1e-12))
-
-
 def assert_equals_float64(p: Problem, mode: Mode, gradients: bool = True) -> None:
     """Outputs, and gradients if said so, with the same masks."""
     out, grads, saved = kernel(p, mode)
@@ -225,55 +219,6 @@ def test_a_part_of_a_gpu_computes_the_same(
     assert_equals_float64(p, MODES[mode])
 
 
-@pytest.mark.parametrize("mode", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["the paper's", "many sequences", "balls"])
-def test_masks_are_those_of_the_scores(name: str, mode: str) -> None:
-    p = problem(name)
-    (y, _, _), _, saved = kernel(p, MODES[mode])
-    sel = p.sel
-    before = torch.cat((p.h.unsqueeze(0), y[:-1])).double()
-    if p.reset is not None:
-        before = before.masked_fill(p.reset[:, :, None, None], 0)
-    if mode == "bf16":
-        # Views are what a product of bfloat16 gives, and cells choose by these.
-        x = saved.XH[:, :, : sel.K, : y.shape[3]].double()
-    else:
-        x = input_views(p.x.double(), p.weights.W_in.double(), p.weights.b_in.double(), sel.K)
-    h, v = before.flatten(0, 1), torch.cat((x, before), dim=2).flatten(0, 1)
-    s = scores(h, v)  # (T·B, N, K+N)
-    bits = saved.bits.flatten(0, 1)
-    chosen = ((bits.unsqueeze(-1) >> torch.arange(s.shape[2], device=bits.device)) & 1) != 0
-    size = h.norm(dim=-1).unsqueeze(-1) * v.norm(dim=-1).unsqueeze(1)
-    total = s[:, :, : sel.K].sum(2)  # (T·B, N)
-    who = total.sort(dim=-1, descending=True, stable=True)
-    woke = torch.zeros_like(total, dtype=torch.bool).scatter(1, who.indices[:, : sel.K_a], True)
-    if p.live is not None:
-        woke &= p.live.flatten()[:, None]
-    other = woke != (bits != 0)
-    gap = (total - who.values[:, sel.K_a - 1 : sel.K_a]).abs()[other]
-    reach = (h.norm(dim=-1) * x.flatten(0, 1).norm(dim=-1).sum(-1, keepdim=True))[other]
-    assert (gap < 1e-5 * reach).all()
-    assert int(other.sum()) <= 1e-3 * other.numel()
-    close = wrong = steps = 0
-    for first, n, k in ((0, sel.K, sel.K_x), (sel.K, sel.N, sel.K_h)):
-        part, took = s[:, :, first : first + n].clone(), chosen[:, :, first : first + n].clone()
-        if first:
-            own = torch.eye(n, dtype=torch.bool, device=s.device)
-            part, took = part.masked_fill(own, float("-inf")), took & ~own
-        kth = part.sort(dim=-1, descending=True, stable=True)
-        want = torch.zeros_like(took).scatter(-1, kth.indices[..., :k], True)
-        awake = bits != 0
-        if first and p.reset is not None:
-            awake = awake & ~p.reset.flatten()[:, None]
-        differs = (took != want) & awake.unsqueeze(-1)
-        gap = (part - kth.values[..., k - 1 : k]).abs()[differs]
-        close += int((gap < 1e-5 * size[:, :, first : first + n][differs]).sum())
-        wrong += int(differs.sum())
-        steps += int(awake.sum())
-    assert close == wrong
-    assert wrong <= 1e-3 * steps
-
-
 def test_a_zero_state_wakes_the_lowest_cells() -> None:
     p = problem("the paper's")
     p = replace(p, h=torch.zeros_like(p.h), c=torch.zeros_like(p.c))
@@ -318,15 +263,6 @@ def whole_numbers(p: Problem, device: str) -> Problem:
     h[2, 1, 99], h[3, 5, 0], h[4, 0, 7], h[5, 2, 50] = *[float("nan")] * 2, *[float("inf")] * 2
     x[:, 6, 3], x[:, 7, 599], x[:, 8, 250] = float("nan"), float("inf"), -float("inf")
     return p.with_leaves({n: v.to(device) for n, v in numbers.items()})
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["the paper's", *MANY])
-def test_two_runs_are_equal_to_the_last_bit(name: str, mode: str) -> None:
-    p = problem(name)
-    (out, grads, _), (again, grads_again, _) = (kernel(p, MODES[mode]) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(out, again, strict=True))
-    assert all(torch.equal(grads[n], grads_again[n]) for n in grads)
 
 
 @pytest.mark.parametrize("mode", ["tf32", "bf16"])
@@ -540,31 +476,6 @@ def test_training_takes_at_most_twice_the_memory_of_an_lstm(half: bool) -> None:
     assert ours <= 2 * peak(nn.LSTM(600, 600, device="cuda", dtype=dtype), dtype)
 
 
-def test_a_layer_for_it_may_be_made_on_a_cpu_or_meta_and_moved() -> None:
-    torch.manual_seed(0)
-    layer = RigLSTM(20, 96, backend="triton")
-    with pytest.raises(BackendError, match="needs a CUDA device, got 'cpu'"):
-        layer(torch.randn(3, 2, 20))
-    x = torch.randn(3, 2, 20, device="cuda")
-    want = layer.cuda()(x)[0]
-    with torch.device("meta"):
-        other = RigLSTM(20, 96, backend="triton")
-    other = other.to_empty(device="cuda")
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other(x)[0], want)
-
-
-def test_packed_input_and_layers_of_a_default_device() -> None:
-    packed = pack_sequence([torch.randn(T, 20, device="cuda") for T in (5, 3, 2)])
-    torch.set_default_device("cuda")
-    try:
-        layer = RigLSTM(20, 96, backend="triton")
-        got = layer(packed)[0].data
-    finally:
-        torch.set_default_device(None)
-    torch.testing.assert_close(got, layer(packed)[0].data, rtol=0, atol=0)
-
-
 def test_a_batch_of_no_sequences_on_a_gpu() -> None:
     layer = RigLSTM(20, 96, backend="triton", device="cuda")
     x = torch.randn(3, 0, 20, device="cuda", requires_grad=True)
@@ -576,43 +487,79 @@ def test_a_batch_of_no_sequences_on_a_gpu() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
 
 
-def test_its_final_states_are_no_views_and_no_backward_pass_needs_them() -> None:
-    torch.manual_seed(0)
-    layer = RigLSTM(20, 96, backend="triton", device="cuda")
-    x = torch.randn(3, 2, 20, device="cuda")
-    (want,) = torch.autograd.grad(layer(x)[0].sum(), layer.weight_gates_l0)
-    y, (h, c) = layer(x)
-    h.detach_().zero_()
-    c.detach_().zero_()
-    (got,) = torch.autograd.grad(y.sum(), layer.weight_gates_l0)
-    assert torch.equal(got, want)
-    for _ in range(4):
-        with torch.no_grad():
-            _, (h, c) = layer(x)
-        assert h.mul_(nn.Parameter(torch.ones(1, device="cuda"))).requires_grad
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """True for each call that was played from the launch cache."""
+    (cache,) = kernels("launch_cache")
+    outcome: list[bool] = []
+    play = cache.Recording.play
+    monkeypatch.setattr(cache.Recording, "play", lambda *a: outcome.append(True) or play(*a))
+    return outcome
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_transforms_are_refused_or_go_one_by_one() -> None:
-    torch.manual_seed(0)
-    layer = RigLSTM(20, 96, backend="triton", device="cuda")
-    x = torch.randn(4, 3, 2, 20, device="cuda")
+def same(layer: RigLSTM, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> bool:
+    """Whether a call gives the bits of one in full."""
+    (y, state), (want, last) = layer(x, hx), layer._in_full(x, hx, None, None)
+    return all(map(torch.equal, (y, *state), (want, *last)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("T", "B", "given"), [(1, 1, True), (7, 64, False), (7, 130, True)])
+def test_cached_launches_give_the_bits_of_calls_in_full(
+    T: int, B: int, given: bool, mode: str, played: list[bool]
+) -> None:
+    layer = papers_layer()
+    with torch.no_grad(), in_mode(MODES[mode]):
+        for _ in range(5):
+            x, (h, c) = torch.randn(T, B, 60).cuda(), torch.randn(2, 1, B, 600).cuda()
+            assert same(layer, x, (h, c) if given else None)
+    # Without TF32, torch maps the input.
+    assert played == ([] if mode == "fp32" else [True] * 3)
+
+
+def test_weights_of_cached_launches_may_change_and_go(played: list[bool]) -> None:
+    torch.set_float32_matmul_precision("high")
+    layer, x = papers_layer(), torch.randn(3, 5, 60, device="cuda")
     with torch.no_grad():
-        assert torch.equal(
-            torch.vmap(lambda x: layer(x)[0])(x), torch.stack([layer(each)[0] for each in x])
-        )
-    frozen = copy.deepcopy(layer).requires_grad_(False)
-    x.requires_grad_()
-    pairs = []
-    for y in (torch.vmap(lambda x: frozen(x)[0])(x), torch.stack([frozen(each)[0] for each in x])):
-        pairs.append(torch.autograd.grad(y.square().sum(), x)[0])
-    torch.testing.assert_close(*pairs, rtol=1e-5, atol=1e-6)
-    x = x.detach()
-    forward_mode = torch.compile(
-        lambda x: torch.func.jvp(lambda x: layer(x)[0], (x,), (torch.ones_like(x),))[1],
-        backend="aot_eager",
-    )
-    with pytest.raises(Exception, match="has backward"):
-        forward_mode(x[0])
-    with pytest.raises(NotImplementedError, match="one gradient at a time"):
-        torch.autograd.functional.jacobian(lambda x: layer(x)[0], x[0], vectorize=True)
+        for _ in range(3):
+            before = layer(x)[0]
+        assert played == [True]
+        layer.weight_gates_l0.data.mul_(0.5)
+        assert same(layer, x)
+        assert not torch.equal(layer(x)[0], before)
+        layer.cpu()
+        with pytest.raises(ValueError, match="cpu"):
+            layer(x)
+        layer.cuda()
+        assert all(same(layer, x) for _ in range(4))
+        layer.double()
+        with pytest.raises((ValueError, TypeError), match="float64"):
+            layer(x)
+        layer.float()
+        played.clear()
+        assert all(same(layer, x) for _ in range(4))
+        assert played[-1:] == [True]
+
+
+def test_a_cached_launch_runs_on_the_stream_of_the_caller_and_is_captured_there(
+    played: list[bool],
+) -> None:
+    torch.set_float32_matmul_precision("high")
+    layer, x = papers_layer(), torch.randn(5, 70, 60, device="cuda")
+    with torch.no_grad():
+        want = layer._in_full(x, None, None, None)[0]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(4):
+                got = layer(x)[0]
+        side.synchronize()
+        assert torch.equal(got, want)
+        assert played == [True, True]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)[0]
+        assert played == [True] * 3
+        x.mul_(2)
+        graph.replay()
+        assert torch.equal(y, layer._in_full(x, None, None, None)[0])

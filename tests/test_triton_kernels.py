@@ -328,16 +328,6 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     assert_same(got, outputs_and_gradients(p, "triton"))
 
 
-def test_both_counters_are_there_and_set_to_zero() -> None:
-    p = clear_problem(**SMALL).to(torch.float32)
-    made = forward.plan_forward(
-        *(p.sel, 2, p.h.shape[2], p.h.device, torch.bfloat16, True, 2, None, False)
-    )
-    assert made.by_gate
-    work = forward.working(3, 2, made, p.h, keep=False, begun=False)
-    assert min(work.counter.numel(), work.zeros) > common.LINE
-
-
 Pull: TypeAlias = Callable[[Tensor | float], dict[str, Tensor]]
 
 
@@ -359,32 +349,6 @@ def run(p: Problem, backend: str) -> tuple[tuple[Tensor, ...], Pull]:
 def assert_within_the_limit(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     for n in want:
         assert relative(got[n], want[n]) < LIMIT, n
-
-
-@on_a_small_gpu
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"d": 16, "query": "per_cell", "K_a": 2},
-        {"soft_update": False, "d": 17, "bias": False, "T": 1},
-        {"N": 3, "B": 3, "reset": True, "live": True, "update_bias": True, "T": 3},
-    ],
-)
-def test_a_backward_pass_in_halves_is_rounded_and_within_the_limit(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = clear_problem(**{**SMALL, **options})
-    # Halves hold these as they are, so that the map rounds nothing: the limit is that of the rest.
-    W_in = p.weights.W_in.bfloat16().double()
-    p = replace(p, x=p.x.bfloat16().double(), weights=p.weights._replace(W_in=W_in))
-    (right, pull_right), (ours, pull) = run(p, "reference"), run(p.to(torch.float32), "triton")
-    assert torch.equal(ours[3], right[3])
-    assert all(relative(a, b) < LIMIT for a, b in zip(ours[:3], right[:3], strict=True))
-    got = pull(1)
-    assert_within_the_limit(got, pull_right(1))
-    monkeypatch.setattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: True)
-    # But for the forward pass, these are exact.
-    assert 1e-5 < relative(got["W"], pull(1)["W"].double()) < 1e-3
 
 
 @on_a_small_gpu

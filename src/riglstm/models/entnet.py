@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_positive
-from riglstm.models.base import Recurrent, State, Trace, prepare
+from riglstm.models.base import Recurrent, State
 
 
 class EntNet(Recurrent):
@@ -75,8 +75,8 @@ class EntNet(Recurrent):
         """h (1, B, N·d): the keys, so that gradients reach them from here too."""
         return (self.keys.flatten().repeat(1, batch, 1),)
 
-    def _advance(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """One step: the next h (B, N, d), the gates' logits (B, N), the norms (B, N, 1)."""
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step for x (B, D): the output, which is all slots (B, N·d), and the state."""
         h = state[0][0].unflatten(1, (self.num_slots, self.slot_size))  # (B, N, d)
         s = F.linear(x, self.weight_in).to(h.dtype).unsqueeze(1)  # (B, 1, d)
         logit = (s * (h + self.keys)).sum(dim=2) + self.bias_gate  # (B, N)
@@ -90,21 +90,5 @@ class EntNet(Recurrent):
         square = h.square().sum(dim=2, keepdim=True)
         # A slot that has cancelled itself stays zero; chosen before the root, whose slope there
         # is infinite, so that its gradient stays finite too.
-        norm = torch.where(square > 0, square, 1).sqrt()
-        return h / norm, logit, norm
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step for x (B, D): the output, which is all slots (B, N·d), and the state."""
-        h = self._advance(x, state)[0].flatten(1)
+        h = (h / torch.where(square > 0, square, 1).sqrt()).flatten(1)
         return h, (h.unsqueeze(0),)
-
-    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
-        """The gates g_j (`views`, K = 1) and their logits; `keep` is what the norm left of h_j."""
-        x, state = prepare(self, x, state)
-        steps = []
-        for x_t in x.unbind():
-            h, logit, norm = self._advance(x_t, state)
-            state = (h.flatten(1).unsqueeze(0),)
-            steps.append((h.flatten(1), logit.unsqueeze(2), norm.squeeze(2).reciprocal()))
-        output, logits, keep = (torch.stack(s) for s in zip(*steps, strict=True))
-        return [Trace(output=output, views=logits.sigmoid(), view_scores=logits, keep=keep)]

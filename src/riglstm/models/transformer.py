@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_dropout, check_input, check_positive
-from riglstm.models.base import State, Trace, check_options, check_sequence, describe
+from riglstm.models.base import State, check_options, check_sequence, describe
 
 
 class Transformer(nn.Module):
@@ -85,32 +85,6 @@ class Transformer(nn.Module):
 
         The state returned is the last output (1, B, H), to look at: it cannot be carried on.
         """
-        z = self._embed(x, state)
-        for layer in self.layers:
-            z = layer(z)
-        z = self.norm(z)  # (B, T, H)
-        return z if self.batch_first else z.transpose(0, 1), (z[:, -1].unsqueeze(0),)
-
-    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
-        """Per layer, with heads as the cells and steps as the views: `views` (T, B, heads, T)."""
-        z = self._embed(x, state)
-        traces = []
-        for i, layer in enumerate(self.layers):
-            assert isinstance(layer, EncoderLayer)
-            scores = layer.scores(z).permute(2, 0, 1, 3)  # (T, B, heads, T)
-            z = layer(z)
-            traces.append(
-                Trace(
-                    output=z.transpose(0, 1),
-                    views=scores.softmax(dim=-1),
-                    view_scores=scores,
-                    layer=i,
-                )
-            )
-        return traces
-
-    def _embed(self, x: Tensor, state: State | None) -> Tensor:
-        """The checked input, embedded, with positions: (B, T, H)."""
         check_sequence(x, self.input_size, self.batch_first)
         check_input(x, self.input_size, self.input.weight)
         if state is not None and not (isinstance(state, tuple | list) and len(state) == 0):
@@ -122,7 +96,11 @@ class Transformer(nn.Module):
         x = x if self.batch_first else x.transpose(0, 1)
         z = self.input(x)
         z = z + positions(z.shape[1], z.shape[2], z)
-        return F.dropout(z, self.dropout, self.training)
+        z = F.dropout(z, self.dropout, self.training)
+        for layer in self.layers:
+            z = layer(z)
+        z = self.norm(z)  # (B, T, H)
+        return z if self.batch_first else z.transpose(0, 1), (z[:, -1].unsqueeze(0),)
 
 
 class EncoderLayer(nn.Module):
@@ -149,21 +127,12 @@ class EncoderLayer(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """One layer."""
         p = self.dropout if self.training else 0.0
-        q, k, v = self._heads(z)
+        qkv = self.qkv(self.norm_attention(z)).unflatten(2, (3, self.num_heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, T, head size) each
         a = F.scaled_dot_product_attention(q, k, v, dropout_p=p)
         z = z + F.dropout(self.attention_out(a.transpose(1, 2).flatten(2)), p)
         y = F.dropout(F.relu(self.ffn_in(self.norm_ffn(z))), p)
         return z + F.dropout(self.ffn_out(y), p)
-
-    def scores(self, z: Tensor) -> Tensor:
-        """q · k / √(head size), (B, heads, T, T): what the attention's softmax is taken of."""
-        q, k, _ = self._heads(z)
-        return q @ k.mT / math.sqrt(q.shape[-1])
-
-    def _heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(self.norm_attention(z)).unflatten(2, (3, self.num_heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, T, head size) each
-        return q, k, v
 
 
 def positions(T: int, H: int, like: Tensor) -> Tensor:

@@ -96,8 +96,6 @@ def _no_triton(device: torch.device) -> str | None:
     """What `triton` misses on a device; None: nothing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton, which is not installed"
-    if importlib.util.find_spec("riglstm.scan.triton") is None:
-        return "its kernels, which are not in this copy of riglstm"
     if device.type == "cuda":
         major = torch.cuda.get_device_capability(device)[0]
         return None if major >= 8 and not torch.version.hip else "an NVIDIA GPU from sm_80 on"
