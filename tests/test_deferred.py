@@ -93,19 +93,15 @@ def test_a_step_makes_three_products_and_three_backward(uncompiled: None) -> Non
     assert (counts[2] - counts[0], counts[3] - counts[1]) == (3 * 5, 3 * 5)
 
 
-@pytest.mark.parametrize("compile_step", [False, True])
-def test_a_start_that_is_changed_later_changes_no_gradient(
-    compile_step: bool, uncompiled: None
-) -> None:
-    """A batch of one has the same layout with cells first."""
-    model, found = a_rim(seeded(20), compile_step=compile_step), []
-    for changed in (False, True):
+def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
+    """A batch of one has the same layout with cells first: nothing is copied."""
+    for compile_step in (False, True):
+        model = a_rim(seeded(20), compile_step=compile_step)
         state = a_state(seeded(21), model, 1)
         output, _ = model(random(seeded(22), 3, 1, 5), state)
-        if changed:
-            state[0].zero_()
-        found.append(torch.autograd.grad(output.sum(), list(model.parameters())))
-    assert all(map(torch.equal, *found))
+        state[0].zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
 
 
 def test_a_kept_graph_gives_the_same_gradients_again(uncompiled: None) -> None:
@@ -121,19 +117,13 @@ def test_a_kept_graph_gives_the_same_gradients_again(uncompiled: None) -> None:
         loss.backward()
 
 
-@compiles
-@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
-def test_deferred_gradients_are_not_differentiated_by_mistake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_deferred_gradients_are_not_differentiated_by_mistake(uncompiled: None) -> None:
     """Of the weights in the gradient of x, which the loop has without their history."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model = a_rim(seeded(20), compile_step=True)
     x = random(seeded(22), 3, 2, 5).requires_grad_()
     (slope,) = torch.autograd.grad(model(x)[0].square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+    with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.square().sum().backward()
-    torch.compiler.reset()
 
 
 def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled: None) -> None:

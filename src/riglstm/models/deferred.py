@@ -7,6 +7,7 @@ Shapes: T steps, n maps of i features to o, for R rows each.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class Deferred:
     """
 
     rows: list[Tensor] | None = None
-    """(n, R, i) of each step, which nobody may change; None where they are not wanted."""
+    """(n, R, i) of each step; None where they are not wanted. From the end of the loop until
+    backward autograd has them: see `Gather`."""
 
     def __init__(
         self, weight: Tensor, T: int, R: int, deferred: bool, bias: Tensor | None = None
@@ -66,9 +68,38 @@ class _Slots(torch.autograd.Function):
         if weight_wanted:
             x = torch.stack(ctx.rows, dim=1).to(grad.dtype).flatten(1, 2)  # (n, T·R, i)
             of_weight = torch.bmm(x.mT, grad)
+        ctx.rows.clear()
         if bias_wanted:
             of_bias = grad[..., grad.shape[2] - ctx.biased :].sum(dim=1, dtype=ctx.dtype)
         return of_weight, of_bias, None, None
+
+
+class Gather(torch.autograd.Function):
+    """Stack the outputs of a loop, pass its state on, and save the rows for backward.
+
+    Autograd notices where a row was changed in place (a batch of one begins with the caller's own
+    state), and drops them after backward. Nothing but its results leads to the loop, so that
+    backwards it comes before `_Slots`, and hands it the rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kept: list[list[Tensor]], T: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.kept, ctx.T = kept, T
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(row for rows in kept for row in rows))
+        for rows in kept:
+            rows.clear()
+        return torch.stack(tensors[:T]), *(s.clone() for s in tensors[T:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
+        saved = iter(ctx.saved_tensors)
+        for rows in ctx.kept:
+            rows[:] = islice(saved, ctx.T)
+        # A compiled step copies a gradient that is laid out otherwise than its output was.
+        of_outputs = [None] * ctx.T if grad is None else grad.contiguous().unbind()
+        return None, None, *of_outputs, *grads
 
 
 def deferred_product(x: Tensor, weight: Tensor, slot: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from riglstm import checks
 from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
-from riglstm.models.deferred import Deferred, deferred_product
+from riglstm.models.deferred import Deferred, Gather, deferred_product
 from riglstm.selection import top_mask, two_thirds
 
 GROUP_STD = 0.01
@@ -437,9 +437,7 @@ class RIM(Recurrent):
         if hooked(self.cell):
             return super().forward(x, state)
         x, state = prepare(self, x, state)
-        # The caller may change a start in place, and steps keep theirs.
-        start = (s.transpose(0, 1) for s in self._by_cell(state))
-        state = tuple(s.clone(memory_format=torch.contiguous_format) for s in start)  # (N, B, d)
+        state = tuple(s.transpose(0, 1).contiguous() for s in self._by_cell(state))  # (N, B, d)
         # Whoever compiles all of the loop has no use for a step compiled by itself.
         compiled = None if torch.compiler.is_compiling() else self._compiled
         given, products = self.cell.lay_out(x, deferred=compiled is not None)
@@ -452,12 +450,13 @@ class RIM(Recurrent):
             for product, row in zip(products, rows, strict=True):
                 if product.rows is not None:
                     product.rows.append(row)
-        y = torch.stack(outputs)  # (T, N, B, d)
-        if compiled is not None and y.requires_grad:
-            # A compiled step copies a gradient that is laid out otherwise than its output was.
-            y.register_hook(torch.Tensor.contiguous)
+        if compiled is None:
+            y = torch.stack(outputs)  # (T, N, B, d)
+        else:
+            kept = [p.rows for p in products if p.rows is not None]
+            y, *state = Gather.apply(kept, len(outputs), *outputs, *state)  # type: ignore[no-untyped-call]
         y = y.transpose(1, 2).flatten(2)  # (T, B, N·d)
-        state = tuple(s.transpose(0, 1).flatten(1).unsqueeze(0).clone() for s in state)
+        state = tuple(s.transpose(0, 1).flatten(1).unsqueeze(0) for s in state)
         return y.transpose(0, 1) if self.batch_first else y, state
 
     def _by_cell(self, state: State) -> State:
