@@ -16,7 +16,7 @@ from helpers import kernels
 kernels("launch_cache")
 
 CODE = '''
-import copy, dataclasses, pickle
+import copy, dataclasses, pickle, weakref
 import torch
 import torch.nn.utils.prune
 from torch.autograd import forward_ad
@@ -284,20 +284,17 @@ with torch.no_grad():
             assert "backend='triton' has backward() only" in str(error)
         else:
             raise AssertionError("it was launched where a derivative may be asked for")
-    Sub, pruned = type("Sub", (riglstm.RigLSTM,), {}), layer_of()
-    nn.utils.prune.random_unstructured(pruned, "weight_gates_l0", 0.5)
-    for why, other in (
-        ("it may differ", Sub(64, 64, num_cells=2, backend="triton")),
-        ("it draws anew", layer_of(cells="random")),
-        ("no kernels of ours", riglstm.RigLSTM(64, 64, num_cells=2, backend="reference")),
-        ("a bias of zeros is made for each call", layer_of(bias=False)),
-        ("several", layer_of(num_layers=2)),
-        ("several", layer_of(bidirectional=True)),
-        ("turned", layer_of(batch_first=True)),
-        ("weights that are computed", pruned),
-    ):
-        assert plays(other, 2, 3, 64) == NEVER, why
-    assert plays(layer_of(), 2, 64) == NEVER, "one sequence"
+    with plan.recorded() as outer:
+        with plan.recorded():
+            pass
+        assert plan._RECORDS.launches is outer
+    assert plan._RECORDS.launches is None
+    Sub = type("Sub", (riglstm.RigLSTM,), {})
+    assert plays(Sub(64, 64, num_cells=2, backend="triton"), 2, 3, 64) == NEVER, "it may differ"
+    assert plays(layer_of(cells="random"), 2, 3, 64) == NEVER, "it draws anew"
+    own = riglstm.RigLSTM(64, 64, num_cells=2, backend="reference")
+    torch.func.vmap(lambda x: own(x)[0])(torch.randn(2, 2, 3, 64)), "has no memory of its own"
+    assert plays(own, 2, 3, 64) == NEVER, "no kernels of ours"
     assert plays(layer, 2, 3, 64)[-1]
     assert plays(layer, 2, 3, 64, reset=torch.zeros(2, 3, dtype=torch.bool)) == NEVER
     for x in (torch.randn(3, 2, 64).transpose(0, 1), torch.randn(385)[1:].view(2, 3, 64)):
@@ -313,9 +310,47 @@ with torch.no_grad():
     for _ in range(4):
         _, (h, c) = again(torch.randn(2, 3, 64))
         assert not h._is_view() and not c._is_view(), "whichever way a call goes"
+    assert plays(gone := layer_of(), 2, 3, 64) == THIRD
+    before = weakref.ref(gone.weight_gates_l0)
+    gone.weight_gates_l0 = torch.nn.Parameter(gone.weight_gates_l0.detach().clone())
+    held.clear()
+    plays(gone, 5, 3, 64, calls=1)
+    assert before() is None, "no tape of another kind keeps weights that are the layer's no more"
+
+    class Shared(cache.Cache):
+        """Another thread empties it whenever somebody has looked."""
+
+        def __contains__(self, kind):
+            return self.and_clear(super().__contains__(kind))
+
+        def get(self, *kind):
+            return self.and_clear(super().get(*kind))
+
+        def __len__(self):
+            return self.and_clear(super().__len__())
+
+        def and_clear(self, seen):
+            self.clear()
+            return seen
+
+    shared = layer_of()
+    for kept in (0, cache.MOST):
+        shared._launch_cache = Shared()
+        for T in range(1, 2 * cache.MOST):
+            shared._launch_cache.update(dict.fromkeys(range(kept)))
+            plays(shared, T, 3, 64)
     resolve = cache.resolve
     cache.resolve = lambda *problem: "batched" if problem[-1] > 3 else resolve(*problem)
     assert [plays(layer_of(), 2, B, 64) for B in (3, 4)] == [THIRD, NEVER], "more than it counts"
+    cache.resolve = resolve
+    assert plays(layer_of(bias=False), 2, 3, 64) == NEVER, "a bias of zeros is made for each call"
+    assert plays(layer_of(num_layers=2), 2, 3, 64) == NEVER
+    assert plays(layer_of(bidirectional=True), 2, 3, 64) == NEVER
+    assert plays(layer_of(batch_first=True), 2, 3, 64) == NEVER
+    assert plays(layer_of(), 2, 64) == NEVER, "one sequence"
+    pruned = layer_of()
+    nn.utils.prune.random_unstructured(pruned, "weight_gates_l0", 0.5)
+    assert plays(pruned, 2, 3, 64) == NEVER, "weights that are computed"
 '''
 
 

@@ -106,6 +106,31 @@ def test_no_state_is_a_zero_state(exported: Exported) -> None:
     assert_equal(session, layer, x, (zero, zero))
 
 
+def test_carried_state_continues_a_sequence(exported: Exported) -> None:
+    layer, _, session = exported
+    if layer.bidirectional:
+        pytest.skip("the reverse direction needs the end of the sequence first")
+    x = sequence(layer, 9, 2).numpy()
+    whole, *last = session.run(None, {"input": x})
+    first, h, c = session.run(None, {"input": x[:5]})
+    second, *final = session.run(None, {"input": x[5:], "h_0": h, "c_0": c})
+    np.testing.assert_array_equal(np.concatenate((first, second)), whole)
+    np.testing.assert_array_equal(final, last)
+
+
+def test_nan_passes_through(exported: Exported) -> None:
+    layer, _, session = exported
+    x = sequence(layer, 4, 2)
+    clean = x.clone()
+    (x[0] if layer.batch_first else x[:, 0])[2].fill_(float("nan"))
+    with torch.no_grad():
+        expected, _ = layer(x)
+    output = session.run(["output"], {"input": x.numpy()})[0]
+    np.testing.assert_array_equal(np.isnan(output), expected.isnan().numpy())
+    assert np.isnan(output).any()
+    assert not np.isnan(session.run(["output"], {"input": clean.numpy()})[0]).any()
+
+
 def test_file_is_valid_and_its_sizes_are_open(exported: Exported) -> None:
     layer, path, session = exported
     model = onnx.load(path)

@@ -497,7 +497,7 @@ def test_numbers_that_nothing_has_are_refused(
     flag: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(folder), flag, "-1"]) == 2
-    assert f"{flag} must be at least" in capsys.readouterr().err
+    assert f"{flag} must be a whole number from" in capsys.readouterr().err
 
 
 DAMAGED = {

@@ -136,6 +136,11 @@ def test_the_unit_of_a_row_holds_a_bias_that_no_half_does() -> None:
     assert (off <= ULP * want.abs() + 2**-24 * unit[:, None, None]).all()
 
 
+def test_the_unit_of_a_row_holds_states_of_one_beside_views_of_almost_nothing() -> None:
+    unit = mapped(problem(), normal(1, B, D) * 1e-6)[2]
+    assert (1 / unit < 2**15).all()
+
+
 def test_no_view_is_beyond_what_its_row_leaves_room_for() -> None:
     # Weights are almost twice their lines' size. One feature just below a power of two, which
     # halves round up to it; in the next row all features add to the same views.
@@ -144,6 +149,28 @@ def test_no_view_is_beyond_what_its_row_leaves_room_for() -> None:
     x[:, 1] = 1024
     _, XH, unit, want = mapped(problem(torch.full((D, K * d), 2 - 2**-20)), x)
     assert ((in_XH(XH, unit) - want).abs() <= 2 * ULP * want).all()
+
+
+def test_an_infinite_weight_takes_no_bits_from_the_others() -> None:
+    W_in, x = normal(D, K * d), normal(1, B, D)
+    W_in[3, 5] = float("inf")
+    views, _, _, want = mapped(problem(W_in), x)
+    got, reach = views[:, :, :d], x[0].double().abs() @ W_in.double().abs()
+    assert torch.equal(got[:, 0, 5].double(), want[:, 0, 5])
+    others = want.isfinite()
+    assert others.sum() == B * (K * d - 1)
+    assert ((got - want).abs() <= ULP * reach.view(B, K, d))[others].all()
+
+
+def test_numbers_near_the_ends_of_float32_are_as_good_as_others_and_infinity_has_a_sign() -> None:
+    W_in, x = torch.linspace(1, 1.2, D * K * d).view(D, K * d), torch.zeros(1, B, D)
+    W_in[3] *= 2.0**-130
+    x[:, :, 2], x[:, 4, 2:4] = 1.5 * 2.0**127, torch.tensor([0, 2.0**100])
+    x[:, 1, 2] = float("inf")
+    views, _, _, want = mapped(problem(W_in), x)
+    assert want[1].eq(float("inf")).all()
+    assert torch.equal(views[1, :, :d].double(), want[1])
+    assert ((views[:, :, :d] - want).abs() <= ULP * want)[2:].all()
 
 
 def test_a_view_far_below_another_has_all_bits_of_a_half() -> None:

@@ -71,8 +71,7 @@ def main(args: Sequence[str]) -> None:
     for digit in config.digits or ():
         check_whole("--digits", digit, low=0)
     check_whole("--sequence", config.sequence, low=0)
-    if config.size is not None:
-        check_whole("--size", config.size)
+    check_whole("--size", config.size)
     # Only here: matplotlib takes seconds to load.
     from riglstm.lab.report import publish, report
     from riglstm.lab.train.progress import say
