@@ -1,4 +1,4 @@
-"""RigLSTM: recurrent layers that keep working when the test world differs from the training world.
+"""RigLSTM: a recurrent layer for sequences longer or finer than those of training.
 
 >>> from riglstm import RigLSTM
 >>> rnn = RigLSTM(input_size=20, hidden_size=60)          # in place of nn.LSTM(20, 60)

@@ -1,4 +1,4 @@
-"""What can be wrong with a call, said before any work: expected, got, the way out.
+"""Checks of options and calls: errors that say expected, got and the way out, before any work.
 
 Options of a layer, its input and state, and what torch is doing around the call: autocast, traces,
 gradients and transforms.
@@ -61,7 +61,7 @@ def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
 
 def product_on(kind: str, dtype: torch.dtype) -> torch.dtype:
-    """`product_dtype` on a kind of device; torch takes its time to spell that out."""
+    """`product_dtype` for a device type by its name."""
     known = kind in ("cuda", "cpu") or torch.amp.is_autocast_available(kind)
     if dtype == torch.float64 or not known:
         return dtype
@@ -80,7 +80,7 @@ def learns(*tensors: Tensor | None) -> bool:
 
 
 def constant_to_compilers(look: Callable[P, R]) -> Callable[P, R]:
-    """What torch.compiler.assume_constant_result does, without reading the compiler for it."""
+    """Do what torch.compiler.assume_constant_result does, without loading the compiler."""
     look._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return look
 
@@ -97,7 +97,7 @@ def differentiating() -> bool:
 
 
 def watched(*tensors: Tensor | None) -> bool:
-    """True if a compiler, dispatch mode, trace, transform or class of tensors is to see a call.
+    """True if a compiler, dispatch mode, trace, transform or tensor subclass has to see a call.
 
     Then it goes through torch's operators.
     """
@@ -134,7 +134,7 @@ def refuse_batched(backend: str, *grads: Tensor | None) -> None:
 
 
 def refuse_second_backward(backend: str) -> Callable[..., Any]:
-    """The derivative of a backward operator: there is none, which it says."""
+    """Return a derivative of a backward operator that raises: there is none."""
 
     def refuse(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
@@ -146,7 +146,7 @@ def refuse_second_backward(backend: str) -> Callable[..., Any]:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """A named option is one of its choices."""
+    """Check that a named option is one of its choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 

@@ -346,7 +346,7 @@ class Cache:
 
 
 def capturable(*tensors: Tensor | None) -> bool:
-    """True if nobody but a GPU is to see what is done, and no graph is being captured there.
+    """True if only the GPU has to see a call, and no graph is being captured there.
 
     Hooks of saved tensors, as those of torch.utils.checkpoint, are to see each step's.
     """

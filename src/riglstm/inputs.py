@@ -31,7 +31,7 @@ States: TypeAlias = Sequence[Tensor | None]
 
 
 class Sequences(NamedTuple):
-    """A batch in time-first form, and how it came."""
+    """A batch in time-first form, and the form in which it came."""
 
     x: Tensor
     """(T, B, D)."""
@@ -199,7 +199,7 @@ def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:
 
 
 def of_shape(own: Tensor, *shape: int) -> Tensor:
-    """A tensor that neither anybody else nor a backward pass has, in another shape.
+    """Reshape a tensor that nothing else holds, neither a caller nor a backward pass.
 
     To autograd it is no view: those cannot be detached in place, and nn.LSTM's states can.
     """

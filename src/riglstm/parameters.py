@@ -21,7 +21,7 @@ start at zero, so it has another name here.
 
 
 def suffix(layer: int, reverse: bool) -> str:
-    """What the names of a layer's parameters in one direction end in."""
+    """The suffix of the names of one layer's parameters in one direction."""
     return f"_l{layer}" + ("_reverse" if reverse else "")
 
 
@@ -35,7 +35,7 @@ def parameter_of(module: nn.Module, name: str) -> Any:
 
 
 def weights_of(module: nn.Module, ending: str) -> Weights:
-    """The parameters whose names end so, as the scans take them."""
+    """The parameters whose names have that suffix, as the scans take them."""
     return Weights(*[parameter_of(module, name + ending) for name in NAMES])
 
 

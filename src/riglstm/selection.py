@@ -51,7 +51,7 @@ class Selection:
 
 
 def two_thirds(N: int) -> int:
-    """How many cells are active if nothing else is said."""
+    """The number of active cells by default."""
     return max(1, round(2 * N / 3))
 
 
@@ -77,7 +77,7 @@ def settle_update(
     d: int,
     biases: bool = True,
 ) -> Update:
-    """What the options of the soft update stand for (P18); `biases`: whether a layer has any.
+    """The options of the soft update as plain numbers (P18); `biases`: whether a layer has any.
 
     `auto` is what learns: 1/d, as a logit is a sum of d products, and a bias of 4, by which the new
     state counts 98 % at the start. As printed it is 1 and no bias; without a soft update, too,
@@ -95,7 +95,7 @@ def settle_update(
 
 
 def said_update(update: Update, d: int, biases: bool) -> tuple[tuple[str, object, object], ...]:
-    """The inverse of `settle_update`: options, each with what it is where nothing is said."""
+    """The inverse of `settle_update`: each option with its value and its default."""
     soft: SoftUpdate = "printed" if update == PRINTED else update.soft_update
     usual = settle_update(soft, "auto", "auto", d, biases)
     return (

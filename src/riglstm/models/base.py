@@ -244,13 +244,13 @@ def check_state(state: State, expected: State) -> State:
 
 
 def changed_start(forget_bias: float, gate_scale: float) -> str:
-    """The options of the gates' start values that are not the usual ones, for a `repr`."""
+    """The options of the gates' start values that differ from the defaults, for a `repr`."""
     bias = f", forget_bias={forget_bias}" if forget_bias else ""
     return bias + (f", gate_scale={gate_scale}" if gate_scale != 1 else "")
 
 
 def describe(state: object) -> str:
-    """What was given as a state, in a word or two."""
+    """Describe what was given as a state, for an error message."""
     if isinstance(state, Iterable) and not isinstance(state, Tensor | str):
         return f"a {type(state).__name__} of {[type(s).__name__ for s in state]}"
     return f"a {type(state).__name__}"

@@ -112,12 +112,12 @@ class Rig(nn.Module):
 
 
 def changes_of(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the variant among the options of `Rig` sets itself; nothing where there is none."""
+    """The options of `RigLSTM` that the variant among `options` sets; empty without a variant."""
     return VARIANTS.get(options.get("variant") or "", {})
 
 
 def settled(hidden_size: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `Rig` with its soft update in plain numbers, in whatever words it was given.
+    """The options of `Rig` with its soft update in plain numbers, however it was given.
 
     What a variant sets is left to it.
     """

@@ -496,7 +496,7 @@ def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:
 
 
 def hooked(model: nn.Module) -> bool:
-    """True if a hook waits for the call of some part: a loop that is laid out makes none."""
+    """True if a part has a hook, which a loop that is laid out would not call."""
     return any(
         part._forward_pre_hooks
         or part._forward_hooks

@@ -105,7 +105,7 @@ def _no_triton(device: torch.device) -> str | None:
 
 
 def choose_backend(backend: str, name: str) -> str:
-    """The backend for this call: what transforms, traces and exports leave of `name`.
+    """The backend for this call: `name`, or what runs under a transform, trace or export.
 
     `backend` is the one asked for, `name` what it resolved to.
 

@@ -31,7 +31,7 @@ class BackendError(RuntimeError):
 def asked(
     x: Tensor | None, weights: Iterable[Tensor | None], for_input: bool, for_gates: bool
 ) -> list[Tensor | None]:
-    """What belongs to x and each weight, None for what is not asked for or does not exist."""
+    """The items of x and of each weight; None for what is not asked for or does not exist."""
     W_in, b_in, *gates = weights
     inputs: list[Tensor | None] = [x, W_in, b_in] if for_input else [None] * 3
     return inputs + (gates if for_gates else [None] * 4)
@@ -46,7 +46,7 @@ def needed(ctx: Any) -> tuple[bool, bool]:
 def handed_out(
     out: Iterable[Tensor], x: Tensor, weights: Sequence[Tensor | None], *wanted: bool
 ) -> list[Tensor | None]:
-    """Gradients of x and each weight, from those alone that an operator gave."""
+    """Gradients of x and each weight, None where the operator gave none."""
     given = iter(out)
     return [None if t is None else next(given) for t in asked(x, weights, *wanted)]
 
@@ -96,7 +96,7 @@ def loop(
     live: Tensor | None,
     reset: Tensor | None,
 ) -> tuple[Tensor, State, list[Extra]]:
-    """A step over x (T, B, D): y (T, B, N, d), the final state, and what each step gave besides."""
+    """Run a step over x (T, B, D): y (T, B, N, d), the final state, and each step's extras."""
     y, extras = [], []
     # As views of one call: each x[t] would have a gradient as large as x.
     for t, x_t in enumerate(x.unbind()):
@@ -112,7 +112,7 @@ def loop(
 
 
 def vmap_by_loop(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule of vmap for a forward operator: a call for each, and what they give side by side.
+    """Return a vmap rule for a forward operator: one call for each, and the results stacked.
 
     Its last argument says whether to save for a backward pass. Tensors in a batch of vmap's do not
     tell that they need one; here, by themselves, they do.

@@ -1,4 +1,4 @@
-"""A loop around a compiled step; on a GPU, once it comes again, as captured CUDA graphs.
+"""The `compiled` backend: a loop around a compiled step, on a GPU as captured CUDA graphs.
 
 Only the step is compiled: unrolling a whole sequence takes the compiler minutes (its time grows
 faster than the length), the step alone seconds, and one compiled step serves every length.
