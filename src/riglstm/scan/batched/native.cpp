@@ -153,12 +153,10 @@ template <typename T> struct Matrices {
   Matrices(int count, long lines, int P) : lines(lines), P(P), data(size_t(count) * lines * P) {}
   T* operator[](int j) { return data + size_t(j) * lines * P; }
 
-  // Copies one whose lines are whole.
-  void set(int j, const T* from) {
+  void set(int j, long i, const T* line) {
     in_parts<WIDE>(P / L<T>, [=](auto width, int chunk) INLINED {
-      T* to = (*this)[j] + chunk * L<T> * lines;
-      for (long i = 0; i < lines; ++i)
-        for (int k = 0; k < width; ++k, to += L<T>) at(to) = at(from + i * P + (chunk + k) * L<T>);
+      T* to = (*this)[j] + (chunk * lines + i * width) * L<T>;
+      for (int k = 0; k < width; ++k) at(to + k * L<T>) = at(line + (chunk + k) * L<T>);
     });
   }
 };
@@ -264,19 +262,21 @@ inline void choose(T* s, int n, int k, M<T>* place, uint8_t* out, size_t stride)
   }
 }
 
-// The matrix of cell j with W_q as a fifth gate: (S·d, P).
-template <typename T>
-void side_by_side(const T* W, const T* W_q, bool shared, int j, int N, int K, int d, int P, T* to) {
+// Calls f(i, line) for each line of cell j's matrix with W_q as a fifth gate: (S·d, 5·d).
+template <typename T, typename F>
+void side_by_side(const T* W, const T* W_q, bool shared, int j, int N, int K, int d, T* line, F f) {
   const int S = K + N, lines = S * d;
   const T* query = W_q ? W_q + (shared ? 0 : size_t(j) * (S - 1) * d * d) : nullptr;
   for (int i = 0; i < lines; ++i) {
-    T* line = to + size_t(i) * P;
     std::memcpy(line, W + (size_t(j) * lines + i) * 4 * d, sizeof(T) * 4 * d);
     const bool own = i / d == K + j;  // Eq. (19): without the cell's own state
-    if (query && own) std::memset(line + 4 * d, 0, sizeof(T) * d);
-    if (!query || own) continue;
-    std::memcpy(line + 4 * d, query, sizeof(T) * d);
-    query += d;
+    if (query && own) {
+      std::memset(line + 4 * d, 0, sizeof(T) * d);
+    } else if (query) {
+      std::memcpy(line + 4 * d, query, sizeof(T) * d);
+      query += d;
+    }
+    f(i, line);
   }
 }
 
@@ -409,18 +409,17 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
   for (int r = 0; r < ROWS; ++r) every[r] = r;
   std::memcpy(h, m.h, sizeof(T) * states);
   std::memcpy(c, m.c, sizeof(T) * states);
-  {
-    Array<T> whole(std::max(size_t(lines) * P, W_in.lines * size_t(P_in)));
-    for (int i = 0; i < W_in.lines; ++i)
-      std::memcpy(whole + size_t(i) * P_in, m.W_in + size_t(i) * K * d, sizeof(T) * K * d);
-    W_in.set(0, whole);
-    if (m.b_in) std::memcpy(b_in, m.b_in, sizeof(T) * K * d);
-    std::memset(whole, 0, sizeof(T) * lines * P);
-    for (int j = 0; j < N; ++j) {
-      side_by_side<T>(m.W, m.W_q, bool(n.shared), j, N, K, d, P, whole);
-      W.set(j, whole);
-      if (m.b) std::memcpy(b + j * P, m.b + size_t(j) * 4 * d, sizeof(T) * 4 * d);
-    }
+  Array<T> line(std::max(P, P_in));
+  for (int i = 0; i < W_in.lines; ++i) {
+    std::memcpy(line, m.W_in + size_t(i) * K * d, sizeof(T) * K * d);
+    W_in.set(0, i, line);
+  }
+  if (m.b_in) std::memcpy(b_in, m.b_in, sizeof(T) * K * d);
+  std::memset(line, 0, sizeof(T) * std::max(P, P_in));
+  for (int j = 0; j < N; ++j) {
+    side_by_side<T>(m.W, m.W_q, bool(n.shared), j, N, K, d, line,
+                    [&](int i, const T* whole) { W.set(j, i, whole); });
+    if (m.b) std::memcpy(b + j * P, m.b + size_t(j) * 4 * d, sizeof(T) * 4 * d);
   }
   std::fill_n(kinds + 3 * d, d + tail, T(1));
 
@@ -554,14 +553,12 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
   const T one = 1;
   std::memcpy(dh, m.dh, sizeof(T) * states);
   std::memcpy(dc, m.dc, sizeof(T) * states);
-  {
-    Array<T> whole(size_t(lines) * P), transposed(size_t(G) * Q);
-    for (int j = 0; j < N; ++j) {
-      side_by_side<T>(m.W, m.W_q, bool(n.shared), j, N, K, d, P, whole);
-      for (int i = 0; i < lines; ++i)
-        for (int k = 0; k < G; ++k) transposed[size_t(k) * Q + i] = whole[size_t(i) * P + k];
-      W.set(j, transposed);
-    }
+  Array<T> line(P), transposed(size_t(G) * Q);
+  for (int j = 0; j < N; ++j) {
+    side_by_side<T>(m.W, m.W_q, bool(n.shared), j, N, K, d, line, [&](int i, const T* whole) {
+      for (int k = 0; k < G; ++k) transposed[size_t(k) * Q + i] = whole[k];
+    });
+    for (int k = 0; k < G; ++k) W.set(j, k, transposed + size_t(k) * Q);
   }
 
   for (long t = n.T - 1; t >= 0; --t) {
