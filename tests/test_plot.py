@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 from riglstm import RigLSTM, plot
 from riglstm.layer import Trace
 from riglstm.models import build
-from riglstm.plot.trace import correlation, number, percent, share_awake
+from riglstm.plot.reading import correlation, number, percent, share_awake
 
 OPTIONS: dict[str, Any] = {"num_cells": 3, "active_cells": 2, "num_views": 4, "views_per_cell": 3}
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from riglstm.plot.draw import draw_choices, draw_over_time
-from riglstm.plot.trace import Traces, read, read_input, read_layers
+from riglstm.plot.reading import Traces, read, read_input, read_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from riglstm.plot.trace import (
+from riglstm.plot.reading import (
     Input,
     Layer,
     correlation,

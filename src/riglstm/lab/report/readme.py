@@ -1,5 +1,7 @@
 """What the rows in results/ say, for readers: README's table, a page of all tables, and figures.
 
+The tables themselves, their columns and bold figures, are made in `lab/tables/table.py`.
+
 Figures are known by a digest of what they were drawn from, of their words and of their files, which
 `sources.json` holds beside them: whether they are up to date can be told without drawing, and on
 any machine.

@@ -4,9 +4,9 @@ A hard selection passes no gradient to its scores, so the masks of the forward p
 is needed. W_q counts as a fifth gate: with its own-state block set to zero it takes the same
 input H as the others, so one product serves all five.
 
-The loops in C++ go from the last step to the first. In Python the sequence is taken in pieces, from
-the end: the loop over a piece's steps carries dh and dc, and the gradients of weights and inputs
-are large products after it, one cell after the other.
+For small layers the loop in C++ runs (`native.cpp`), from the last step to the first. In Python the
+sequence is taken in pieces, from the end: the loop over a piece's steps carries dh and dc, and the
+gradients of weights and inputs are large products after it, one cell after the other.
 """
 
 from __future__ import annotations
