@@ -379,9 +379,8 @@ def test_short_dtypes_follow_float64_wherever_they_select_alike(
 def test_scores_stay_float32_where_products_are_bf16(backend: str, dtype: torch.dtype) -> None:
     p = random_problem(seeded(32), T=1, B=256, N=6, K=6, d=8, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
-        if backend == "reference":
-            x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, 6)
-        else:
+        x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, 6)
+        if backend == "batched":
             x = saved_by_batched(p, torch.bfloat16).V[0, :, :6]
         active, views, _ = selections(p, backend, torch.bfloat16)
         y, h, c, woke = p.run(backend)

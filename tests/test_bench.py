@@ -124,7 +124,7 @@ def test_ours_is_timed_only_if_it_is_near_float64(
         lambda layer, given, out: (out[0] + 1e-3 * (out[0].dtype == torch.float32), out[1])
     )
     check(layer, B, "bf16", training)
-    with pytest.raises(ValueError, match=r"agree with float64's within 0\.0001 in 75% .* got 0%"):
+    with pytest.raises(ValueError, match=r"float64's must agree within 0\.0001 in 75% .* got 0%"):
         check(layer, B, "fp32", training)
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ def test_soft_rules_and_rounded_products_are_left_to_python(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert fits(layer) is expected
     assert not fits(layer, product=torch.bfloat16)
+    for part in ("cells", "views", "peers"):
+        layer.selection = replace(layer.selection, **{part: "a rule that it does not know"})
+        assert not fits(layer)
+        layer.selection = replace(layer.selection, **{part: "top"})
     monkeypatch.setattr(native, "LARGEST", layer.weights().W.numel() - 1)
     assert not fits(layer), "a copy of all weights would be too large"
 
@@ -81,16 +86,23 @@ def test_torch_s_products_on_more_threads_are_faster_for_large_layers(
     assert not fits(layer, backward=True)
 
 
-@pytest.mark.parametrize("largest", [0, pytest.param(2**30, marks=built)], ids=["Python", "C++"])
+@pytest.mark.parametrize(
+    ("largest", "small"),
+    [
+        (0, 0),
+        *(pytest.param(*sizes, marks=built) for sizes in ((2**30, 2**30), (2**30, 0))),
+    ],
+    ids=["Python", "C++", "backward in Python"],
+)
 @pytest.mark.parametrize(
     ("N", "d"), [(1, 1), (9, 1), (16, 1), (1, 7), (9, 7), (16, 7), (1, 129), (3, 129), (2, 200)]
 )
 def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
-    N: int, d: int, largest: int, monkeypatch: pytest.MonkeyPatch
+    N: int, d: int, largest: int, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "LARGEST", largest)
-    monkeypatch.setattr(native, "SMALL", largest)
-    monkeypatch.setattr(native, "SMALL_CELL", largest)
+    monkeypatch.setattr(native, "SMALL", small)
+    monkeypatch.setattr(native, "SMALL_CELL", small)
     for B, K in ((1, N), (3, 2)):
         counts = {"K_a": max(1, N // 2), "K_x": max(1, K // 2), "K_h": N // 2}
         p = random_problem(seeded(7), T=3, B=B, N=N, K=K, d=d, update_bias=True, **counts)
@@ -141,12 +153,19 @@ def test_another_default_device_is_not_asked() -> None:
 
 
 @built
-def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut() -> None:
-    layer = RigLSTM(7, 30, num_cells=5)
-    x = torch.randn(9, 6, 7)
+@pytest.mark.parametrize(
+    ("B", "hidden", "options"),
+    [(6, 30, {"num_cells": 5}), (131, 136, {"num_cells": 2}), (131, 80, {"soft_update": False})],
+)
+def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut(
+    B: int, hidden: int, options: Any
+) -> None:
+    layer = RigLSTM(7, hidden, **options)
+    x = torch.randn(9, B, 7)
     y, state = layer(x)
-    alone, _ = layer(x[:, 2:3])
-    assert torch.equal(alone, y[:, 2:3])
+    for some in (slice(2, 3), slice(1, 100), slice(64, None)):
+        alone, _ = layer(x[:, some])
+        assert torch.equal(alone, y[:, some])
     first, carried = layer(x[:4])
     rest, last = layer(x[4:], carried)
     assert torch.equal(torch.cat((first, rest)), y)

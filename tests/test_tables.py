@@ -297,6 +297,26 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> Non
     assert any("best of five" in note for note in shown.notes)
 
 
+def test_a_result_that_lacks_a_figure_or_has_it_twice_is_refused(tmp_path: Path) -> None:
+    (planned,) = plan("mnist", ["lstm"], 1, "quick", tmp_path)
+    finished(planned, {("7x7", "7x7"): 0.5})
+    with pytest.raises(ValueError, match="must have a figure for 8x8, chosen on 7x7, got none"):
+        table_of_runs("mnist", [planned], "quick")
+    file = planned.folder / "result.json"
+    result = json.loads(file.read_text())
+    file.write_text(json.dumps({**result, "rows": 2 * result["rows"]}))
+    with pytest.raises(ValueError, match=r"must have a figure once, got 7x7, accuracy, .* twice"):
+        table_of_runs("mnist", [planned], "quick")
+
+
+def test_a_finished_run_of_another_seed_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    one, other = plan("mnist", ["lstm"], 2, "quick", tmp_path)
+    finished(other, {("7x7", "7x7"): 0.5})
+    other.folder.rename(one.folder)
+    with pytest.raises(ValueError, match="got another: seed is 1 there, 0 here; move it away"):
+        table_of_runs("mnist", [one], "quick")
+
+
 TABLE = Table(
     name="toy",
     title="Toys_1",

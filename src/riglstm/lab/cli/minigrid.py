@@ -95,7 +95,6 @@ def table(result: Mapping[str, Any], title: str) -> str:
 def evaluate(path: Path, device: str, levels: Sequence[str] | None) -> None:
     """Test an agent again, from its folder; on some levels of its family if asked for."""
     result, recorded = evaluate_run(path, device, levels), read(path, curves=False).result
-    assert recorded is not None
     print(f"{table(result, str(path))}\n{verdict(result, recorded)}")
 
 

@@ -142,7 +142,7 @@ def main(args: Sequence[str]) -> None:
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
     for name in config.models or ():
         flags.check_name("--models", name, rows)
-    _check(config)
+    _check(config, None if given["engine"].on == PROCESSES else given["engine"].on)
     if launched() is not None:
         raise UsageError(
             "reproduce trains each run on one device, got several processes from torchrun; start "
@@ -188,20 +188,24 @@ def tell_left(what: str, errors: Sequence[str], left: int, again: str) -> None:
     """Say how to go on with runs that are not done; raise UsageError where some had an error."""
     if errors:
         listed = "\n  ".join(errors)
-        raise UsageError(f"{len(errors)} {what} ended with an error:\n  {listed}")
+        raise UsageError(
+            f"{len(errors)} {what} ended with an error, {left} are not done; the same command goes "
+            f"on with them:\n  {listed}"
+        )
     if left:
         print(f"{left} {what} are not done; go on with: {again}")
 
 
-def _check(config: Reproduce) -> None:
+def _check(config: Reproduce, on: str | None) -> None:
     """What can be asked for, and together."""
     if config.seeds is not None:
         check_whole("--seeds", config.seeds)
     if config.seeds is not None and config.seed_list is not None:
         raise UsageError("--seeds says how many, --seed-list which: expected one of them, got both")
     if config.table == MEASURED:
-        for name in ("settings", "seeds", "seed_list", "precision", "minutes"):
-            if getattr(config, name) is not None:
+        given = {**vars(config), "jobs": None if config.jobs == 1 else config.jobs, "on": on}
+        for name in ("settings", "seeds", "seed_list", "precision", "jobs", "minutes", "on"):
+            if given[name] is not None:
                 raise UsageError(f"{MEASURED} is measured, and takes no {flags.flag_of(name)}")
         return
     for name in config.settings or ():

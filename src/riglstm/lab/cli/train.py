@@ -176,6 +176,8 @@ def _without_task(args: Sequence[str]) -> None:
 
 def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
     """Refuse a folder that a run cannot be made in; True: the run is there, and done."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out must be a folder, or a new one, got {out}, which is a file")
     folder = RunFolder(out)
     folder.check()
     if folder.state == "done" and resume and not differences(folder.read_json(folder.config), spec):

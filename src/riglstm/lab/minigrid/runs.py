@@ -133,7 +133,7 @@ def evaluate(
     from riglstm.lab.minigrid.training import trials
 
     spec, net = load(path, device)
-    result = read(Path(path), curves=False).result or {}
+    result = read(Path(path), curves=False).result
     asked = chosen_levels(family(spec.family), None if levels is None else tuple(levels))
     rows = _rows(spec, trials(net, asked, spec.episodes), result["frames"])
     here = device_name(next(net.parameters()).device)
@@ -145,7 +145,7 @@ def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]
     from riglstm.lab.train.checkpoints import load_weights
 
     run = read(Path(path), curves=False)
-    if run.result is None:
+    if not run.result:
         raise ValueError(
             f"{path} holds a run that is not done: expected result.json, got none; "
             "go on with it by --resume first"

@@ -69,8 +69,10 @@ def table(
     if budget not in ROUNDS:
         raise ValueError(f"the budget must be one of {', '.join(ROUNDS)}, got {budget!r}")
     here, found = pick(Fit(device=device)), list[Measured]()
-    # A file of another kind is refused before anything is measured.
+    # What cannot take the figures is refused before anything is measured.
     known = [] if results is None else read(results)
+    if results is not None:
+        _write(known, results)
     for name in chosen("models", MEASURED_ROWS, models or tuple(MEASURED_ROWS)):
         if show is not None:
             show(f"measuring {MEASURED_ROWS[name].label}")
@@ -78,16 +80,23 @@ def table(
     if results is not None:
         anew = {(row.device, row.model) for row in found}
         kept = [row for row in known if (row.device, row.model) not in anew]
-        with atomic_write(results) as file:
-            file.write(f"{json.dumps([*map(asdict, kept + found)], indent=1)}\n".encode())
+        _write(kept + found, results)
     return Rendered("\n".join(map(markdown, tables(found))))
+
+
+def _write(rows: Sequence[Measured], path: Path) -> None:
+    with atomic_write(path) as file:
+        file.write(f"{json.dumps([*map(asdict, rows)], indent=1)}\n".encode())
 
 
 def read(path: Path) -> list[Measured]:
     """What a file holds; none, where it is not there. Raises ValueError where it is another's."""
     try:
-        return [Measured(**row) for row in json.loads(path.read_bytes())] if path.exists() else []
-    except (TypeError, ValueError) as error:
+        rows = json.loads(path.read_bytes()) if path.exists() else []
+        found = [Measured(**row) for row in rows]
+        tables(found)
+        return found
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} must be a new file, or one that `riglstm reproduce complexity --results` "
             f"wrote, got {error}; give another"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -143,9 +144,13 @@ def complete(
 
     try:
         errors = make_runs(unfinished(asked), make, executor, ended, again)
-    finally:
-        rendered = render()
-        paths = rendered.write(out, file)
+    except BaseException:
+        # What ended the runs is what is told.
+        with contextlib.suppress(OSError, ValueError):
+            render().write(out, file)
+        raise
+    rendered = render()
+    paths = rendered.write(out, file)
     states = [p.state for p in asked]
     return Reproduced(
         rendered,
@@ -156,11 +161,15 @@ def complete(
     )
 
 
+FOLDER = re.compile(r".+-seed(\d+)-[0-9a-f]{8}")
+
+
 def begun(name: str, asked: Sequence[Planned], budget: Budget, root: Path | str) -> list[Planned]:
     """The runs of all rows that have one, and those of other seeds than asked for."""
     seeds, fit = {p.spec.seed for p in asked}, asked[0].spec.fit
-    names = " ".join(path.name for path in Path(root).glob(f"{TABLES[name].task}-*"))
-    every = sorted({*seeds, *map(int, re.findall(r"-seed(\d+)-", names))})
+    names = (path.name for path in Path(root).glob(f"{TABLES[name].task}-*"))
+    there = filter(None, map(FOLDER.fullmatch, names))
+    every = sorted({*seeds, *(int(found[1]) for found in there)})
     models = list(recipe(name, budget).rows)
     found = plan(name, models, every, budget, root, fit.device, precision=fit.precision)
     with_runs = {p.row for p in found if p.state != "new"}

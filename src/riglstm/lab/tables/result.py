@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from riglstm.lab.tables.plan import Planned, RunSpec, State, state_of
-from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.folder import RunFolder, differences
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +41,9 @@ def check_result(
             f"{path} must be the result of a run, with rows of figures, updates and seconds, got "
             f"{', '.join(result) or 'an empty one'}; {way_out}"
         )
+    figures = Counter((row["condition"], row["metric"], row["chosen_on"]) for row in rows)
+    for figure in [key for key, count in figures.items() if count > 1]:
+        raise RunError(f"{path} must have a figure once, got {', '.join(figure)} twice; {way_out}")
 
 
 class Series(NamedTuple):
@@ -288,6 +292,18 @@ def rows_of(run: RunFiles, /, **named: Any) -> list[ResultRow]:
         )
         for metric, value, chosen_on in figures
     ]
+
+
+def read_planned(planned: Planned, curves: bool = False) -> Record:
+    """The run in a planned run's folder; raises RunError where it is another."""
+    run = read_record(planned.folder, curves)
+    if run.spec.digest() != planned.spec.digest():
+        found = differences(run.spec.identity(), planned.spec.identity())
+        raise RunError(
+            f"{planned.folder} must hold the run that its name says, got another: "
+            f"{'; '.join(found)}; move it away, or delete it"
+        )
+    return run
 
 
 def planned_rows(

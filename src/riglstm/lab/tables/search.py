@@ -51,7 +51,7 @@ from typing import Any
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of
 from riglstm.lab.tables.pruning import MEDIAN
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
-from riglstm.lab.tables.result import made_by, read_record
+from riglstm.lab.tables.result import made_by, read_planned
 from riglstm.lab.tables.rows import append_text
 from riglstm.lab.tasks.common import check_whole
 from riglstm.models import build, options_of
@@ -282,7 +282,7 @@ def line(space: Space, trial: Planned) -> dict[str, Any] | None:
     """What a trial came to; None where its run is not done."""
     if trial.state not in ("done", "failed"):
         return None
-    record = read_record(trial.folder)
+    record = read_planned(trial, curves=True)
     said: dict[str, Any] = {
         "space": space.name,
         "model": trial.row,

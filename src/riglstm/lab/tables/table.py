@@ -29,9 +29,10 @@ from riglstm.lab.tables.result import (
     CHOSEN,
     FAILED,
     ResultRow,
+    RunError,
     RunFiles,
     planned_rows,
-    read_record,
+    read_planned,
 )
 
 ENOUGH = 3
@@ -503,7 +504,9 @@ def table_of_runs(
         if p.state not in ("done", "failed"):
             waiting[p.setting, p.row] += 1
             continue
-        run = read_record(p.folder, curves=False) if records is None else records[p.folder]
+        run = read_planned(p) if records is None else records[p.folder]
+        if records is None and run.result:
+            check_figures(run.result, recipe(name, budget), p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")
@@ -512,6 +515,20 @@ def table_of_runs(
         # On a page, folders of several parents may have one name.
         found += planned_rows(run, p, name, budget, "" if records is None else str(p.folder))
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
+
+
+def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
+    """Raise RunError for a result that lacks a figure of its row of a table."""
+    home = how.settings[setting].trained_on
+    found = {(row["condition"], row["chosen_on"]) for row in result["rows"]}
+    homes = (known.trained_on for known in how.settings.values())
+    for condition in dict.fromkeys((*homes, *how.conditions)):
+        for chooser in (home, condition):
+            if (condition, f"{CHOSEN}{chooser}") not in found:
+                raise RunError(
+                    f"the result of {folder} must have a figure for {condition}, chosen on "
+                    f"{chooser}, got none; delete the folder, and run it anew"
+                )
 
 
 def extent(numbers: Sequence[int]) -> str:

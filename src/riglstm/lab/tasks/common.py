@@ -121,7 +121,8 @@ def _deterministic() -> Iterator[None]:
     # torch's public switch also loads its compiler's options, which takes a second.
     was = torch._C._get_deterministic_algorithms()
     warned = torch._C._get_deterministic_algorithms_warn_only()
-    torch._C._set_deterministic_algorithms(True, warn_only=warned)
+    # Strict where the caller is.
+    torch._C._set_deterministic_algorithms(True, warn_only=warned or not was)
     try:
         yield
     finally:

@@ -44,13 +44,11 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, net: nn.Module) -> None:
         self.folder = folder
-        self.shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
+        shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
+        self.identity = {"config": folder.read_json(folder.config), "weights": shapes}
+        """What two runs must share for one to resume from the other's checkpoint."""
         self.kept: list[Path] = []
         """The newest first, without those that could not be resumed from."""
-
-    def identity(self) -> dict[str, Any]:
-        """What two runs must share for one to resume from the other's checkpoint."""
-        return {"config": self.folder.read_json(self.folder.config), "weights": self.shapes}
 
     def path(self, step: int) -> Path:
         """The file of the checkpoint after that many updates."""
@@ -85,14 +83,14 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write the checkpoint after that many updates, then remove those that are too old."""
         path = self.path(step)
-        write_checkpoint({**state, "run": self.identity()}, path)
+        write_checkpoint({**state, "run": self.identity}, path)
         self.kept = [path, *(other for other in self.kept if other != path)]
         for old in self.kept[KEPT:]:
             old.unlink(missing_ok=True)
         del self.kept[KEPT:]
 
     def _check_identity(self, path: Path, checkpoint: Mapping[str, Any]) -> None:
-        now = self.identity()
+        now = self.identity
         # Those of earlier versions say more.
         found = differences({name: checkpoint["run"].get(name) for name in now}, now)
         if found:

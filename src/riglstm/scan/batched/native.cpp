@@ -485,7 +485,7 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
           for (int i = 0; i < d; i += L<T>) {
             const V<T> h_new = at(o + i) * at(tanh_c + r * d + i), way = h_new - at(old + i);
             at(ahead + r * d + i) = m.W_q ? way : h_new;
-            sum += within<T>(i, d) ? way * at(q + i) : V<T>{};
+            if (m.W_q) sum += within<T>(i, d) ? way * at(q + i) : V<T>{};
           }
           z[r] = T(scale) * total<T>(sum) + (m.update_bias ? m.update_bias[j] : 0);
         }

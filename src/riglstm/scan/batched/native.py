@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
-LARGEST = 2**25
-"""Numbers in the matrices of all cells, which each call copies: 2,900 units in six cells."""
+LARGEST = 2**22
+"""Numbers in the matrices of all cells, which each call copies: 700 units in six cells. A copy of
+wider ones would take longer than a step."""
 FEW_THREADS = 2
 """Threads up to which the forward loop, which has one, is faster than torch's products on all."""
 SMALL, SMALL_CELL = 2**19, 2**16
@@ -68,8 +69,9 @@ def takes(
     return (
         product == dtype
         and dtype in (torch.float32, torch.float64)
-        and "soft" not in (sel.views, sel.peers)
+        and {sel.cells, sel.views, sel.peers} <= {"top", "all", "random"}
         and W.numel() <= most
+        and (W_in is None or W_in.numel() <= LARGEST)
         and max(N, K) <= MOST_SLOTS
         and all(_is_on_cpu(t, dtype) for t in (x, h, c, *weights))
         and all(_is_on_cpu(flag, torch.bool) for flag in flags)
@@ -100,7 +102,7 @@ def library() -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or str(error).encode()
         warnings.warn(
-            "small layers run a loop in Python, several times slower than the one in C++, which "
+            "layers run a loop in Python, which is slower than the one in C++ that "
             f"{shlex.join(compiler)} could not build: {told.decode(errors='replace').strip()}; set "
             "CXX to another compiler, or to one that does not exist to be told no more",
             stacklevel=2,
