@@ -173,7 +173,7 @@ def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path: Path) -> N
     assert drawn[0] == 2
     assert "this needs matplotlib, which is not installed: pip install" in drawn[2]
     assert fetched[0] == 2
-    assert "downloading needs the package pooch" in fetched[2]
+    assert "this needs pooch, which is not installed: pip install 'riglstm[lab]'" in fetched[2]
     assert len(fetched[2].splitlines()) == 1
     assert shown[0] == 2, shown
     assert "digits right" in shown[1]

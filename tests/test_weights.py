@@ -35,7 +35,7 @@ def recorded_of(file: str, condition: str) -> float:
     """What the file has from its run: the weights that its training condition chose."""
     run = finished(FILES / file)
     rows = [r for r in run.result["rows"] if r["condition"] == condition]
-    (value,) = (r["value"] for r in rows if r["chosen_on"] == f"validation@{run.home}")
+    (value,) = (r["value"] for r in rows if r["chosen_on"] == f"validation@{run.trained_on}")
     return float(value)
 
 

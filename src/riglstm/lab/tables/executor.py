@@ -14,6 +14,7 @@ that none is left behind.
 from __future__ import annotations
 
 import contextlib
+import dis
 import io
 import math
 import os
@@ -23,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ from typing import NamedTuple, NoReturn, Protocol, TypeAlias
 
 import torch
 
-import riglstm
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make, attempt
 from riglstm.lab.train.folder import RunFolder, atomic_write
@@ -350,14 +349,19 @@ def in_words(error: Exception) -> str | None:
     return said if isinstance(error, OSError) or (refused and _is_ours(error)) else None
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_ours(error: BaseException) -> bool:
     """True if a `raise` of ours made it, with a message for users.
 
-    What C code raises has the line of ours that called it, which begins otherwise.
+    What C code raises has the frame of ours that called it, but no `raise` there.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = frames and Path(frames[-1].filename).is_relative_to(Path(riglstm.__file__).parent)
-    return bool(ours and (frames[-1].line or "").startswith("raise "))
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    raiser = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return raiser == "riglstm" and operation == dis.opmap["RAISE_VARARGS"]
 
 
 # The process of one run.
