@@ -17,6 +17,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,11 +45,15 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, net: nn.Module) -> None:
         self.folder = folder
-        shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
-        self.identity = {"config": folder.read_json(folder.config), "weights": shapes}
-        """What two runs must share for one to resume from the other's checkpoint."""
+        self.shapes = {name: list(weight.shape) for name, weight in net.state_dict().items()}
         self.kept: list[Path] = []
         """The newest first, without those that could not be resumed from."""
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What two runs must share for one to resume from the other's checkpoint."""
+        # Of several processes the first writes the file, and the others may be here before.
+        return {"config": self.folder.read_json(self.folder.config), "weights": self.shapes}
 
     def path(self, step: int) -> Path:
         """The file of the checkpoint after that many updates."""
