@@ -106,7 +106,8 @@ def reproduce(
     waiting = unfinished(asked)
     # Runs that are fewer share the cores among themselves alone.
     jobs = max(1, min(jobs, len(waiting)))
-    open_data(waiting, data_dir)
+    if jobs > 1 or executor is not None:
+        open_data(waiting, data_dir)
     make = partial(run, data_dir=data_dir, deadline=deadline, jobs=jobs)
     if executor is None:
         executor = InProcess(deadline) if jobs == 1 else Processes(jobs, deadline)

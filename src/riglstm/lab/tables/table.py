@@ -454,7 +454,7 @@ def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
 
 
 def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
-    """What the runs cost and where they ran."""
+    """What the runs cost, where they ran, and their seeds."""
     runs = {row.run: row for row in rows}.values()
     if not runs:
         return []
@@ -468,8 +468,22 @@ def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
         f"updates took {duration(sum(row.seconds for row in runs))} in all, up to "
         f"{max(row.jobs for row in runs)} of them at a time, on "
         f"{words(row.device or 'unknown' for row in runs)}. "
-        f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}"
+        f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}",
+        _seeds(table, rows),
     ]
+
+
+def _seeds(table: Table, rows: Sequence[ResultRow]) -> str:
+    """Which seeds there are, and the lines that have them."""
+    found: dict[str, set[int]] = {}
+    for row in rows:
+        label = row.model if table.settings is None else f"{row.setting} {row.model}"
+        found.setdefault(label, set()).add(row.seed)
+    by_seeds: dict[str, list[str]] = {}
+    for label, seeds in found.items():
+        by_seeds.setdefault(", ".join(map(str, sorted(seeds))), []).append(label)
+    said = (f"{seeds} ({', '.join(labels)})" for seeds, labels in by_seeds.items())
+    return f"Seeds: {'; '.join(said)}."
 
 
 def _not_run(how: Recipe, runs: set[tuple[str, str]]) -> str:
@@ -496,7 +510,7 @@ def table_of_runs(
     records: Mapping[Path, RunFiles] | None = None,
 ) -> tuple[Table, list[ResultRow]]:
     """A table from the folders of its runs, and its rows; `records`: the folders, if read."""
-    found = list[ResultRow]()
+    how, found = recipe(name, budget), list[ResultRow]()
     waiting: Counter[tuple[str, str]] = Counter()
     runs: dict[str, list[RunFiles]] = {}
     failed = []
@@ -506,7 +520,7 @@ def table_of_runs(
             continue
         run = read_planned(p) if records is None else records[p.folder]
         if records is None and run.result:
-            check_figures(run.result, recipe(name, budget), p.setting, p.folder)
+            check_figures(run.result, how, p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")

@@ -50,19 +50,19 @@ template <typename T> inline int padded(int n) {
 template <typename T> struct Memory {
   T* data;
   explicit Memory(size_t size) {
-    const size_t bytes = (size * sizeof(T) + 2 * LINE - 1) / LINE * LINE;
-    data = static_cast<T*>(std::aligned_alloc(LINE, bytes));
+    data = static_cast<T*>(std::aligned_alloc(LINE, bytes(size)));
     if (!data) throw std::bad_alloc();
   }
   Memory(const Memory&) = delete;
   ~Memory() { std::free(data); }
   operator T*() { return data; }
+  static size_t bytes(size_t size) { return (size * sizeof(T) + 2 * LINE - 1) / LINE * LINE; }
 };
 
 // The same, of zeros.
 template <typename T> struct Array : Memory<T> {
   explicit Array(size_t size) : Memory<T>(size) {
-    std::memset(this->data, 0, (size * sizeof(T) + 2 * LINE - 1) / LINE * LINE);
+    std::memset(this->data, 0, this->bytes(size));
   }
 };
 
@@ -153,6 +153,7 @@ template <typename T> struct Matrices {
   Matrices(int count, long lines, int P) : lines(lines), P(P), data(size_t(count) * lines * P) {}
   T* operator[](int j) { return data + size_t(j) * lines * P; }
 
+  // Copies line i of matrix j.
   void set(int j, long i, const T* line) {
     in_parts<WIDE>(P / L<T>, [=](auto width, int chunk) INLINED {
       T* to = (*this)[j] + (chunk * lines + i * width) * L<T>;
