@@ -264,6 +264,7 @@ def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path: Path) -> None:
     notes = "\n".join(table.notes)
     assert "Recipe quick in fp32: 4 runs of 7 to 500 updates took 152 s in all, up to 1" in notes
     assert re.search(r"on CPU \(toy\), unknown\. Commits: .*abc", notes)
+    assert "Seeds: 0, 1 (lstm, riglstm)." in notes
     assert f"Failed: riglstm 7x7 seed 1: the loss is not a number ({rig1.folder.name})." in notes
     assert "not comparable" in notes
     assert table.missing == "RIM"
