@@ -246,6 +246,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Pat
         with pytest.raises(Interrupted, match="update 2; go on with: the same"):
             run(short(256), parts, again="the same")
     assert RunFolder(parts).state == "partial"
+    with pytest.raises(ValueError, match=r"is not done: expected result\.json, got none"):
+        evaluate(parts, "cpu")
     with pytest.raises(ValueError, match="go on with it by --resume"):
         run(short(256), parts)
     run(short(256), parts, resume=True)

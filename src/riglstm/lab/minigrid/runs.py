@@ -145,11 +145,7 @@ def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]
     from riglstm.lab.train.checkpoints import load_weights
 
     run = read(Path(path), curves=False)
-    if not run.result:
-        raise ValueError(
-            f"{path} holds a run that is not done: expected result.json, got none; "
-            "go on with it by --resume first"
-        )
+    run.check_done()
     net = build(run.spec, pick(Fit(device=device)))
     load_weights(net, RunFolder(path).weights_of(run.result["frames"]))
     return run.spec, net.eval()

@@ -86,6 +86,14 @@ class RunFiles:
         """Its figures."""
         return list(self.result.get("rows", ()))
 
+    def check_done(self) -> None:
+        """Raise ValueError where the run has no result yet."""
+        if not self.result:
+            raise ValueError(
+                f"{self.path} holds a run that is not done: expected result.json, got none; "
+                "go on with it by --resume first"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record(RunFiles):

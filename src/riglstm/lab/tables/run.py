@@ -232,11 +232,7 @@ def finished(path: Path | str) -> Record:
             spec = RunSpec.from_json(config)
         return Record(path=path, spec=spec, state="done", result=result)
     run = read_record(path, curves=False)
-    if not run.result:
-        raise ValueError(
-            f"{path} holds a run that is not done: expected result.json, got none; "
-            "go on with it by --resume first"
-        )
+    run.check_done()
     return run
 
 
