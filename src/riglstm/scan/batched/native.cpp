@@ -1,6 +1,6 @@
 // The loops over steps of the `batched` backend. In Python a small cell's time goes into the number
-// of operations, and a large one's products take in what was not chosen. Buffers and their shapes are
-// those of `forward.Saved`; letters as in cell.py.
+// of operations, and a large cell's products also multiply what was not chosen. Buffers and their
+// shapes are those of `forward.Saved`; letters as in cell.py.
 //
 // A row is a cell at work in a sample. Each row is computed by itself, so that its bits depend on
 // no other row: a batch or a sequence that is cut into pieces gives the same numbers.
@@ -144,8 +144,8 @@ inline int list(const uint8_t* flags, const uint8_t* others, int samples, uint8_
   return count;
 }
 
-// Matrices of `lines` × P, all of one size. The columns of a tile lie together, which stay near the
-// processor for all rows.
+// Matrices of `lines` × P, all of one size. The columns of a tile lie together, so that a tile stays
+// in the cache while all rows are multiplied.
 template <typename T> struct Matrices {
   const long lines;
   const int P;
