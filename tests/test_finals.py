@@ -77,16 +77,16 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
     assert choices(space, "riglstm", lines) == {"2": [AT_HOME, SHIFTED]}
     made = plan(space, space.models, lines, tiny.parent, "cpu")
     assert [(f.row, f.setting, f.spec.seed, f.trial, f.rule) for f in made] == [
-        ("lstm", "M=1", 1, "1", AT_HOME),
-        ("riglstm", "M=1", 1, "2", BOTH),
         ("lstm", "M=2", 1, "1", AT_HOME),
         ("riglstm", "M=2", 1, "2", BOTH),
-        ("lstm", "M=1", 2, "1", AT_HOME),
         ("lstm", "M=2", 2, "1", AT_HOME),
-        ("lstm", "M=1", 1, "2", SHIFTED),
+        ("lstm", "M=1", 1, "1", AT_HOME),
+        ("riglstm", "M=1", 1, "2", BOTH),
+        ("lstm", "M=1", 2, "1", AT_HOME),
         ("lstm", "M=2", 1, "2", SHIFTED),
-        ("lstm", "M=1", 2, "2", SHIFTED),
         ("lstm", "M=2", 2, "2", SHIFTED),
+        ("lstm", "M=1", 1, "2", SHIFTED),
+        ("lstm", "M=1", 2, "2", SHIFTED),
     ]
     names = [final.folder.name for final in made]
     assert len({*names}) == len(names)

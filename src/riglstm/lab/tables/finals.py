@@ -31,13 +31,15 @@ def plan(
     """The final runs of models whose trials are all done, but for those in `done`.
 
     `done`: a run's name and a rule that its rows count by; a run that another rule chooses later
-    gets rows by that rule, too. By rule, then seed by seed, so that a whole table is there early.
+    gets rows by that rule, too. By rule, then the longest first, so that runs that are made side by
+    side end together.
     """
     found: dict[str, Planned] = {}
     chosen = {model: choices(space, model, lines) for model in models}
     seeds = {model: space.final_seeds_of.get(model, space.final_seeds) for model in models}
     every = sorted({seed for own in seeds.values() for seed in own})
-    for rule, seed, setting, model in product(space.rules, every, space.final_updates, models):
+    settings = sorted(space.final_updates, key=lambda name: -space.final_updates[name])
+    for rule, setting, seed, model in product(space.rules, settings, every, models):
         if seed not in seeds[model]:
             continue
         for label, rules in chosen[model].items():
