@@ -409,15 +409,6 @@ class RIM(Recurrent):
         )
         self.start = changed_start(float(forget_bias), float(gate_scale))
 
-    def reset_parameters(self) -> None:
-        """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
-        reset_parts(self.cell)
-
-    def initial_state(self, batch: int) -> State:
-        """h and c of all cells, (1, B, N·d) each: zero."""
-        like, size = self.cell.lstm.weight, (1, batch, self.hidden_size)
-        return like.new_zeros(size), like.new_zeros(size)
-
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step for x (B, D): the output (B, N·d), and the state."""
         state, (seen,) = self._advance(x, state)
@@ -456,13 +447,6 @@ class RIM(Recurrent):
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace]]:
         h, c, seen = self.cell((x,), *self._by_cell(state))
         return (h.flatten(1).unsqueeze(0), c.flatten(1).unsqueeze(0)), (seen,)
-
-
-def reset_parts(module: nn.Module) -> None:
-    """Draw new start values in every part of a model."""
-    for part in module.modules():
-        if isinstance(part, GroupLinear | BlockLSTM | InputAttention | nn.Linear):
-            part.reset_parameters()
 
 
 def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> tuple[int, int, int]:
