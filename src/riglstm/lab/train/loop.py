@@ -105,7 +105,6 @@ def fit(
     if state is not None:
         training.load_state_dict(state)
     if training.stopped is None:
-        task.ready()
         _train(training, StopRequest(folder.writes, deadline), again)
     assert training.stopped is not None
     chosen = dict(training.choice.best)
