@@ -377,18 +377,6 @@ def test_what_is_no_number_stops_the_run_and_never_gets_into_a_checkpoint(
     assert all(int(file.stem.removeprefix("step-")) < step for file in files)
 
 
-def test_data_that_cannot_be_had_are_missed_before_training(tmp_path: Path) -> None:
-    class Missing(Halves):
-        def ready(self) -> None:
-            raise ValueError("no data")
-
-        def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-            raise AssertionError("training began")
-
-    with pytest.raises(ValueError, match="no data"):
-        train(tmp_path, task=Missing())
-
-
 def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

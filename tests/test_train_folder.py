@@ -238,6 +238,12 @@ def test_a_result_names_all_devices_and_commits_of_its_run(
     assert folder.read_json(folder.result) == result
 
 
+def test_data_that_cannot_be_had_are_missed_before_there_is_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"mnist: expected .* got none or not all"):
+        run(replace(SPEC, task="mnist", task_options={}), tmp_path / "run", tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_holds_its_folder_until_it_is_tested_and_is_tested_again_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

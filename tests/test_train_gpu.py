@@ -24,14 +24,6 @@ pytestmark = [
 GPU = replace(QUICK, device="cuda")
 
 
-class Mixed(Halves):
-    """Every third batch is shorter."""
-
-    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        inputs, targets = super().batch(seed, step, rows)
-        return Batch(inputs[:-1] if step % 3 == 2 else inputs, targets)
-
-
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Calls of each captured core."""
@@ -72,13 +64,6 @@ def test_a_captured_run_is_close_to_one_that_is_not(
     tolerance = {"fp32": 1e-4, "tf32": 1e-3, "bf16": 2e-2}[precision]
     for a, b in zip(with_graphs.parameters(), without.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
-
-
-def test_batches_of_another_shape_go_to_the_core_itself(
-    tmp_path: Path, captures: list[int]
-) -> None:
-    trained(tmp_path, replace(GPU, updates=30), Mixed(torch.device("cuda", 0)))
-    assert captures == [20]
 
 
 def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path: Path) -> None:

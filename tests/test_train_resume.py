@@ -245,16 +245,11 @@ def other_seed(file: Path) -> None:
     write_checkpoint(content, file)
 
 
-def of_no_run(file: Path) -> None:
-    write_checkpoint({"run": 3}, file)
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (truncate, r"step-60.ckpt is damaged, or no checkpoint \(its sha256 is another"),
         (pickle_code, r"step-60.ckpt is damaged, or no checkpoint \(Weights only load failed"),
-        (of_no_run, "step-60.ckpt is no checkpoint"),
         (other_seed, r"step-60.ckpt is of another run \(config.seed is 3 there, 0 here\)"),
     ],
 )
@@ -283,16 +278,9 @@ def test_without_a_usable_checkpoint_a_run_is_not_resumed(left_alone: Path, tmp_
         train(copy, resume=True)
 
 
-def test_a_run_is_never_overwritten_and_another_run_s_options_are_named(
-    left_alone: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match="go on with it by --resume, give another folder, or"):
-        train(left_alone)
-    copy = copy_of(left_alone, tmp_path)
-    with pytest.raises(ValueError, match=r"holds another run: fit.lr is 0.01 there, 0.5 here"):
-        train(copy, replace(QUICK, lr=0.5), resume=True)
+def test_another_networks_checkpoint_is_named(left_alone: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"weights.core.weight_ih_l0 is"):
-        train(copy, net=network(Halves(), hidden_size=4), resume=True)
+        train(copy_of(left_alone, tmp_path), net=network(Halves(), hidden_size=4), resume=True)
 
 
 def test_a_stray_checkpoint_does_not_push_good_ones_out(left_alone: Path, tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ class Recurrent(nn.Module):
     """A model that is a loop over its `step`, which may be compiled."""
 
     streaming = True
+    layers = 1
+    """Layers that have a state."""
     sizes: tuple[str, ...] = ()
     """Attributes that `repr` shows beside the two widths."""
     start = ""
@@ -67,9 +69,14 @@ class Recurrent(nn.Module):
         self.batch_first = batch_first
         self._compiled = CompiledSteps() if compile_step else None
 
+    def reset_parameters(self) -> None:
+        """Draw new start values, in every part those of its class."""
+        reset_parts(self)
+
     def initial_state(self, batch: int) -> State:
-        """The state before the first step."""
-        raise NotImplementedError
+        """h and c of all cells, (layers, B, hidden_size) each: zero."""
+        like, size = next(self.parameters()), (self.layers, batch, self.hidden_size)
+        return like.new_zeros(size), like.new_zeros(size)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step for x (B, D): the output (B, hidden_size), and the state."""
@@ -161,6 +168,14 @@ def _compile(method: str) -> Callable[[nn.Module, Any, State], tuple[Any, State]
 
     run.__code__ = run.__code__.replace()
     return torch.compile(run, fullgraph=True)
+
+
+def reset_parts(model: nn.Module) -> None:
+    """Draw new start values in the parts of a model."""
+    for part in model.modules():
+        reset = getattr(part, "reset_parameters", None)
+        if reset is not None and part is not model:
+            reset()
 
 
 def unroll(step: Step, x: Tensor, state: State) -> tuple[Tensor, State]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from riglstm.checks import check_positive
 from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
-from riglstm.models.rim import RIMCell, cell_counts, reset_parts, trace_layers
+from riglstm.models.rim import RIMCell, cell_counts, trace_layers
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
@@ -52,6 +52,7 @@ class BRIM(Recurrent):
     At 300, 300 there are 1,797,900 parameters with the `mnist` preset and 1,089,000 with `cifar`.
     """
 
+    layers = 2
     sizes = ("num_cells", "active_cells")
 
     def __init__(
@@ -107,15 +108,6 @@ class BRIM(Recurrent):
             )
         )
         self.start = changed_start(float(forget_bias), float(gate_scale))
-
-    def reset_parameters(self) -> None:
-        """Draw new start values: 0.01·N(0, 1) for maps without bias, nn.Linear's for the others."""
-        reset_parts(self)
-
-    def initial_state(self, batch: int) -> State:
-        """h and c of both layers, (2, B, hidden_size) each: zero."""
-        like, size = self.lower.lstm.weight, (2, batch, self.hidden_size)
-        return like.new_zeros(size), like.new_zeros(size)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step for x (B, D): the output (B, hidden_size), and the state."""

@@ -82,11 +82,6 @@ class LSTM(Recurrent):
         self.flatten_parameters()
         return self
 
-    def initial_state(self, batch: int) -> State:
-        """h and c, (1, B, H) each: zero."""
-        size = (1, batch, self.hidden_size)
-        return self.weight_hh_l0.new_zeros(size), self.weight_hh_l0.new_zeros(size)
-
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Eqs. (1)-(6) for x (B, D): the output h (B, H), and the state."""
         h, c = (s[0] for s in state)
@@ -153,10 +148,6 @@ class GridLSTM(Recurrent):
     def reset_parameters(self) -> None:
         """Draw new start values, in each cell those of an LSTM of its size."""
         self.stack.draw(self.cell_size**-0.5)
-
-    def initial_state(self, batch: int) -> State:
-        """h and c of all cells, (1, B, N·d) each: zero."""
-        return self.stack.initial_state(batch)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """One step for x (B, D): the output (B, N·d), and the state."""

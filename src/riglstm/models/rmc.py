@@ -69,12 +69,6 @@ class RMC(Recurrent):
         self.mlp_in, self.mlp_out, self.norm_mlp = linear(m, m), linear(m, m), norm(m)
         self.gates_input, self.gates_memory = linear(m, 2 * m), linear(m, 2 * m)
 
-    def reset_parameters(self) -> None:
-        """Draw new start values: those of nn.Linear and nn.LayerNorm."""
-        for layer in self.children():
-            assert isinstance(layer, nn.Linear | nn.LayerNorm)
-            layer.reset_parameters()
-
     def initial_state(self, batch: int) -> State:
         """M (1, B, S·m): each slot starts as another unit vector, so that they can differ."""
         like = self.input.weight

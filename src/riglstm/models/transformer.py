@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_dropout, check_input, check_positive
-from riglstm.models.base import State, check_options, check_sequence, describe
+from riglstm.models.base import State, check_options, check_sequence, describe, reset_parts
 
 
 class Transformer(nn.Module):
@@ -72,9 +72,7 @@ class Transformer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new start values: those of nn.Linear and nn.LayerNorm."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.LayerNorm):
-                module.reset_parameters()
+        reset_parts(self)
 
     def initial_state(self, batch: int) -> State:
         """Nothing: there is no state that could stand for past steps."""

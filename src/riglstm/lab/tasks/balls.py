@@ -7,7 +7,7 @@ encoder and decoder see T·B frames.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -26,7 +26,7 @@ from riglstm.lab.tasks.common import (
     empty_totals,
     evaluating,
 )
-from riglstm.lab.tasks.datasets import cache_folder
+from riglstm.lab.tasks.datasets import Show, cache_folder
 from riglstm.models.base import Core, State
 
 FEATURES = 512
@@ -87,10 +87,7 @@ class Balls:
             scene(condition)
 
     def open(
-        self,
-        device: torch.device,
-        data_dir: Path | None = None,
-        show: Callable[[str], None] | None = None,
+        self, device: torch.device, data_dir: Path | None = None, show: Show | None = None
     ) -> BallsTask:
         """The task; each set of sequences is read, or made in the cache, when it is first used."""
         return BallsTask(self, torch.device(device), show)
@@ -113,12 +110,7 @@ class BallsTask:
     metric = Metric("bce", higher_is_better=False, scale=100, unit="")
     input_size = FEATURES
 
-    def __init__(
-        self,
-        config: Balls,
-        device: torch.device,
-        show: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, config: Balls, device: torch.device, show: Show | None = None) -> None:
         self.config, self.device, self.show = config, device, show
         self.trained_on = written(config.balls)
         others = map(written, config.conditions)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from riglstm.lab.tasks.base import SPLITS, generator
-from riglstm.lab.tasks.datasets import DataError, alone_in
+from riglstm.lab.tasks.datasets import DataError, Show, alone_in
 
 BOX = 10.0
 """Side of the box."""
@@ -291,7 +291,7 @@ def film(wanted: Sequences) -> Iterator[Tensor]:
         yield pack(hide(rows, gen) if scene.curtain else rows)
 
 
-def load(wanted: Sequences, cache: Path, show: Callable[[str], None] | None = None) -> Tensor:
+def load(wanted: Sequences, cache: Path, show: Show | None = None) -> Tensor:
     """Packed sequences (size, T, 512); what `cache` does not have is made, and kept there."""
     show = show or (lambda line: None)
     path = cache / wanted.file
@@ -310,7 +310,7 @@ def load(wanted: Sequences, cache: Path, show: Callable[[str], None] | None = No
         ) from error
 
 
-def _read(wanted: Sequences, path: Path, show: Callable[[str], None]) -> Tensor | None:
+def _read(wanted: Sequences, path: Path, show: Show) -> Tensor | None:
     """The packed sequences of a file; None where it is missing, or damaged, which is said."""
     try:
         with path.open("rb") as file:
@@ -325,7 +325,7 @@ def _read(wanted: Sequences, path: Path, show: Callable[[str], None]) -> Tensor 
     return None
 
 
-def _make(wanted: Sequences, path: Path, show: Callable[[str], None]) -> Tensor:
+def _make(wanted: Sequences, path: Path, show: Show) -> Tensor:
     if shutil.disk_usage(path.parent).free < wanted.bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     show(

@@ -6,7 +6,6 @@ Shapes: T = 2·L + P steps, B sequences, M digits a step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -27,6 +26,7 @@ from riglstm.lab.tasks.common import (
     empty_totals,
     evaluating,
 )
+from riglstm.lab.tasks.datasets import Show
 from riglstm.models.base import Core
 
 TRAINING = SPLITS.index("training")
@@ -107,10 +107,7 @@ class Copying:
         return f"{L}P={condition.P}"
 
     def open(
-        self,
-        device: torch.device,
-        data_dir: Path | None = None,
-        show: Callable[[str], None] | None = None,
+        self, device: torch.device, data_dir: Path | None = None, show: Show | None = None
     ) -> CopyingTask:
         """The task; it needs no files."""
         return CopyingTask(self, torch.device(device))
@@ -187,10 +184,9 @@ class CopyingTask:
     ) -> Totals:
         """Sums over sequences; "answer_loss" is the cross entropy of the last L steps."""
         L, P = self.config.read(condition)
-        size = self._digits(split, Condition(L, P)).shape[1]
         totals = empty_totals(self.device, "loss", "accuracy", "answer_loss", "count")
         with evaluating(net):
-            for rows in batches(size, 2 * L + P, self.device, share):
+            for rows in batches(self.size(split), 2 * L + P, self.device, share):
                 batch = self.examples(condition, split, rows)
                 logits = net(batch.inputs)
                 answer, digits = logits[-L:], batch.targets[-L:]

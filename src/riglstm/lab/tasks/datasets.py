@@ -17,11 +17,14 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import filelock
 import torch
 from torch import Tensor
+
+Show: TypeAlias = Callable[[str], None]
+"""Hears in a line what takes long."""
 
 
 class DataError(ValueError):
@@ -89,7 +92,7 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, show: Callable[[str], None]) -> Iterator[None]:
+def alone_in(folder: Path, show: Show) -> Iterator[None]:
     """Make a folder and hold its lock: other processes wait until this one is done in it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / ".lock")
@@ -144,9 +147,7 @@ def load(name: str, data_dir: Path | None = None) -> Images:
     return form.parse([found[content] for content in form.sums])
 
 
-def obtain(
-    name: str, data_dir: Path | None = None, show: Callable[[str], None] | None = None
-) -> Images:
+def obtain(name: str, data_dir: Path | None = None, show: Show | None = None) -> Images:
     """A dataset that is there; one that is not is downloaded, unless a folder was named for it."""
     if data_dir is None and not os.environ.get("RIGLSTM_DATA"):
         try:
@@ -156,9 +157,7 @@ def obtain(
     return load(name, data_dir)
 
 
-def fetch(
-    name: str, data_dir: Path | None = None, show: Callable[[str], None] | None = None
-) -> Path:
+def fetch(name: str, data_dir: Path | None = None, show: Show | None = None) -> Path:
     """Download what is missing of a dataset; gives the folder that holds it.
 
     Of several processes that want it one downloads, and the others wait for it.
@@ -187,7 +186,7 @@ def _known(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def _download(file: Download, folder: Path, show: Callable[[str], None]) -> None:
+def _download(file: Download, folder: Path, show: Show) -> None:
     """Try the mirrors in turn; pooch checks the sum before it moves a file to its place."""
     import pooch  # type: ignore[import-untyped]
     import requests

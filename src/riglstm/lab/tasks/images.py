@@ -29,7 +29,7 @@ from riglstm.lab.tasks.common import (
     empty_totals,
     evaluating,
 )
-from riglstm.lab.tasks.datasets import Images, obtain
+from riglstm.lab.tasks.datasets import Images, Show, obtain
 from riglstm.models.base import Core
 
 HELD_OUT = 0.2
@@ -150,10 +150,7 @@ class SequentialImages:
         raise NotImplementedError
 
     def open(
-        self,
-        device: torch.device,
-        data_dir: Path | None = None,
-        show: Callable[[str], None] | None = None,
+        self, device: torch.device, data_dir: Path | None = None, show: Show | None = None
     ) -> ImageTask:
         """The task; its pictures are read at first use, or downloaded if no folder was named."""
         read = functools.partial(obtain, self.dataset, data_dir, show)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from riglstm.lab.train.folder import RunFolder, atomic_write, differences
 
 KEPT = 2
-NAME = re.compile(r"step-(\d+)\.ckpt")
+NAME = re.compile(r"step-\d+\.ckpt")
 HEAD = b"riglstm checkpoint, sha256 %s\n"
 
 
@@ -65,7 +65,7 @@ class Checkpoints:
         `say` is told of each that had to be passed over.
         """
         paths = [p for p in self.folder.checkpoints.glob("*") if NAME.fullmatch(p.name)]
-        paths.sort(key=_step, reverse=True)
+        paths.sort(key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
         faults: list[str] = []
         for number, path in enumerate(paths):
             try:
@@ -123,23 +123,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if content[:start] != HEAD % _sum(memoryview(content)[start:]):
         raise UnusableError(f"{path.name} is damaged, or no checkpoint (its sha256 is another)")
     try:
-        found = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
+        found: dict[str, Any] = torch.load(
+            io.BytesIO(content[start:]), map_location="cpu", weights_only=True
+        )
     # The sum is right: somebody has made the file so, and it may fail in any way.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UnusableError(f"{path.name} is damaged, or no checkpoint ({reason})") from error
-    if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
-        raise UnusableError(f"{path.name} is no checkpoint (it does not say of which run)")
     return found
 
 
 def _sum(content: bytes | memoryview) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
-
-
-def _step(path: Path) -> int:
-    """The updates in a checkpoint, by its name."""
-    return int(path.stem.removeprefix("step-"))
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

@@ -51,44 +51,40 @@ def captured(core: nn.Module) -> Iterator[None]:
     Calls of another shape or under another autocast than the first, in eval mode or without
     gradients are the core's own.
     """
-    core.forward = _Switch(core)
+    plain: Callable[..., tuple[Tensor, State]] = core.forward
+    graphed: GraphedCore | None = None
+    kind: tuple[Any, ...] = ()
+
+    def forward(x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        nonlocal graphed, kind
+        if not core.training or not torch.is_grad_enabled():
+            return plain(x, state)
+        if graphed is None:
+            # Which calls the core itself.
+            core.forward = plain
+            graphed, kind = _capture(core, x), _kind(x)
+            core.forward = forward
+        return (graphed if _kind(x) == kind else plain)(x, state)
+
+    core.forward = forward
     try:
         yield
     finally:
         del core.forward
 
 
-class _Switch:
-    """`forward` of a core: captured where the call is like the first one in training."""
-
-    def __init__(self, core: nn.Module) -> None:
-        self.core = core
-        self.plain: Callable[..., tuple[Tensor, State]] = core.forward
-        self.graphed: GraphedCore | None = None
-        self.kind: tuple[Any, ...] = ()
-        self.capturing = False
-
-    def __call__(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        if self.capturing or not self.core.training or not torch.is_grad_enabled():
-            return self.plain(x, state)
-        if self.graphed is None:
-            self.graphed, self.kind = self._capture(x), _kind(x)
-        return (self.graphed if _kind(x) == self.kind else self.plain)(x, state)
-
-    def _capture(self, x: Tensor) -> GraphedCore:
-        self.capturing = True
-        random = torch.cuda.get_rng_state(x.device)
-        try:
-            return GraphedCore(self.core, x)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the training step of {type(self.core).__name__} could not be captured as CUDA "
-                "graphs; train it without (--no-capture)"
-            ) from error
-        finally:
-            self.capturing = False
-            # What was drawn in order to capture must not shift what the run draws.
-            torch.cuda.set_rng_state(random, x.device)
+def _capture(core: nn.Module, x: Tensor) -> GraphedCore:
+    random = torch.cuda.get_rng_state(x.device)
+    try:
+        return GraphedCore(core, x)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the training step of {type(core).__name__} could not be captured as CUDA graphs; "
+            "train it without (--no-capture)"
+        ) from error
+    finally:
+        # What was drawn in order to capture must not shift what the run draws.
+        torch.cuda.set_rng_state(random, x.device)
 
 
 def _kind(x: Tensor) -> tuple[Any, ...]:

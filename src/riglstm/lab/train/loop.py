@@ -105,9 +105,10 @@ def fit(
     if state is not None:
         training.load_state_dict(state)
     if training.stopped is None:
-        task.ready()
         _train(training, StopRequest(folder.writes, deadline), again)
-    return training.fitted()
+    assert training.stopped is not None
+    chosen = dict(training.choice.best)
+    return Fitted(chosen, training.step, training.seconds, training.stopped)
 
 
 def _train(training: Training, request: StopRequest, again: str) -> None:
@@ -128,7 +129,7 @@ def _train(training: Training, request: StopRequest, again: str) -> None:
         how = "stopped at once, without saving"
         raise Interrupted(training.stop_message(how, again)) from None
     finally:
-        training.close()
+        training.shown.close()
     kind = Interrupted if request.made else OutOfTime
     if not ended:
         raise kind(training.stop_message("stopped, and saved", again))
@@ -184,6 +185,8 @@ class Training:
     ) -> None:
         self.net, self.task, self.config, self.seed = net.to(task.device), task, config, seed
         self.folder, self.checkpoints = folder, Checkpoints(folder, net)
+        self.shown = contextlib.ExitStack()
+        """Closes the log and the progress, whatever ended the run."""
         self.weights = list(net.parameters())
         self.optimizer = make_optimizer(net, config)
         self.average = Average(self.weights, config.average)
@@ -220,7 +223,9 @@ class Training:
                     f"each has as much of it, got parts of {shapes}; change batch_size or devices"
                 )
         self.log = Log(self.folder, self.step, self.config.tensorboard)
+        self.shown.callback(self.log.close)
         self.progress = Progress(self.config.updates, "update", self.step, self.folder.writes)
+        self.shown.callback(self.progress.close)
         numbers = generator(torch.device("cpu"), self.seed, rank, self.step)
         seed_rng(numbers.initial_seed(), self.task.device)
         # A run may be resumed in more processes than it had.
@@ -431,11 +436,6 @@ class Training:
         self.pause = state["pause"]
         self.referenced = self.choice.steps()
 
-    def fitted(self) -> Fitted:
-        """The result of a run that has come to its end."""
-        assert self.stopped is not None
-        return Fitted(dict(self.choice.best), self.step, self.seconds, self.stopped)
-
     def seconds_of_tests(self) -> float:
         """Seconds that the tests after a training take, from those of an evaluation."""
         # Each condition, and all but the training one a second time, by its own choice.
@@ -448,12 +448,6 @@ class Training:
         if self.saved is not None:
             there = f"the last checkpoint is {self.checkpoints.path(self.saved)}"
         return f"{how}; {there}" + (f"; go on with: {again}" if again else "")
-
-    def close(self) -> None:
-        """Write and show no more, whatever ended the run."""
-        for shown in ("progress", "log"):
-            if hasattr(self, shown):
-                getattr(self, shown).close()
 
     def _over_processes(self, x: Tensor, how: Literal["sum", "mean"]) -> Tensor:
         """The sum or mean over all processes; the tensor that was given stays as it is."""
