@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 import models_oracle
 from helpers import seeded, slow_bf16
-from riglstm.models.base import State, unroll
+from riglstm.models.base import State
 from riglstm.models.brim import BRIM
 from riglstm.models.rim import RIM, RIMCell, log_odds
 
@@ -305,66 +304,10 @@ def test_dropout_is_drawn_in_the_weights_precision(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(F, "dropout", watched)
     model = RIM(5, 24, dropout=0.1)
     with torch.autocast("cpu", torch.bfloat16):
-        given, _ = model.cell.lay_out(torch.randn(9, 2, 5, dtype=torch.bfloat16))
+        given, _ = model.cell.lay_out(torch.randn(9, 2, 5, dtype=torch.bfloat16), deferred=False)
     assert seen == [(torch.float32, torch.float32)] * 2
-    for masks in list(zip(*given, strict=True))[2:]:
+    for masks in given[2:]:
         assert set(torch.stack(masks).unique().tolist()) == {0.0, torch.tensor(1 / 0.9).item()}
-
-
-def test_every_step_cell_and_sample_draws_its_own_dropout() -> None:
-    model = a_rim(seeded(20), dropout=0.5).train()
-    torch.manual_seed(0)
-    given, _ = model.cell.lay_out(torch.ones(40, 8, 5, dtype=torch.float64))
-    masks = [torch.stack(steps) for steps in zip(*given, strict=True)][1:]
-    for mask in masks:
-        for dim in range(3):
-            assert (mask.diff(dim=dim) != 0).any(dim=dim).all(dim=-1).any()
-    kept = masks[-1]
-    assert set(kept.unique().tolist()) == {0.0, 2.0}
-    assert abs(kept.mean().item() - 1) < 0.1
-
-
-@pytest.mark.slow
-@compiles
-@pytest.mark.parametrize("whole", [False, True], ids=["step", "whole"])
-def test_a_compiled_sequence_equals_its_steps_forward_and_backward(
-    whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = "eager" if whole else "aot_eager"
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    model = a_rim(seeded(20), compile_step=True)
-    gen = seeded(21)
-    x, state = random(gen, 6, 3, 5).requires_grad_(), a_state(gen, model, 3)
-    leaves = [x, *(s.requires_grad_() for s in state), *model.parameters()]
-    found = []
-    for run in (
-        functools.partial(unroll, model.step),
-        torch.compile(model, fullgraph=True) if whole else model,
-    ):
-        y, (h, c) = run(x, state)
-        gradients = torch.autograd.grad(y.square().sum() + c.sin().sum(), leaves)
-        found.append([y, h, c, *gradients])
-    for want, got in zip(*found, strict=True):
-        assert want.any()
-        assert (got - want).abs().max() < TOL
-    torch.compiler.reset()
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_compiled_step_is_for_sequences_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs: list[Any] = []
-
-    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
-    model = a_rim(seeded(20), compile_step=True)
-    for T in (4, 6, 9, 1):
-        model(random(seeded(22), T, 3, 5))
-    assert len(graphs) == 1
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ class _Node(torch.autograd.Function):
         with loop.lock:
             made = loop.run(arguments)
             loop.holds = weakref.ref(ctx.call)
+        ctx.versions = [t._version for t in loop.fixed]
         if not loop.fixed:
             ctx.save_for_backward(*arguments)
         ctx.set_materialize_grads(False)
@@ -242,6 +243,11 @@ class _Node(torch.autograd.Function):
                         "capture once for each"
                     )
                 loop.run(given)
+            if ctx.versions != [t._version for t in loop.fixed]:
+                raise RuntimeError(
+                    "captured graphs read weights where they are: expected those of the forward "
+                    "pass, got weights that were changed in place; call backward before the update"
+                )
             loop.holds = _nobody
             wanted = [g for g, learns in zip(grads, loop.differentiable, strict=True) if learns]
             found = loop.back(wanted)

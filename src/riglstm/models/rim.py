@@ -7,7 +7,7 @@ vectors. `RIMCell` puts the parts of a step in their order; BRIM stacks two of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypedDict, Unpack
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from riglstm import checks
 from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
+from riglstm.models.deferred import Deferred, Gather, deferred_product
 from riglstm.selection import top_mask, two_thirds
 
 GROUP_STD = 0.01
@@ -230,6 +231,10 @@ def trace_layers(advance: Advance, x: Tensor, state: State) -> list[Trace]:
     return traces
 
 
+LaidOut: TypeAlias = tuple[Sequence[tuple[Tensor, ...]], Sequence[Deferred]]
+"""Of each thing that a step is given its T tensors; and products."""
+
+
 class RIMCell(nn.Module):
     """One layer of mechanisms; BRIM stacks two of them.
 
@@ -280,8 +285,8 @@ class RIMCell(nn.Module):
         h, c = merge(active, h_new, h), merge(active, c_tilde, c)
         return h, c, Trace(h.flatten(1), active, p, a, s, r)
 
-    def lay_out(self, x: Tensor) -> tuple[Iterator[tuple[Tensor, ...]], tuple[Tensor, ...]]:
-        """What the steps over x (T, B, D) need no state for: keys, drives and dropout; weights.
+    def lay_out(self, x: Tensor, deferred: bool) -> LaidOut:
+        """What the steps over x (T, B, D) need no state for: keys, drives, dropout, and products.
 
         A cell's weight p_j is one number, and dropout does not look at the state:
         Dropout(p_j v) W = p_j (Dropout(v) W), of which only p_j is left to the step.
@@ -299,40 +304,40 @@ class RIMCell(nn.Module):
         # A key for every cell, so that its gradient is summed over them once, after the loop.
         given = (k.expand(N, -1, -1), drive, kept.transpose(0, 1))
         out = comm.gate_update
-        weights = (
-            torch.cat((attention.query.weight, W_h), dim=2),
-            comm.qkv.weight,
-            out.weight.t().unsqueeze(0),
+        products = (
+            Deferred(
+                torch.cat((attention.query.weight, W_h), dim=2), T, B, deferred, self.lstm.bias()
+            ),
+            Deferred(comm.qkv.weight, T, B, deferred),
+            Deferred(out.weight.t().unsqueeze(0), T, N * B, deferred, out.bias.unsqueeze(0)),
         )
-        # Rounded once, not in every step.
-        dtype = checks.product_dtype(x.device, W_h.dtype)
-        biases = (self.lstm.bias().unsqueeze(1), out.bias.view(1, 1, -1))
-        steps = zip(*(by_step(g, T) for g in given), strict=True)
-        return steps, (*(W.to(dtype) for W in weights), *biases)
+        return [by_step(g, T) for g in given], products
 
-    def advance(self, given: tuple[Tensor, ...], state: State) -> tuple[Tensor, State]:
-        """`forward` after `lay_out`: what that has for the step, and weights; to h, and the state.
+    def advance(self, given: tuple[Tensor, ...], state: State) -> tuple[tuple[Tensor, ...], State]:
+        """`forward` after `lay_out`: output and rows of the step's products, and the state.
 
-        Both have cells first, (N, B, d), and share no memory: a compiled step then adds their
-        gradients up within its own kernels.
+        `given` is what `lay_out` has for the step, then slots, weights and biases of the products.
+        Output and state have cells first, (N, B, d), and share no memory: a compiled step then
+        adds their gradients up within its own kernels.
         """
-        k, drive, kept, W_h, W_qkv, W_out, b_h, b_out = given
+        k, drive, kept, to_h, to_qkv, to_out, W_h, W_qkv, W_out, b_h, _, b_out = given
         (h, c), comm, d_k = state, self.communication, k.shape[2]
-        q, gates = torch.bmm(h.to(W_h.dtype), W_h).split((d_k, 4 * h.shape[2]), dim=2)
+        q, gates = deferred_product(h, W_h, to_h).split((d_k, 4 * h.shape[2]), dim=2)
         exact = torch.promote_types(h.dtype, torch.float32)
         s = (q.to(exact) * k.to(exact)).sum(dim=2) / d_k**0.5  # (N, B)
         active = top_mask(s.detach().t(), self.K_a).t().contiguous()
         gates = gates + b_h + s.sigmoid().unsqueeze(2) * drive
         h_tilde, c_tilde = gated(gates.to(c.dtype), c)
         h_tilde = gradient_mask(h_tilde, active)
-        qkv = torch.bmm(h_tilde.to(W_qkv.dtype), W_qkv).transpose(0, 1)
+        qkv = deferred_product(h_tilde, W_qkv, to_qkv).transpose(0, 1)
         _, _, a = attend(qkv, comm.heads, comm.size)
         a = a.to(h.dtype).transpose(0, 1).flatten(0, 1).unsqueeze(0)  # (1, N·B, M·d_v)
-        y = torch.bmm(a.to(W_out.dtype), W_out).to(h.dtype) + b_out
+        y = deferred_product(a, W_out, to_out).to(h.dtype) + b_out
         gate, update = y.view(*h.shape[:2], -1).chunk(2, dim=2)
         h_new = h_tilde + gate.sigmoid() * (update * kept).tanh()
+        rows = tuple(row.detach() for row in (h, h_tilde, a))
         h, c = merge(active, h_new, h), merge(active, c_tilde, c)
-        return h.clone(), (h, c)
+        return (h.clone(), *rows), (h, c)
 
 
 class RIM(Recurrent):
@@ -417,8 +422,8 @@ class RIM(Recurrent):
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state.
 
-        What does not need the state is made for all steps at once before the loop. Hooks on parts
-        see each step's calls.
+        What does not need the state is made for all steps at once before the loop, and where the
+        step is compiled the gradients of weights after it. Hooks on parts see each step's calls.
         """
         if hooked(self.cell):
             return super().forward(x, state)
@@ -426,13 +431,21 @@ class RIM(Recurrent):
         state = tuple(s.transpose(0, 1).contiguous() for s in self._by_cell(state))  # (N, B, d)
         # Whoever compiles all of the loop has no use for a step compiled by itself.
         compiled = None if torch.compiler.is_compiling() else self._compiled
+        given, products = self.cell.lay_out(x, deferred=compiled is not None)
+        weights = (*(p.weight for p in products), *(p.bias for p in products))
         step = self.cell.advance if compiled is None else compiled.of(self.cell, "advance")
-        steps, weights = self.cell.lay_out(x)
         outputs = []
-        for given in steps:
-            y, state = step((*given, *weights), state)
+        for given_t in zip(*given, *(p.slots for p in products), strict=True):
+            (y, *rows), state = step((*given_t, *weights), state)
             outputs.append(y)
-        y = torch.stack(outputs)  # (T, N, B, d)
+            for product, row in zip(products, rows, strict=True):
+                if product.rows is not None:
+                    product.rows.append(row)
+        if compiled is None:
+            y = torch.stack(outputs)  # (T, N, B, d)
+        else:
+            kept = [p.rows for p in products if p.rows is not None]
+            y, *state = Gather.apply(kept, len(outputs), *outputs, *state)  # type: ignore[no-untyped-call]
         y = y.transpose(1, 2).flatten(2)  # (T, B, N·d)
         state = tuple(s.transpose(0, 1).flatten(1).unsqueeze(0) for s in state)
         return y.transpose(0, 1) if self.batch_first else y, state
