@@ -10,13 +10,7 @@ from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Rendered
-from riglstm.lab.tables.result import (
-    FAILED,
-    ResultRow,
-    RunFiles,
-    read_run,
-    rows_of,
-)
+from riglstm.lab.tables.result import FAILED, ResultRow, RunFiles, read_run, rows_of
 from riglstm.lab.tables.table import SPREAD, Table, bullets, line, markdown, text_table
 from riglstm.lab.train.folder import RunFolder, differences
 
