@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from riglstm.plot.reading import (
-    Input,
-    Layer,
-    correlation,
-    largest,
-    number,
-    percent,
-    share_awake,
-)
+from riglstm.plot.reading import Input, Layer, correlation, largest, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,7 +130,8 @@ def _words(part: str, layer: Layer, brightness: Tensor | None) -> list[list[str]
             [f"keeps {m:.2f}" if a else "slept" for m, a in zip(*row, strict=True)]
             for row in zip(means.tolist(), awake.any(0).tolist(), strict=True)
         ]
-    said = [[f"awake {percent(share)}" for share in row] for row in share_awake(awake).tolist()]
+    shares = awake.double().mean(0).tolist()
+    said = [[f"awake {percent(share)}" for share in row] for row in shares]
     if brightness is None:
         return said
     r = correlation(awake, brightness).tolist()

@@ -122,11 +122,6 @@ def read(
     return layers, None if input is None else read_input(input, T, B), chosen, labels
 
 
-def share_awake(active: Tensor) -> Tensor:
-    """The share of steps at which each cell was awake: (T, B, N) to (B, N)."""
-    return active.double().mean(0)
-
-
 def correlation(active: Tensor, brightness: Tensor) -> Tensor:
     """Pearson's r over time of being awake (T, B, N) with the input's brightness (T, B): (B, N).
 

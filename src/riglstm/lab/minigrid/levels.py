@@ -12,20 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Level(NamedTuple):
-    """One level of a family; an episode is over after the environment's own limit (P34)."""
-
-    name: str
-    """As tables name it: `5x5`."""
-    id: str
-    """As gymnasium names it."""
-
-
 class Family(NamedTuple):
-    """Levels of one kind."""
+    """Levels of one kind; an episode is over after the environment's own limit of steps (P34)."""
 
     title: str
-    levels: tuple[Level, ...]
+    levels: dict[str, str]
+    """The easiest first: gymnasium's id by the name in tables, `5x5`."""
     frames: int = 1_000_000
     """To train for, if nothing else is said (P35)."""
     actions: int = 7
@@ -33,8 +25,8 @@ class Family(NamedTuple):
     """The goal is told in words alone: without reading them success is near chance (P36)."""
 
 
-def _levels(prefix: str, *names: str, version: str = "v0") -> tuple[Level, ...]:
-    return tuple(Level(name, f"MiniGrid-{prefix}{name}-{version}") for name in names)
+def _levels(prefix: str, *names: str, version: str = "v0") -> dict[str, str]:
+    return {name: f"MiniGrid-{prefix}{name}-{version}" for name in names}
 
 
 _ROOMS = ("5x5", "6x6", "8x8", "16x16")
@@ -47,12 +39,10 @@ FAMILIES: dict[str, Family] = {
     "doorkey": Family("DoorKey", _levels("DoorKey-", *_ROOMS)),
     "multiroom": Family(
         "MultiRoom",
-        (
-            *_levels("MultiRoom-", "N2-S4"),
-            # Version 0 of this level is registered with six rooms.
-            *_levels("MultiRoom-", "N4-S5", version="v1"),
-            *_levels("MultiRoom-", "N6"),
-        ),
+        # Version 0 of the second is registered with six rooms.
+        _levels("MultiRoom-", "N2-S4")
+        | _levels("MultiRoom-", "N4-S5", version="v1")
+        | _levels("MultiRoom-", "N6"),
     ),
     "simplecrossing": Family("SimpleCrossing", _levels("SimpleCrossing", *_CROSSINGS)),
     "lavacrossing": Family("LavaCrossing", _levels("LavaCrossing", *_CROSSINGS)),
@@ -74,11 +64,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "obstructedmaze": Family(
         "ObstructedMaze",
-        (
-            *_levels("ObstructedMaze-", "1Dl", "1Dlh", "1Dlhb", "2Dl", "2Dlh"),
-            # In version 0 of these a blocking ball may cover the key.
-            *_levels("ObstructedMaze-", "2Dlhb", "1Q", "2Q", "Full", version="v1"),
-        ),
+        # In version 0 of the last four a blocking ball may cover the key.
+        _levels("ObstructedMaze-", "1Dl", "1Dlh", "1Dlhb", "2Dl", "2Dlh")
+        | _levels("ObstructedMaze-", "2Dlhb", "1Q", "2Q", "Full", version="v1"),
         frames=5_000_000,
     ),
     "fetch": Family("Fetch", _levels("Fetch-", "5x5-N2", "6x6-N2", "8x8-N3"), text=True),
@@ -109,14 +97,13 @@ def family(name: str) -> Family:
     return FAMILIES[name]
 
 
-def chosen_levels(of: Family, names: Sequence[str] | None) -> tuple[Level, ...]:
+def chosen_levels(of: Family, names: Sequence[str] | None) -> dict[str, str]:
     """The levels of that name, in the family's order; None: all."""
     if names is None:
         return of.levels
-    known = tuple(level.name for level in of.levels)
-    if not names or not set(names) <= set(known):
+    if not names or not set(names) <= of.levels.keys():
         raise ValueError(
-            f"levels of {of.title} must be some of {', '.join(known)}, got "
+            f"levels of {of.title} must be some of {', '.join(of.levels)}, got "
             f"{', '.join(names) or 'none'}"
         )
-    return tuple(level for level in of.levels if level.name in names)
+    return {name: level for name, level in of.levels.items() if name in names}

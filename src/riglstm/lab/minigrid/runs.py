@@ -67,7 +67,7 @@ def run(
         folder.failed.unlink(missing_ok=True)
         try:
             trained = train(
-                *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
+                *(net, next(iter(of.levels.values())), spec.frames, spec.ppo, spec.seed, folder),
                 again=again,
             )
         except Diverged as error:

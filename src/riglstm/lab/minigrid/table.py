@@ -95,7 +95,7 @@ def tables(runs: Sequence[GridRun], planned: int | None = None) -> tuple[list[Ta
         if not rows:
             continue
         models = [name for name in names if name in {row.model for row in rows}]
-        levels = tuple(level.name for level in of.levels)
+        levels = tuple(of.levels)
         one = Table(
             name=TASK,
             title=f"MiniGrid, {of.title}",

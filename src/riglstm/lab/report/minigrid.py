@@ -54,7 +54,7 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
             rates.setdefault((d.spec.family, d.spec.name, level), []).append(100 * rate)
     bars: list[Bar] = []
     for key, of in FAMILIES.items():
-        for name, _ in of.levels:
+        for name in of.levels:
             ours, theirs = (rates.get((key, model, name), []) for model in (OURS, THEIRS))
             if ours and theirs:
                 spread = sum(np.var(v, ddof=1) for v in (ours, theirs) if len(v) > 1) ** 0.5
@@ -125,8 +125,8 @@ def _training(family: str, done: Sequence[GridRun]) -> list[Picture]:
             runs.setdefault(label(d.spec.name), []).append(d.metrics["success"])
     if not runs:
         return []
-    title = FAMILIES[family].title
-    figure = draw_training({f"{title} {FAMILIES[family].levels[0].name}: success": runs})
+    title, home = FAMILIES[family].title, next(iter(FAMILIES[family].levels))
+    figure = draw_training({f"{title} {home}: success": runs})
     for axes in figure.axes:
         axes.set_xlabel("frame")
     return [
