@@ -183,7 +183,7 @@ def test_only_networks_that_read_digits_are_explored() -> None:
 def test_without_networks_there_is_the_second_tab_alone() -> None:
     with server.Server("127.0.0.1", 0, []) as served:
         assert served.about()["networks"] == []
-        assert served.answer(asked()) == {"traces": []}
+        assert served.answer(Request(SEVEN, 14)) == []
 
 
 def test_the_command_says_what_it_cannot_serve(

@@ -70,12 +70,11 @@ def played(envs: Environments, actions: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_levels_are_registered_with_their_limits_and_actions(name: str) -> None:
+def test_levels_are_registered_with_their_actions(name: str) -> None:
     of = family(name)
-    for level in of.levels:
-        env: Any = gymnasium.make(level.id, disable_env_checker=True).unwrapped
-        assert env.max_steps == level.limit, level.id
-        assert env.action_space.n == of.actions
+    for level in of.levels.values():
+        env: Any = gymnasium.make(level, disable_env_checker=True).unwrapped
+        assert env.action_space.n == of.actions, level
         assert env.observation_space["image"].shape == (7, 7, 3)
 
 
@@ -83,13 +82,11 @@ def test_levels_and_families_by_name() -> None:
     assert len(FAMILIES) == 16
     assert set(FAMILIES) - set(SHOWN) == {"fetch", "gotodoor", "gotoobject", "putnear"}
     of = family("doorkey")
-    assert [level.name for level in chosen_levels(of, ("8x8", "5x5"))] == ["5x5", "8x8"]
+    assert list(chosen_levels(of, ("8x8", "5x5"))) == ["5x5", "8x8"]
     assert chosen_levels(of, None) == of.levels
     for names, got in ((("7x7",), "7x7"), ((), "none")):
         with pytest.raises(ValueError, match=rf"levels of DoorKey must be .* 5x5, .*got {got}"):
             chosen_levels(of, names)
-    with pytest.raises(ValueError, match=r"the family must be one of empty, .*got 'maze'"):
-        family("maze")
 
 
 def test_reward_is_one_where_a_recorded_episode_is_solved() -> None:
@@ -215,7 +212,7 @@ def test_workers_do_not_outlive_a_killed_run() -> None:
 
 def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path) -> None:
     result = run(spec(episodes=3), tmp_path / "a")
-    levels = [level.name for level in FAMILIES["lavagap"].levels]
+    levels = list(FAMILIES["lavagap"].levels)
     assert [r["condition"] for r in result["rows"] if r["metric"] == "success"] == levels
     assert all(0 <= row["value"] <= 1 and row["chosen_on"] == "last" for row in result["rows"])
     assert result["frames"] == 256
@@ -224,8 +221,8 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
     again = evaluate(tmp_path / "a", "cpu", levels=("S5",))
     assert again["rows"] == result["rows"][:2]
     loaded, _ = load(tmp_path / "a", "cpu")
-    assert loaded.name == "riglstm"
-    assert loaded.digest() == spec(episodes=3).digest()
+    assert loaded.spec.name == "riglstm"
+    assert loaded.spec.digest() == spec(episodes=3).digest()
     with pytest.raises(ValueError, match="levels of LavaGap must be some of S5, S6, S7, got none"):
         evaluate(tmp_path / "a", "cpu", levels=())
     (tmp_path / "a" / "weights" / "step-256.safetensors").unlink()
@@ -264,8 +261,6 @@ def test_no_more_frames_are_used_than_were_asked_for(
     said = capsys.readouterr().err
     assert "testing 1 episodes of 3 levels" in said
     assert "tested 6 of 6 episodes" in said
-    with pytest.raises(ValueError, match=r"of one update at least, 64 = envs · steps, got 63"):
-        short(63)
 
 
 def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -308,12 +303,11 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_fold
 
 def test_trials_depend_on_the_agent_alone() -> None:
     net = build(spec(), torch.device("cpu"))
-    levels = family("lavagap").levels[:2]
+    levels = chosen_levels(family("lavagap"), ("S5", "S6"))
     scores = training.trials(net, levels, 3, workers=1)
     assert training.trials(net, levels, 3, workers=2) == scores
-    assert training.trials(net, levels[1:], 3, workers=1) == {"S6": scores["S6"]}
-    for name, score in scores.items():
-        assert 0 < score.steps <= next(x.limit for x in levels if x.name == name)
+    assert training.trials(net, {"S6": levels["S6"]}, 3, workers=1) == {"S6": scores["S6"]}
+    assert 0 < scores["S5"].steps <= 100
 
 
 def test_a_memory_of_other_sizes_has_another_name() -> None:
@@ -337,7 +331,7 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "maze"}, "the family must be one of"),
+        ({"family": "maze"}, "the family must be one of empty, .*got 'maze'"),
         ({"seed": 2**31}, "seed must be a whole number from 0 to 2,147,483,647, got 2147483648"),
         ({"episodes": 0}, "episodes must be a whole number from 1 on, got 0"),
         ({"model_options": {"cells": 3, "depth": 1}}, "'depth' is no model option of 'riglstm'"),

@@ -105,7 +105,7 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
     [
         ("--set bidirectional=true", "expected a memory that streams"),
         ("--set update_scale=0.5", "update_scale must be 'auto' with soft_update='printed'"),
-        ("--frames 63", "frames must be those of one update at least, 64"),
+        ("--frames 63", "frames must be those of one update at least, 64 = envs · steps, got 63"),
         ("--family door-key", "--family must be one of"),
         ("--model transformer", "--model must be one of"),
     ],

@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 from riglstm import RigLSTM, plot
 from riglstm.layer import Trace
 from riglstm.models import build
-from riglstm.plot.reading import correlation, number, percent, share_awake
+from riglstm.plot.reading import correlation, number, percent
 
 OPTIONS: dict[str, Any] = {"num_cells": 3, "active_cells": 2, "num_views": 4, "views_per_cell": 3}
 
@@ -55,7 +55,6 @@ def test_a_cell_that_wakes_on_the_stroke_correlates_with_it() -> None:
     stroke = torch.tensor([1, 0, 0, 1, 0, 0, 1, 1, 0])
     on, line = stroke.bool(), torch.eye(3).bool().flatten()
     active = torch.stack([on, ~on, torch.ones(9, dtype=torch.bool), line], 1).unsqueeze(1)
-    np.testing.assert_allclose(share_awake(active), [[4 / 9, 5 / 9, 1, 3 / 9]])
     r = correlation(active, stroke.unsqueeze(1))[0]
     np.testing.assert_allclose(r[:2], [1, -1])
     assert math.isnan(r[2])

@@ -22,7 +22,7 @@ from riglstm.lab.report.cells import Loaded
 from riglstm.lab.tables.plan import RunSpec, plan
 from riglstm.lab.tables.result import Series, read_record
 from riglstm.lab.tables.run import build as build_run
-from riglstm.lab.tables.run import evaluate
+from riglstm.lab.tables.run import evaluate, load
 from riglstm.lab.tables.table import TextTable
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.tasks.datasets import Images as Files
@@ -112,7 +112,7 @@ def finish(
 def opened(path: Path, model: str, **options: Any) -> Loaded:
     """A run of a model on digits, with its network."""
     finish(path / model, on_digits(model, **options))
-    return cells.open_run(model, path / model, "cpu", None)
+    return Loaded(model, path / model, *load(path / model, "cpu"))
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_digits_are_of_different_classes_and_in_the_test_set(
     classes = torch.tensor([3, 3, 1, 3, 1, 0, 2, 2, 2, 2, 2, 2])
     files = given._replace(test_labels=classes)
     monkeypatch.setattr("riglstm.lab.tasks.images.obtain", lambda *_: files)
-    again = cells.open_run("riglstm", rig.path, "cpu", None)
+    again = Loaded("riglstm", rig.path, *load(rig.path, "cpu"))
     labels = cells.look(again, "5x5").labels
     assert [label.rpartition(" ")[2] for label in labels] == ["0", "2", "5"]
     with pytest.raises(ValueError, match="numbers from 0 to 11, the run's test set, got 12"):
@@ -226,7 +226,7 @@ def test_balls_are_rolled_out_from_run_folders(
     runs = []
     for model in ("lstm", "riglstm"):
         finish(tmp_path / model, on_balls(model), {"4": 0.4, "curtain": 0.5})
-        runs.append(cells.open_run(model, tmp_path / model, "cpu", tmp_path))
+        runs.append(Loaded(model, tmp_path / model, *load(tmp_path / model, "cpu", tmp_path)))
     picture = cells.rollout_picture(runs, "curtain", 1)
     assert picture.png.startswith(PNG)
     assert "frames 0 to 3" in picture.caption

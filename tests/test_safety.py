@@ -294,20 +294,3 @@ def test_what_nohup_has_silenced_stays_so() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_shared_memory_of_environments_never_has_a_name(monkeypatch: Patch) -> None:
-    pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
-    from riglstm.lab.minigrid import envs as minigrid_envs
-
-    links: list[int] = []
-    real = subprocess.Popen
-
-    def started(*arguments: Any, pass_fds: tuple[int, ...] = (), **options: Any) -> Any:
-        links.extend(os.fstat(number).st_nlink for number in pass_fds)
-        return real(*arguments, pass_fds=pass_fds, **options)
-
-    monkeypatch.setattr(minigrid_envs.subprocess, "Popen", started)
-    with minigrid_envs.Environments(["MiniGrid-LavaGapS5-v0"] * 2, 0, workers=1) as envs:
-        assert envs.images.any()
-    assert links == [0]

@@ -42,7 +42,6 @@ def cells(
     *,
     sequences: Iterable[int] | None = None,
     labels: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
 ) -> Figure:
     """When each cell was awake, under the input or beside its picture.
 
@@ -53,12 +52,11 @@ def cells(
             (B, rows, columns) or (B, rows, columns, 3), whose cells are then drawn as pictures.
         sequences: numbers of the sequences to draw; default: the first three.
         labels: what is said of each of these sequences.
-        names: of the layers; default: their numbers, where there are several.
 
     In a picture a cell is white where it was awake, and r is the correlation over time of being
     awake with the input's brightness.
     """
-    return draw_over_time("active", *read(trace, input, sequences, labels, names))
+    return draw_over_time("active", *read(trace, input, sequences, labels))
 
 
 def keep(
@@ -67,13 +65,12 @@ def keep(
     *,
     sequences: Iterable[int] | None = None,
     labels: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
 ) -> Figure:
     """How much of its old state each cell kept in the soft update; grey where it slept.
 
     Arguments are those of `cells`.
     """
-    return draw_over_time("keep", *read(trace, input, sequences, labels, names))
+    return draw_over_time("keep", *read(trace, input, sequences, labels))
 
 
 def views(
@@ -83,7 +80,6 @@ def views(
     step: int | None = None,
     sequences: Iterable[int] | None = None,
     labels: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
     slots: Sequence[str] | None = None,
 ) -> Figure:
     """What each cell took in: views of the input, and states of other cells.
@@ -96,7 +92,7 @@ def views(
     `slots`: names of the views; `input` is drawn if it is pictures; the other arguments are those
     of `cells`.
     """
-    layers, shown, chosen, said = read(trace, input, sequences, labels, names)
+    layers, shown, chosen, said = read(trace, input, sequences, labels)
     T, _ = layers[0].size
     if step is not None and not 1 <= step <= T:
         raise ValueError(f"step must be from 1 to {T}, the steps of the trace, got {step}")
@@ -130,7 +126,7 @@ def trace_content(
     classes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """What `save_trace` writes: shapes, and arrays as base64 of little-endian float32 or uint8."""
-    layers = read_layers(trace, None)
+    layers = read_layers(trace)
     T, B = layers[0].size
     shown = None if input is None else read_input(input, T, B)
     likely = None if probabilities is None else torch.as_tensor(probabilities)

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from riglstm.plot.reading import (
-    Input,
-    Layer,
-    correlation,
-    largest,
-    number,
-    percent,
-    share_awake,
-)
+from riglstm.plot.reading import Input, Layer, correlation, largest, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,27 +123,21 @@ def _values(part: str, layer: Layer) -> Any:
 
 def _words(part: str, layer: Layer, brightness: Tensor | None) -> list[list[str]]:
     """By sequence and cell, what stands beside it; the brightness of the input is (T, B)."""
-    return _say_awake(layer, brightness) if part == "active" else _say_kept(layer)
-
-
-def _say_awake(layer: Layer, brightness: Tensor | None) -> list[list[str]]:
-    shares = share_awake(layer.awake)
-    said = [[f"awake {percent(share)}" for share in row] for row in shares.tolist()]
+    awake = layer.awake
+    if part == "keep":
+        means = (layer.part("keep").double() * awake).sum(0) / awake.sum(0)
+        return [
+            [f"keeps {m:.2f}" if a else "slept" for m, a in zip(*row, strict=True)]
+            for row in zip(means.tolist(), awake.any(0).tolist(), strict=True)
+        ]
+    shares = awake.double().mean(0).tolist()
+    said = [[f"awake {percent(share)}" for share in row] for row in shares]
     if brightness is None:
         return said
-    r = correlation(layer.awake, brightness).tolist()
+    r = correlation(awake, brightness).tolist()
     return [
         [f"{text}\nr = {number(one)}" for text, one in zip(*pair, strict=True)]
         for pair in zip(said, r, strict=True)
-    ]
-
-
-def _say_kept(layer: Layer) -> list[list[str]]:
-    awake, kept = layer.awake, layer.part("keep").double()
-    means = (kept * awake).sum(0) / awake.sum(0)
-    return [
-        [f"keeps {m:.2f}" if a else "slept" for m, a in zip(*row, strict=True)]
-        for row in zip(means.tolist(), awake.any(0).tolist(), strict=True)
     ]
 
 
@@ -233,9 +219,8 @@ def _draw_rows(
             T = len(values[i])
             where = (0.5, T + 0.5, counts[i] - 0.5, -0.5)
             image = axes.imshow(values[i][:, b].T, extent=where, **options)
-            axes.set_yticks(
-                range(counts[i]), [f"{layer.name} cell {j}".strip() for j in range(counts[i])]
-            )
+            cells = [f"{layer.name} cell {j}".strip() for j in range(counts[i])]
+            axes.set_yticks(range(counts[i]), cells)
             axes.tick_params(length=0, axis="y")
             right = axes.secondary_yaxis("right")
             right.set_yticks(range(counts[i]), said[i][b])

@@ -70,20 +70,18 @@ class Input(NamedTuple):
         return pixels.squeeze(2) if pixels.shape[2] == 1 else pixels
 
 
-def read_layers(trace: Traces, names: Sequence[str] | None = None) -> list[Layer]:
-    """The layers of a trace with their names."""
+def read_layers(trace: Traces) -> list[Layer]:
+    """The layers of a trace with their names: numbers, where there are several."""
     # A trace is a tuple itself.
     traces: list[Any] = [trace] if hasattr(trace, "active") else list(trace)
     if not traces or not all(hasattr(one, "active") for one in traces):
         raise TypeError(
             f"expected what rnn.trace(x) returns, or one of its layers, got {type(trace).__name__}"
         )
-    if names is None:
-        names = [""]
-        if len(traces) > 1:
-            reverse = [" reverse" * getattr(one, "reverse", False) for one in traces]
-            names = [f"layer {t.layer}{r}" for t, r in zip(traces, reverse, strict=True)]
-    return [Layer(name, one) for name, one in zip(names, traces, strict=True)]
+    if len(traces) == 1:
+        return [Layer("", *traces)]
+    reverse = [" reverse" * getattr(one, "reverse", False) for one in traces]
+    return [Layer(f"layer {t.layer}{r}", t) for t, r in zip(traces, reverse, strict=True)]
 
 
 def read_input(given: Any, T: int, B: int) -> Input:
@@ -110,10 +108,9 @@ def read(
     input: Any,
     sequences: Iterable[int] | None,
     labels: Sequence[str] | None,
-    names: Sequence[str] | None,
 ) -> tuple[list[Layer], Input | None, list[int], Sequence[str]]:
     """Layers, input, and the numbers and labels of the sequences to draw."""
-    layers = read_layers(trace, names)
+    layers = read_layers(trace)
     T, B = layers[0].size
     chosen = list(range(min(B, MOST_DRAWN))) if sequences is None else list(sequences)
     if not chosen or not all(0 <= b < B for b in chosen):
@@ -123,11 +120,6 @@ def read(
     if len(labels) != len(chosen):
         raise ValueError(f"labels must be {len(chosen)}, one a sequence, got {len(labels)}")
     return layers, None if input is None else read_input(input, T, B), chosen, labels
-
-
-def share_awake(active: Tensor) -> Tensor:
-    """The share of steps at which each cell was awake: (T, B, N) to (B, N)."""
-    return active.double().mean(0)
 
 
 def correlation(active: Tensor, brightness: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def main(args: Sequence[str]) -> None:
     print("families: riglstm train minigrid --family NAME")
     for name, family in FAMILIES.items():
         text = " (the goal is in a text that no agent here reads)" if family.text else ""
-        print(f"  {name:<24}{' '.join(level.name for level in family.levels)}{text}")
+        print(f"  {name:<24}{' '.join(family.levels)}{text}")
     print("tables: riglstm reproduce NAME")
     for name in NAMES:
         title = TABLES[name].title if name in TABLES else "Inference time, parameters and memory"

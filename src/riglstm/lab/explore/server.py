@@ -34,14 +34,6 @@ MOST_BYTES = 2**16
 """Of a request."""
 
 
-class RefusedError(Exception):
-    """A request that cannot be answered: a status, and a line for the user."""
-
-    def __init__(self, status: HTTPStatus, line: str) -> None:
-        super().__init__(line)
-        self.status = status
-
-
 class Server(ThreadingHTTPServer):
     """Serves the explorer of these networks."""
 
@@ -67,16 +59,14 @@ class Server(ThreadingHTTPServer):
             "hidden": list(HIDDEN),
         }
 
-    def answer(self, body: bytes) -> dict[str, Any]:
-        """Read the picture that a request holds, by every network."""
-        asked = request(body)
+    def answer(self, asked: Request) -> list[dict[str, Any]]:
+        """Read a picture by every network."""
         with self.reading:
-            traces = [read(one, asked) for one in self.networks]
-        return {"traces": traces}
+            return [read(one, asked) for one in self.networks]
 
 
-def request(body: bytes) -> Request:
-    """What a request asks for; raises RefusedError where it is none."""
+def request(body: bytes) -> Request | None:
+    """What a request asks for; None where it is no such request."""
     try:
         said = json.loads(body)
         pixels = torch.tensor(said["pixels"], dtype=torch.uint8)
@@ -88,15 +78,8 @@ def request(body: bytes) -> Request:
             and asked.hide in HIDDEN
         )
     except (ValueError, TypeError, KeyError, RuntimeError):
-        fits = False
-    if not fits:
-        raise RefusedError(
-            HTTPStatus.BAD_REQUEST,
-            f"expected JSON with pixels, {SIDE} rows of {SIDE} numbers from 0 to 255, a side from "
-            f"{SIDES[0]} to {SIDES[1]}, noise from 0 to {MOST_NOISE}, and hide, one of "
-            f"{', '.join(HIDDEN)}, got something else",
-        )
-    return asked
+        return None
+    return asked if fits else None
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -116,31 +99,38 @@ class Handler(SimpleHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Readings."""
-        try:
-            self._send(HTTPStatus.OK, self.server.answer(self._body()))
-        except RefusedError as error:
-            # What was not read of the body would be taken for the next request.
-            self.close_connection = True
-            self._send(error.status, {"error": str(error)})
-        except Exception as error:
-            self.close_connection = True
-            said = f"the picture could not be read: {error}"
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": said})
-
-    def _body(self) -> bytes:
-        if self.path != "/api/read":
-            raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no page {self.path[:60]}")
-        # Pages of other servers cannot send this type without asking.
-        if self.headers.get_content_type() != "application/json":
-            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected a request in JSON")
         length = self.headers.get("Content-Length", "")
+        if self.path != "/api/read":
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is no page {self.path[:60]}")
+        # Pages of other servers cannot send this type without asking.
+        elif self.headers.get_content_type() != "application/json":
+            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected a request in JSON")
         # Python makes no number of thousands of digits.
-        if not re.fullmatch(r"\d{1,6}", length) or int(length) > MOST_BYTES:
-            raise RefusedError(
+        elif not re.fullmatch(r"\d{1,6}", length) or int(length) > MOST_BYTES:
+            self._refuse(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"expected a request of at most {MOST_BYTES} bytes, got {length[:20] or 'none'}",
             )
-        return self.rfile.read(int(length))
+        elif (asked := request(self.rfile.read(int(length)))) is None:
+            self._refuse(
+                HTTPStatus.BAD_REQUEST,
+                f"expected JSON with pixels, {SIDE} rows of {SIDE} numbers from 0 to 255, a side "
+                f"from {SIDES[0]} to {SIDES[1]}, noise from 0 to {MOST_NOISE}, and hide, one of "
+                f"{', '.join(HIDDEN)}, got something else",
+            )
+        else:
+            try:
+                traces = self.server.answer(asked)
+            except Exception as error:
+                said = f"the picture could not be read: {error}"
+                self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, said)
+            else:
+                self._send(HTTPStatus.OK, {"traces": traces})
+
+    def _refuse(self, status: HTTPStatus, line: str) -> None:
+        # What was not read of the body would be taken for the next request.
+        self.close_connection = True
+        self._send(status, {"error": line})
 
     def _send(self, status: HTTPStatus, content: Any) -> None:
         said = json.dumps(content).encode()

@@ -1,13 +1,15 @@
-"""MiniGrid environments by the dozen, stepped in worker processes over shared memory.
+"""MiniGrid environments by the dozen, stepped in worker processes.
 
 A worker is this file started as a script. It imports nothing of the package, so it is up in a
 second, needs no torch, and any script may start it. Its standard input is a connection, on which it
-takes commands and answers each; what is large lies in a file that both have mapped. Where the
-connection ends the process ends, so it cannot outlive the one that started it.
+takes commands and answers each. Where the connection ends the process ends, so it cannot outlive
+the one that started it.
 
-    STEP        step every environment by its `action`; SKIP leaves one as it is
-    HISTORY     answer with each environment's episode and the actions in it
-    a History   go to these episodes and actions
+    STEP        step each environment by its action; SKIP leaves one as it is
+    RESTORE     go to these episodes and actions, a History
+    HISTORY     answer with the History
+
+To the first two it answers as `look` does.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn, Self
@@ -28,16 +29,9 @@ from numpy.typing import NDArray
 
 SECONDS = 120
 """How long a worker may take over one answer."""
-STEP, HISTORY = "step", "history"
+STEP, RESTORE, HISTORY = "step", "restore", "history"
 SKIP = 255
 """The action that leaves an environment as it is."""
-
-_FIELDS = (("action", "u1"), ("reward", "u1"), ("done", "u1"), ("steps", "i4"))
-RECORD = np.dtype([("image", "u1", (7, 7, 3)), *_FIELDS], align=True)
-"""What is shared about an environment: what it sees, is told, earned, and how long it took.
-
-Where an episode is done, `steps` is its length, and `image` the first of the next one, if any.
-"""
 
 History = list[tuple[int, list[int]]]
 """For each environment the number of its episode, and the actions in it so far."""
@@ -84,25 +78,19 @@ class Environments:
         from riglstm.lab.minigrid.levels import available
 
         available()
-        workers = min(len(levels), workers or cores())
+        B = len(levels)
+        workers = min(B, workers or cores())
         self.levels = tuple(levels)
+        self.images = np.zeros((B, 7, 7, 3), np.uint8)
+        self.rewards, self.dones = np.zeros((2, B), np.uint8)
+        self.steps = np.zeros(B, np.int32)
         self.workers: list[_Worker] = []
-        # It never has a name, so that a kill at any time leaves nothing behind.
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.file = tempfile.TemporaryFile(dir=memory)  # noqa: SIM115
+        numbers = numbers or range(B)
         try:
-            self.file.truncate(RECORD.itemsize * len(levels))
-            # As a plain array: a memmap keeps books on every access.
-            shared = np.asarray(np.memmap(self.file, RECORD, mode="r+", shape=(len(levels),)))
-            self.images, self.rewards, self.dones = (shared[n] for n in ("image", "reward", "done"))
-            self.steps, self._actions = shared["steps"], shared["action"]
-            ask = {"file": self.file.fileno(), "of": len(levels), "seed": seed, "once": once}
-            numbers = numbers or range(len(levels))
-            bounds = [len(levels) * i // workers for i in range(workers + 1)]
-            for first, end in itertools.pairwise(bounds):
-                own = {**ask, "numbers": list(numbers[first:end])}
-                self.workers.append(_Worker(own, first, self.levels[first:end]))
-            self._answers()
+            for first, end in itertools.pairwise(B * i // workers for i in range(workers + 1)):
+                own = self.levels[first:end]
+                self.workers.append(_Worker(first, own, seed, numbers[first:end], once))
+            self._look()
         except BaseException:
             self.close()
             raise
@@ -112,32 +100,33 @@ class Environments:
 
     def step(self, actions: NDArray[Any]) -> None:
         """One step of every environment; what comes of it stands in the arrays."""
-        self._actions[:] = actions
         for worker in self.workers:
-            worker.tell(STEP)
-        self._answers()
+            worker.tell(STEP, actions[worker.rows].tolist())
+        self._look()
+
+    def _look(self) -> None:
+        """Take what the workers answer."""
+        for worker in self.workers:
+            own = worker.rows
+            self.images[own], self.rewards[own], self.dones[own], self.steps[own] = worker.answer()
 
     def history(self) -> History:
         """Where the environments stand, for a checkpoint."""
         for worker in self.workers:
             worker.tell(HISTORY)
-        return list(itertools.chain.from_iterable(self._answers()))
+        return [own for worker in self.workers for own in worker.answer()]
 
     def restore(self, history: History) -> None:
         """Go where they stood: each plays its episode's actions again."""
         for worker in self.workers:
-            worker.tell(history[worker.first : worker.first + len(worker.levels)])
-        self._answers()
-
-    def _answers(self) -> list[Any]:
-        return [worker.answer() for worker in self.workers]
+            worker.tell(RESTORE, history[worker.rows])
+        self._look()
 
     def close(self) -> None:
         """End the workers."""
         for worker in self.workers:
             worker.close()
         self.workers = []
-        self.file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -147,10 +136,10 @@ class Environments:
 
 
 class _Worker:
-    """One process, with the environments from `first` on."""
+    """One process, with the environments from `first` on; `asked`: what it is to make of them."""
 
-    def __init__(self, ask: dict[str, Any], first: int, levels: tuple[str, ...]) -> None:
-        self.first, self.levels = first, levels
+    def __init__(self, first: int, levels: tuple[str, ...], *asked: Any) -> None:
+        self.rows, self.levels = slice(first, first + len(levels)), levels
         self.connection, theirs = Pipe()
         # -P: the script's folder is no place to import from. One thread: it has none to spare.
         # What a library prints goes to stderr.
@@ -158,13 +147,12 @@ class _Worker:
             (sys.executable, "-P", __file__),
             stdin=theirs.fileno(),
             stdout=2,
-            pass_fds=(ask["file"],),
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYGAME_HIDE_SUPPORT_PROMPT": "1"},
         )
         theirs.close()
-        self.tell({**ask, "first": first, "levels": levels})
+        self.tell(levels, *asked)
 
-    def tell(self, command: Any) -> None:
+    def tell(self, *command: Any) -> None:
         """Send it something."""
         try:
             self.connection.send(command)
@@ -192,9 +180,8 @@ class _Worker:
 
     def _fail(self, what: str | None = None) -> NoReturn:
         code = self.process.wait()
-        last = self.first + len(self.levels) - 1
         raise WorkerDied(
-            f"the worker with environments {self.first} to {last} "
+            f"the worker with environments {self.rows.start} to {self.rows.stop - 1} "
             f"({', '.join(sorted(set(self.levels)))}) {what or f'ended with exit code {code}'}; "
             "what it wrote stands above; a run goes on from its last checkpoint by --resume"
         ) from None
@@ -215,12 +202,15 @@ def solved(reward: float) -> int:
 class Player:
     """One environment, its episodes one after another, each from a seed of its own."""
 
-    def __init__(self, level: str, seed: int, number: int, once: bool, record: Any) -> None:
+    reward = done = steps = 0
+    """What came of the last step; of the last episode that ended, how long it was."""
+
+    def __init__(self, level: str, seed: int, number: int, once: bool) -> None:
         import gymnasium
         import minigrid  # noqa: F401  registers the levels
 
         self.env: Any = gymnasium.make(level, disable_env_checker=True)
-        self.seed, self.number, self.once, self.record = seed, number, once, record
+        self.seed, self.number, self.once = seed, number, once
         self.start(0)
 
     def start(self, episode: int) -> None:
@@ -228,32 +218,34 @@ class Player:
         entropy = np.random.SeedSequence((self.seed, self.number, episode))
         seen, _ = self.env.reset(seed=int(entropy.generate_state(1)[0]))
         self.episode, self.actions, self.over = episode, bytearray(), False
-        self.record["image"] = seen["image"]
+        self.image = seen["image"]
 
-    def step(self) -> None:
-        """One step, by the shared action; after an episode's last the next one begins."""
-        action, record = int(self.record["action"]), self.record
+    def step(self, action: int) -> None:
+        """One step; after an episode's last the next one begins."""
+        self.reward = self.done = 0
         if action == SKIP or self.over:
-            record["done"] = record["reward"] = 0
             return
         seen, reward, terminated, truncated, _ = self.env.step(action)
         self.actions.append(action)
-        done = terminated or truncated
-        record["reward"], record["done"] = solved(reward), done
-        if done:
-            record["steps"] = len(self.actions)
-            self.over = self.once
-        if done and not self.once:
-            self.start(self.episode + 1)
-        else:
-            record["image"] = seen["image"]
+        self.image, self.reward = seen["image"], solved(reward)
+        if terminated or truncated:
+            self.done, self.steps, self.over = 1, len(self.actions), self.once
+            if not self.once:
+                self.start(self.episode + 1)
 
     def replay(self, episode: int, actions: list[int]) -> None:
         """Go to an episode and play these actions in it."""
         self.start(episode)
         for action in actions:
-            self.record["action"] = action
-            self.step()
+            self.step(action)
+
+
+def look(players: Sequence[Player]) -> tuple[Any, ...]:
+    """What the environments show: images, rewards, dones, steps."""
+    images, rewards, dones, steps = zip(
+        *((p.image, p.reward, p.done, p.steps) for p in players), strict=True
+    )
+    return np.stack(images), rewards, dones, steps
 
 
 def main() -> None:
@@ -261,26 +253,23 @@ def main() -> None:
     # Ctrl-C reaches every process of a terminal; whether to stop is for the one that started us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(0)
-    ask = connection.recv()
-    # By its number, which was handed down: it has no name.
-    with open(ask["file"], "r+b") as file:
-        shared: Any = np.asarray(np.memmap(file, RECORD, mode="r+", shape=(ask["of"],)))
+    levels, seed, numbers, once = connection.recv()
     players = [
-        Player(level, ask["seed"], number, ask["once"], shared[ask["first"] + i])
-        for i, (level, number) in enumerate(zip(ask["levels"], ask["numbers"], strict=True))
+        Player(level, seed, number, once) for level, number in zip(levels, numbers, strict=True)
     ]
-    connection.send(None)
+    answer: Any = look(players)
     while True:
-        command, answer = connection.recv(), None
-        if command == STEP:
-            for player in players:
-                player.step()
-        elif command == HISTORY:
-            answer = [(player.episode, list(player.actions)) for player in players]
-        else:
-            for player, (episode, actions) in zip(players, command, strict=True):
-                player.replay(episode, actions)
         connection.send(answer)
+        command, *given = connection.recv()
+        if command == HISTORY:
+            answer = [(player.episode, list(player.actions)) for player in players]
+            continue
+        for player, own in zip(players, *given, strict=True):
+            if command == STEP:
+                player.step(own)
+            else:
+                player.replay(*own)
+        answer = look(players)
 
 
 if __name__ == "__main__":

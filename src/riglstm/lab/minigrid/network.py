@@ -36,8 +36,7 @@ class ActorCritic(nn.Module):
     def __init__(self, core: Core, actions: int) -> None:
         super().__init__()
         assert isinstance(core, nn.Module)
-        draws = _draws(core)
-        if draws:
+        if draws := _draws(core):
             raise ValueError(
                 "PPO compares how probable an action was with how probable it is, which a memory "
                 "that draws would make two random numbers: expected one that draws nothing, got "
@@ -58,7 +57,7 @@ class ActorCritic(nn.Module):
             nn.ReLU(),
             nn.Flatten(),
         )
-        self.core = core
+        self.core, self.actions = core, actions
         self.actor = _head(core.output_size, actions)
         self.critic = _head(core.output_size, 1)
 

@@ -170,14 +170,6 @@ def advantages(
     return out
 
 
-class Losses(NamedTuple):
-    """Means over a minibatch, 0-d."""
-
-    policy: Tensor
-    value: Tensor
-    entropy: Tensor
-
-
 def ppo_losses(
     log_prob: Tensor,
     value: Tensor,
@@ -187,8 +179,8 @@ def ppo_losses(
     gained: Tensor,
     clip: float,
     normalise: bool,
-) -> Losses:
-    """Detail 12, for frames of any shape; `gained` are advantages."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Detail 12: means of policy, value and entropy, 0-d; `gained` are advantages."""
     returns = old_value + gained
     if normalise:
         gained = (gained - gained.mean()) / (gained.std() + 1e-8)
@@ -196,7 +188,7 @@ def ppo_losses(
     policy = -torch.minimum(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained)
     near = old_value + (value - old_value).clamp(-clip, clip)
     missed = torch.maximum((value - returns).square(), (near - returns).square())
-    return Losses(policy.mean(), missed.mean(), entropy.mean())
+    return policy.mean(), missed.mean(), entropy.mean()
 
 
 class Agent:
@@ -272,7 +264,8 @@ class Agent:
             actions.append((logits[t] + noise[t]).argmax(-1))
             envs.step(actions[t].cpu().numpy())
             rewards_at[t], resets_at[t + 1] = envs.rewards, envs.dones
-            self._note(envs)
+            for i in envs.dones.nonzero()[0]:
+                self.recent.append((int(envs.rewards[i]), int(envs.steps[i])))
         values = net.values(torch.stack(outputs))  # (T + 1, B)
         acted, resets = torch.stack(actions), resets.to(self.device)
         self.fresh = resets[T]
@@ -286,17 +279,10 @@ class Agent:
             *(book, states),
         )
 
-    def _note(self, envs: Environments) -> None:
-        """Episodes that have just ended."""
-        for i in envs.dones.nonzero()[0]:
-            self.recent.append((int(envs.rewards[i]), int(envs.steps[i])))
-
     def _gumbel(self, T: int, B: int) -> Tensor:
         """Noise (T, B, A) with which an argmax is a draw."""
-        last = self.net.actor[-1]
-        assert isinstance(last, nn.Linear)
         # Drawn on the CPU, so that an agent acts the same wherever it learns.
-        draw = torch.empty(T, B, last.out_features)
+        draw = torch.empty(T, B, self.net.actions)
         draw.exponential_(generator=generator(torch.device("cpu"), self.seed, NOISE, self.updates))
         return draw.log().neg().to(self.device)
 
@@ -331,7 +317,7 @@ class Agent:
                     clip=config.clip,
                     normalise=config.normalise,
                 )
-                total += self._descend(losses)
+                total += self._descend(*losses)
                 count += 1
         names = ("policy_loss", "value_loss", "entropy", "grad_norm")
         return dict(zip(names, (total / count).tolist(), strict=True))
@@ -355,16 +341,15 @@ class Agent:
         for stored, new in zip(states, last, strict=True):
             stored[:, after[inside]] = new.detach()[:, inside]
 
-    def _descend(self, losses: Losses) -> Tensor:
+    def _descend(self, policy: Tensor, value: Tensor, entropy: Tensor) -> Tensor:
         """Detail 13: one step of Adam; the losses, the entropy, the gradient's norm."""
         config = self.config
-        loss = losses.policy + config.value_coef * losses.value
-        loss = loss - config.entropy_coef * losses.entropy
+        loss = policy + config.value_coef * value - config.entropy_coef * entropy
         self.optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), config.clip_norm)
         self.optimizer.step()
-        return torch.stack((*losses, norm)).detach()
+        return torch.stack((policy, value, entropy, norm)).detach()
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on as if it had not stopped."""

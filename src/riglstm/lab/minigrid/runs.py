@@ -16,7 +16,7 @@ from riglstm.lab.minigrid.levels import SHOWN, chosen_levels, family
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
-from riglstm.lab.minigrid.table import read, table
+from riglstm.lab.minigrid.table import GridRun, read, table
 from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Reproduced, complete
@@ -67,7 +67,7 @@ def run(
         folder.failed.unlink(missing_ok=True)
         try:
             trained = train(
-                *(net, of.levels[0].id, spec.frames, spec.ppo, spec.seed, folder),
+                *(net, next(iter(of.levels.values())), spec.frames, spec.ppo, spec.seed, folder),
                 again=again,
             )
         except Diverged as error:
@@ -120,7 +120,6 @@ def reproduce(
     A run that was stopped is gone on with; one that diverged is marked in its folder, shown as
     failed, and left; one that another process trains is passed over.
     """
-
     return complete(asked, run, lambda: table(asked), Path(out), TASK, InProcess(), again)
 
 
@@ -132,23 +131,22 @@ def evaluate(
     """The result again, from the folder alone; nothing is written."""
     from riglstm.lab.minigrid.training import trials
 
-    spec, net = load(path, device)
-    result = read(Path(path), curves=False).result
-    asked = chosen_levels(family(spec.family), None if levels is None else tuple(levels))
-    rows = _rows(spec, trials(net, asked, spec.episodes), result["frames"])
+    run, net = load(path, device)
+    asked = chosen_levels(family(run.spec.family), levels)
+    rows = _rows(run.spec, trials(net, asked, run.spec.episodes), run.result["frames"])
     here = device_name(next(net.parameters()).device)
-    return {**result, "rows": rows, "device": here, "commit": commit()}
+    return {**run.result, "rows": rows, "device": here, "commit": commit()}
 
 
-def load(path: Path | str, device: str = "auto") -> tuple[GridSpec, ActorCritic]:
-    """A finished run: what it was, and the network with its last weights, in eval mode."""
+def load(path: Path | str, device: str = "auto") -> tuple[GridRun, ActorCritic]:
+    """A finished run, and its network with its last weights, in eval mode."""
     from riglstm.lab.train.checkpoints import load_weights
 
     run = read(Path(path), curves=False)
     run.check_done()
     net = build(run.spec, pick(Fit(device=device)))
     load_weights(net, RunFolder(path).weights_of(run.result["frames"]))
-    return run.spec, net.eval()
+    return run, net.eval()
 
 
 def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict[str, Any]]:

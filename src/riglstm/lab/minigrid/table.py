@@ -10,13 +10,7 @@ from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Rendered
-from riglstm.lab.tables.result import (
-    FAILED,
-    ResultRow,
-    RunFiles,
-    read_run,
-    rows_of,
-)
+from riglstm.lab.tables.result import FAILED, ResultRow, RunFiles, read_run, rows_of
 from riglstm.lab.tables.table import SPREAD, Table, bullets, line, markdown, text_table
 from riglstm.lab.train.folder import RunFolder, differences
 
@@ -101,7 +95,7 @@ def tables(runs: Sequence[GridRun], planned: int | None = None) -> tuple[list[Ta
         if not rows:
             continue
         models = [name for name in names if name in {row.model for row in rows}]
-        levels = tuple(level.name for level in of.levels)
+        levels = tuple(of.levels)
         one = Table(
             name=TASK,
             title=f"MiniGrid, {of.title}",

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from riglstm.lab.minigrid.envs import SKIP, Environments
-from riglstm.lab.minigrid.levels import Level
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import PPO, Agent, small_products
 from riglstm.lab.minigrid.spec import TEST_SEED
@@ -127,16 +126,16 @@ class Score(NamedTuple):
 @torch.inference_mode()
 def trials(
     net: ActorCritic,
-    levels: Sequence[Level],
+    levels: Mapping[str, str],
     episodes: int = 100,
     workers: int | None = None,
 ) -> dict[str, Score]:
-    """The scores by level. All episodes of all levels are played at once."""
+    """The scores by level, whose ids are given. All episodes of all levels are played at once."""
     check_whole("episodes", episodes)
     say(f"testing {episodes} episodes of {len(levels)} levels")
     count = len(levels)
     # By episodes first: long levels are shared out among the workers.
-    ids = [level.id for level in levels] * 2 * episodes
+    ids = [*levels.values()] * 2 * episodes
     numbers = [episode for episode in range(episodes) for _ in range(2 * count)]
     with (
         Environments(ids, TEST_SEED, workers=workers, once=True, numbers=numbers) as envs,
@@ -145,8 +144,7 @@ def trials(
         solved, lengths = _play(net, envs, count, episodes)
     drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
     steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
-    scores = map(Score, drawn, greedy, steps)
-    return {level.name: score for level, score in zip(levels, scores, strict=True)}
+    return dict(zip(levels, map(Score, drawn, greedy, steps), strict=True))
 
 
 def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ T = s² steps in the order of lines; F frames of H × W.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -20,7 +21,7 @@ from riglstm import plot
 from riglstm.lab.report.curves import TRUTH, Array, Picture, looks, png
 from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
-from riglstm.lab.tables.run import finished, load
+from riglstm.lab.tables.run import finished
 from riglstm.lab.tasks.balls import BallsTask
 from riglstm.lab.tasks.base import Task
 from riglstm.lab.tasks.common import TokenNetwork
@@ -33,9 +34,6 @@ SLEEPING = ("riglstm", "rim", "brim")
 """Models whose cells sleep at times."""
 SCORING = (*SLEEPING, "rmc")
 """Models that score both their input and their cells."""
-
-UNABLE = (ValueError, TypeError, RuntimeError, OSError)
-"""What a network raises that cannot be built or run as its folder says."""
 
 SLOTS: dict[str, tuple[str, ...]] = {"rim": ("null", "x"), "rmc": ("x",)}
 """What the cells of a model choose from; RigLSTM's views have numbers."""
@@ -51,7 +49,7 @@ OUTLINES: tuple[Literal["solid", "dashed"], ...] = ("solid", "dashed")
 
 
 class Loaded(NamedTuple):
-    """A run with its network, the weights chosen on validation data of the training condition."""
+    """A run that is done, and what `riglstm.lab.tables.run.load` makes of it."""
 
     label: str
     path: Path
@@ -76,7 +74,7 @@ class Look(NamedTuple):
     """Test images, and what a model did with them."""
 
     pixels: Tensor
-    """(B, s, s) of 0 to 1, or (B, s, s, 3), on the CPU."""
+    """(B, s, s, C) of 0 to 1, on the CPU."""
     labels: Sequence[str]
     """Class, answer and number of each image."""
     traces: Any
@@ -86,20 +84,6 @@ class Look(NamedTuple):
     def size(self) -> str:
         """As conditions are named: 24x24."""
         return "x".join(map(str, self.pixels.shape[1:3]))
-
-
-def open_run(
-    label: str,
-    path: Path,
-    device: str,
-    data_dir: Path | None,
-    show: Callable[[str], None] | None = None,
-) -> Loaded:
-    """Load a finished run, and its images; `show` gets a line on what takes long."""
-    spec, task, net = load(path, device, data_dir, show)
-    if isinstance(task, ImageTask):
-        task.ready()
-    return Loaded(label, path, spec, task, net)
 
 
 def look(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> Look:
@@ -118,7 +102,7 @@ def look(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> L
                 f"test images must be numbers from 0 to {known - 1}, the run's test set, "
                 f"got {index}"
             )
-    batch = task.examples(condition, "test", torch.tensor(list(indices), device=task.device))
+    batch = task.examples(condition, "test", torch.tensor(indices, device=task.device))
     read_as, traces = _read(run, batch.inputs)
     pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
@@ -126,7 +110,7 @@ def look(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> L
         f"“{label}”, read as “{said}”\ntest no. {index}"
         for label, said, index in zip(batch.targets.tolist(), read_as, indices, strict=True)
     ]
-    return Look((pixels.squeeze(3) if pixels.shape[3] == 1 else pixels).cpu(), labels, traces)
+    return Look(pixels.cpu(), labels, traces)
 
 
 def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
@@ -140,11 +124,20 @@ def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
         return answers, net.core.trace(net.embed(tokens))  # type: ignore[attr-defined]
 
 
+def pictures(model: str, step: int) -> dict[str, Callable[[Loaded, Look], Picture]]:
+    """What is drawn of a model that has read images, by a name for each kind."""
+    kinds: dict[str, Callable[[Loaded, Look], Picture]] = {}
+    if model in SLEEPING:
+        kinds["cells"] = activation_picture
+    if model in SCORING:
+        kinds["scores"] = partial(score_picture, step=step)
+    return kinds
+
+
 def activation_picture(run: Loaded, seen: Look) -> Picture:
     """The paper's activation images: when each cell was awake on each image."""
-    figure = plot.cells(
-        seen.traces, seen.pixels, sequences=range(len(seen.pixels)), labels=seen.labels
-    )
+    everyone = range(len(seen.pixels))
+    figure = plot.cells(seen.traces, seen.pixels, sequences=everyone, labels=seen.labels)
     return Picture(
         title=f"{run.label}: cells awake at {seen.size}",
         caption=(
@@ -178,7 +171,7 @@ def sequence_picture(run: Loaded) -> Picture:
     )
 
 
-def score_picture(run: Loaded, seen: Look, step: int = 289) -> Picture:
+def score_picture(run: Loaded, seen: Look, step: int) -> Picture:
     """Scores of views and of cells at a step, counted from 1."""
     figure = plot.views(
         seen.traces,
@@ -224,15 +217,12 @@ def draw_rollout(
     F, look = len(truth), looks(list(models))
     size = 0.95
     figure = new_figure(size * F + 1.1, (size + 0.22) * (len(models) + 2) + 0.35)
-    panels = figure.subplots(
-        len(models) + 2, F, squeeze=False, gridspec_kw={"wspace": 0.03, "hspace": 0.03}
-    )
-    rows = [("truth", truth, TRUTH.colour)]
-    rows += [(name, frames, look[name].colour) for name, frames in models.items()]
-    rows += [("overlay", truth, TRUTH.colour)]
-    for line, (name, frames, colour) in zip(panels, rows, strict=True):
+    spaces = {"wspace": 0.03, "hspace": 0.03}
+    panels = figure.subplots(len(models) + 2, F, squeeze=False, gridspec_kw=spaces)
+    rows = {"truth": truth, **models, "overlay": truth}
+    for line, (name, frames) in zip(panels, rows.items(), strict=True):
         line[0].set_ylabel(name, fontsize=10)
-        bce = frame_bce(truth, frames)
+        colour, bce = look.get(name, TRUTH).colour, frame_bce(truth, frames)
         for f in range(F):
             picture_axes(line[f]).imshow(tinted(frames[f], colour), interpolation="nearest")
             if name in models:
@@ -240,11 +230,9 @@ def draw_rollout(
     for f in range(F):
         panels[0, f].set_title(f"frame {first_frame + f}", fontsize=9.5)
         for name, stroke in zip(outlined, OUTLINES, strict=False):
-            if models[name][f].min() < EDGE < models[name][f].max():
-                colour = look[name].colour
-                panels[-1, f].contour(
-                    models[name][f], [EDGE], colors=[colour], linestyles=stroke, linewidths=1.3
-                )
+            frame, stroked = models[name][f], {"linestyles": stroke, "linewidths": 1.3}
+            if frame.min() < EDGE < frame.max():
+                panels[-1, f].contour(frame, [EDGE], colors=[look[name].colour], **stroked)
     return figure
 
 
@@ -257,9 +245,8 @@ def rollout_picture(runs: Sequence[Loaded], condition: str, sequence: int = 0) -
     one = rolled[runs[0].label]
     outlined = [run.label for name in OUTLINED for run in runs if run.spec.name == name]
     outlined = (outlined or [runs[0].label])[: len(OUTLINES)]
-    outlines = " and ".join(
-        f"{label} ({line})" for label, line in zip(outlined, OUTLINES, strict=False)
-    )
+    pairs = zip(outlined, OUTLINES, strict=False)
+    outlines = " and ".join(f"{label} ({line})" for label, line in pairs)
     return Picture(
         title=f"Balls, trained on {task.trained_on}, tested on {condition}",
         caption=(

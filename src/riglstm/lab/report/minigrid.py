@@ -48,21 +48,18 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
     The runs of a model are those of one training; see `comparable`. The spread is that of the
     difference of two independent runs: √(sd² + sd²).
     """
+    rates: dict[tuple[str, str, str], list[float]] = {}
+    for d in done:
+        for level, rate in d.rates().items():
+            rates.setdefault((d.spec.family, d.spec.name, level), []).append(100 * rate)
     bars: list[Bar] = []
     for key, of in FAMILIES.items():
-        for level in of.levels:
-            ours, theirs = (
-                [
-                    100 * d.rates()[level.name]
-                    for d in done
-                    if (d.spec.family, d.spec.name) == (key, name) and level.name in d.rates()
-                ]
-                for name in (OURS, THEIRS)
-            )
+        for name in of.levels:
+            ours, theirs = (rates.get((key, model, name), []) for model in (OURS, THEIRS))
             if ours and theirs:
                 spread = sum(np.var(v, ddof=1) for v in (ours, theirs) if len(v) > 1) ** 0.5
                 mean = float(np.mean(ours) - np.mean(theirs))
-                bars.append((of.title, level.name, mean, float(spread)))
+                bars.append((of.title, name, mean, float(spread)))
     return bars
 
 
@@ -128,8 +125,8 @@ def _training(family: str, done: Sequence[GridRun]) -> list[Picture]:
             runs.setdefault(label(d.spec.name), []).append(d.metrics["success"])
     if not runs:
         return []
-    title = FAMILIES[family].title
-    figure = draw_training({f"{title} {FAMILIES[family].levels[0].name}: success": runs})
+    title, home = FAMILIES[family].title, next(iter(FAMILIES[family].levels))
+    figure = draw_training({f"{title} {home}: success": runs})
     for axes in figure.axes:
         axes.set_xlabel("frame")
     return [

@@ -18,10 +18,11 @@ from typing import NamedTuple, TypeAlias
 from riglstm import __version__
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells, minigrid
-from riglstm.lab.report.cells import SCORING, SLEEPING, UNABLE, Loaded
+from riglstm.lab.report.cells import SLEEPING, Loaded
 from riglstm.lab.report.curves import Picture, shift, shift_picture, training_picture
 from riglstm.lab.report.runs import Group, group, read, without_copies
 from riglstm.lab.tables.result import Record
+from riglstm.lab.tables.run import load
 from riglstm.lab.tables.table import TextTable, text_table
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.copying import Copying
@@ -62,44 +63,32 @@ class Networks:
             first = next((record for record in runs if record.state == "done"), None)
             if first is None or (self.models is not None and first.spec.name not in self.models):
                 continue
-            if not draws(first):
+            task, model = first.spec.task_config(), first.spec.model
+            kinds = cells.pictures(model, self.step) if isinstance(task, SequentialImages) else {}
+            copying = isinstance(task, Copying) and model in SLEEPING
+            if not (kinds or copying or isinstance(task, Balls)):
                 continue
             self.show(f"drawing {label}, trained on {setting}")
             try:
-                run = cells.open_run(label, first.path, self.device, self.data_dir, self.show)
-                if isinstance(first.spec.task_config(), Balls):
-                    balls.setdefault(setting, []).append(run)
+                opened = load(first.path, self.device, self.data_dir, self.show)
+                run = Loaded(label, first.path, *opened)
+                if copying:
+                    yield cells.sequence_picture(run)
+                elif kinds:
+                    seen = cells.look(run, f"{self.size}x{self.size}", self.digits)
+                    yield from (draw(run, seen) for draw in kinds.values())
                 else:
-                    yield from self._cells(run)
-            except UNABLE as error:
+                    balls.setdefault(setting, []).append(run)
+            # What a network raises that cannot be built or run as its folder says.
+            except (ValueError, TypeError, RuntimeError, OSError) as error:
                 self.missing.append(f"pictures of {label} ({first.path}): {error}")
-        for opened in balls.values():
+        for runs_on_balls in balls.values():
             try:
-                for condition in opened[0].task.conditions:
-                    yield cells.rollout_picture(opened, condition, self.sequence)
+                for condition in runs_on_balls[0].task.conditions:
+                    yield cells.rollout_picture(runs_on_balls, condition, self.sequence)
             except ValueError as error:
-                said = ", ".join(str(run.path) for run in opened)
+                said = ", ".join(str(run.path) for run in runs_on_balls)
                 self.missing.append(f"roll-outs of {said} (--sequence {self.sequence}): {error}")
-
-    def _cells(self, run: Loaded) -> Iterator[Picture]:
-        """What a network's cells do with copying, or with test images."""
-        if isinstance(run.spec.task_config(), Copying):
-            yield cells.sequence_picture(run)
-            return
-        seen = cells.look(run, f"{self.size}x{self.size}", self.digits)
-        if run.spec.model in SLEEPING:
-            yield cells.activation_picture(run, seen)
-        yield cells.score_picture(run, seen, self.step)
-
-
-def draws(record: Record) -> bool:
-    """Whether a run's weights show anything."""
-    task, model = record.spec.task_config(), record.spec.model
-    return (
-        isinstance(task, Balls)
-        or (isinstance(task, Copying) and model in SLEEPING)
-        or (isinstance(task, SequentialImages) and model in SCORING)
-    )
 
 
 def report(

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 from riglstm.lab.minigrid import table as minigrid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells
+from riglstm.lab.report.cells import Loaded
 from riglstm.lab.report.curves import Picture, shift, shift_picture
 from riglstm.lab.report.minigrid import relative, relative_picture
 from riglstm.lab.report.trials import slices, slices_picture
 from riglstm.lab.tables import complexity
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.rows import read_folder
-from riglstm.lab.tables.run import finished
+from riglstm.lab.tables.run import finished, load
 from riglstm.lab.tables.search import read_lines
 from riglstm.lab.tables.table import RULES, Table, markdown, plain, tables, text_table
 from riglstm.lab.tasks.datasets import DataError, data_folder
@@ -206,10 +207,9 @@ def _wanted(found: Results, device: str = "cpu", data_dir: Path | None = None) -
         for setting in table.trained_on:
             # Not of runs that have all failed.
             if (what := shift(table, setting)) is not None:
-                name = table.name
-                if table.settings is not None:
-                    name = f"{name}-{setting.replace('=', '')}"
-                yield Wanted(f"{name}-shift.png", _digest(what), partial(shift_picture, what))
+                of = "" if table.settings is None else f"-{setting.replace('=', '')}"
+                draw = partial(shift_picture, what)
+                yield Wanted(f"{table.name}{of}-shift.png", _digest(what), draw)
     if bars := relative(minigrid.comparable(found.grids)[0]):
         draw = partial(relative_picture, bars)
         yield Wanted("minigrid-relative.png", _digest(bars), draw)
@@ -218,37 +218,30 @@ def _wanted(found: Results, device: str = "cpu", data_dir: Path | None = None) -
             draw = partial(slices_picture, trials)
             yield Wanted(f"{file.stem}-trials.png", _digest(trials), draw)
     for file in sorted(found.weights.glob("*.safetensors")):
-        if isinstance(finished(file).spec.task_config(), SequentialImages):
-            yield from _looks(file, device, data_dir)
+        spec, content = finished(file).spec, hashlib.sha256(file.read_bytes()).hexdigest()
+        if isinstance(spec.task_config(), SequentialImages):
+            for kind, picture in cells.pictures(spec.model, STEP).items():
+                source = _digest([content, kind, SIZE, STEP])
+                draw = partial(_draw_cells, picture, spec.name, file, device, data_dir)
+                yield Wanted(f"{file.stem}-{kind}.png", source, draw)
 
 
-def _looks(file: Path, device: str, data_dir: Path | None) -> Iterator[Wanted]:
-    """When the cells of a network were awake, and what they scored, on three test images.
-
-    Of a network that has such cells.
-    """
-    spec = finished(file).spec
-    content = hashlib.sha256(file.read_bytes()).hexdigest()
-
-    def drawn(draw: Callable[[cells.Loaded, cells.Look], Picture]) -> Picture:
-        run = cells.open_run(spec.name, file, device, data_folder(data_dir))
-        return draw(run, cells.look(run, f"{SIZE}x{SIZE}"))
-
-    kinds: dict[str, Callable[[cells.Loaded, cells.Look], Picture]] = {}
-    if spec.model in cells.SLEEPING:
-        kinds["cells"] = cells.activation_picture
-    if spec.model in cells.SCORING:
-        kinds["scores"] = partial(cells.score_picture, step=STEP)
-    for kind, draw in kinds.items():
-        source = _digest([content, kind, SIZE, STEP])
-        yield Wanted(f"{file.stem}-{kind}.png", source, partial(drawn, draw))
+def _draw_cells(
+    picture: Callable[[Loaded, cells.Look], Picture],
+    label: str,
+    file: Path,
+    device: str,
+    data_dir: Path | None,
+) -> Picture:
+    """What the cells of an exported network do with three test images."""
+    run = Loaded(label, file, *load(file, device, data_folder(data_dir)))
+    return picture(run, cells.look(run, f"{SIZE}x{SIZE}"))
 
 
-def _sources(folder: Path) -> dict[str, dict[str, str]]:
+def _sources(folder: Path) -> Any:
     """What is said of each figure, by the name of its file."""
     path = folder / SOURCES
-    found: dict[str, dict[str, str]] = json.loads(path.read_bytes()) if path.exists() else {}
-    return found
+    return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def _unwanted(folder: Path, wanted: Mapping[str, object]) -> list[Path]:

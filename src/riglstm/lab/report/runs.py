@@ -16,15 +16,8 @@ from typing import Any, TypeVar
 from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.recipes import TABLES, Budget, recipe
-from riglstm.lab.tables.result import (
-    CHOSEN,
-    Record,
-    RunFiles,
-    read_record,
-    refused,
-    rows_of,
-)
+from riglstm.lab.tables.recipes import TABLES, recipe
+from riglstm.lab.tables.result import CHOSEN, Record, RunFiles, read_record, refused, rows_of
 from riglstm.lab.tables.table import RULES, Table, line, table_of_runs, yardsticks
 from riglstm.models import MODELS
 
@@ -122,20 +115,31 @@ def _headings(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """The task of each, and in brackets the data in which those of that task differ."""
     titles = {table.task: table.title for table in reversed(TABLES.values())}
     said = []
-    for one in found:
-        alike = [other for other in found if other["task"] == one["task"]]
+    for one, own in zip(found, differing(found, "task"), strict=True):
         words = [
             f"{name.replace('_', ' ')} {f'{value:,}' if type(value) is int else value}"
-            for name, value in one.items()
-            if any(other.get(name) != value for other in alike)
+            for name, value in own.items()
         ]
         title = titles.get(one["task"], one["task"])
         said.append(f"{title} ({', '.join(words)})" if words else title)
     return said
 
 
+def differing(found: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Of each what is not the same in all that are of its kind."""
+    return [
+        {
+            name: value
+            for name, value in one.items()
+            if any(other.get(name) != value for other in found if other[kind] == one[kind])
+        }
+        for one in found
+    ]
+
+
 def _tables(records: Sequence[Record]) -> list[Group]:
     """Tables that have runs here, fewest first that say it all: tables share some runs."""
+    by_path = {record.path: record for record in records}
     by_recipe: dict[str, list[Record]] = {}
     for record in records:
         by_recipe.setdefault(record.spec.recipe(), []).append(record)
@@ -143,37 +147,27 @@ def _tables(records: Sequence[Record]) -> list[Group]:
     precisions = dict.fromkeys(record.spec.fit.precision for record in records)
     found = []
     for name, what in TABLES.items():
-        for budget, precision in product(what.recipes, precisions):
-            if what.task not in tasks:
-                continue
+        for budget, precision in product(what.recipes, precisions) if what.task in tasks else ():
             rows = list(recipe(name, budget).rows)
             runs = [
                 Planned(record.spec, record.path, planned.setting, planned.row)
                 for planned in plan(name, rows, 1, budget, precision=precision)
                 for record in by_recipe.get(planned.spec.recipe(), [])
             ]
-            if runs:
-                found.append((name, budget, runs))
+            found.append((name, budget, runs))
     found.sort(key=lambda table: -len(table[2]))
-    by_path = {record.path: record for record in records}
     kept, covered = [], set[Path]()
     for name, budget, runs in found:
-        if not covered.issuperset(run.folder for run in runs):
-            covered |= {run.folder for run in runs}
-            kept.append(_table(name, budget, runs, by_path))
+        if covered.issuperset(run.folder for run in runs):
+            continue
+        by_label: dict[tuple[str, str], list[Record]] = {}
+        for run in runs:
+            covered.add(run.folder)
+            key = run.setting, recipe(name, budget).rows[run.row].label
+            by_label.setdefault(key, []).append(by_path[run.folder])
+        table, _ = table_of_runs(name, runs, budget, by_path)
+        kept.append(Group(table, TABLES[name].scale, by_label))
     return kept
-
-
-def _table(
-    name: str, budget: Budget, planned: Sequence[Planned], by_path: Mapping[Path, Record]
-) -> Group:
-    how = recipe(name, budget)
-    runs: dict[tuple[str, str], list[Record]] = {}
-    for run in planned:
-        key = run.setting, how.rows[run.row].label
-        runs.setdefault(key, []).append(by_path[run.folder])
-    table, _ = table_of_runs(name, planned, budget, by_path)
-    return Group(table, TABLES[name].scale, runs)
 
 
 METRICS = {
@@ -197,19 +191,13 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
     by_label: dict[tuple[str, str], list[Record]] = {}
     for name, record in zip(label([r.spec.identity() for r in runs]), runs, strict=True):
         by_label.setdefault((trained_on, name), []).append(record)
+    place = {"table": runs[0].spec.task, "budget": "", "setting": trained_on}
     lines = [
         line(
             [
                 row
                 for record in own
-                for row in rows_of(
-                    record,
-                    table=record.spec.task,
-                    model=name,
-                    budget="",
-                    setting=trained_on,
-                    run=str(record.path),
-                )
+                for row in rows_of(record, **place, model=name, run=str(record.path))
             ],
             *(conditions, f"{CHOSEN}{trained_on}", scale),
             missing=sum(record.state == "partial" for record in own),
@@ -234,16 +222,10 @@ def _by_task(title: str, runs: Sequence[Record]) -> Group:
 def label(identities: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each: its model, and the options in which those of that model differ."""
     flat = [_flat(identity) for identity in identities]
-    labels = []
-    for one in flat:
-        alike = [other for other in flat if other["model"] == one["model"]]
-        said = [
-            f"{name}={value}"
-            for name, value in one.items()
-            if value is not None and any(other.get(name) != value for other in alike)
-        ]
-        labels.append(" ".join((str(one["model"]), *said)))
-    return labels
+    return [
+        " ".join([one["model"], *(f"{n}={v}" for n, v in own.items() if v is not None)])
+        for one, own in zip(flat, differing(flat, "model"), strict=True)
+    ]
 
 
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
