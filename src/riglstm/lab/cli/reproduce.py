@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def place(engine: Engine, jobs: int, device: str, deadline: Deadline) -> Place:
             f"--device must be auto or {kind} with --gpus-per-run {share:g}, got {device}: Ray "
             "gives a run its part of a GPU, or none"
         )
-    on_ray.available()
+    importlib.import_module("ray")  # It may not be installed, and is needed only later.
     executor = on_ray.OnRay(engine.on, share, engine.cores_per_run, deadline)
     return Place(executor, int(1 / share + 1e-9) if share else 1, kind)
 
