@@ -77,7 +77,7 @@ def main(args: Sequence[str]) -> None:
         flags.check_name("--models", name, space.models)
     for name in config.trials or ():
         flags.check_name("--trials", name, space.labels())
-    path = config.results / "trials" / f"{(space.source or space).name}.jsonl"
+    path = config.results / "trials" / f"{space.searched.name}.jsonl"
     again = flags.again("sweep", args)
     (_finals if config.finals else _trials)(config, space, path, where, deadline, again)
 
@@ -178,11 +178,11 @@ def _words(said: Mapping[str, Any]) -> str:
 
 def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     """The best trial of each model by each rule."""
-    runs = search.runs(space)
-    found = search.winners(lines, runs, TABLES[space.table].higher_is_better)
-    shown = []
-    for model, best in found.items():
-        for (rule, score), said in zip(search.RULES.items(), best, strict=True):
-            shown.append([f"{model}, {rule}", str(said["trial"]), f"{score(said):.4f}"])
+    found = search.winners(lines, search.runs(space), TABLES[space.table].higher_is_better)
+    shown = [
+        [f"{model}, {rule}", str(said["trial"]), f"{search.RULES[rule](said):.4f}"]
+        for model, best in found.items()
+        for rule, said in best.items()
+    ]
     heads = ["best by", "trial", "score"]
     return markdown(TextTable(f"{space.name}, validation data", heads, shown, lead=1))
