@@ -54,7 +54,7 @@ def table(
     models: Sequence[str] | None = None,
     budget: Budget = "quick",
     device: str = "auto",
-    show: Callable[[str], None] | None = None,
+    show: Callable[[str], None] = lambda line: None,
     sizes: Sequence[int] = SIZES,
     batch_size: int = B,
     *,
@@ -74,8 +74,7 @@ def table(
     if results is not None:
         _write(known, results)
     for name in chosen("models", MEASURED_ROWS, models or tuple(MEASURED_ROWS)):
-        if show is not None:
-            show(f"measuring {MEASURED_ROWS[name].label}")
+        show(f"measuring {MEASURED_ROWS[name].label}")
         found.append(measured(name, here, sizes, batch_size, ROUNDS[budget], processor))
     if results is not None:
         anew = {(row.device, row.model) for row in found}

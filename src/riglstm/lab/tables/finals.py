@@ -16,7 +16,7 @@ from typing import Any
 from riglstm.lab.tables import search
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, recipe
-from riglstm.lab.tables.result import ResultRow, planned_rows, read_planned
+from riglstm.lab.tables.result import ResultRow, read_planned, rows_of
 from riglstm.lab.tables.search import Space
 
 
@@ -98,5 +98,13 @@ def rows(space: Space, final: Planned) -> list[ResultRow]:
     """The figures of a final run; none where it is not done."""
     if final.state not in ("done", "failed"):
         return []
-    run = read_planned(final)
-    return planned_rows(run, final, space.table, SEARCHED)
+    return rows_of(
+        read_planned(final),
+        table=space.table,
+        model=final.row,
+        budget=SEARCHED,
+        setting=final.setting,
+        run=final.folder.name,
+        trial=final.trial,
+        rule=final.rule,
+    )

@@ -162,16 +162,11 @@ def shown(folder: Path) -> Iterator[str]:
 
 def variables(cores: int) -> dict[str, str]:
     """What a run's process has in its environment, whatever its node has."""
-    threads = str(cores)
-    own = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    own = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(cores))
     if (made_by := commit()) is not None:
         own["RIGLSTM_COMMIT"] = made_by
-    given = {
-        name: value
-        for name, value in os.environ.items()
-        if name in PASSED or name.startswith("RIGLSTM_")
-    }
-    return {**own, **given}
+    given = os.environ.items()
+    return own | {k: v for k, v in given if k in PASSED or k.startswith("RIGLSTM_")}
 
 
 def _end(ray: Any, task: Any, run: Planned) -> End | None:
