@@ -244,28 +244,26 @@ def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("asked", "jobs", "device", "words"),
+    ("asked", "words"),
     [
-        (Engine(on="rey"), 1, "auto", "--on must be processes, ray or ray://HOST:PORT, got 'rey'"),
-        (Engine(gpus_per_run=0.5), 1, "auto", "are shares of a Ray cluster"),
-        (Engine(on="ray"), 4, "auto", "--jobs 4 is for one machine"),
-        (Engine(on="ray", gpus_per_run=2), 1, "auto", "--gpus-per-run must be from 0 to 1, got 2"),
-        (Engine(on="ray"), 1, "cuda", "--device must be auto or cpu with --gpus-per-run 0"),
-        (Engine(on="ray", gpus_per_run=1), 1, "cuda:1", "--device must be auto or cuda with"),
+        (Engine(on="rey"), "--on must be processes, ray or ray://HOST:PORT, got 'rey'"),
+        (Engine(gpus_per_run=0.5), "are shares of a Ray cluster"),
+        (Engine(on="ray", jobs=4), "--jobs 4 is for one machine"),
+        (Engine(on="ray", gpus_per_run=2), "--gpus-per-run must be from 0 to 1, got 2"),
+        (Engine(on="ray", device="cuda"), "--device must be auto or cpu with --gpus-per-run 0"),
+        (Engine("cuda:1", on="ray", gpus_per_run=1), "--device must be auto or cuda with"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    asked: Engine, jobs: int, device: str, words: str
-) -> None:
+def test_what_does_not_go_together_is_refused(asked: Engine, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        place(asked, jobs, device, NEVER)
+        place(asked)
 
 
 def test_a_share_of_a_gpu_says_the_device_and_how_many_runs_it_has(ray: FakeRay) -> None:
-    assert place(Engine(), 3, "auto", NEVER) == (None, 3, "auto")
-    made = place(Engine(on="ray", gpus_per_run=0.25, cores_per_run=2), 1, "auto", NEVER)
-    assert made == (OnRay("ray", 0.25, 2), 4, "cuda")
-    assert place(Engine(on="ray://head:10001"), 1, "auto", NEVER).device == "cpu"
+    assert place(Engine(jobs=3)) == (None, 3, "auto", NEVER)
+    made = place(Engine(on="ray", gpus_per_run=0.25, cores_per_run=2))
+    assert made == (OnRay("ray", 0.25, 2), 4, "cuda", NEVER)
+    assert place(Engine(on="ray://head:10001")).device == "cpu"
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: Patch, capsys: Capture) -> None:
