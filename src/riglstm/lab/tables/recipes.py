@@ -43,10 +43,9 @@ class Row:
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
 
-    @property
-    def name(self) -> str:
-        """As its runs are named: the model, or the ablation that it is."""
-        return str(self.options.get("variant") or self.model)
+    def having(self, options: Mapping[str, Any]) -> Row:
+        """The same row with more options, or other values of its own."""
+        return replace(self, options={**self.options, **options})
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -132,10 +131,7 @@ def ablation_rows(w: Widths) -> dict[str, Row]:
     whole = image_rows(w, 5, "mnist")["riglstm"]
     return {
         "riglstm": whole,
-        **{
-            name: replace(whole, label=name, options={**whole.options, "variant": name})
-            for name in VARIANTS
-        },
+        **{name: replace(whole.having({"variant": name}), label=name) for name in VARIANTS},
     }
 
 
@@ -164,7 +160,7 @@ def ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
 def printed(rows: Mapping[str, Row]) -> dict[str, Row]:
     """RigLSTM with the soft update that the paper prints, where it has one."""
     return {
-        name: replace(row, options={**row.options, "soft_update": "printed"}) if soft(row) else row
+        name: row.having({"soft_update": "printed"}) if soft(row) else row
         for name, row in rows.items()
     }
 
@@ -258,9 +254,8 @@ def _tuned_mnist(paper: Recipe) -> Recipe:
     """That of sequential MNIST, and of its ablations."""
     rows = _remembering(paper.rows)
     for name, row in rows.items():
-        start = STEADY if steady(row) else {}
         if row.model == "riglstm":
-            rows[name] = replace(row, options={**row.options, **FEWER, **start})
+            rows[name] = row.having({**FEWER, **(STEADY if steady(row) else {})})
     for name in rows.keys() & {"lstm", "gridlstm"}:
         # With as many as RigLSTM the LSTM gains nothing at other sizes, in their mean.
         rows[name] = replace(rows[name], fit={"updates": 18_000})
@@ -304,9 +299,8 @@ def _copying_rig(row: Row) -> Row:
     """RigLSTM with a larger step, which it stands where its maps to views move slowly."""
     often = {"evaluate_every": 2500, "checkpoint_every": 2500}
     return replace(
-        row,
         # It keeps more at the start.
-        options={**row.options, **STEADY, "forget_bias": 7.0},
+        row.having({**STEADY, "forget_bias": 7.0}),
         # The limit is that of the runs; Adam makes little of its size, as nearly every gradient is
         # longer.
         fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
@@ -324,12 +318,9 @@ def _remembering(rows: Mapping[str, Row]) -> dict[str, Row]:
     """The same start for every model that has LSTM cells, and the soft update that learns."""
     changed = {}
     for name, row in rows.items():
-        options = {**row.options}
-        if row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
-            options |= REMEMBERS
-        if soft(row):
-            options |= SOFT
-        changed[name] = replace(row, options=options)
+        has_lstm_cells = row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm")
+        start = REMEMBERS if has_lstm_cells else {}
+        changed[name] = row.having({**start, **(SOFT if soft(row) else {})})
     return changed
 
 
