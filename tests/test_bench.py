@@ -11,9 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import RigLSTM
-from riglstm.lab.bench import speed
-from riglstm.lab.bench.speed import LSTM, OURS, Case, Run, check, measure, ratios
-from riglstm.lab.bench.timing import METERS, Meter, interleave, spread
+from riglstm.lab import bench as speed
+from riglstm.lab.bench import (
+    LSTM,
+    METERS,
+    OURS,
+    Case,
+    Run,
+    check,
+    interleave,
+    measure,
+    ratios,
+    spread,
+)
 from riglstm.lab.cli import bench
 from riglstm.lab.cli.main import main
 from riglstm.lab.train.folder import commit
@@ -159,7 +169,7 @@ def test_a_spread_has_the_outer_tenths_and_rounds_are_interleaved() -> None:
         order.append(str(run()))
         return float(len(order))
 
-    found = interleave({"a": lambda: "a", "b": lambda: "b"}, Meter(seconds, lambda run: 0), 3)
+    found = interleave({"a": lambda: "a", "b": lambda: "b"}, seconds, 3)
     assert order == ["a", "b"] * 3
     assert found == {"a": [1, 3, 5], "b": [2, 4, 6]}
 

@@ -24,7 +24,6 @@ from riglstm.lab.tables import executor
 from riglstm.lab.tables.executor import (
     LESS_MEMORY,
     InProcess,
-    Job,
     Processes,
     in_words,
     make_runs,
@@ -56,15 +55,15 @@ def planned(folder: Path, **fit: Any) -> Planned:
     return Planned(spec, folder, "M=1", "lstm")
 
 
-def jobs(root: Path, names: str) -> list[Job]:
-    return [Job(f"run {name}", root / name, print) for name in names]
+def several(root: Path, names: str) -> list[Planned]:
+    return [planned(root / name)._replace(row="run", setting=name) for name in names]
 
 
 class Heard(dict[str, str]):
     """The error of each run that is over, by the name of its folder."""
 
-    def __call__(self, job: Job, error: str) -> None:
-        self[job.folder.name] = error
+    def __call__(self, run: Planned, error: str) -> None:
+        self[run.folder.name] = error
 
 
 def use_script(monkeypatch: Patch, script: str) -> None:
@@ -113,10 +112,10 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     ends = Heard()
-    Processes(2).run(jobs(tmp_path, "abcde"), ends)
+    Processes(2).run(several(tmp_path, "abcde"), print, ends)
     assert ends == {"a": "", "b": "", "c": "hello", "d": "", "e": ""}
     said = capfd.readouterr().err.splitlines()
-    assert sorted(said) == [f"run {name}: hello" for name in "abcde"]
+    assert sorted(said) == [f"run {name} seed 0: hello" for name in "abcde"]
     times = [json.loads((tmp_path / name).read_text()) for name in "abcde"]
     for begin, _, threads in times:
         assert sum(b <= begin < e for b, e, _ in times) <= 2
@@ -134,7 +133,7 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     )
     interrupt_when([tmp_path / name for name in "ab"])
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        TWO.run(jobs(tmp_path, "abc"), Heard())
+        TWO.run(several(tmp_path, "abc"), print, Heard())
     assert_gone(*((tmp_path / f"{name}.saved").read_text() for name in "ab"))
     assert not (tmp_path / "c").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -145,7 +144,7 @@ def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
     interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped at once, without saving"):
-        TWO.run(jobs(tmp_path, "abc"), Heard())
+        TWO.run(several(tmp_path, "abc"), print, Heard())
     assert_gone(*((tmp_path / name).read_text() for name in "ab"))
     assert not (tmp_path / "c").exists()
 
@@ -154,9 +153,9 @@ def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -
 def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit('the disk is full')")
     interrupt_when([tmp_path / "a"])
-    words = r"^stopped; 1 runs ended with an error \(run a: the disk is full\)$"
+    words = r"^stopped; 1 runs ended with an error \(run a seed 0: the disk is full\)$"
     with pytest.raises(KeyboardInterrupt, match=words):
-        TWO.run(jobs(tmp_path, "a"), Heard())
+        TWO.run(several(tmp_path, "a"), print, Heard())
 
 
 def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -165,11 +164,11 @@ def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypa
         "if folder.name == 'a': sys.exit()\nsys.stdin.buffer.read(); folder.touch(); sys.exit(130)",
     )
 
-    def full(job: Job, error: str) -> None:
+    def full(run: Planned, error: str) -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
-        TWO.run(jobs(tmp_path, "ab"), full)
+        TWO.run(several(tmp_path, "ab"), print, full)
     assert (tmp_path / "b").exists()
 
 
@@ -183,7 +182,7 @@ def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
     with os.fdopen(writer, "w", buffering=1) as gone:
         monkeypatch.setattr(sys, "stderr", gone)
         work = threading.Thread(
-            target=Processes(1).run, args=(jobs(tmp_path, "a"), ends), daemon=True
+            target=Processes(1).run, args=(several(tmp_path, "a"), print, ends), daemon=True
         )
         work.start()
         work.join(20)
@@ -203,7 +202,7 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
     )
     ends = Heard()
     began = time.monotonic()
-    TWO.run(jobs(tmp_path, "ab"), ends)
+    TWO.run(several(tmp_path, "ab"), print, ends)
     assert time.monotonic() - began < 15
     assert ends == {"a": "exit code -9", "b": ""}
     child = Path("/proc") / (tmp_path / "a").read_text() / "stat"
@@ -228,7 +227,7 @@ def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
     monkeypatch.setattr(executor, "TO_SAVE", 1.0)
     ends = Heard()
     deadline = Deadline.after(2 / 60)
-    Processes(1, deadline).run(jobs(tmp_path, "ab"), ends)
+    Processes(1, deadline).run(several(tmp_path, "ab"), print, ends)
     assert deadline.left > 0
     # Out of time is no error.
     assert ends == {"a": ""}
@@ -238,11 +237,11 @@ def test_without_time_the_first_runs_are_begun_and_no_others(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     use_script(monkeypatch, "folder.touch()")
-    Processes(2, Deadline.after(0.01)).run(jobs(tmp_path, "abc"), Heard())
+    Processes(2, Deadline.after(0.01)).run(several(tmp_path, "abc"), print, Heard())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     made = Heard()
-    InProcess(Deadline.after(0.01)).run(jobs(tmp_path, "abc"), made)
-    assert made == {"a": ""}
+    InProcess(Deadline.after(0.01)).run(several(tmp_path, "def"), lambda *_, **__: None, made)
+    assert made == {"d": ""}
 
 
 def raises(error: BaseException) -> Callable[..., None]:

@@ -73,8 +73,8 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
     space = read_space(tiny)
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
     lines += lines_of(space, "riglstm", t0=(0.1, 0.1), t1=(0.2, 0.2), t2=(0.5, 0.6))
-    assert choices(space, "lstm", lines) == {"1": [AT_HOME], "2": [SHIFTED]}
-    assert choices(space, "riglstm", lines) == {"2": [AT_HOME, SHIFTED]}
+    assert choices(space, "lstm", lines) == {AT_HOME: "1", SHIFTED: "2"}
+    assert choices(space, "riglstm", lines) == {AT_HOME: "2", SHIFTED: "2"}
     made = plan(space, space.models, lines, tiny.parent, "cpu")
     assert [(f.row, f.setting, f.spec.seed, f.trial, f.rule) for f in made] == [
         ("lstm", "M=2", 1, "1", AT_HOME),
@@ -99,7 +99,7 @@ def test_a_trial_is_known_by_its_run_and_not_by_the_label_in_its_line(tiny: Path
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
     for label in ("0", "gone"):
         other = [{**said, "trial": label} for said in lines]
-        assert choices(space, "lstm", other) == {"1": [AT_HOME], "2": [SHIFTED]}
+        assert choices(space, "lstm", other) == {AT_HOME: "1", SHIFTED: "2"}
         assert plan(space, ["lstm"], other, tiny.parent, "cpu")
 
 
@@ -138,8 +138,8 @@ def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model() -> No
     lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
     mnist = read_space(ROOT / "protocol" / "mnist.toml")
     chosen = choices(space, "rand_h", lines)
-    assert {*chosen} < {*choices(mnist, "riglstm", lines)}
-    (label,) = chosen
+    assert chosen.items() < choices(mnist, "riglstm", lines).items()
+    (label,) = chosen.values()
     made = {model: finals.spec(space, model, label, "14x14", 1) for model in space.models}
     assert set(made) == {"riglstm", *VARIANTS, "block_zoneout"}
     whole = finals.spec(mnist, "riglstm", label, "14x14", 1)
@@ -326,11 +326,12 @@ def test_the_command_goes_from_trials_to_rows_and_on_where_it_stopped(
     assert main([*words, "--finals"]) == 0
     shown = capsys.readouterr().out
     assert "riglstm must have all its 3 trials before its final runs, got 0" in shown
-    assert f"{4 * len(chosen)} final runs to make" in shown
+    assert f"{4 * len({*chosen.values()})} final runs to make" in shown
     found = rows.read(table)
     assert {row.budget for row in found} == {SEARCHED}
-    assert {row.trial for row in found} == {*chosen}
-    assert {row.rule for row in found} == {", ".join(rules) for rules in chosen.values()}
+    assert {(row.trial, rule) for row in found for rule in row.rule.split(", ")} == {
+        (trial, rule) for rule, trial in chosen.items()
+    }
     assert {(row.setting, row.seed) for row in found} == {
         (f"M={M}", s) for M in (1, 2) for s in (1, 2)
     }

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +20,14 @@ from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray, reproduce
-from riglstm.lab.tables.executor import Job, overview
+from riglstm.lab.tables.executor import Ended, overview
 from riglstm.lab.tables.on_ray import OnRay
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
-from test_executor import Heard, jobs, use_script
+from test_executor import Heard, several, use_script
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -119,9 +119,7 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
 
     make_by(monkeypatch, make)
     ends = Heard()
-    OnRay(gpus=0.25, cores=2).run(
-        jobs(tmp_path, "abcd"), lambda job, error: ends.update({job.folder.name: error})
-    )
+    OnRay(gpus=0.25, cores=2).run(several(tmp_path, "abcd"), print, ends)
     assert ends == {"a": "", "b": "no memory", "c": "and the node has died"}
     share = {"num_cpus": 2, "num_gpus": 0.25, "max_retries": on_ray.TRIES}
     assert ray.shares == [share]
@@ -146,7 +144,7 @@ def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
 
     make_by(monkeypatch, make)
     with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
-        OnRay().run(jobs(tmp_path, "abc"), Heard())
+        OnRay().run(several(tmp_path, "abc"), print, Heard())
     assert sorted(saved) == ["a", "b"]
     assert set(ray.forced) == {False}
 
@@ -157,7 +155,7 @@ def test_a_cluster_that_does_not_answer_is_told_of(
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     words = "a cluster that answers at 10.0.0.1:6379, got none"
     with pytest.raises(ConnectionError, match=words):
-        OnRay().run(jobs(tmp_path, "a"), Heard())
+        OnRay().run(several(tmp_path, "a"), print, Heard())
 
 
 def driver(root: Path, **changes: Any) -> on_ray.Driver:
@@ -246,35 +244,30 @@ def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("asked", "jobs", "device", "words"),
+    ("asked", "words"),
     [
-        (Engine(on="rey"), 1, "auto", "--on must be processes, ray or ray://HOST:PORT, got 'rey'"),
-        (Engine(gpus_per_run=0.5), 1, "auto", "are shares of a Ray cluster"),
-        (Engine(on="ray"), 4, "auto", "--jobs 4 is for one machine"),
-        (Engine(on="ray", gpus_per_run=2), 1, "auto", "--gpus-per-run must be from 0 to 1, got 2"),
-        (Engine(on="ray"), 1, "cuda", "--device must be auto or cpu with --gpus-per-run 0"),
-        (Engine(on="ray", gpus_per_run=1), 1, "cuda:1", "--device must be auto or cuda with"),
+        (Engine(on="rey"), "--on must be processes, ray or ray://HOST:PORT, got 'rey'"),
+        (Engine(gpus_per_run=0.5), "are shares of a Ray cluster"),
+        (Engine(on="ray", jobs=4), "--jobs 4 is for one machine"),
+        (Engine(on="ray", gpus_per_run=2), "--gpus-per-run must be from 0 to 1, got 2"),
+        (Engine(on="ray", device="cuda"), "--device must be auto or cpu with --gpus-per-run 0"),
+        (Engine("cuda:1", on="ray", gpus_per_run=1), "--device must be auto or cuda with"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    asked: Engine, jobs: int, device: str, words: str
-) -> None:
+def test_what_does_not_go_together_is_refused(asked: Engine, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        place(asked, jobs, device, NEVER)
+        place(asked)
 
 
 def test_a_share_of_a_gpu_says_the_device_and_how_many_runs_it_has(ray: FakeRay) -> None:
-    assert place(Engine(), 3, "auto", NEVER) == (None, 3, "auto")
-    made = place(Engine(on="ray", gpus_per_run=0.25, cores_per_run=2), 1, "auto", NEVER)
-    assert made == (OnRay("ray", 0.25, 2), 4, "cuda")
-    assert place(Engine(on="ray://head:10001"), 1, "auto", NEVER).device == "cpu"
+    assert place(Engine(jobs=3)) == (None, 3, "auto", NEVER)
+    made = place(Engine(on="ray", gpus_per_run=0.25, cores_per_run=2))
+    assert made == (OnRay("ray", 0.25, 2), 4, "cuda", NEVER)
+    assert place(Engine(on="ray://head:10001")).device == "cpu"
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: Patch, capsys: Capture) -> None:
-    def missing() -> None:
-        raise ModuleNotFoundError("No module named 'ray'", name="ray")
-
-    monkeypatch.setattr(on_ray, "available", missing)
+    monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["reproduce", "copying", "--on", "ray"]) == 2
     said = "riglstm: this needs ray, which is not installed: pip install 'riglstm[ray]'\n"
     assert capsys.readouterr().err == said
@@ -310,9 +303,9 @@ def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path
 
 def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_path: Path) -> None:
     class Three:
-        def run(self, jobs: object, ended: Callable[[Job, str], None]) -> None:
-            for name in "abc":
-                ended(Job(name, tmp_path / name, print), "")
+        def run(self, runs: Sequence[Planned], make: object, ended: Ended) -> None:
+            for run in runs:
+                ended(run, "")
 
     made: list[Rendered] = []
 

@@ -475,9 +475,10 @@ def recipes_of(row: ResultRow) -> set[tuple[str, str]]:
     """Settings and recipes of the runs that a row's table, model and seed have today."""
     if row.budget == SEARCHED:
         space = read_space(ROOT / "protocol" / f"{row.table}.toml")
-        searched = (space.source or space).name
+        searched = space.searched.name
         lines = read_lines(ROOT / "results" / "trials" / f"{searched}.jsonl")
-        assert row.rule.split(", ") == finals.choices(space, row.model, lines)[row.trial]
+        chosen = finals.choices(space, row.model, lines)
+        assert row.rule.split(", ") == [rule for rule in chosen if chosen[rule] == row.trial]
         made = finals.spec(space, row.model, row.trial, row.setting, row.seed)
         assert folder_name(made) == row.run
         return {(row.setting, made.recipe())}

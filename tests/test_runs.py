@@ -16,7 +16,7 @@ from riglstm.lab.cli.main import main
 from riglstm.lab.tables import complexity, rows
 from riglstm.lab.tables.executor import Processes
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
-from riglstm.lab.tables.recipes import RECIPES, SMALL, TABLES, Recipe, Row, Setting
+from riglstm.lab.tables.recipes import SMALL, TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
 from riglstm.lab.tables.run import build, evaluate, load, run
 from riglstm.lab.train.config import Fit
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_built_at_quick_size(name: str) -> None:
-    row = RECIPES["mnist"]["quick"].rows[name]
+    row = TABLES["mnist"].recipes["quick"].rows[name]
     options = {"L": 1, "P": 2, "input_size": SMALL.hidden, **row.task}
     spec = RunSpec("copying", options, row.model, row.hidden_size, dict(row.options), Fit(), 0)
     task, net = build(spec)

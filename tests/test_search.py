@@ -58,7 +58,7 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("path", SPACES, ids=[path.stem for path in SPACES])
 def test_every_space_of_the_protocol_can_be_built(path: Path) -> None:
     space = read_space(path)
-    assert (space.source or space).labels()
+    assert space.searched.labels()
 
 
 @pytest.mark.parametrize("path", SEARCHES, ids=[path.stem for path in SEARCHES])
@@ -329,7 +329,8 @@ def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
         }
 
     def best(**options: Any) -> list[str]:
-        return [line["trial"] for line in winners(lines, ("0", "1", "NaN"), **options)["lstm"]]
+        found = winners(lines, ("0", "1", "NaN"), **options)
+        return [line["trial"] for line in found["lstm"].values()]
 
     lines = [said("NaN", math.nan, math.nan), said("0", 0.9, 0.1, 0.2), said("1", 0.8, 0.5, 0.4)]
     lines += [{"model": "lstm", "trial": "2", "failed": "NaN"}, said("of another space", 1.0, 1.0)]

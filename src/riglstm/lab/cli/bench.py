@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from riglstm import __version__
-from riglstm.lab.bench.speed import CASES, FIGURES, QUICK, Case, measure, ratios
+from riglstm.lab.bench import CASES, FIGURES, QUICK, Case, measure, ratios
 from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.tables.table import TextTable, markdown
 from riglstm.lab.tasks.common import check_whole

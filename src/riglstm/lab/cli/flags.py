@@ -20,8 +20,9 @@ import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -51,13 +52,12 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
     parser = _Parser(
         prog=prog,
         description=about,
-        usage=_usage(prog, groups),
         add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=_help,
     )
-    owners: dict[str, str] = {}
+    owners, places = dict[str, str](), ""
     for title, config in groups.items():
         group = parser.add_argument_group(title)
         kinds, said = get_type_hints(config), docs(config)
@@ -67,7 +67,8 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
                     f"{flag.name} is a flag of {owners[flag.name]} and of {title}; rename the field"
                 )
             owners[flag.name] = title
-            _add(group, flag, kinds[flag.name], said.get(flag.name, ""))
+            places += _add(group, flag, kinds[flag.name], said.get(flag.name, ""))
+    parser.usage = f"{prog}{places} [flags]"
     last = parser.add_argument_group("help")
     last.add_argument("-h", "--help", action="help", help="Print this and stop.")
     given, rest = parser.parse_known_args(list(args))
@@ -123,26 +124,13 @@ def _help(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=width)
 
 
-def _usage(prog: str, groups: Mapping[str, type]) -> str:
-    places = ""
-    for config in groups.values():
-        for flag in fields(config):
-            dots = " ..." if strip_list(get_type_hints(config)[flag.name])[1] else ""
-            if _is_required(flag):
-                places += f" {flag.name.upper()}{dots}"
-            elif flag.metadata.get("positional"):
-                places += f" [{flag.name.upper()}{dots}]"
-    return f"{prog}{places} [flags]"
+def _add(group: Any, flag: Field[Any], kind: Any, doc: str) -> str:
+    """Add one flag; returns what usage says of one that is given by its place.
 
-
-def _is_required(flag: Field[Any]) -> bool:
-    return flag.default is MISSING and flag.default_factory is MISSING
-
-
-def _add(group: Any, flag: Field[Any], kind: Any, doc: str) -> None:
-    """Add one flag. Defaults stay with the dataclass: what is not given is not passed on."""
+    Defaults stay with the dataclass: what is not given is not passed on.
+    """
     single, several = strip_list(kind)
-    required = _is_required(flag)
+    required = flag.default is MISSING and flag.default_factory is MISSING
     # As it is typed: `none`.
     text = re.sub(r"\bNone\b", "none", " ".join(doc.replace("%", "%%").split()))
     if not required and flag.default != ():
@@ -152,33 +140,23 @@ def _add(group: Any, flag: Field[Any], kind: Any, doc: str) -> None:
         group.add_argument(
             flag_of(flag.name), dest=flag.name, action=argparse.BooleanOptionalAction, help=text
         )
-        return
-    options: dict[str, Any] = {"type": _argument(single), "help": text}
+        return ""
+    options: dict[str, Any] = {"type": partial(convert, single), "help": text}
     if several:
         options |= {"action": "extend"}
     if required or flag.metadata.get("positional"):
         count = {(False, True): None, (False, False): "?", (True, True): "+", (True, False): "*"}
-        options |= {"nargs": count[several, required], "metavar": flag.name.upper()}
+        name = flag.name.upper()
+        options |= {"nargs": count[several, required], "metavar": name}
         # Said once more: argparse asks for a list that may be empty, unless it has a default.
-        options |= {"default": argparse.SUPPRESS}
-        group.add_argument(flag.name, **options)
-        return
+        group.add_argument(flag.name, **options, default=argparse.SUPPRESS)
+        name += " ..." if several else ""
+        return f" {name}" if required else f" [{name}]"
     if several:
         # Where None stands for what is usual, an empty list would be a slip.
         options |= {"nargs": "+" if strip_none(kind)[1] else "*"}
     group.add_argument(flag_of(flag.name), dest=flag.name, metavar=_metavar(single), **options)
-
-
-def _argument(kind: Any) -> Callable[[str], Any]:
-    """How argparse reads a value of that type."""
-
-    def read(text: str) -> Any:
-        try:
-            return convert(kind, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
+    return ""
 
 
 def _metavar(kind: Any) -> str:
@@ -222,8 +200,12 @@ WORDS: dict[Any, tuple[str, str]] = {
 """How help and errors speak of a type."""
 
 
+class Unreadable(ValueError, argparse.ArgumentTypeError):  # noqa: N818
+    """Text that is no value of a type."""
+
+
 def convert(kind: Any, text: str) -> Any:
-    """A value of that type; a ValueError says what was expected and got. Lists have commas."""
+    """A value of that type; Unreadable says what was expected and got. Lists have commas."""
     kind, may_lack = strip_none(kind)
     if may_lack and text.lower() == "none":
         return None
@@ -235,12 +217,12 @@ def convert(kind: Any, text: str) -> Any:
         if text not in choices:
             near = did_you_mean(text, choices)
             expected = one_of([*choices, "none"] if may_lack else choices)
-            raise ValueError(f"expected {expected}, got {text!r}{near}")
+            raise Unreadable(f"expected {expected}, got {text!r}{near}")
         return choices[text]
     if get_origin(kind) is Union:
         return _any_of(get_args(kind), text, may_lack)
     if kind not in WORDS:
-        raise ValueError(f"expected {kind}, which cannot be given as text, got {text!r}")
+        raise Unreadable(f"expected {kind}, which cannot be given as text, got {text!r}")
     switches = {"true": True, "false": False}
     try:
         # An empty one, what a shell makes of a variable unset, would be the current folder.
@@ -256,7 +238,7 @@ def convert(kind: Any, text: str) -> Any:
     # RuntimeError: of ~nobody, who has no home.
     except (ValueError, KeyError, RuntimeError):
         none = " or none" if may_lack else ""
-        raise ValueError(f"expected {WORDS[kind][1]}{none}, got {text!r}") from None
+        raise Unreadable(f"expected {WORDS[kind][1]}{none}, got {text!r}") from None
 
 
 def _any_of(kinds: Sequence[Any], text: str, may_lack: bool) -> Any:
@@ -267,7 +249,7 @@ def _any_of(kinds: Sequence[Any], text: str, may_lack: bool) -> Any:
             return convert(kind, text)
         said += list(map(str, get_args(kind))) or [WORDS[kind][1]]
     words = ", or ".join([*said, "none"] if may_lack else said)
-    raise ValueError(f"expected {words}, got {text!r}")
+    raise Unreadable(f"expected {words}, got {text!r}")
 
 
 def strip_list(kind: Any) -> tuple[Any, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,13 @@ PROCESSES = "processes"
 class Engine:
     """What makes the runs."""
 
+    device: str = "auto"
+    """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    jobs: int = 1
+    """Runs at a time on the device, each in a process of its own."""
+    minutes: float | None = None
+    """Stop in good time before so many minutes are over, with all runs saved; none: never. The
+    same command goes on."""
     on: str = PROCESSES
     """processes of this machine; ray: its Ray cluster, or that of RAY_ADDRESS, begun where there is
     none; or the Ray cluster ray://HOST:PORT. All nodes of a cluster have to see --out."""
@@ -45,11 +53,13 @@ class Place(NamedTuple):
     jobs: int
     """How many share a device."""
     device: str
+    deadline: Deadline
 
 
-def place(engine: Engine, jobs: int, device: str, deadline: Deadline) -> Place:
-    """Where the runs of a command are made; refuses what does not go together."""
-    check_whole("--jobs", jobs)
+def place(engine: Engine) -> Place:
+    """Where and until when the runs of a command are made; refuses what does not go together."""
+    deadline = Deadline.after(engine.minutes)
+    check_whole("--jobs", engine.jobs)
     check_whole("--cores-per-run", engine.cores_per_run)
     share = engine.gpus_per_run
     if engine.on == PROCESSES:
@@ -58,25 +68,25 @@ def place(engine: Engine, jobs: int, device: str, deadline: Deadline) -> Place:
                 "--gpus-per-run and --cores-per-run are shares of a Ray cluster, got "
                 f"--on {PROCESSES}; use --jobs, or --on ray"
             )
-        return Place(None, jobs, device)
+        return Place(None, engine.jobs, engine.device, deadline)
     if engine.on != on_ray.HERE and not engine.on.startswith("ray://"):
         raise UsageError(f"--on must be {PROCESSES}, ray or ray://HOST:PORT, got {engine.on!r}")
-    if jobs != 1:
+    if engine.jobs != 1:
         raise UsageError(
-            f"--jobs {jobs} is for one machine; with --on ray, --gpus-per-run or --cores-per-run "
-            "say how many runs a node has room for"
+            f"--jobs {engine.jobs} is for one machine; with --on ray, --gpus-per-run or "
+            "--cores-per-run say how many runs a node has room for"
         )
     if not 0 <= share <= 1:
         raise UsageError(f"--gpus-per-run must be from 0 to 1, got {share}")
     kind = "cuda" if share else "cpu"
-    if device not in ("auto", kind):
+    if engine.device not in ("auto", kind):
         raise UsageError(
-            f"--device must be auto or {kind} with --gpus-per-run {share:g}, got {device}: Ray "
-            "gives a run its part of a GPU, or none"
+            f"--device must be auto or {kind} with --gpus-per-run {share:g}, got {engine.device}: "
+            "Ray gives a run its part of a GPU, or none"
         )
-    on_ray.available()
+    importlib.import_module("ray")  # It may not be installed, and is needed only later.
     executor = on_ray.OnRay(engine.on, share, engine.cores_per_run, deadline)
-    return Place(executor, int(1 / share + 1e-9) if share else 1, kind)
+    return Place(executor, int(1 / share + 1e-9) if share else 1, kind, deadline)
 
 
 @dataclass(frozen=True)
@@ -112,13 +122,6 @@ class Reproduce:
     """Sizes: minutes on two cores, or the paper's, with its recipe or the one that was found."""
     out: Path = Path("runs")
     """Folder of the runs; the table goes to `tables` in it."""
-    device: str = "auto"
-    """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
-    jobs: int = 1
-    """Runs at a time on the device, each in a process of its own."""
-    minutes: float | None = None
-    """Stop in good time before so many minutes are over, with all runs saved; none: never. The
-    same command goes on."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
     results: Path | None = None
@@ -134,15 +137,14 @@ def main(args: Sequence[str]) -> None:
         return minigrid.reproduce_table(args[1:])
     groups: dict[str, type] = {"flags": Reproduce, "engine": Engine}
     given = flags.read("riglstm reproduce", inspect.getdoc(Reproduce) or "", groups, args)
-    config = given["flags"]
-    deadline = Deadline.after(config.minutes)
+    config, engine = given["flags"], given["engine"]
     flags.check_name("TABLE", config.table, (*NAMES, MINIGRID))
     if config.table == MINIGRID:
         raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
     for name in config.models or ():
         flags.check_name("--models", name, rows)
-    _check(config, None if given["engine"].on == PROCESSES else given["engine"].on)
+    _check(config, engine)
     if launched() is not None:
         raise UsageError(
             "reproduce trains each run on one device, got several processes from torchrun; start "
@@ -151,12 +153,12 @@ def main(args: Sequence[str]) -> None:
     tables = config.out / "tables"
     if config.table == MEASURED:
         measured = complexity.table(
-            *(config.models, config.budget, config.device, say),
+            *(config.models, config.budget, engine.device, say),
             results=config.results,
             processor=processor(),
         )
         return tell(Reproduced(measured, measured.write(tables, stem(MEASURED, config.budget))))
-    where = place(given["engine"], config.jobs, config.device, deadline)
+    where = place(engine)
     runs = plan(
         *(config.table, config.models, config.seed_list or config.seeds, config.budget),
         *(config.out, where.device),
@@ -169,7 +171,7 @@ def main(args: Sequence[str]) -> None:
         *(config.table, runs, config.budget, config.out, tables, config.data_dir),
         jobs=where.jobs,
         executor=where.executor,
-        deadline=deadline,
+        deadline=where.deadline,
         results=config.results,
         again=again,
     )
@@ -196,16 +198,16 @@ def tell_left(what: str, errors: Sequence[str], left: int, again: str) -> None:
         print(f"{left} {what} are not done; go on with: {again}")
 
 
-def _check(config: Reproduce, on: str | None) -> None:
+def _check(config: Reproduce, engine: Engine) -> None:
     """What can be asked for, and together."""
     if config.seeds is not None:
         check_whole("--seeds", config.seeds)
     if config.seeds is not None and config.seed_list is not None:
         raise UsageError("--seeds says how many, --seed-list which: expected one of them, got both")
     if config.table == MEASURED:
-        given = {**vars(config), "jobs": None if config.jobs == 1 else config.jobs, "on": on}
-        for name in ("settings", "seeds", "seed_list", "precision", "jobs", "minutes", "on"):
-            if given[name] is not None:
+        given, usual = {**vars(config), **vars(engine)}, {**vars(Engine()), "device": engine.device}
+        for name in ("settings", "seeds", "seed_list", "precision", *usual):
+            if given[name] != usual.get(name):
                 raise UsageError(f"{MEASURED} is measured, and takes no {flags.flag_of(name)}")
         return
     for name in config.settings or ():

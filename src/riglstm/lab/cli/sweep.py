@@ -20,7 +20,7 @@ from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.run import open_data, run
 from riglstm.lab.tables.table import TextTable, markdown, tables, text_table
 from riglstm.lab.train.progress import say
-from riglstm.lab.train.stopping import Deadline, Hopeless
+from riglstm.lab.train.stopping import Hopeless
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,6 @@ class Sweep:
     results: Path = Path("results")
     """Folder of the results: trials/SPACE.jsonl takes one line of JSON for each trial, TABLE.csv
     one line for each figure of each final run."""
-    device: str = "auto"
-    """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
-    jobs: int = 1
-    """Runs at a time on the device, each in a process of its own."""
-    minutes: float | None = None
-    """Stop in good time before so many minutes are over, with all runs saved; none: never."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
 
@@ -66,8 +60,7 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"flags": Sweep, "engine": Engine}
     given = flags.read("riglstm sweep", inspect.getdoc(Sweep) or "", groups, args)
     config = given["flags"]
-    deadline = Deadline.after(config.minutes)
-    where = place(given["engine"], config.jobs, config.device, deadline)
+    where = place(given["engine"])
     if not config.space.is_file():
         raise UsageError(f"SPACE must be a TOML file, got {config.space}, which is not there")
     if config.results.exists() and not config.results.is_dir():
@@ -77,14 +70,12 @@ def main(args: Sequence[str]) -> None:
         flags.check_name("--models", name, space.models)
     for name in config.trials or ():
         flags.check_name("--trials", name, space.labels())
-    path = config.results / "trials" / f"{(space.source or space).name}.jsonl"
+    path = config.results / "trials" / f"{space.searched.name}.jsonl"
     again = flags.again("sweep", args)
-    (_finals if config.finals else _trials)(config, space, path, where, deadline, again)
+    (_finals if config.finals else _trials)(config, space, path, where, again)
 
 
-def _trials(
-    config: Sweep, space: search.Space, path: Path, where: Place, deadline: Deadline, again: str
-) -> None:
+def _trials(config: Sweep, space: search.Space, path: Path, where: Place, again: str) -> None:
     models, labels = config.models or space.models, config.trials or space.labels()
     done = search.read_lines(path)
     waiting = search.plan(space, models, labels, config.out, where.device, done)
@@ -100,7 +91,7 @@ def _trials(
     if space.stop:
         every = search.plan(space, models, space.labels(), config.out, where.device)
         hopeless = pruner(every)
-    errors = _make(config, waiting, ended, where, deadline, again, hopeless)
+    errors = _make(config, waiting, ended, where, again, hopeless)
     lines = search.read_lines(path)
     if lines:
         print(f"\n{_best(space, lines)}\nwritten: {path}")
@@ -108,9 +99,7 @@ def _trials(
     tell_left("trials", errors, left, again)
 
 
-def _finals(
-    config: Sweep, space: search.Space, path: Path, where: Place, deadline: Deadline, again: str
-) -> None:
+def _finals(config: Sweep, space: search.Space, path: Path, where: Place, again: str) -> None:
     if config.trials is not None:
         raise UsageError("--finals are of the trials that were chosen, got --trials as well")
     if not space.final_updates:
@@ -146,7 +135,7 @@ def _finals(
     def ended(final: Planned) -> None:
         rows.append(table, finals.rows(space, final))
 
-    errors = _make(config, waiting, ended, where, deadline, again)
+    errors = _make(config, waiting, ended, where, again)
     for shown in tables([row for row in there() if row.budget == SEARCHED]):
         print(f"\n{markdown(text_table(shown))}\nwritten: {table}")
     tell_left("final runs", errors, len(left()), again)
@@ -157,15 +146,15 @@ def _make(
     waiting: Sequence[Planned],
     ended: Callable[[Planned], None],
     where: Place,
-    deadline: Deadline,
     again: str,
     hopeless: Hopeless | None = None,
 ) -> list[str]:
     """Make the runs that wait; `ended` hears of each. Returns their errors."""
     jobs = max(1, min(where.jobs, len(waiting)))
     open_data(waiting, config.data_dir)
-    make = partial(run, data_dir=config.data_dir, deadline=deadline, jobs=jobs, hopeless=hopeless)
-    return make_runs(waiting, make, where.executor or Processes(jobs, deadline), ended, again)
+    until = where.deadline
+    make = partial(run, data_dir=config.data_dir, deadline=until, jobs=jobs, hopeless=hopeless)
+    return make_runs(waiting, make, where.executor or Processes(jobs, until), ended, again)
 
 
 def _words(said: Mapping[str, Any]) -> str:
@@ -178,11 +167,11 @@ def _words(said: Mapping[str, Any]) -> str:
 
 def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     """The best trial of each model by each rule."""
-    runs = search.runs(space)
-    found = search.winners(lines, runs, TABLES[space.table].higher_is_better)
-    shown = []
-    for model, best in found.items():
-        for (rule, score), said in zip(search.RULES.items(), best, strict=True):
-            shown.append([f"{model}, {rule}", str(said["trial"]), f"{score(said):.4f}"])
+    found = search.winners(lines, search.runs(space), TABLES[space.table].higher_is_better)
+    shown = [
+        [f"{model}, {rule}", str(said["trial"]), f"{search.RULES[rule](said):.4f}"]
+        for model, best in found.items()
+        for rule, said in best.items()
+    ]
     heads = ["best by", "trial", "score"]
     return markdown(TextTable(f"{space.name}, validation data", heads, shown, lead=1))

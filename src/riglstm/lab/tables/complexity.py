@@ -9,14 +9,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from riglstm import models
-from riglstm.lab.bench.speed import onednn
-from riglstm.lab.bench.timing import METERS, interleave, spread
+from riglstm.lab.bench import METERS, by_clock, interleave, onednn, spread
 from riglstm.lab.tables.paper import PAPER
 from riglstm.lab.tables.recipes import FULL, MEASURED_ROWS, Budget, Row, chosen
 from riglstm.lab.tables.reproduce import Rendered
@@ -54,7 +54,7 @@ def table(
     models: Sequence[str] | None = None,
     budget: Budget = "quick",
     device: str = "auto",
-    show: Callable[[str], None] | None = None,
+    show: Callable[[str], None] = lambda line: None,
     sizes: Sequence[int] = SIZES,
     batch_size: int = B,
     *,
@@ -74,8 +74,7 @@ def table(
     if results is not None:
         _write(known, results)
     for name in chosen("models", MEASURED_ROWS, models or tuple(MEASURED_ROWS)):
-        if show is not None:
-            show(f"measuring {MEASURED_ROWS[name].label}")
+        show(f"measuring {MEASURED_ROWS[name].label}")
         found.append(measured(name, here, sizes, batch_size, ROUNDS[budget], processor))
     if results is not None:
         anew = {(row.device, row.model) for row in found}
@@ -157,7 +156,8 @@ def measured(
     row = MEASURED_ROWS[name]
     net, meter = _network(row, device), METERS[device.type]
     if device.type == "cpu" and torch.get_num_threads() == 1:
-        meter = meter._replace(seconds=_own_seconds)
+        # The processor's own time, which other programs do not take.
+        meter = meter._replace(seconds=partial(by_clock, time.process_time))
 
     def work(size: int, mode: bool | None) -> Callable[[], Tensor]:
         gen = torch.Generator().manual_seed(0)
@@ -181,7 +181,7 @@ def measured(
     runs = {size: work(size, mode) for size in sizes}
     # The longest holds the most; measuring that also warms up for the times.
     peak = meter.peak_bytes(runs[max(sizes)])
-    seconds = interleave(runs, meter, rounds)
+    seconds = interleave(runs, meter.seconds, rounds)
     named = device_name(device)
     return Measured(
         device=f"{processor}, {named}" if processor and device.type == "cpu" else named,
@@ -195,13 +195,6 @@ def measured(
         torch=str(torch.__version__),
         commit=commit(),
     )
-
-
-def _own_seconds(run: Callable[[], object]) -> float:
-    """The processor's time, which other programs do not take."""
-    start = time.process_time()
-    run()
-    return time.process_time() - start
 
 
 def _network(row: Row, device: torch.device) -> nn.Module:

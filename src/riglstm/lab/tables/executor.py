@@ -1,9 +1,9 @@
 """How many runs are made: the seam between what is to be run and the machines that run it.
 
-An executor is given jobs and tells of the end of each. Two engines are here: `InProcess` makes one
+An executor is given runs and tells of the end of each. Two engines are here: `InProcess` makes one
 run after another, `Processes` several at a time, each in a process of its own. A third one, for
-several machines, is `riglstm.lab.tables.on_ray`: a job can be pickled, and all that it leaves is in
-its run's folder. `progress.txt` beside the folders says how far all are.
+several machines, is `riglstm.lab.tables.on_ray`: what makes a run can be pickled, and leaves all in
+the run's folder. `progress.txt` beside the folders says how far all are.
 
 This file is also what such a process runs: `python -m riglstm.lab.tables.executor FOLDER`. Its
 stdin begins with a pickle, of what makes the run and of the command that was given. When stdin
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 import torch
 
@@ -67,35 +67,28 @@ ASKED = (0, STOPPED, -signal.SIGTERM)
 """Exit codes of a run that was asked to stop; the last one's, before it could listen."""
 
 
-class Job(NamedTuple):
-    """One run to make."""
-
-    label: str
-    """The run in a few words."""
-    folder: Path
-    make: Callable[[], None]
-    """Makes the run. It can be pickled, and stops, saved, at the executor's deadline."""
-
-    def pickled(self) -> bytes:
-        """What the run's process reads from stdin."""
-        return pickle.dumps((self.make, sys.argv))
-
-
-End: TypeAlias = tuple[Job, str]
-"""A job that is over, and its error in a line; empty where the run is done, failed or out of time,
-as its folder says."""
+End: TypeAlias = tuple[Planned, str]
+"""A run that is over, and its error in a line; empty where it is done, failed or out of time, as
+its folder says."""
+Ended: TypeAlias = Callable[[Planned, str], None]
 
 
 class Executor(Protocol):
     """Something that makes runs."""
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
+    def run(self, runs: Sequence[Planned], make: Make, ended: Ended) -> None:
         """Make runs; `ended` hears of each in this thread, and none is left behind.
 
+        `make` can be pickled, and stops, with the run saved, at the executor's deadline.
         Ctrl-C, SIGTERM and SIGHUP let all runs save and end, a second Ctrl-C ends them at once;
         both raise KeyboardInterrupt, which says how it went. At the deadline all have stopped,
         saved, and those that were not begun are left.
         """
+
+
+def pickled(run: Planned, make: Make) -> bytes:
+    """What the run's process reads from stdin."""
+    return pickle.dumps((partial(attempt, run, make), sys.argv))
 
 
 def make_runs(
@@ -110,7 +103,7 @@ def make_runs(
     `again`: the command that goes on, for whoever stops it. How far all are stands in a file beside
     their folders, written anew after each.
     """
-    errors, by_folder = [], {run.folder: run for run in waiting}
+    errors: list[str] = []
 
     def tell() -> None:
         # Nothing depends on the file, so that a full disk costs the view alone.
@@ -119,18 +112,17 @@ def make_runs(
             with contextlib.suppress(OSError), atomic_write(path) as file:
                 file.write("\n".join((*overview(waiting), "")).encode())
 
-    def heard(job: Job, error: str) -> None:
+    def heard(run: Planned, error: str) -> None:
         if error:
-            errors.append(f"{job.label}, in {job.folder}: {error}")
-        ended(by_folder[job.folder])
+            errors.append(f"{run.label}, in {run.folder}: {error}")
+        ended(run)
         tell()
         if len(waiting) > 1:
             say(overview(waiting)[0])
 
-    jobs = [Job(run.label, run.folder, partial(attempt, run, make)) for run in waiting]
     tell()
     try:
-        executor.run(jobs, heard)
+        executor.run(waiting, make, heard)
     except KeyboardInterrupt as stop:
         how = f"; go on with: {again}" if again else ""
         raise KeyboardInterrupt(f"{stop}{how}") from None
@@ -148,15 +140,15 @@ class InProcess:
 
     deadline: Deadline = NEVER
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
+    def run(self, runs: Sequence[Planned], make: Make, ended: Ended) -> None:
         """Make runs."""
-        for number, job in enumerate(jobs, start=1):
+        for number, run in enumerate(runs, start=1):
             # The first one is begun in any case: each call gets further.
             if number > 1 and self.deadline.left < TO_BEGIN:
                 break
-            say(f"run {number} of {len(jobs)}: {job.folder}")
+            say(f"run {number} of {len(runs)}: {run.folder}")
             try:
-                job.make()
+                attempt(run, make)
             except OutOfTime as stop:
                 say(str(stop))
                 break
@@ -164,7 +156,7 @@ class InProcess:
                 # It has no words where it came between runs, or while one was loaded.
                 said = str(stop) or "stopped; what is done, or was saved, stays so"
                 raise KeyboardInterrupt(said) from None
-            ended(job, "")
+            ended(run, "")
 
 
 @dataclass(frozen=True)
@@ -178,24 +170,25 @@ class Processes:
     at_a_time: int
     deadline: Deadline = NEVER
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
+    def run(self, runs: Sequence[Planned], make: Make, ended: Ended) -> None:
         """Make runs."""
         running: list[RunProcess] = []
         closing = threading.Event()
 
-        def make(number: int, job: Job) -> End | None:
+        def begin(number: int, run: Planned) -> End | None:
             # The first ones are begun in any case: each call gets further.
             tight = number >= self.at_a_time and self.deadline.left < TO_BEGIN
             if tight or closing.is_set():
                 return None
-            process = RunProcess(job.label, job.folder, job.pickled(), environment(self.at_a_time))
+            job, share = pickled(run, make), environment(self.at_a_time)
+            process = RunProcess(run.label, run.folder, job, share)
             running.append(process)
             if closing.is_set():
                 process.ask_to_stop()
             code, last = process.hear()
             running.remove(process)
             well = code == 0 or (closing.is_set() and code in ASKED)
-            return job, "" if well else last or f"exit code {code}"
+            return run, "" if well else last or f"exit code {code}"
 
         def close(at_once: bool) -> None:
             closing.set()
@@ -212,14 +205,14 @@ class Processes:
             return [end for future in over if (end := future.result()) is not None]
 
         with ThreadPoolExecutor(self.at_a_time) as threads:
-            left = {threads.submit(make, number, job) for number, job in enumerate(jobs)}
+            left = {threads.submit(begin, number, run) for number, run in enumerate(runs)}
             attend(look, close, ended, self.deadline)
 
 
 def attend(
     look: Callable[[], list[End] | None],
     close: Callable[[bool], None],
-    ended: Callable[[Job, str], None],
+    ended: Ended,
     deadline: Deadline,
 ) -> None:
     """Tell of the end of runs that are made elsewhere, and ask them to stop when it is time.
@@ -238,9 +231,9 @@ def attend(
                     if not closed and (request.made or time.time() > late):
                         closed = True
                         close(False)
-                    for job, error in over:
-                        lost += [f"{job.label}: {error}"] if error and request.made else []
-                        ended(job, error)
+                    for run, error in over:
+                        lost += [f"{run.label}: {error}"] if error and request.made else []
+                        ended(run, error)
             except Exception:
                 # What `ended` raises ends all runs, and costs none.
                 close(False)

@@ -16,7 +16,7 @@ from typing import Any
 from riglstm.lab.tables import search
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, recipe
-from riglstm.lab.tables.result import ResultRow, planned_rows, read_planned
+from riglstm.lab.tables.result import ResultRow, read_planned, rows_of
 from riglstm.lab.tables.search import Space
 
 
@@ -36,33 +36,28 @@ def plan(
     """
     found: dict[str, Planned] = {}
     chosen = {model: choices(space, model, lines) for model in models}
-    seeds = {model: space.final_seeds_of.get(model, space.final_seeds) for model in models}
-    every = sorted({seed for own in seeds.values() for seed in own})
     settings = sorted(space.final_updates, key=lambda name: -space.final_updates[name])
-    for rule, setting, seed, model in product(space.rules, settings, every, models):
-        if seed not in seeds[model]:
+    every = product(space.rules, settings, space.all_final_seeds(), models)
+    for rule, setting, seed, model in every:
+        if seed not in space.final_seeds_of.get(model, space.final_seeds):
             continue
-        for label, rules in chosen[model].items():
-            made = spec(space, model, label, setting, seed)
-            name = folder_name(made)
-            new = [rule for rule in rules if (name, rule) not in done]
-            if rule in new and name not in found:
-                why = {"trial": label, "rule": ", ".join(new)}
-                found[name] = planned(made, root, device, setting, model, **why)
+        label = chosen[model][rule]
+        made = spec(space, model, label, setting, seed)
+        name = folder_name(made)
+        if (name, rule) in done:
+            continue
+        rules = f"{found[name].rule}, {rule}" if name in found else rule
+        found[name] = planned(made, root, device, setting, model, trial=label, rule=rules)
     return list(found.values())
 
 
-def choices(space: Space, model: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The trials that were chosen for a model, each with the rules that chose it."""
+def choices(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """By rule, the trial that was chosen for a model."""
     searched, of, runs = _searched(space, model)
     # A run's name holds its options; the label in its line may be of a space before a change.
     own = [{**a, "model": of, "trial": runs[a["run"]]} for a in lines if a["run"] in runs]
     best = search.winners(own, runs, TABLES[searched.table].higher_is_better)[of]
-    found: dict[str, list[str]] = {}
-    for rule, said in zip(search.RULES, best, strict=True):
-        if rule in space.rules:
-            found.setdefault(str(said["trial"]), []).append(rule)
-    return found
+    return {rule: str(said["trial"]) for rule, said in best.items() if rule in space.rules}
 
 
 def spec(space: Space, model: str, label: str, setting: str, seed: int) -> RunSpec:
@@ -97,7 +92,7 @@ def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str
 def _searched(space: Space, model: str) -> tuple[Space, str, dict[str, str]]:
     """The space and the model whose trials choose the recipe of a row, and these trials by run."""
     of = model if space.source is None else space.recipe_of[1]
-    searched = replace(space.source or space, models=(of,))
+    searched = replace(space.searched, models=(of,))
     return searched, of, search.runs(searched)
 
 
@@ -105,5 +100,13 @@ def rows(space: Space, final: Planned) -> list[ResultRow]:
     """The figures of a final run; none where it is not done."""
     if final.state not in ("done", "failed"):
         return []
-    run = read_planned(final)
-    return planned_rows(run, final, space.table, SEARCHED)
+    return rows_of(
+        read_planned(final),
+        table=space.table,
+        model=final.row,
+        budget=SEARCHED,
+        setting=final.setting,
+        run=final.folder.name,
+        trial=final.trial,
+        rule=final.rule,
+    )

@@ -30,10 +30,13 @@ from riglstm.lab.tables.executor import (
     POLL,
     TO_BEGIN,
     End,
-    Job,
+    Ended,
     RunProcess,
     attend,
+    pickled,
 )
+from riglstm.lab.tables.plan import Planned
+from riglstm.lab.tables.run import Make
 from riglstm.lab.train import progress
 from riglstm.lab.train.folder import commit
 from riglstm.lab.train.progress import say
@@ -87,18 +90,18 @@ class OnRay:
     """Cores for each run, and its threads."""
     deadline: Deadline = NEVER
 
-    def run(self, jobs: Sequence[Job], ended: Callable[[Job, str], None]) -> None:
+    def run(self, runs: Sequence[Planned], make: Make, ended: Ended) -> None:
         """Make runs."""
-        if not jobs:
+        if not runs:
             return
-        with connected(self.address) as ray, shown(jobs) as token:
+        with connected(self.address) as ray, shown(runs[0].folder.parent) as token:
             driver = Driver(os.getcwd(), token, variables(self.cores), self.deadline.at)
             at_a_time = self._room(ray)
             share = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": TRIES}
             task = ray.remote(by_value(ray.cloudpickle, driver)).options(**share)
             left = {
-                task.remote(job.label, job.folder, job.pickled(), number < at_a_time): job
-                for number, job in enumerate(jobs)
+                task.remote(run.label, run.folder, pickled(run, make), number < at_a_time): run
+                for number, run in enumerate(runs)
             }
 
             def close(at_once: bool) -> None:
@@ -120,11 +123,6 @@ class OnRay:
         cores, gpus = there.get("CPU", 0), there.get("GPU", 0)
         say(f"Ray: {cores:g} cores and {gpus:g} GPUs; a run takes {self.cores} and {self.gpus:g}")
         return max(1, int(min(cores / self.cores, gpus / self.gpus if self.gpus else cores)))
-
-
-def available() -> None:
-    """Raise ModuleNotFoundError where Ray is not installed."""
-    importlib.import_module("ray")
 
 
 @contextlib.contextmanager
@@ -151,9 +149,9 @@ def connected(address: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def shown(jobs: Sequence[Job]) -> Iterator[str]:
+def shown(folder: Path) -> Iterator[str]:
     """A file beside the runs, by which nodes know that they see the driver's folder."""
-    path = Path(jobs[0].folder).parent.absolute() / f".ray-{uuid.uuid4().hex}"
+    path = folder.absolute() / f".ray-{uuid.uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     try:
@@ -164,19 +162,14 @@ def shown(jobs: Sequence[Job]) -> Iterator[str]:
 
 def variables(cores: int) -> dict[str, str]:
     """What a run's process has in its environment, whatever its node has."""
-    threads = str(cores)
-    own = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    own = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(cores))
     if (made_by := commit()) is not None:
         own["RIGLSTM_COMMIT"] = made_by
-    given = {
-        name: value
-        for name, value in os.environ.items()
-        if name in PASSED or name.startswith("RIGLSTM_")
-    }
-    return {**own, **given}
+    given = os.environ.items()
+    return own | {k: v for k, v in given if k in PASSED or k.startswith("RIGLSTM_")}
 
 
-def _end(ray: Any, task: Any, job: Job) -> End | None:
+def _end(ray: Any, task: Any, run: Planned) -> End | None:
     """What became of a task that is over; None where its run was not begun."""
     try:
         said = ray.get(task)
@@ -184,14 +177,14 @@ def _end(ray: Any, task: Any, job: Job) -> End | None:
         return None
     except ray.exceptions.RayError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return job, lines[-1].strip() if lines else type(error).__name__
+        return run, lines[-1].strip() if lines else type(error).__name__
     if said is None:
         return None
     words, finished = said
     until = time.monotonic() + SEEN
-    while finished and not is_over(job.folder) and time.monotonic() < until:
+    while finished and not is_over(run.folder) and time.monotonic() < until:
         time.sleep(POLL)
-    return job, words
+    return run, words
 
 
 # The task, on a node: of this package it may use what is in the modules of `by_value` alone.

@@ -43,10 +43,14 @@ class Row:
     fit_in: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, in some of the table's settings alone."""
 
+    def having(self, options: Mapping[str, Any]) -> Row:
+        """The same row with more options, or other values of its own."""
+        return replace(self, options={**self.options, **options})
+
     @property
-    def name(self) -> str:
-        """As its runs are named: the model, or the ablation that it is."""
-        return str(self.options.get("variant") or self.model)
+    def settled(self) -> dict[str, Any]:
+        """Its options, with those that its variant sets."""
+        return {**self.options, **changes_of(self.options)}
 
     @property
     def cells(self) -> str:
@@ -127,10 +131,7 @@ def ablation_rows(w: Widths) -> dict[str, Row]:
     whole = image_rows(w, 5, "mnist")["riglstm"]
     return {
         "riglstm": whole,
-        **{
-            name: replace(whole, label=name, options={**whole.options, "variant": name})
-            for name in VARIANTS
-        },
+        **{name: replace(whole.having({"variant": name}), label=name) for name in VARIANTS},
     }
 
 
@@ -159,21 +160,19 @@ def ball_rows(w: Widths, N: int, d: int) -> dict[str, Row]:
 def printed(rows: Mapping[str, Row]) -> dict[str, Row]:
     """RigLSTM with the soft update that the paper prints, where it has one."""
     return {
-        name: replace(row, options={**row.options, "soft_update": "printed"}) if soft(row) else row
+        name: row.having({"soft_update": "printed"}) if soft(row) else row
         for name, row in rows.items()
     }
 
 
 def soft(row: Row) -> bool:
     """Whether it has a soft update; one that a variant takes away cannot be asked for."""
-    said = {**row.options, **changes_of(row.options)}
-    return row.model == "riglstm" and said.get("soft_update") is not False
+    return row.model == "riglstm" and row.settled.get("soft_update") is not False
 
 
 def steady(row: Row) -> bool:
     """Whether it is a RigLSTM that can start steadily, as `check_steady_start` has it."""
-    said = {**row.options, **changes_of(row.options)}
-    return row.model == "riglstm" and not said.keys() & {"cells", "input_views"}
+    return row.model == "riglstm" and not row.settled.keys() & {"cells", "input_views"}
 
 
 def only(rows: Mapping[str, Row], *names: str) -> dict[str, Row]:
@@ -200,16 +199,44 @@ MORE_UPDATES = {"M=4": {"updates": 30_000}, "M=8": {"updates": 60_000}}
 """In copying: more digits take longer to learn."""
 
 
+def _fit(updates: int, lr: float, every: int, **more: Any) -> Fit:
+    """Adam, with an evaluation and a checkpoint every so many updates."""
+    return Fit(updates=updates, lr=lr, evaluate_every=every, checkpoint_every=every, **more)
+
+
+def _quick_fit(updates: int) -> Fit:
+    """Five looks on the way."""
+    return _fit(updates, 2e-3, updates // 5)
+
+
+def _pictures(
+    rows: Mapping[str, Row],
+    sizes: Sequence[int],
+    task: Mapping[str, Any],
+    fit: Fit,
+    models: tuple[str, ...] = (),
+    seeds: int = 3,
+) -> Recipe:
+    """Trained on pictures of the first size and tested on the others; no `models`: all rows."""
+    trained, *shifted = (f"{size}x{size}" for size in sizes)
+    settings = {trained: Setting(trained, {"size": sizes[0]})}
+    return Recipe(rows, settings, tuple(shifted), task, fit, models or tuple(rows), seeds)
+
+
+def _quick_pictures(
+    rows: Mapping[str, Row], sizes: Sequence[int], models: tuple[str, ...], updates: int
+) -> Recipe:
+    task = {
+        **{"input_size": SMALL.hidden, "batch_size": 32},
+        **{"train_size": 2000, "validation_size": 200, "test_size": 500},
+    }
+    return _pictures(rows, sizes, task, _quick_fit(updates), models, seeds=1)
+
+
 def _mnist(rows: Mapping[str, Row]) -> Recipe:
-    return Recipe(
-        rows,
-        settings={"14x14": Setting("14x14", {"size": 14})},
-        conditions=("16x16", "19x19", "24x24"),
-        task={"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.5},
-        # 100 epochs of 48,000 digits, each looked at.
-        fit=Fit(updates=75_000, lr=1e-4, evaluate_every=750, checkpoint_every=750),
-        models=tuple(rows),
-    )
+    task = {"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.5}
+    # 100 epochs of 48,000 digits, each looked at.
+    return _pictures(rows, (14, 16, 19, 24), task, _fit(75_000, 1e-4, 750))
 
 
 def _copying(rows: Mapping[str, Row]) -> Recipe:
@@ -223,37 +250,12 @@ def _copying(rows: Mapping[str, Row]) -> Recipe:
     )
 
 
-_FEW_IMAGES = {
-    **{"input_size": SMALL.hidden, "batch_size": 32},
-    **{"train_size": 2000, "validation_size": 200, "test_size": 500},
-}
-
-
-def _quick_mnist(rows: Mapping[str, Row], models: tuple[str, ...], updates: int) -> Recipe:
-    return Recipe(
-        rows,
-        settings={"7x7": Setting("7x7", {"size": 7})},
-        conditions=("8x8", "10x10", "12x12"),
-        task=_FEW_IMAGES,
-        fit=_quick_fit(updates),
-        models=models,
-        seeds=1,
-    )
-
-
-def _quick_fit(updates: int) -> Fit:
-    """Five looks on the way."""
-    every = updates // 5
-    return Fit(updates=updates, lr=2e-3, evaluate_every=every, checkpoint_every=every)
-
-
 def _tuned_mnist(paper: Recipe) -> Recipe:
     """That of sequential MNIST, and of its ablations."""
     rows = _remembering(paper.rows)
     for name, row in rows.items():
-        start = STEADY if steady(row) else {}
         if row.model == "riglstm":
-            rows[name] = replace(row, options={**row.options, **FEWER, **start})
+            rows[name] = row.having({**FEWER, **(STEADY if steady(row) else {})})
     for name in rows.keys() & {"lstm", "gridlstm"}:
         # With as many as RigLSTM the LSTM gains nothing at other sizes, in their mean.
         rows[name] = replace(rows[name], fit={"updates": 18_000})
@@ -271,12 +273,7 @@ def _tuned_mnist(paper: Recipe) -> Recipe:
         task={**paper.task, "batch_size": 32, "dropout": 0.2, "validation_size": 4000},
         # Sixteen epochs of small batches, and a long mean in place of a step size that falls: what
         # learns the trained size soonest is worst at 24x24. With the flood less of that is lost.
-        fit=replace(
-            _tuned_fit(24_000, lr=3e-4, evaluate_every=3000),
-            decay="none",
-            average=0.9997,
-            flood=0.3,
-        ),
+        fit=_fit(24_000, 3e-4, 3000, warmup=300, average=0.9997, flood=0.3, precision="tf32"),
     )
 
 
@@ -292,7 +289,9 @@ def _tuned_copying(paper: Recipe) -> Recipe:
         },
         # The blanks before the answer are known from the clock alone.
         task={**paper.task, "loss_on": "answer"},
-        fit=_tuned_fit(20_000, lr=1e-3, evaluate_every=2000),
+        fit=_fit(
+            *(20_000, 1e-3, 2000), warmup=300, decay="cosine", average=0.999, precision="tf32"
+        ),
     )
 
 
@@ -300,9 +299,8 @@ def _copying_rig(row: Row) -> Row:
     """RigLSTM with a larger step, which it stands where its maps to views move slowly."""
     often = {"evaluate_every": 2500, "checkpoint_every": 2500}
     return replace(
-        row,
         # It keeps more at the start.
-        options={**row.options, **STEADY, "forget_bias": 7.0},
+        row.having({**STEADY, "forget_bias": 7.0}),
         # The limit is that of the runs; Adam makes little of its size, as nearly every gradient is
         # longer.
         fit={"lr": 2e-3, "input_rate": 0.02, "decay": "late", "clip_norm": 0.1, **often},
@@ -320,107 +318,14 @@ def _remembering(rows: Mapping[str, Row]) -> dict[str, Row]:
     """The same start for every model that has LSTM cells, and the soft update that learns."""
     changed = {}
     for name, row in rows.items():
-        options = {**row.options}
-        if row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm"):
-            options |= REMEMBERS
-        if soft(row):
-            options |= SOFT
-        changed[name] = replace(row, options=options)
+        has_lstm_cells = row.model in ("lstm", "gridlstm", "rim", "brim", "riglstm")
+        start = REMEMBERS if has_lstm_cells else {}
+        changed[name] = row.having({**start, **(SOFT if soft(row) else {})})
     return changed
-
-
-def _tuned_fit(updates: int, lr: float, evaluate_every: int) -> Fit:
-    return Fit(
-        updates=updates,
-        lr=lr,
-        warmup=300,
-        decay="cosine",
-        average=0.999,
-        precision="tf32",
-        evaluate_every=evaluate_every,
-        checkpoint_every=evaluate_every,
-    )
 
 
 MEASURED_ROWS = only(printed(image_rows(FULL, 4, "mnist")), *_SOME)
 """Models of the table of times and sizes, which is measured at the paper's widths only."""
-
-RECIPES: dict[str, dict[Budget, Recipe]] = {
-    "mnist": {
-        "paper": _mnist(printed(image_rows(FULL, 5, "mnist"))),
-        "tuned": _tuned_mnist(_mnist(image_rows(FULL, 5, "mnist"))),
-        "quick": _quick_mnist(image_rows(SMALL, 5, "mnist"), _SOME, 250),
-    },
-    "cifar": {
-        "paper": Recipe(
-            only(printed(image_rows(FULL, 4, "cifar")), *_CIFAR_ROWS),
-            settings={"16x16": Setting("16x16", {"size": 16})},
-            conditions=("19x19", "24x24", "32x32"),
-            task={"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.2},
-            # 100 epochs of 40,000 images, each looked at.
-            fit=Fit(updates=62_500, lr=1e-4, evaluate_every=625, checkpoint_every=625),
-            models=_CIFAR_ROWS,
-        ),
-        "quick": Recipe(
-            only(image_rows(SMALL, 4, "cifar"), *_CIFAR_ROWS),
-            settings={"6x6": Setting("6x6", {"size": 6})},
-            conditions=("7x7", "9x9", "12x12"),
-            task=_FEW_IMAGES,
-            fit=_quick_fit(250),
-            models=_SOME,
-            seeds=1,
-        ),
-    },
-    "ablation": {
-        "paper": _mnist(printed(ablation_rows(FULL))),
-        "tuned": _tuned_mnist(
-            _mnist({**ablation_rows(FULL), "block_zoneout": block_zoneout(FULL)})
-        ),
-        "quick": _quick_mnist(ablation_rows(SMALL), ("riglstm", *VARIANTS), 100),
-    },
-    "balls": {
-        "paper": Recipe(
-            printed(ball_rows(FULL, 5, 50)),
-            settings={n: Setting(n, {"balls": n}) for n in ("4", "678")},
-            conditions=("4", "678", "curtain"),
-            task={"batch_size": 64},
-            # Until five epochs of 782 updates have brought nothing; a hundred at the most.
-            fit=Fit(updates=78_200, lr=3e-4, evaluate_every=782, checkpoint_every=782, patience=5),
-            models=("rim", "entnet", "lstm", "gridlstm", "riglstm"),
-            seeds=5,
-        ),
-        "quick": Recipe(
-            ball_rows(SMALL, 5, 10),
-            settings={"4": Setting("4", {"balls": "4"})},
-            conditions=("678", "curtain"),
-            task={
-                **{"sequences": 160, "validation_size": 16, "test_size": 32, "batch_size": 8},
-                **{"frames": 12, "context": 6, "rollout_frames": 5},
-            },
-            fit=_quick_fit(40),
-            models=_SOME,
-            seeds=1,
-        ),
-    },
-    "copying": {
-        "paper": _copying(only(printed(image_rows(FULL, 4, "mnist")), *_COPYING_ROWS)),
-        "tuned": _tuned_copying(_copying(only(image_rows(FULL, 4, "mnist"), *_COPYING_ROWS))),
-        "quick": Recipe(
-            only(image_rows(SMALL, 4, "mnist"), *_COPYING_ROWS),
-            settings={f"M={M}": Setting("P=6", {"M": M}) for M in (1, 2)},
-            conditions=("P=12", "P=24", "P=48"),
-            task={
-                **{"L": 3, "P": 6, "digits": 4, "input_size": SMALL.hidden, "batch_size": 64},
-                **{"validation_size": 200, "test_size": 500},
-            },
-            fit=_quick_fit(500),
-            models=_SOME,
-            seeds=1,
-        ),
-    },
-}
-"""By table and budget."""
-
 
 MEASURED = "complexity"
 """The table that is measured and not trained: see `riglstm.lab.tables.complexity`."""
@@ -458,19 +363,40 @@ TABLES: dict[str, PaperTable] = {
     "mnist": PaperTable(
         "Sequential MNIST",
         *("mnist", "test accuracy in %"),
-        recipes=RECIPES["mnist"],
+        recipes={
+            "paper": _mnist(printed(image_rows(FULL, 5, "mnist"))),
+            "tuned": _tuned_mnist(_mnist(image_rows(FULL, 5, "mnist"))),
+            "quick": _quick_pictures(image_rows(SMALL, 5, "mnist"), (7, 8, 10, 12), _SOME, 250),
+        },
         notes=(_COPIED,),
     ),
     "cifar": PaperTable(
         "Sequential CIFAR-10",
         *("cifar", "test accuracy in %"),
-        recipes=RECIPES["cifar"],
+        recipes={
+            "paper": _pictures(
+                only(printed(image_rows(FULL, 4, "cifar")), *_CIFAR_ROWS),
+                sizes=(16, 19, 24, 32),
+                task={"input_size": FULL.hidden, "batch_size": 64, "dropout": 0.2},
+                # 100 epochs of 40,000 images, each looked at.
+                fit=_fit(62_500, 1e-4, 625),
+            ),
+            "quick": _quick_pictures(
+                only(image_rows(SMALL, 4, "cifar"), *_CIFAR_ROWS), (6, 7, 9, 12), _SOME, 250
+            ),
+        },
         notes=(_COPIED,),
     ),
     "ablation": PaperTable(
         "Ablations on sequential MNIST",
         *("mnist", "test accuracy in %"),
-        recipes=RECIPES["ablation"],
+        recipes={
+            "paper": _mnist(printed(ablation_rows(FULL))),
+            "tuned": _tuned_mnist(
+                _mnist({**ablation_rows(FULL), "block_zoneout": block_zoneout(FULL)})
+            ),
+            "quick": _quick_pictures(ablation_rows(SMALL), (7, 8, 10, 12), (), 100),
+        },
         notes=(
             "all_h and RigLSTM are the same model at K_h = N − 1 = 5 (P3). In the recipe `tuned` "
             "cells take in all views and peers: all_inputs, rand_inputs and rand_h are RigLSTM "
@@ -482,7 +408,30 @@ TABLES: dict[str, PaperTable] = {
     "balls": PaperTable(
         "Bouncing balls",
         *("balls", "100 × BCE in nats per pixel and frame, of frames rolled out after true ones"),
-        recipes=RECIPES["balls"],
+        recipes={
+            "paper": Recipe(
+                printed(ball_rows(FULL, 5, 50)),
+                settings={n: Setting(n, {"balls": n}) for n in ("4", "678")},
+                conditions=("4", "678", "curtain"),
+                task={"batch_size": 64},
+                # Until five epochs of 782 updates have brought nothing; a hundred at the most.
+                fit=_fit(78_200, 3e-4, 782, patience=5),
+                models=("rim", "entnet", "lstm", "gridlstm", "riglstm"),
+                seeds=5,
+            ),
+            "quick": Recipe(
+                ball_rows(SMALL, 5, 10),
+                settings={"4": Setting("4", {"balls": "4"})},
+                conditions=("678", "curtain"),
+                task={
+                    **{"sequences": 160, "validation_size": 16, "test_size": 32, "batch_size": 8},
+                    **{"frames": 12, "context": 6, "rollout_frames": 5},
+                },
+                fit=_quick_fit(40),
+                models=_SOME,
+                seeds=1,
+            ),
+        },
         metric="bce",
         higher_is_better=False,
         best=True,
@@ -495,7 +444,22 @@ TABLES: dict[str, PaperTable] = {
     "copying": PaperTable(
         "Multi-digit copying",
         *("copying", "test accuracy in %, by digit"),
-        recipes=RECIPES["copying"],
+        recipes={
+            "paper": _copying(only(printed(image_rows(FULL, 4, "mnist")), *_COPYING_ROWS)),
+            "tuned": _tuned_copying(_copying(only(image_rows(FULL, 4, "mnist"), *_COPYING_ROWS))),
+            "quick": Recipe(
+                only(image_rows(SMALL, 4, "mnist"), *_COPYING_ROWS),
+                settings={f"M={M}": Setting("P=6", {"M": M}) for M in (1, 2)},
+                conditions=("P=12", "P=24", "P=48"),
+                task={
+                    **{"L": 3, "P": 6, "digits": 4, "input_size": SMALL.hidden, "batch_size": 64},
+                    **{"validation_size": 200, "test_size": 500},
+                },
+                fit=_quick_fit(500),
+                models=_SOME,
+                seeds=1,
+            ),
+        },
         settings="digits a step",
         notes=("GridLSTM and LSTM are the same function with other start values (P26).",),
     ),

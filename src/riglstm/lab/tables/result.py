@@ -314,22 +314,6 @@ def read_planned(planned: Planned, curves: bool = False) -> Record:
     return run
 
 
-def planned_rows(
-    run: RunFiles, planned: Planned, table: str, budget: str, name: str = ""
-) -> list[ResultRow]:
-    """The figures of a planned run; `name`: its own, where that of its folder may be another's."""
-    return rows_of(
-        run,
-        table=table,
-        model=planned.row,
-        budget=budget,
-        setting=planned.setting,
-        run=name or planned.folder.name,
-        trial=planned.trial,
-        rule=planned.rule,
-    )
-
-
 def csv_text(rows: Iterable[ResultRow], head: bool = True) -> str:
     """Rows as lines of a CSV file."""
     text = io.StringIO()

@@ -28,24 +28,22 @@ class RowError(ValueError):
         super().__init__(f"results that cannot be taken:\n  {lines}\nmend or remove these lines")
 
 
-def append(path: Path, rows: Iterable[ResultRow]) -> int:
-    """Add those rows that are not there yet; returns how many that were. All of them, or none.
+def append(path: Path, rows: Iterable[ResultRow]) -> None:
+    """Add those rows that are not there yet, all of them or none.
 
     Raises RowError for a row that `read` would not take, or that contradicts the file.
     """
     given = {row: f"the new row of {row.run}" for row in rows}
     _check(given.items())
-    new: list[ResultRow] = []
 
     def content(before: int) -> str:
         # An empty file is what a full disk, or a kill, leaves of the first write.
         there = dict.fromkeys(read(path) if before else (), str(path))
-        new.extend(row for row in given if row not in there)
-        _check([*there.items(), *((row, given[row]) for row in new)])
+        new = {row: place for row, place in given.items() if row not in there}
+        _check([*there.items(), *new.items()])
         return csv_text(new, head=not before)
 
     append_text(path, content)
-    return len(new)
 
 
 def append_text(path: Path, content: Callable[[int], str]) -> None:

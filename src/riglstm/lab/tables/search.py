@@ -44,7 +44,7 @@ import random
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,18 @@ class Space:
     source: Space | None = None
     """The space that `recipe_of` names, which is read with this one; None: none."""
 
+    @property
+    def searched(self) -> Space:
+        """The space whose trials choose the recipes."""
+        return self.source or self
+
     def labels(self) -> list[str]:
         """All trials: by number, then by name."""
         return [*map(str, range(self.trials)), *self.named]
+
+    def all_final_seeds(self) -> list[int]:
+        """Those that any model has, in order."""
+        return sorted({*self.final_seeds, *chain(*self.final_seeds_of.values())})
 
 
 def read_space(path: Path, *, chooses: bool = False) -> Space:
@@ -105,9 +114,13 @@ def read_space(path: Path, *, chooses: bool = False) -> Space:
         if space.recipe_of and chooses:
             raise ValueError("recipe_of must name a space with trials, got one that has recipe_of")
         if space.recipe_of:
-            space = replace(space, source=_source(path, space.recipe_of))
+            name, model = space.recipe_of
+            source = read_space(path.with_name(f"{name}.toml"), chooses=True)
+            chosen("recipe_of", source.models, [model])
+            space = replace(space, source=source)
         how = recipe(space.table, space.budget)
-        space = replace(space, models=chosen("models", how.rows, space.models) or how.models)
+        models = chosen("models", how.rows, space.models) or how.models
+        space = replace(space, models=models, rules=chosen("rules", RULES, space.rules))
         chosen("setting", how.settings, [space.setting])
         _check_numbers(space)
         for model, options in space.own.items():
@@ -116,9 +129,11 @@ def read_space(path: Path, *, chooses: bool = False) -> Space:
                     f"own.{model} must be at most {MOST_OWN} options of one of "
                     f"{', '.join(space.models)}, got {', '.join(options)}"
                 )
-        for model in space.models:
-            for label in (space.source or space).labels():
-                _check(spec(space, model, label))
+        # Whether every trial can be built is told before the first one is trained.
+        for model, label in product(space.models, space.searched.labels()):
+            made = spec(space, model, label)
+            made.resolved()
+            build(made.model, 600, made.hidden_size, **made.model_options, device="meta")
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ValueError(f"{path} must be a search space: {error}") from error
     return space
@@ -128,20 +143,11 @@ TUPLES = ("seeds", "models", "final_seeds", "recipe_of", "rules")
 """Fields that are lists in a file."""
 
 
-def _source(path: Path, recipe_of: Sequence[str]) -> Space:
-    """The space beside a file whose trials choose the recipe of all its rows."""
-    name, model = recipe_of
-    found = read_space(path.with_name(f"{name}.toml"), chooses=True)
-    chosen("recipe_of", found.models, [model])
-    return found
-
-
 def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
-    for name, value, least in (("trials", space.trials, 0), ("evaluations", space.evaluations, 1)):
-        check_whole(name, value, least)
+    check_whole("trials", space.trials, 0)
+    check_whole("evaluations", space.evaluations)
     chosen("stop", (MEDIAN,), [space.stop] if space.stop else [])
-    chosen("rules", RULES, space.rules)
     if space.stop and space.final_updates:
         raise ValueError(
             "a space with final_updates gives every trial its updates, as docs/protocol.md says, "
@@ -156,25 +162,24 @@ def _check_numbers(space: Space) -> None:
     chosen("final_seeds_of", space.models, [*space.final_seeds_of])
     for times in space.final_updates.values():
         check_whole("final_updates", times)
-    for seed in (*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)):
-        if seed in (space.source or space).seeds:
+    for seed in space.all_final_seeds():
+        if seed in space.searched.seeds:
             raise ValueError(f"a final seed must be one that no trial had, got {seed}")
     if bool(space.final_updates) != bool(space.final_seeds):
         raise ValueError("final_updates and final_seeds must both be there, or neither")
-    known = {name for model in space.models for name in options_of(_row(space, model).model)}
-    for part in (space.every, space.shared, *space.own.values(), *space.named.values()):
-        for name, choices in part.items():
-            option = name.removeprefix("model.")
-            if option != name and option not in known:
-                raise ValueError(f"{name} is an option of none of {', '.join(space.models)}")
-            if part in (space.every, *space.named.values()):
-                continue
-            drawn = choices.get("log", ()) if isinstance(choices, Mapping) else choices
-            log = not isinstance(choices, Mapping) or (len(drawn) == 2 and 0 < drawn[0] < drawn[1])
-            if not isinstance(drawn, list) or not drawn or not log:
-                raise ValueError(
-                    f"{name} must be a list of values, or {{log = [low, high]}}, got {choices!r}"
-                )
+    known = {f"model.{o}" for m in space.models for o in options_of(_row(space, m).model)}
+    drawn = (space.shared, *space.own.values())
+    for name in chain(space.every, *space.named.values(), *drawn):
+        if name.startswith("model.") and name not in known:
+            raise ValueError(f"{name} is an option of none of {', '.join(space.models)}")
+    for name, choices in chain(*(part.items() for part in drawn)):
+        log = isinstance(choices, Mapping)
+        values = choices.get("log") if log else choices
+        fits = isinstance(values, list) and len(values) > 0
+        if not fits or (log and not (len(values) == 2 and 0 < values[0] < values[1])):
+            raise ValueError(
+                f"{name} must be a list of values, or {{log = [low, high]}}, got {choices!r}"
+            )
 
 
 def _row(space: Space, model: str) -> Row:
@@ -185,12 +190,6 @@ def _refused(row: Row) -> set[str]:
     """Options that a variant of RigLSTM sets itself, or cannot have."""
     rig = row.model == "riglstm"
     return {*changes_of(row.options), *(("steady_start",) if rig and not steady(row) else ())}
-
-
-def _check(made: RunSpec) -> None:
-    """A trial can be built, which is told before the first one is trained."""
-    made.resolved()
-    build(made.model, 600, made.hidden_size, **made.model_options, device="meta")
 
 
 def options(space: Space, model: str, label: str) -> dict[str, Any]:
@@ -365,8 +364,8 @@ def scored(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def winners(
     lines: Iterable[Mapping[str, Any]], runs: Collection[str], higher_is_better: bool = True
-) -> dict[str, list[Mapping[str, Any]]]:
-    """For each model the best trial by each of `RULES`, of those in `runs`.
+) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """By model and by each of `RULES` the best trial of those in `runs`.
 
     A space that was changed has other runs. A trial that failed is none, and a figure that is no
     number is worse than all others. Of equals it is the first by number, then by name: which of
@@ -382,6 +381,8 @@ def winners(
         return -math.inf if math.isnan(value) else sign * value
 
     return {
-        model: [max(own, key=lambda said: order(score(said))) for score in RULES.values()]
+        model: {
+            rule: max(own, key=lambda said: order(score(said))) for rule, score in RULES.items()
+        }
         for model, own in by_model.items()
     }

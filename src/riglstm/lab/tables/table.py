@@ -29,10 +29,9 @@ from riglstm.lab.tables.result import (
     CHOSEN,
     FAILED,
     ResultRow,
-    RunError,
     RunFiles,
-    planned_rows,
     read_planned,
+    rows_of,
 )
 
 ENOUGH = 3
@@ -454,7 +453,7 @@ def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
 
 
 def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
-    """What the runs cost, where they ran, and their seeds."""
+    """What the runs cost, where they ran, and which seeds the lines have."""
     runs = {row.run: row for row in rows}.values()
     if not runs:
         return []
@@ -463,27 +462,22 @@ def _run_notes(table: Table, rows: Sequence[ResultRow]) -> list[str]:
     mixed = {"budget", "precision"}.intersection(table.differing())
     other = " A model without such runs is shown by its own newest ones, as its columns say."
     updates = sorted({row.updates for row in runs})
+    seeds: dict[str, set[int]] = {}
+    for row in rows:
+        label = row.model if table.settings is None else f"{row.setting} {row.model}"
+        seeds.setdefault(label, set()).add(row.seed)
+    labels: dict[str, list[str]] = {}
+    for label, own in seeds.items():
+        labels.setdefault(", ".join(map(str, sorted(own))), []).append(label)
+    by_seeds = (f"{own} ({', '.join(of)})" for own, of in labels.items())
     return [
         f"Recipe {rows[-1].budget} in {rows[-1].precision}: {len(runs)} runs of {extent(updates)} "
         f"updates took {duration(sum(row.seconds for row in runs))} in all, up to "
         f"{max(row.jobs for row in runs)} of them at a time, on "
         f"{words(row.device or 'unknown' for row in runs)}. "
         f"Commits: {words(commit[:7] for commit in commits)}.{other if mixed else ''}",
-        _seeds(table, rows),
+        f"Seeds: {'; '.join(by_seeds)}.",
     ]
-
-
-def _seeds(table: Table, rows: Sequence[ResultRow]) -> str:
-    """Which seeds there are, and the lines that have them."""
-    found: dict[str, set[int]] = {}
-    for row in rows:
-        label = row.model if table.settings is None else f"{row.setting} {row.model}"
-        found.setdefault(label, set()).add(row.seed)
-    by_seeds: dict[str, list[str]] = {}
-    for label, seeds in found.items():
-        by_seeds.setdefault(", ".join(map(str, sorted(seeds))), []).append(label)
-    said = (f"{seeds} ({', '.join(labels)})" for seeds, labels in by_seeds.items())
-    return f"Seeds: {'; '.join(said)}."
 
 
 def _not_run(how: Recipe, runs: set[tuple[str, str]]) -> str:
@@ -510,39 +504,24 @@ def table_of_runs(
     records: Mapping[Path, RunFiles] | None = None,
 ) -> tuple[Table, list[ResultRow]]:
     """A table from the folders of its runs, and its rows; `records`: the folders, if read."""
-    how, found = recipe(name, budget), list[ResultRow]()
+    found, failed = list[ResultRow](), list[str]()
     waiting: Counter[tuple[str, str]] = Counter()
     runs: dict[str, list[RunFiles]] = {}
-    failed = []
     for p in planned:
         if p.state not in ("done", "failed"):
             waiting[p.setting, p.row] += 1
             continue
         run = read_planned(p) if records is None else records[p.folder]
-        if records is None and run.result:
-            check_figures(run.result, how, p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")
             failed.append(f"Failed: {p.label}: {reason} ({p.folder.name}).")
         runs.setdefault(p.setting, []).append(run)
         # On a page, folders of several parents may have one name.
-        found += planned_rows(run, p, name, budget, "" if records is None else str(p.folder))
+        said = p.folder.name if records is None else str(p.folder)
+        named = {"table": name, "model": p.row, "budget": budget, "setting": p.setting}
+        found += rows_of(run, **named, run=said)
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
-
-
-def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
-    """Raise RunError for a result that lacks a figure of its row of a table."""
-    home = how.settings[setting].trained_on
-    found = {(row["condition"], row["chosen_on"]) for row in result["rows"]}
-    homes = (known.trained_on for known in how.settings.values())
-    for condition in dict.fromkeys((*homes, *how.conditions)):
-        for chooser in (home, condition):
-            if (condition, f"{CHOSEN}{chooser}") not in found:
-                raise RunError(
-                    f"the result of {folder} must have a figure for {condition}, chosen on "
-                    f"{chooser}, got none; delete the folder, and run it anew"
-                )
 
 
 def extent(numbers: Sequence[int]) -> str:

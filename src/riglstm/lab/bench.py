@@ -1,7 +1,8 @@
 """RigLSTM beside nn.LSTM: the sizes, the ways each is run, and the figures of one size.
 
 On a GPU each layer is called plainly and replayed from a CUDA graph: cuDNN launches many kernels a
-sequence, so that a plain call of it measures the host as much as the GPU.
+sequence, so that a plain call of it measures the host as much as the GPU. Every piece of work runs
+once in each round, so that whatever else the machine does falls on all of them.
 
 Shapes: T steps, B sequences, D input features.
 """
@@ -10,30 +11,32 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from riglstm.checks import fitting_cells
-from riglstm.lab.bench.timing import METERS, interleave, spread
 from riglstm.lab.train.config import Precision, autocast, products
 from riglstm.layer import RigLSTM
 from riglstm.scan import resolve
 
 Run: TypeAlias = Callable[[], tuple[Tensor, ...]]
+Key = TypeVar("Key")
 
 LSTM, OURS = "nn.LSTM", "RigLSTM"
 CAPTURED, ONEDNN_OFF = " captured", ", oneDNN off"
 FIGURES = (LSTM, LSTM + CAPTURED, LSTM + ONEDNN_OFF, OURS, OURS + CAPTURED)
 """The names of what is timed, in the order of columns."""
 
-WORKS = ("inference", "training")
 WARM_UPS = {"cpu": 1, "cuda": 5}
 """Untimed calls: kernels are compiled, launches cached, and a GPU's clock rises."""
+PEAK_WARM_UPS = 20
+"""The same on a GPU before its memory is measured."""
 
 LIMITS: dict[Precision, float] = {"tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-4}
 """How far from what is expected outputs may be, as a share of the largest."""
@@ -54,7 +57,7 @@ class Case:
     input_size: int | None = None
     """None: as wide as the layer."""
     precision: Precision = "fp32"
-    works: tuple[str, ...] = WORKS
+    works: tuple[str, ...] = ("inference", "training")
     captured: bool = False
     """Whether they are also replayed from a CUDA graph."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -137,7 +140,7 @@ def measure(
                     ready[name] = run
                 except Exception as error:
                     failed[name] = _said(error)
-            seconds = interleave(ready, METERS[device.type], rounds)
+            seconds = interleave(ready, METERS[device.type].seconds, rounds)
     except Exception as error:
         failed |= dict.fromkeys(ready or (OURS,), _said(error))
     us = {name: spread([1e6 * s / case.T for s in found]) for name, found in seconds.items()}
@@ -175,7 +178,7 @@ def _ways(case: Case, work: str, ours: RigLSTM, x: Tensor) -> dict[str, Callable
     plain: dict[str, Run] = {LSTM: run_lstm, OURS: run_ours}
     ways: dict[str, Callable[[], Run]] = {LSTM: lambda: run_lstm, OURS: lambda: run_ours}
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
-        ways[LSTM + ONEDNN_OFF] = partial(without_onednn, run_lstm)
+        ways[LSTM + ONEDNN_OFF] = lambda: without_onednn(run_lstm)
     if case.captured:
         ways |= {name + CAPTURED: partial(replayed, run) for name, run in plain.items()}
     return ways
@@ -301,3 +304,86 @@ def ratios(us: Mapping[str, float]) -> dict[str, float | None]:
     return {
         name: a / b if a is not None and b is not None else None for name, (a, b) in pairs.items()
     }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median of some values, and low and high, the 10 % and 90 % points beside it."""
+    points = torch.tensor((0.5, 0.1, 0.9), dtype=torch.float64)
+    found = torch.tensor(values, dtype=torch.float64).quantile(points).tolist()
+    return dict(zip(("median", "low", "high"), found, strict=True))
+
+
+class Meter(NamedTuple):
+    """How a device is measured."""
+
+    seconds: Callable[[Callable[[], object]], float]
+    peak_bytes: Callable[[Callable[[], object]], int]
+    """Memory at the highest point of a call, beyond what was held before it."""
+
+
+def interleave(
+    work: Mapping[Key, Callable[[], object]],
+    seconds: Callable[[Callable[[], object]], float],
+    rounds: int,
+) -> dict[Key, list[float]]:
+    """The seconds of each piece of work, one figure a round."""
+    found: dict[Key, list[float]] = {name: [] for name in work}
+    for _ in range(rounds):
+        for name, run in work.items():
+            found[name].append(seconds(run))
+    return found
+
+
+def by_clock(clock: Callable[[], float], run: Callable[[], object]) -> float:
+    """The seconds of a call by a clock."""
+    start = clock()
+    run()
+    return clock() - start
+
+
+def _cpu_peak_bytes(run: Callable[[], object]) -> int:
+    """Tensor memory as torch's allocator reports it, so the same in every run.
+
+    The size of the process would depend on what earlier calls left in the heap. Buffers that a
+    library under torch allocates for itself are not in it.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        run()
+    results = None if profile.profiler is None else profile.profiler.kineto_results
+    assert results is not None
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def _cuda_seconds(run: Callable[[], object]) -> float:
+    """Between two events around the call, what the host does in it included."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _cuda_peak_bytes(run: Callable[[], object]) -> int:
+    """After the first calls, in which kernels are compiled and the clock rises."""
+    for _ in range(PEAK_WARM_UPS):
+        run()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held
+
+
+METERS: dict[str, Meter] = {
+    "cpu": Meter(partial(by_clock, time.perf_counter), _cpu_peak_bytes),
+    "cuda": Meter(_cuda_seconds, _cuda_peak_bytes),
+}

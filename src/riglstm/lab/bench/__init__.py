@@ -1,1 +1,0 @@
-"""How long a step takes beside nn.LSTM; `riglstm bench` prints it."""
