@@ -47,8 +47,9 @@ def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> Non
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
     leaves = tuple(layer.parameters())
     for T, B in ((5, 3), (9, 2)):
-        x = numbers(T, B, 4).requires_grad_()
-        hx = (numbers(2, B, 12, seed=2), numbers(2, B, 12, seed=3))
+        # Neither input nor state is contiguous.
+        x = numbers(B, T, 4).transpose(0, 1).requires_grad_()
+        hx = (numbers(2, 12, B, seed=2).mT, numbers(2, 12, B, seed=3).mT)
         with torch._dynamo.config.patch(error_on_recompile=T == 9):
             got = compiled(x, hx)
         expected = layer(x, hx)
@@ -56,13 +57,28 @@ def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> Non
         close(*(gradients(y.pow(2).sum() + c.sum(), x, *leaves) for y, (_, c) in (got, expected)))
 
 
+AROUND: dict[str, Any] = {
+    "autocast, which leaves float64 alone": partial(torch.autocast, "cpu", torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "another default device": partial(torch.device, "meta"),
+}
+
+
 @both_backends
-def test_autocast_leaves_float64_alone(backend: str) -> None:
-    layer, x = build(backend=backend), numbers(6, 3, 4)
-    expected = layer(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = layer(x)
-    close(got, expected)
+@pytest.mark.parametrize("around", AROUND)
+def test_a_call_gives_the_same_numbers_within(around: str, backend: str) -> None:
+    layer, x = build(backend=backend, num_layers=2, bidirectional=True), numbers(5, 3, 4)
+    packed = pack_sequence([x[:n, b] for b, n in enumerate((3, 5, 2))], enforce_sorted=False)
+
+    def calls() -> tuple[Tensor, ...]:
+        y, state = layer(x)
+        return y, *state, layer(x, state)[0], layer(packed)[0].data
+
+    want = calls()
+    with AROUND[around]():
+        got = calls()
+    assert all(map(torch.equal, got, want))
+    assert all(v.is_inference() == (around == "inference mode") for v in got)
 
 
 class Doubled(nn.Module):
@@ -178,31 +194,6 @@ def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
     assert answers[0].abs().max() > 0
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_compiled_layer_takes_strided_input_and_state() -> None:
-    layer = build(backend="batched", batch_first=True)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True)
-    x = numbers(3, 5, 4).requires_grad_()
-    hx = (numbers(1, 12, 3, seed=2).mT, numbers(1, 12, 3, seed=3).mT)
-    got = gradients(loss_of(compiled, x, hx), x, *layer.parameters())
-    expected = gradients(loss_of(layer, x, hx), x, *layer.parameters())
-    close(got, expected)
-
-
-def test_frozen_weights_leave_the_inputs_gradient_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from riglstm.scan.batched import native
-
-    monkeypatch.setattr(native, "LARGEST", 0)
-    layer = build(backend="batched")
-    x = numbers(5, 3, 4).requires_grad_()
-    (expected,) = gradients(loss_of(layer, x), x)
-    layer.requires_grad_(False)
-    close(gradients(loss_of(layer, x), x)[0], expected)
-
-
 # As above; and torch's compiler about its own look at tensors that are no leaves.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -243,19 +234,6 @@ def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) ->
     loss.backward()
     for p, first in zip(layer.parameters(), once, strict=True):
         assert torch.equal(p.grad, 2 * first)
-
-
-@both_backends
-def test_inference_mode_gives_the_same_numbers(backend: str) -> None:
-    layer = build(backend=backend, num_layers=2, bidirectional=True)
-    x = numbers(5, 3, 4)
-    expected, (h_n, c_n) = layer(x)
-    with torch.inference_mode():
-        y, final = layer(x)
-        carried, _ = layer(x, final)
-    assert y.is_inference()
-    assert torch.equal(y, expected)
-    assert torch.equal(carried, layer(x, (h_n, c_n))[0])
 
 
 @both_backends
@@ -302,17 +280,6 @@ def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     RigLSTM(4, 12, backend="triton")
     assert asked == ["cpu"]
-
-
-def test_packed_input_does_not_ask_torch_for_its_default_device() -> None:
-    layer, packed = RigLSTM(4, 12), pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
-    want = layer(packed)[0].data
-    torch.set_default_device("meta")
-    try:
-        got = layer(packed)[0].data
-    finally:
-        torch.set_default_device(None)
-    assert torch.equal(got, want)
 
 
 @pytest.mark.filterwarnings("error")
