@@ -117,7 +117,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
 @given(options(), st.integers(0, 2**32))
 @example({"T": 1, "B": 1, "N": 1, "K": 1, "d": 1, "K_a": 1, "K_x": 1, "K_h": 0}, 0)
 @example({"T": 64, "B": 1, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 5, "K_h": 5}, 1)
-@example({"T": 63, "B": 2, "N": 5, "K": 4, "d": 33, "K_a": 3, "K_x": 1, "K_h": 0}, 2)
+@example({"T": 63, "B": 2, "N": 5, "K": 5, "d": 33, "K_a": 3, "K_x": 1, "K_h": 0}, 2)
 def test_the_oracle_equals_the_backend_at_any_size(
     backend: str, problem: dict[str, Any], seed: int
 ) -> None:

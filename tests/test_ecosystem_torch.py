@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_sequence
@@ -122,6 +123,10 @@ def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_
     def loss(v: Tensor) -> Tensor:
         return run(v).square().sum()
 
+    def dual() -> Tensor:
+        with forward_ad.dual_level():
+            return run(forward_ad.make_dual(x, ones))
+
     y = run(x)
     ones = torch.ones_like(x)
     modes = (
@@ -136,6 +141,7 @@ def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_
     jacobian = torch.autograd.functional.jacobian
     many = torch.vmap(lambda u: torch.autograd.grad(y, layer.weight_gates_l0, u))
     for call, message in (
+        (dual, modes),
         (lambda: jvp(loss, (x,), (ones,)), modes),
         (lambda: grad(loss)(x), modes),
         (lambda: jvp(torch.vmap(run), (several,), (several,)), modes),
@@ -332,6 +338,7 @@ def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y, (h, c) = layer(x)
+    assert len({v.untyped_storage().data_ptr() for v in (y, h, c)}) == 3
     # So that a change in place cannot reach a gradient unseen.
     assert {h.data_ptr(), c.data_ptr()}.isdisjoint(t.data_ptr() for t in saved)
     h.detach_().zero_()

@@ -168,20 +168,26 @@ def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) ->
 @pytest.mark.usefixtures("precision_as_before")
 @pytest.mark.parametrize(
     ("given", "learns", "precision"),
-    [("", False, "high"), ("h", True, "highest"), ("c", False, "highest")],
+    [
+        *(("", False, "high"), ("h", True, "highest"), ("c", False, "highest")),
+        *(pytest.param(given, True, "highest", marks=pytest.mark.slow) for given in ("", "c")),
+    ],
 )
 @pytest.mark.parametrize("backend", ["reference", "batched", "triton"])
-def test_what_is_not_given_of_a_state_is_zero(
+def test_what_is_not_given_of_a_state_is_zero_and_has_no_gradient(
     backend: str, given: str, learns: bool, precision: str
 ) -> None:
     torch.set_float32_matmul_precision(precision)
-    p = one_step()
-    x, state = p.x.clone().requires_grad_(learns), {"h": p.h, "c": p.c}
+    p = one_step(K_h=1)
+    state = {"h": p.h, "c": p.c}
+    leaves = [leaf.requires_grad_(learns) for leaf in (p.x, p.weights.W, *map(state.get, given))]
     results = []
     for other in (None, torch.zeros_like(p.h)):
         use = (state[n] if n in given else other for n in "hc")
-        y, last, woke = scan(x, *use, p.weights, p.sel, backend=backend)
-        results.append((y, *last, woke))
+        y, last, woke = scan(p.x, *use, p.weights, p.sel, backend=backend)
+        # With a graph of its own it is that of the operators.
+        grads = torch.autograd.grad(y.sum(), leaves, create_graph=not given) if learns else ()
+        results.append((y, *last, woke, *grads))
     assert all(map(torch.equal, *results))
 
 
@@ -307,23 +313,3 @@ def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None
     assert {"riglstm::triton_forward", "riglstm::triton_backward"} <= set(seen)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("given", ["", "h", "c"])
-def test_a_state_that_is_not_given_has_no_gradient(given: str) -> None:
-    from riglstm.scan import triton
-
-    p = clear_problem(T=1, B=1, N=2, K=2, d=16, D=5, K_a=1, K_x=1, K_h=1).to(torch.float32)
-    state = {"h": p.h, "c": p.c}
-    leaves = {"W": p.weights.W, **{n: state[n] for n in given}}
-    zero = {n: torch.zeros_like(s) for n, s in state.items()}
-    results = []
-    for other in (dict.fromkeys("hc"), zero):
-        for leaf in leaves.values():
-            leaf.requires_grad_()
-        use = [state[n] if n in given else other[n] for n in "hc"]
-        y = triton.scan(p.x, *use, p.weights, p.sel)[0]
-        # With a graph of its own it is that of the operators.
-        results.append(torch.autograd.grad(y.sum(), leaves.values(), create_graph=not given))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
