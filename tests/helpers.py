@@ -284,7 +284,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """The gradient of every leaf, from random ones of those of y, h, c that `upstream` names.
 
-    `share` (B): the weight of each sequence in the loss.
+    `share` (B): the weight of each sequence in the loss; where it is y's alone, (T, B).
     """
     return outputs_and_gradients(p, backend, upstream, share)[1]
 
@@ -296,13 +296,14 @@ def outputs_and_gradients(
     leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
     out = p.with_leaves(leaves).run(backend)
     gen = seeded(7)
-    loss = torch.zeros((), dtype=torch.float64)
+    loss = p.x.new_zeros((), dtype=torch.float64)
     for name, value in zip("yhc", out, strict=False):
-        towards = torch.randn(value.shape, generator=gen, dtype=torch.float64)
+        towards = torch.randn(value.shape, generator=gen, dtype=torch.float64).to(value.device)
+        if name not in upstream:
+            continue
         if share is not None:
-            towards *= share[:, None, None]
-        if name in upstream:
-            loss = loss + (value.double() * towards).sum()
+            towards *= share[..., None, None].to(towards)
+        loss = loss + (value.double() * towards).sum()
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return tuple(o.detach() for o in out), {
         name: torch.zeros_like(leaf) if grad is None else grad

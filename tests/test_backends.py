@@ -5,6 +5,7 @@ Selections are compared before numbers. Buffers that a backend leaves unwritten 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from helpers import (
     assert_same_gradients,
     clear_problem,
     gradients,
+    kernels,
     margins,
     random_problem,
     seeded,
@@ -68,6 +70,21 @@ def fresh_compiler() -> Iterator[None]:
         yield
 
 
+WAYS = ("awake", "every row", *(("native",) if native.library() else ()))
+"""Of `batched`: that of large layers, of other devices (a row for every cell), of small layers."""
+
+
+@contextlib.contextmanager
+def by(way: str) -> Iterator[None]:
+    """Within it `batched` runs that way."""
+    with pytest.MonkeyPatch.context() as patch:
+        if way != "native":
+            patch.setattr(native, "LARGEST", 0)
+        if way == "every row":
+            patch.setattr(forward, "awake_only", lambda device, sel: False)
+        yield
+
+
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
     """Sizes and rules of a problem; the number of cell updates is bounded for the oracle's sake."""
@@ -100,15 +117,14 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
 @given(options(), st.integers(0, 2**32))
 @example({"T": 1, "B": 1, "N": 1, "K": 1, "d": 1, "K_a": 1, "K_x": 1, "K_h": 0}, 0)
 @example({"T": 64, "B": 1, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 5, "K_h": 5}, 1)
-@example({"T": 63, "B": 2, "N": 5, "K": 4, "d": 33, "K_a": 3, "K_x": 1, "K_h": 0}, 2)
+@example({"T": 63, "B": 2, "N": 5, "K": 5, "d": 33, "K_a": 3, "K_x": 1, "K_h": 0}, 2)
 def test_the_oracle_equals_the_backend_at_any_size(
     backend: str, problem: dict[str, Any], seed: int
 ) -> None:
     p = random_problem(seeded(seed), **problem)
     answer = ask_oracle(p)
-    for largest in (native.LARGEST, 0)[: 2 if backend == "batched" else 1]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "LARGEST", largest)
+    for way in WAYS if backend == "batched" else WAYS[:1]:
+        with by(way):
             assert_selects_and_equals(p, backend, answer)
 
 
@@ -220,32 +236,19 @@ def layer_gradients(
     return dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True)), out
 
 
-@pytest.fixture(params=["awake", "every row", "native"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """That of large layers on a CPU, on other devices (a row for every cell), and of small ones."""
-    if request.param == "native" and native.library() is None:
-        pytest.skip("needs a C++ compiler")
-    if request.param != "native":
-        monkeypatch.setattr(native, "LARGEST", 0)
-    if request.param == "every row":
-        monkeypatch.setattr(forward, "awake_only", lambda device, sel: False)
-    return str(request.param)
-
-
-@pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
 @pytest.mark.parametrize("query", ["shared", "per_cell"])
-@pytest.mark.parametrize("learned", [False, True], ids=["literal", "learned"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_backends_agree_in_every_gradient_with_or_without_rows_of_sleeping_cells(
-    name: str, learned: bool, query: str, flags: dict[str, bool], way: str
+def test_every_variant_has_every_gradient_of_the_reference_by_every_way(
+    name: str, query: str
 ) -> None:
-    """`learned`: with a bias and a scale in Eq. (21), both ours."""
-    extra = {"update_bias": True, "update_scale": 2.0} if learned else {"bias": False}
-    p = random_problem(seeded(21), T=7, **ALL_VARIANTS[name], query=query, **extra, **flags)
-    want_grads = assert_equals_the_reference(p, "batched", torch.float64)
+    update = {"update_bias": True, "update_scale": 2.0, "query": query}
+    p = random_problem(seeded(21), T=7, live=True, reset=True, **update, **ALL_VARIANTS[name])
+    for way in WAYS:
+        with by(way):
+            want_grads = assert_equals_the_reference(p, "batched", torch.float64)
+            if way == "every row":
+                assert saved_by_batched(p).pair.shape[1] == p.h.shape[0] * p.sel.N
     assert all(grad.abs().max() > 0 for grad in want_grads.values())
-    if way == "every row":
-        assert saved_by_batched(p).pair.shape[1] == p.h.shape[0] * p.sel.N
 
 
 def saved_by_batched(p: Problem, product: torch.dtype | None = None) -> Any:
@@ -261,23 +264,77 @@ def test_backends_agree_in_every_gradient_at_any_size_from_any_output(
     problem |= {"T": min(problem["T"], 9), "d": min(problem["d"], 9)}
     p = random_problem(seeded(seed), **problem)
     want = gradients(p, "reference", upstream)
-    for largest in (native.LARGEST, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "LARGEST", largest)
+    for way in WAYS:
+        with by(way):
             assert_same_gradients(gradients(p, "batched", upstream), want, EXACT.grad)
 
 
-def test_inputs_and_gradients_need_not_be_contiguous() -> None:
-    p = random_problem(seeded(24))
-    leaves = p.leaves()
+@pytest.fixture(params=["batched", "triton"])
+def operators(request: pytest.FixtureRequest) -> str:
+    """The backends whose backward pass is written by hand; `triton` in the interpreter."""
+    if request.param == "triton":
+        kernels("forward", on_a_gpu=False)
+    return str(request.param)
+
+
+@pytest.fixture
+def small(operators: str) -> Problem:
+    """A problem for such a backend, in a dtype that it takes."""
+    T, dtype = (1, torch.float32) if operators == "triton" else (5, torch.float64)
+    sizes = {"B": 2, "N": 2, "K": 2, "d": 18, "K_a": 1, "K_x": 1, "query": "per_cell"}
+    return random_problem(seeded(6), T=T, **sizes, dtype=dtype)
+
+
+def test_inputs_and_gradients_need_not_be_contiguous(operators: str, small: Problem) -> None:
+    leaves = small.leaves()
     strided = {name: v.mT.contiguous().mT for name, v in leaves.items() if v.dim() > 1}
     assert not strided["x"].is_contiguous()
-    q = p.with_leaves(leaves | strided)
-    assert_same_gradients(gradients(q, "batched"), gradients(p, "reference"), EXACT.grad)
-    h = p.h.clone().requires_grad_()
-    (expanded,) = torch.autograd.grad(replace(p, h=h).run("batched")[0].sum(), h)
-    (want,) = torch.autograd.grad(replace(p, h=h).run("reference")[0].sum(), h)
-    assert_close(expanded, want, EXACT.grad)
+    turned = small.with_leaves(leaves | strided)
+    # Without the final state, whose gradient is then made up, and as contiguous.
+    got, want = gradients(turned, operators, "y"), gradients(small, operators, "y")
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    small.h.requires_grad_()
+    expanded, whole = (
+        torch.autograd.grad((y := small.run(operators)[0]), small.h, towards.to(y).expand_as(y))[0]
+        for towards in (torch.ones(()), torch.ones(len(small.x), 2, 2, 18))
+    )
+    assert torch.equal(expanded, whole)
+
+
+@pytest.mark.parametrize(
+    "operators", ["batched", pytest.param("triton", marks=pytest.mark.slow)], indirect=True
+)
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("alone", ["x", "W_in", "W", "b", ""])
+def test_a_gradient_is_the_same_whichever_others_are_asked_for(
+    alone: str, state: bool, operators: str, small: Problem
+) -> None:
+    """Of the input or a weight alone, or of everything but the state."""
+
+    def grads(learned: set[str]) -> dict[str, Tensor]:
+        leaves = {n: v.detach().clone() for n, v in small.leaves().items()}
+        asked = {n: v.requires_grad_() for n, v in leaves.items() if n in learned}
+        y, *final, _ = small.with_leaves(leaves).run(operators)
+        loss = sum(v.square().sum() for v in (y, *final)[: 3 if state else 1])
+        return dict(zip(asked, torch.autograd.grad(loss, asked.values()), strict=True))
+
+    every = set(small.leaves())
+    for way in WAYS if operators == "batched" else ("native",):
+        with by(way):
+            want, got = grads(every), grads({alone} if alone else every - {"h", "c"})
+            assert all(torch.equal(got[n], want[n]) for n in got)
+
+
+def test_a_second_derivative_and_gradients_in_a_batch_are_refused_and_not_misread(
+    operators: str, small: Problem
+) -> None:
+    small.x.requires_grad_()
+    y = small.run(operators)[0]
+    with pytest.raises(NotImplementedError, match="one gradient at a time, got a batch of them"):
+        torch.autograd.grad(y, small.x, torch.ones(2, *y.shape).to(y), is_grads_batched=True)
+    (dx,) = torch.autograd.grad(y.sum(), small.x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="can be differentiated once; for double"):
+        dx.sum().backward()
 
 
 SMALL = {"T": 3, "B": 2, "N": 3, "K": 2, "d": 2, "D": 3, "K_x": 1}
@@ -321,13 +378,6 @@ def test_the_reference_can_be_differentiated_twice(extra: dict[str, Any]) -> Non
     assert torch.autograd.gradgradcheck(f, leaves)
 
 
-def test_batched_says_that_it_cannot_be_differentiated_twice() -> None:
-    f, leaves = tuple_of_leaves(random_problem(seeded(25)), "batched")
-    (dx,) = torch.autograd.grad(f(*leaves)[0].sum(), leaves[0], create_graph=True)
-    with pytest.raises(NotImplementedError, match="use backend='reference'"):
-        dx.sum().backward()
-
-
 def agreeing(
     p: Problem, backend: str, exact: Problem, product: torch.dtype | None = None
 ) -> Tensor:
@@ -349,27 +399,38 @@ def assert_flips_were_close(same: Tensor, exact: Problem, margin: float) -> None
 
 @slow_bf16
 @pytest.mark.parametrize("backend", EAGER)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "product", "of_input"),
+    [
+        *((dtype, dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+        *((torch.float32, torch.bfloat16, x) for x in (torch.float32, torch.bfloat16)),
+    ],
+    ids=["float32", "float16", "bfloat16", "autocast", "autocast of a bfloat16 input"],
+)
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "soft_h", "no_soft_state_updating"])
 def test_short_dtypes_follow_float64_wherever_they_select_alike(
-    name: str, dtype: torch.dtype, backend: str
+    name: str, dtype: torch.dtype, product: torch.dtype, of_input: torch.dtype, backend: str
 ) -> None:
     sizes = {"T": 8, "B": 64, "N": 6, "K": 6, "d": 8, "K_h": 2}
     low = random_problem(seeded(31), **sizes, **ALL_VARIANTS[name], dtype=dtype)
-    exact, tol = low.to(torch.float64), TOL[dtype]
-    same = agreeing(low, backend, exact)
+    low = replace(low, x=low.x.to(of_input))
+    exact, tol, leaves = low.to(torch.float64), TOL[product], low.leaves()
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=product != dtype)
+    with cast:
+        same = agreeing(low, backend, exact, product)
     assert_flips_were_close(same, exact, tol.margin)
     alike = same.all(0)
     assert alike.double().mean() >= tol.share
 
-    y, h, c, _ = low.run(backend)
+    with cast:
+        y, h, c, _ = low.run(backend)
+        got = gradients(low, backend, share=alike.double())
     assert {y.dtype, h.dtype, c.dtype} == {dtype}
     want = exact.run("reference")
     assert_close(y[:, alike], want[0][:, alike], tol.value, "y")
     assert_close(h[alike], want[1][alike], tol.value, "h")
     assert_close(c[alike], want[2][alike], tol.value, "c")
-    got = gradients(low, backend, share=alike.double())
-    assert all(grad.dtype == dtype for grad in got.values())
+    assert all(grad.dtype == leaves[name].dtype for name, grad in got.items())
     assert_same_gradients(got, gradients(exact, "reference", share=alike.double()), tol.grad)
 
 
@@ -397,33 +458,6 @@ def test_scores_stay_float32_where_products_are_bf16(backend: str, dtype: torch.
     assert not torch.equal(views[0], top_mask(rounded, 2))
 
 
-@slow_bf16
-@pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
-def test_backends_agree_under_autocast(input_dtype: torch.dtype) -> None:
-    p = random_problem(seeded(33), T=8, B=64, N=6, K=6, d=8, K_h=2, dtype=torch.float32)
-    exact, tol = p.to(torch.float64), TOL[torch.bfloat16]
-    p = replace(p, x=p.x.to(input_dtype))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        same = agreeing(p, "reference", exact) & agreeing(p, "batched", exact, torch.bfloat16)
-    assert_flips_were_close(same, exact, tol.margin)
-    alike = same.all(0)
-    assert alike.double().mean() >= tol.share
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = {backend: p.run(backend) for backend in EAGER}
-        grads = {backend: gradients(p, backend, share=alike.double()) for backend in EAGER}
-    for y, h, c, _ in out.values():
-        assert {y.dtype, h.dtype, c.dtype} == {torch.float32}
-    for a, b in zip(out["batched"][:3], out["reference"][:3], strict=True):
-        pick = (slice(None), alike) if a.dim() == 4 else alike
-        assert_close(a[pick], b[pick], tol.value)
-    for grad in (*grads["batched"].values(), *grads["reference"].values()):
-        assert grad.isfinite().all()
-    assert {n: g.dtype for n, g in grads["batched"].items()} == {
-        n: g.dtype for n, g in grads["reference"].items()
-    }
-    assert_same_gradients(grads["batched"], grads["reference"], tol.grad)
-
-
 def tied_problem(dtype: torch.dtype, B: int = 4, d: int = 33) -> Problem:
     """Eight equal views, and eight equal states: every choice of the first step is a tie."""
     sizes = {"T": 3, "B": B, "N": 8, "K": 8, "d": d, "K_a": 5, "K_x": 3, "K_h": 4}
@@ -437,14 +471,13 @@ def tied_problem(dtype: torch.dtype, B: int = 4, d: int = 33) -> Problem:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("B", "d"), [(1, 5), (33, 5), (4, 33), (33, 33)])
 @pytest.mark.parametrize(
-    ("backend", "largest"), [("reference", 0), ("batched", 0), ("batched", 2**30)]
+    ("backend", "way"), [("reference", "native"), *(("batched", way) for way in WAYS)]
 )
 def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
-    backend: str, largest: int, B: int, d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    backend: str, way: str, B: int, d: int, dtype: torch.dtype
 ) -> None:
-    """`batched` by both of its ways, but for bfloat16, which has one."""
-    monkeypatch.setattr(native, "LARGEST", largest)
-    active, views, peers = selections(tied_problem(dtype, B, d), backend)
+    with by(way):
+        active, views, peers = selections(tied_problem(dtype, B, d), backend)
     assert torch.equal(active[0], (torch.arange(8) < 5).expand(B, 8))
     assert torch.equal(views, (torch.arange(8) < 3).expand_as(views))
     own = torch.eye(8, dtype=torch.bool)
@@ -502,8 +535,10 @@ def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
     h = 1e200 * torch.tensor([[[1.0, -1, 0], [-1, 0, 1], [0, 1, -1]]], dtype=torch.float64)
     p = replace(p, h=h)
     assert (p.trace().peer_scores[0, 0, [0, 0, 1], [1, 2, 2]] == float("-inf")).all()
-    peers = selections(p, backend)[2]
-    assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
+    for way in WAYS:
+        with by(way):
+            peers = selections(p, backend)[2]
+        assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
 
 
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_sequence
@@ -47,8 +48,9 @@ def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> Non
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
     leaves = tuple(layer.parameters())
     for T, B in ((5, 3), (9, 2)):
-        x = numbers(T, B, 4).requires_grad_()
-        hx = (numbers(2, B, 12, seed=2), numbers(2, B, 12, seed=3))
+        # Neither input nor state is contiguous.
+        x = numbers(B, T, 4).transpose(0, 1).requires_grad_()
+        hx = (numbers(2, 12, B, seed=2).mT, numbers(2, 12, B, seed=3).mT)
         with torch._dynamo.config.patch(error_on_recompile=T == 9):
             got = compiled(x, hx)
         expected = layer(x, hx)
@@ -56,13 +58,28 @@ def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> Non
         close(*(gradients(y.pow(2).sum() + c.sum(), x, *leaves) for y, (_, c) in (got, expected)))
 
 
+AROUND: dict[str, Any] = {
+    "autocast, which leaves float64 alone": partial(torch.autocast, "cpu", torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "another default device": partial(torch.device, "meta"),
+}
+
+
 @both_backends
-def test_autocast_leaves_float64_alone(backend: str) -> None:
-    layer, x = build(backend=backend), numbers(6, 3, 4)
-    expected = layer(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = layer(x)
-    close(got, expected)
+@pytest.mark.parametrize("around", AROUND)
+def test_a_call_gives_the_same_numbers_within(around: str, backend: str) -> None:
+    layer, x = build(backend=backend, num_layers=2, bidirectional=True), numbers(5, 3, 4)
+    packed = pack_sequence([x[:n, b] for b, n in enumerate((3, 5, 2))], enforce_sorted=False)
+
+    def calls() -> tuple[Tensor, ...]:
+        y, state = layer(x)
+        return y, *state, layer(x, state)[0], layer(packed)[0].data
+
+    want = calls()
+    with AROUND[around]():
+        got = calls()
+    assert all(map(torch.equal, got, want))
+    assert all(v.is_inference() == (around == "inference mode") for v in got)
 
 
 class Doubled(nn.Module):
@@ -106,6 +123,10 @@ def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_
     def loss(v: Tensor) -> Tensor:
         return run(v).square().sum()
 
+    def dual() -> Tensor:
+        with forward_ad.dual_level():
+            return run(forward_ad.make_dual(x, ones))
+
     y = run(x)
     ones = torch.ones_like(x)
     modes = (
@@ -120,6 +141,7 @@ def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_
     jacobian = torch.autograd.functional.jacobian
     many = torch.vmap(lambda u: torch.autograd.grad(y, layer.weight_gates_l0, u))
     for call, message in (
+        (dual, modes),
         (lambda: jvp(loss, (x,), (ones,)), modes),
         (lambda: grad(loss)(x), modes),
         (lambda: jvp(torch.vmap(run), (several,), (several,)), modes),
@@ -178,31 +200,6 @@ def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
     assert answers[0].abs().max() > 0
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_compiled_layer_takes_strided_input_and_state() -> None:
-    layer = build(backend="batched", batch_first=True)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True)
-    x = numbers(3, 5, 4).requires_grad_()
-    hx = (numbers(1, 12, 3, seed=2).mT, numbers(1, 12, 3, seed=3).mT)
-    got = gradients(loss_of(compiled, x, hx), x, *layer.parameters())
-    expected = gradients(loss_of(layer, x, hx), x, *layer.parameters())
-    close(got, expected)
-
-
-def test_frozen_weights_leave_the_inputs_gradient_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from riglstm.scan.batched import native
-
-    monkeypatch.setattr(native, "LARGEST", 0)
-    layer = build(backend="batched")
-    x = numbers(5, 3, 4).requires_grad_()
-    (expected,) = gradients(loss_of(layer, x), x)
-    layer.requires_grad_(False)
-    close(gradients(loss_of(layer, x), x)[0], expected)
-
-
 # As above; and torch's compiler about its own look at tensors that are no leaves.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -243,19 +240,6 @@ def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) ->
     loss.backward()
     for p, first in zip(layer.parameters(), once, strict=True):
         assert torch.equal(p.grad, 2 * first)
-
-
-@both_backends
-def test_inference_mode_gives_the_same_numbers(backend: str) -> None:
-    layer = build(backend=backend, num_layers=2, bidirectional=True)
-    x = numbers(5, 3, 4)
-    expected, (h_n, c_n) = layer(x)
-    with torch.inference_mode():
-        y, final = layer(x)
-        carried, _ = layer(x, final)
-    assert y.is_inference()
-    assert torch.equal(y, expected)
-    assert torch.equal(carried, layer(x, (h_n, c_n))[0])
 
 
 @both_backends
@@ -302,17 +286,6 @@ def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     RigLSTM(4, 12, backend="triton")
     assert asked == ["cpu"]
-
-
-def test_packed_input_does_not_ask_torch_for_its_default_device() -> None:
-    layer, packed = RigLSTM(4, 12), pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
-    want = layer(packed)[0].data
-    torch.set_default_device("meta")
-    try:
-        got = layer(packed)[0].data
-    finally:
-        torch.set_default_device(None)
-    assert torch.equal(got, want)
 
 
 @pytest.mark.filterwarnings("error")
@@ -365,6 +338,7 @@ def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y, (h, c) = layer(x)
+    assert len({v.untyped_storage().data_ptr() for v in (y, h, c)}) == 3
     # So that a change in place cannot reach a gradient unseen.
     assert {h.data_ptr(), c.data_ptr()}.isdisjoint(t.data_ptr() for t in saved)
     h.detach_().zero_()

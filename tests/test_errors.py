@@ -350,6 +350,8 @@ def cell_state(*shape: int) -> tuple[Tensor, Tensor]:
 
 
 WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
+    *((lambda size=size: RigLSTM(20, size), f"multiple of num_cells = 6, got {size}; take")
+      for size in (2, 7, 13, 61, 289)),
     (lambda: build()(X.numpy()), INPUT.format("ndarray")),
     (lambda: build()([[0.0] * 4]), INPUT.format("list")),
     (lambda: build()(None), INPUT.format("NoneType")),

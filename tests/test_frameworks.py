@@ -122,20 +122,19 @@ def test_accelerate_trains_as_the_plain_loop_does_and_goes_on(tmp_path: Path) ->
     net, adam, batches = accelerator.prepare(
         net, torch.optim.Adam(net.parameters(), 0.01), loader()
     )
-    for epoch in range(2):
+
+    def epoch() -> None:
         for x, y in batches:
             adam.zero_grad()
             accelerator.backward(F.cross_entropy(net(x), y))
             adam.step()
-        if epoch == 0:
-            accelerator.save_state(str(tmp_path))
-    assert_as_plain(own(accelerator.unwrap_model(net)))
-    accelerator.load_state(str(tmp_path))
-    for x, y in batches:
-        adam.zero_grad()
-        accelerator.backward(F.cross_entropy(net(x), y))
-        adam.step()
-    assert_as_plain(own(accelerator.unwrap_model(net)))
+
+    epoch()
+    accelerator.save_state(str(tmp_path))
+    for _ in range(2):
+        epoch()
+        assert_as_plain(own(accelerator.unwrap_model(net)))
+        accelerator.load_state(str(tmp_path))
 
 
 @slow

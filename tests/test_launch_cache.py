@@ -98,61 +98,42 @@ cache.Recording.play = counted
 held = []  # nothing is freed: an address is a buffer's for good
 
 
-def said(layer, x, hx, out):
-    """The launches that were made, with buffers by their names."""
-    y, (h, c) = out
+worked_with = {}
+
+
+def launches(layer, x, hx, full=False):
+    """Those of a call, with buffers by their names, but for who woke, which may lie apart."""
+    made.clear(), allocated.clear()
+    if full:
+        played.clear()
+    y, (h, c) = out = layer._in_full(x, hx, None, None) if full else layer(x, hx)
     held.append((x, hx, out, h))
     names = {y.data_ptr(): "y", c.data_ptr(): "c", x.data_ptr(): "x"}
     names |= {} if hx is None else {hx[0].data_ptr(): "h_0", hx[1].data_ptr(): "c_0"}
     names |= {w.data_ptr(): name for name, w in layer.named_parameters()}
-    # The memory that is worked with begins with what packing writes.
+    # The memory that is worked with begins with what packing writes, and lies in one buffer.
     assert made[0][0] == "pack_kernel"
     start = made[0][2][4]
-    # All of it lies in one buffer; but for who woke, who may have one of its own.
-    inside = [(a, b) for a, b in allocated if a <= start < b]
-    assert [a for a, _ in inside] == [start], (start, allocated)
-    for name, _, values in made:
-        for v in values:
-            if isinstance(v, int) and v > 2**20 and v not in names:
-                assert any(a <= v < b for a, b in allocated), name
-    end, (T, B, N) = inside[0][1], (*x.shape[:2], 2)
-    woke = made[-1][2][at_woke(made[-1][0])]
+    ((begin, end),) = [(a, b) for a, b in allocated if a <= start < b]
+    assert begin == start, (start, allocated)
+    last = tiled_kernel if made[-1][0] == "tiled_kernel" else resident_kernel
+    at = last.arg_names.index("WOKE")
+    woke, (T, B, N), kind = made[-1][2][at], (*x.shape[:2], 2), (x.shape, hx is None, product)
     if played[-1:] == [True]:
         # Behind all that a call in full works with, and whole.
-        assert end - woke >= T * B * N and woke - start == worked_with[B, T, hx is None, product]
+        assert end - woke >= T * B * N and woke - start == worked_with[kind]
     else:
-        worked_with[B, T, hx is None, product] = end - start
-    told = []
-    for name, grid, values in made:
-        told.append((name, grid, tuple(names.get(v, v - start if v and v > 2**20 else v)
-                                       if v is not None else None for v in values)))
-    made.clear()
+        worked_with[kind] = end - start
+
+    def place(v):
+        if not isinstance(v, int) or v <= 2**20 or v in names:
+            return names.get(v, v)
+        assert any(a <= v < b for a, b in allocated), v
+        return v - start
+
+    told = [(name, grid, [*map(place, values)]) for name, grid, values in made]
+    del told[-1][2][at]
     return told
-
-
-worked_with = {}
-
-
-def at_woke(name):
-    kernels = {"tiled_kernel": tiled_kernel, "resident_kernel": resident_kernel}
-    return kernels[name].arg_names.index("WOKE")
-
-
-def full(layer, x, hx):
-    made.clear(), allocated.clear(), played.clear()
-    return said(layer, x, hx, layer._in_full(x, hx, None, None))
-
-
-def short(layer, x, hx):
-    made.clear(), allocated.clear()
-    return said(layer, x, hx, layer(x, hx))
-
-
-def but_woke(told):
-    """Who woke lies behind the rest, or is a tensor of its own."""
-    name, grid, values = told[-1]
-    at = at_woke(name)
-    return [*told[:-1], (name, grid, values[:at] + values[at + 1 :])]
 
 
 def layer_of(**options):
@@ -190,11 +171,10 @@ with torch.no_grad():
             x = torch.randn(T, B, 64)
             return x, (torch.randn(1, B, 64), torch.randn(1, B, 64)) if given else None
 
-        want = but_woke(full(layer, *inputs()))
-        played.clear()
-        told = [but_woke(short(layer, *inputs())) for _ in range(4)]
+        want = launches(layer, *inputs(), full=True)
+        told = [launches(layer, *inputs()) for _ in range(4)]
         assert played == [True, True], played
-        assert all(launches == want for launches in told), (want, told)
+        assert all(one == want for one in told), (want, told)
         # Results are tensors of their own.
         (y, (h, c)), (again, _) = layer(*inputs()), layer(*inputs())
         held.append((y, h, c, again))
@@ -235,9 +215,9 @@ with torch.no_grad():
         }[one]
         for _ in range(3):
             held.append(other(*given))
-        want = but_woke(full(other, torch.randn(1, 3, 64), state))
-        told = [but_woke(short(other, torch.randn(1, 3, 64), state)) for _ in range(4)]
-        assert played[-1] and all(launches == want for launches in told), told
+        want = launches(other, torch.randn(1, 3, 64), state, full=True)
+        told = [launches(other, torch.randn(1, 3, 64), state) for _ in range(4)]
+        assert played[-1] and all(one == want for one in told), told
 
     # Weights and rules.
     layer.weight_gates_l0.mul_(2)

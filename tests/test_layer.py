@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from helpers import close, numbers
@@ -44,17 +45,16 @@ def state(layer: RigLSTM, B: int | None, seed: int = 2) -> State:
     return numbers(*shape, seed=seed, dtype=dtype), numbers(*shape, seed=seed + 1, dtype=dtype)
 
 
-def part(layer: RigLSTM, suffix: str) -> RigLSTM:
-    """One layer in one direction, made a layer of its own."""
+def part(layer: RigLSTM, suffix: str) -> Callable[..., tuple[Tensor, State]]:
+    """The call of one layer in one direction, as of a layer of its own, with the same weights."""
     weights = {
         name.removesuffix(suffix) + "_l0": value
-        for name, value in layer.state_dict().items()
+        for name, value in layer.named_parameters()
         if name.endswith(suffix)
     }
     D = weights["weight_in_l0"].shape[0]
     single = build(D, layer.hidden_size, layer.num_cells, backend=layer.backend)
-    single.load_state_dict(weights)
-    return single
+    return lambda *given: functional_call(single, weights, given)
 
 
 def forms(layer: nn.LSTM | RigLSTM, form: str) -> tuple[Tensor | PackedSequence, State]:
@@ -126,25 +126,6 @@ def test_a_call_changes_neither_input_nor_state(backend: str) -> None:
     assert all(map(torch.equal, (x, h, c, reset), kept))
 
 
-@both_backends
-def test_bidirectional_layers_feed_both_directions_upwards(backend: str) -> None:
-    layer = build(backend=backend, num_layers=2, bidirectional=True)
-    x, (h, c) = numbers(5, 3, 4), state(layer, 3)
-    y, (h_n, c_n) = layer(x, (h, c))
-    row = 0
-    for k in range(2):
-        outputs = []
-        for suffix in ("", "_reverse"):
-            single = part(layer, f"_l{k}{suffix}")
-            turned = [0] if suffix else []
-            z, final = single(x.flip(turned), (h[row : row + 1], c[row : row + 1]))
-            close((h_n[row : row + 1], c_n[row : row + 1]), final)
-            outputs.append(z.flip(turned))
-            row += 1
-        x = torch.cat(outputs, dim=2)
-    close(y, x)
-
-
 def test_dropout_acts_between_layers_in_training_alone_and_follows_the_seed() -> None:
     x, layer, plain = numbers(5, 3, 4), build(num_layers=2, dropout=1.0), build(num_layers=2)
     y, (h_n, _) = layer(x)
@@ -159,111 +140,99 @@ def test_dropout_acts_between_layers_in_training_alone_and_follows_the_seed() ->
     assert torch.equal(layer.eval()(x)[0], plain(x)[0])
 
 
-@both_backends
-@pytest.mark.parametrize("sort", [False, True])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
-def test_packed_equals_each_sequence_alone(
-    options: dict[str, Any], sort: bool, backend: str
-) -> None:
-    layer = build(backend=backend, **options)
-    lengths = sorted(LENGTHS, reverse=True) if sort else LENGTHS
-    pieces = [numbers(n, 4, seed=n).requires_grad_() for n in lengths]
-    hx = tuple(s.requires_grad_() for s in state(layer, len(lengths)))
-    packed, (h_n, c_n) = layer(pack_sequence(pieces, enforce_sorted=sort), hx)
-    padded, _ = pad_packed_sequence(packed)
-    weigh = numbers(*padded.shape, seed=9)
-    loss = (padded * weigh).sum() + (h_n * h_n).sum() + (c_n * c_n).sum()
-    grads = torch.autograd.grad(loss, [*pieces, *hx, *layer.parameters()])
+def one_by_one(
+    layer: RigLSTM, x: Tensor, hx: State, reset: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a call is to give for one sequence (T, D): y, h_n, c_n; y is zero where left out.
 
-    alone_loss = torch.zeros((), dtype=torch.float64)
-    for b, (n, piece) in enumerate(zip(lengths, pieces, strict=True)):
-        y, (h, c) = layer(piece, (hx[0][:, b], hx[1][:, b]))
-        close(padded[:n, b], y)
-        close((h_n[:, b], c_n[:, b]), (h, c))
-        alone_loss = alone_loss + (y * weigh[:n, b]).sum() + (h * h).sum() + (c * c).sum()
-    alone_grads = torch.autograd.grad(alone_loss, [*pieces, *hx, *layer.parameters()])
-    for got, expected in zip(grads, alone_grads, strict=True):
-        close(got, expected, atol=1e-11)
-
-
-def in_pieces(layer: RigLSTM, x: Tensor, hx: State, reset: Tensor) -> tuple[Tensor, State]:
-    """One sequence (T, D), cut where `reset` says, its pieces run one by one.
-
-    A direction starts from hx where it enters the sequence, and from zero in every other piece.
+    Layer by layer and direction by direction, of the steps that are not left out one at a time. A
+    reset starts a piece at the next such step; pieces are run from a state of zero, but for the
+    one at which a direction enters the sequence.
     """
-    directions = 1 + layer.bidirectional
-    cuts = [0, *(t for t in range(1, len(x)) if reset[t]), len(x)]
-    outputs, finals = [], []
-    for a, b in itertools.pairwise(cuts):
-        start = tuple(s.clone() for s in hx)
-        for s in start:
-            if a > 0 or reset[0]:
-                s[0::directions] = 0
-            if directions == 2 and b < len(x):
-                s[1::2] = 0
-        y, final = layer(x[a:b], start)
-        outputs.append(y)
-        finals.append(final)
-    h, c = (s.clone() for s in finals[-1])
-    if directions == 2:
-        h[1::2], c[1::2] = finals[0][0][1::2], finals[0][1][1::2]
-    return torch.cat(outputs), (h, c)
+    steps, starts, waits = mask.nonzero().flatten().tolist(), set[int](), False
+    for t in range(len(x)):
+        waits |= bool(reset[t])
+        if waits and mask[t]:
+            starts.add(t)
+            waits = False
+    finals: list[State] = []
+    for k in range(layer.num_layers):
+        outputs = []
+        for reverse in (False, True)[: 1 + layer.bidirectional]:
+            single = part(layer, f"_l{k}" + "_reverse" * reverse)
+            h, c = (s[len(finals) :][:1] for s in hx)
+            y, anew = [x.new_zeros(1, layer.hidden_size)] * len(x), False
+            for t in steps[::-1] if reverse else steps:
+                if anew if reverse else t in starts:
+                    h, c = torch.zeros_like(h), torch.zeros_like(c)
+                y[t], (h, c) = single(x[t : t + 1], (h, c))
+                anew = t in starts
+            outputs.append(torch.cat(y))
+            finals.append((h, c))
+        x = torch.cat(outputs, dim=1)
+    return x, *(torch.cat(s) for s in zip(*finals, strict=True))
+
+
+def called(
+    layer: RigLSTM, form: str, x: Tensor, hx: State, reset: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A call with sequences (T, B, D) in one of the forms of input: y, h_n, c_n."""
+
+    def turned(v: Tensor) -> Tensor:
+        return v.transpose(0, 1) if layer.batch_first else v
+
+    if form == "unbatched":
+        masks = [None] * x.shape[1] if mask is None else mask.unbind(1)
+        alone = [
+            layer(x[:, b], (hx[0][:, b], hx[1][:, b]), reset=reset[:, b], mask=one)
+            for b, one in enumerate(masks)
+        ]
+        y, h, c = (torch.stack(v, 1) for v in zip(*((y, *s) for y, s in alone), strict=True))
+        return y, h, c
+    if form == "padded":
+        given = None if mask is None else turned(mask)
+        y, (h, c) = layer(turned(x), hx, reset=turned(reset), mask=given)
+        return turned(y), h, c
+    assert mask is not None
+    pieces = [x[:n, b] for b, n in enumerate(mask.sum(0).tolist())]
+    packed = pack_sequence(pieces, enforce_sorted=form == "packed")
+    out, (h, c) = layer(packed, hx, reset=turned(reset))
+    return pad_packed_sequence(out)[0], h, c
 
 
 @both_backends
-@pytest.mark.parametrize("form", ["time_first", "batch_first", "unbatched", "packed"])
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_reset_equals_separate_sequences(bidirectional: bool, form: str, backend: str) -> None:
-    options = {"bidirectional": bidirectional, "batch_first": form == "batch_first"}
-    layer = build(backend=backend, num_layers=2, **options)
-    lengths = (4, 7, 6) if form == "packed" else (7, 7, 7)
-    reset = torch.zeros(7, 3, dtype=torch.bool)
-    for t, b in ((2, 0), (3, 0), (5, 0), (0, 1), (5, 1), (6, 1)):
-        # The third sequence is whole; the first, where it is packed, ends before its last reset.
-        reset[t, b] = True
-    x, (h, c) = numbers(7, 3, 4), state(layer, 3)
-    if form == "packed":
-        pieces = [x[:n, b] for b, n in enumerate(lengths)]
-        packed, final = layer(pack_sequence(pieces, enforce_sorted=False), (h, c), reset=reset)
-        y, _ = pad_packed_sequence(packed)
-    elif form == "batch_first":
-        y, final = layer(x.transpose(0, 1), (h, c), reset=reset.t())
-        y = y.transpose(0, 1)
-    elif form == "unbatched":
-        alone = [layer(x[:, b], (h[:, b], c[:, b]), reset=reset[:, b]) for b in range(3)]
-        y = torch.stack([y for y, _ in alone], 1)
-        final = tuple(torch.stack([end[i] for _, end in alone], 1) for i in range(2))
-    else:
-        y, final = layer(x, (h, c), reset=reset)
-    for b, n in enumerate(lengths):
-        expected = in_pieces(layer, x[:n, b], (h[:, b], c[:, b]), reset[:n, b])
-        close(y[:n, b], expected[0])
-        close((final[0][:, b], final[1][:, b]), expected[1])
-
-
-@both_backends
-@pytest.mark.parametrize("wrong", [0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("form", ["padded", "unbatched", "packed", "packed_unsorted"])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
-def test_masked_steps_are_left_out_whatever_stands_in_them(
-    options: dict[str, Any], wrong: float, backend: str
+def test_a_call_is_that_of_each_sequence_and_direction_alone_in_its_pieces(
+    options: dict[str, Any], form: str, backend: str
 ) -> None:
-    layer = build(backend=backend, batch_first=True, **options)
-    mask = torch.tensor(
-        [[1, 1, 0, 1, 0, 0], [0, 1, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]
-    ).bool()
-    x, (h, c) = numbers(4, 6, 4), state(layer, 4)
-    x[~mask] = wrong
-    y, (h_n, c_n) = layer(x.requires_grad_(), (h, c), mask=mask)
-    for b in range(3):
-        short, final = layer(x[b][mask[b]], (h[:, b], c[:, b]))
-        close(y[b][mask[b]], short)
-        close((h_n[:, b], c_n[:, b]), final)
-    assert torch.equal(h_n[:, 3], h[:, 3])
-    assert torch.equal(c_n[:, 3], c[:, 3])
-    grad, *weights = torch.autograd.grad(y[mask].sum() + c_n.sum(), (x, *layer.parameters()))
-    assert not grad[~mask].any()
-    assert grad[mask].any(dim=-1).all()
-    assert all(g.isfinite().all() for g in weights)
+    """Packed, masked and reset, in outputs and gradients, whatever stands where it is left out."""
+    gen = torch.Generator().manual_seed(4)
+    for left_out in (None, 0.0, float("nan"), float("inf")):
+        layer = build(backend=backend, batch_first=left_out == 0, **options)
+        x, hx = torch.randn(6, 4, 4, generator=gen, dtype=torch.float64), state(layer, 4)
+        reset, mask = (torch.rand(6, 4, generator=gen) < share for share in (0.4, 0.6))
+        mask[:, 3] = False
+        if form.startswith("packed"):
+            lengths = sorted(LENGTHS, reverse=True) if form == "packed" else LENGTHS
+            mask = torch.arange(6).unsqueeze(1) < torch.tensor(lengths)
+        elif left_out is None:
+            mask[:] = True
+        else:
+            x[~mask] = left_out
+        leaves = [v.requires_grad_() for v in (x, *hx)]
+        alone = [
+            one_by_one(layer, x[:, b], (hx[0][:, b], hx[1][:, b]), reset[:, b], mask[:, b])
+            for b in range(4)
+        ]
+        want = [torch.stack(v, 1) for v in zip(*alone, strict=True)]
+        got, grads = called(layer, form, x, hx, reset, None if mask.all() else mask), []
+        for y, *final in (got, want):
+            weigh = numbers(*y.shape, seed=9)
+            loss = (y * weigh)[mask].sum() + sum((s * s).sum() for s in final)
+            grads.append(torch.autograd.grad(loss, [*leaves, *layer.parameters()]))
+        close((got[0][mask], *got[1:]), (want[0][mask], *want[1:]))
+        close(*grads, atol=1e-11)
 
 
 BIT_OPTIONS: tuple[dict[str, Any], ...] = (
@@ -441,35 +410,27 @@ def test_numbers_of_the_soft_update_that_are_given_count_and_repr_makes_them_aga
     assert update_of(eval(repr(bare))) == update_of(bare)
 
 
-@both_backends
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
-def test_trace_has_an_entry_for_each_row_of_the_state(
-    options: dict[str, Any], backend: str
+def test_trace_has_an_entry_for_each_row_of_the_state_in_the_order_of_the_input(
+    options: dict[str, Any],
 ) -> None:
-    layer = build(backend=backend, num_views=5, **options)
-    x, hx = numbers(7, 3, 4), state(layer, 3)
-    traces = layer.trace(x, hx)
-    y, (h_n, _) = layer(x, hx)
+    layer = build(num_views=5, **options)
+    pieces = [numbers(n, 4, seed=n).requires_grad_() for n in LENGTHS]
+    x, hx = pack_sequence(pieces, enforce_sorted=False), state(layer, 4)
+    traces, (out, (h_n, _)) = layer.trace(x, hx), layer(x, hx)
+    y, lengths = pad_packed_sequence(out)
+    live = torch.arange(6).unsqueeze(1) < lengths
     assert [(t.layer, t.reverse) for t in traces] == [
         (k, r) for k in range(layer.num_layers) for r in (False, True)[: 1 + layer.bidirectional]
     ]
     for row, trace in enumerate(traces):
-        close(trace.output[0 if trace.reverse else -1], h_n[row])
-        assert trace.active.shape == (7, 3, 6)
+        last = torch.zeros_like(lengths) if trace.reverse else lengths - 1
+        close(trace.output[last, torch.arange(4)], h_n[row])
+        assert trace.active.shape == (6, 4, 6)
+        assert not trace.active[~live].any()
+        assert not any(v.requires_grad for v in trace if isinstance(v, Tensor))
     top = [t.output for t in traces if t.layer == layer.num_layers - 1]
-    close(torch.cat(top, dim=2), y)
-
-
-def test_trace_follows_the_order_of_a_packed_batch_and_keeps_no_graph() -> None:
-    layer = build()
-    pieces = [numbers(n, 4, seed=n).requires_grad_() for n in LENGTHS]
-    x, hx = pack_sequence(pieces, enforce_sorted=False), state(layer, 4)
-    (trace,) = layer.trace(x, hx)
-    assert not any(v.requires_grad for v in trace if isinstance(v, Tensor))
-    y, lengths = pad_packed_sequence(layer(x, hx)[0])
-    for b, n in enumerate(lengths.tolist()):
-        close(trace.output[:n, b], y[:n, b])
-        assert not trace.active[n:, b].any()
+    close(torch.cat(top, dim=2)[live], y[live])
 
 
 def lstm_in_papers_notation(lstm: nn.LSTM, N: int, K: int) -> dict[str, Tensor]:
@@ -520,45 +481,12 @@ def test_without_selection_and_soft_update_the_layer_is_nn_lstm(
     )
 
 
-@both_backends
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_mask_and_reset_equal_the_live_steps_run_in_pieces(
-    bidirectional: bool, backend: str
-) -> None:
-    """Leading, inner and trailing steps left out; resets on live steps and on ones left out."""
-    layer = build(backend=backend, bidirectional=bidirectional)
-    gen = torch.Generator().manual_seed(4)
-    for _ in range(20):
-        x = torch.randn(7, 1, 4, generator=gen, dtype=torch.float64)
-        mask = torch.rand(7, 1, generator=gen) < 0.6
-        reset = torch.rand(7, 1, generator=gen) < 0.4
-        if not mask.any():
-            continue
-        hx = state(layer, 1)
-        y, final = layer(x, hx, reset=reset, mask=mask)
-        pending, starts = False, []
-        for live, start in zip(mask[:, 0].tolist(), reset[:, 0].tolist(), strict=True):
-            pending = pending or start
-            if live:
-                starts.append(pending)
-                pending = False
-        alone, expected = layer(x[mask[:, 0]], hx, reset=torch.tensor(starts).unsqueeze(1))
-        close(y[mask[:, 0]], alone)
-        close(final, expected)
-
-
 def test_under_autocast_a_rounded_state_is_accepted() -> None:
     layer = build(dtype=torch.float32)
     hx = tuple(s.to(torch.bfloat16) for s in state(layer, 3))
     with torch.autocast("cpu", torch.bfloat16):
         y, (h_n, c_n) = layer(numbers(5, 3, 4, dtype=torch.float32), (hx[0], hx[1]))
     assert y.dtype == h_n.dtype == c_n.dtype == torch.float32
-
-
-@pytest.mark.parametrize("hidden_size", [2, 7, 13, 61, 289])
-def test_a_width_that_no_number_of_cells_divides_is_refused(hidden_size: int) -> None:
-    with pytest.raises(ValueError, match=f"multiple of num_cells = 6, got {hidden_size}; take"):
-        RigLSTM(20, hidden_size)
 
 
 def test_a_first_call_is_quick_and_reads_no_compiler() -> None:

@@ -6,7 +6,6 @@ RIGLSTM_SEED=N draws others. A failure names its program's seed, and `run(seed)`
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import random
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import riglstm.layer
@@ -77,41 +76,35 @@ def draw(seed: int) -> Program:
     )
 
 
-class Whole(nn.Module):
-    """A layer whose states and flags are arguments by position."""
+def arguments(p: Program, gen: torch.Generator) -> dict[str, Tensor]:
+    """What the layer is called with, by name."""
 
-    def __init__(self, layer: RigLSTM, given: list[str], packed: Tensor | None) -> None:
-        super().__init__()
-        self.layer, self.given, self.packed = layer, given, packed
-
-    def forward(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        left = list(rest)
-        hx = (left.pop(0), left.pop(0)) if "state" in self.given else None
-        flags = {name: left.pop(0) for name in self.given if name != "state"}
-        if self.packed is None:
-            y, (h, c) = self.layer(x, hx, **flags)
-            return y, h, c
-        first = self.layer.batch_first
-        given = pack_padded_sequence(x, self.packed, first, enforce_sorted=False)
-        out, (h, c) = self.layer(given, hx, **flags)
-        assert isinstance(out, PackedSequence)
-        return out.data, h, c
-
-
-def arguments(p: Program, T: int, B: int, gen: torch.Generator) -> list[Tensor]:
     def numbers(*shape: int) -> Tensor:
         return torch.randn(shape, generator=gen, dtype=torch.float64)
 
+    T, B = p.T, p.B
     lead = (T,) if p.form == "single" else (B, T) if p.options["batch_first"] else (T, B)
     rows = p.options["num_layers"] * (1 + p.options["bidirectional"])
     state = (rows, *(() if p.form == "single" else (B,)), p.options["hidden_size"])
-    args = [numbers(*lead, p.options["input_size"])]
+    args = {"input": numbers(*lead, p.options["input_size"])}
     if "state" in p.given:
-        args += [0.5 * numbers(*state), numbers(*state)]
+        args |= {"h_0": 0.5 * numbers(*state), "c_0": numbers(*state)}
     for name, share in (("reset", 0.2), ("mask", 0.8)):
         if name in p.given:
-            args.append(torch.rand(lead, generator=gen) < share)
+            args[name] = torch.rand(lead, generator=gen) < share
     return args
+
+
+def call(
+    layer: RigLSTM, args: dict[str, Tensor], lengths: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, h_n and c_n; `lengths`: of the sequences, which are packed then."""
+    x: Tensor | PackedSequence = args["input"]
+    if lengths is not None:
+        x = pack_padded_sequence(x, lengths, layer.batch_first, enforce_sorted=False)
+    hx = (args["h_0"], args["c_0"]) if "h_0" in args else None
+    out, (h, c) = layer(x, hx, reset=args.get("reset"), mask=args.get("mask"))
+    return out if lengths is None else out.data, h, c
 
 
 @contextlib.contextmanager
@@ -131,43 +124,39 @@ def watched() -> Iterator[list[Tensor]]:
 
 
 def outcome(
-    p: Program, model: Whole, args: list[Tensor]
+    p: Program, layer: RigLSTM, args: dict[str, Tensor], lengths: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
     """Who woke, what came out, and the gradients."""
-    leaves = {f"argument {i}": a.clone() for i, a in enumerate(args)}
-    floats = {n: a for n, a in leaves.items() if a.is_floating_point()}
-    for leaf in floats.values():
-        leaf.requires_grad_(p.learns)
+    leaves = {name: a.clone() for name, a in args.items()}
+    learned = {n: a.requires_grad_(p.learns) for n, a in leaves.items() if a.is_floating_point()}
     torch.manual_seed(p.seed)
     with watched() as woke, torch.set_grad_enabled(p.learns):
-        out = model(*leaves.values())
+        out = call(layer, leaves, lengths)
     if not p.learns:
         assert not any(o.requires_grad for o in out)
         return woke, list(out), {}
+    learned |= {n: w for n, w in layer.named_parameters() if w.requires_grad}
     gen = torch.Generator().manual_seed(p.seed)
-    towards = (torch.randn(o.shape, generator=gen, dtype=torch.float64) for o in out)
+    towards = [torch.randn(o.shape, generator=gen, dtype=torch.float64) for o in out]
     loss = sum(((o * t).sum() for o, t in zip(out, towards, strict=True)), torch.zeros(()))
-    weights = {n: w for n, w in model.named_parameters() if w.requires_grad}
     grads = torch.autograd.grad(
-        loss, [*floats.values(), *weights.values()], allow_unused=True, materialize_grads=True
+        loss, list(learned.values()), allow_unused=True, materialize_grads=True
     )
-    return woke, [o.detach() for o in out], dict(zip((*floats, *weights), grads, strict=True))
+    return woke, [o.detach() for o in out], dict(zip(learned, grads, strict=True))
 
 
 def run(seed: int) -> None:
-    p = draw(seed)
-    gen = torch.Generator().manual_seed(seed)
+    p, gen = draw(seed), torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     layer = RigLSTM(**p.options, backend=p.backend, dtype=torch.float64)
     layer.train(p.training).requires_grad_(not p.frozen)
-    args = arguments(p, p.T, p.B, gen)
-    lengths = torch.randint(1, p.T + 1, (p.B,), generator=gen)
-    lengths[0] = p.T
-    model = Whole(layer, p.given, lengths if p.form == "packed" else None)
-    best = copy.deepcopy(model)
-    best.layer.backend = "reference"
-    woke, got, grads = outcome(p, model, args)
-    woke_want, want, grads_want = outcome(p, best, args)
+    args, lengths = arguments(p, gen), None
+    if p.form == "packed":
+        lengths = torch.randint(1, p.T + 1, (p.B,), generator=gen)
+        lengths[0] = p.T
+    woke, got, grads = outcome(p, layer, args, lengths)
+    layer.backend = "reference"
+    woke_want, want, grads_want = outcome(p, layer, args, lengths)
     assert len(woke) == len(woke_want) > 0
     assert all(map(torch.equal, woke, woke_want)), "others woke"
     for one, other, what in zip(got, want, ("output", "h_n", "c_n"), strict=True):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import seeded
+from helpers import numbers
 from riglstm.selection import (
     SLOT_RULES,
     Selection,
@@ -40,10 +40,6 @@ def best(row: list[float], k: int) -> list[bool]:
 def rules(**changes: object) -> Selection:
     """Five cells and four views, three, two and two of them chosen."""
     return Selection(**{**{"N": 5, "K": 4, "K_a": 3, "K_x": 2, "K_h": 2}, **changes})  # type: ignore[arg-type]
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
 
 
 @settings(max_examples=300)
@@ -106,7 +102,7 @@ def test_eq14_top_cells_are_the_k_best() -> None:
 
 @pytest.mark.parametrize(("rule", "count"), [("top", 2), ("random", 2), ("all", 4)])
 def test_eq15_each_cell_takes_k_x_views(rule: str, count: int) -> None:
-    noise = numbers(7, 5, 4, seed=1) if rule == "random" else None
+    noise = numbers(7, 5, 4, seed=2) if rule == "random" else None
     s = numbers(7, 5, 4)
     views = weigh_views(s, rules(views=rule), noise)
     assert views.dtype == torch.bool
@@ -121,7 +117,7 @@ def test_eq15_each_cell_takes_k_x_views(rule: str, count: int) -> None:
 def test_eq16_own_state_is_always_in(rule: str, N: int) -> None:
     for K_h in range(N):
         sel = rules(N=N, K_a=1, K_h=K_h, peers=rule)
-        noise = numbers(7, N, N, seed=1) if rule == "random" else None
+        noise = numbers(7, N, N, seed=2) if rule == "random" else None
         peers = weigh_peers(numbers(7, N, N), sel, noise)
         assert (peers.diagonal(dim1=1, dim2=2) == 1).all()
         if rule != "soft":

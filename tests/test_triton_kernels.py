@@ -8,9 +8,8 @@ pass: TF32 in halves, its range, and the gradient of views, after the forward pa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
@@ -328,24 +327,6 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     assert_same(got, outputs_and_gradients(p, "triton"))
 
 
-Pull: TypeAlias = Callable[[Tensor | float], dict[str, Tensor]]
-
-
-def run(p: Problem, backend: str) -> tuple[tuple[Tensor, ...], Pull]:
-    """What a problem's `run` gives, and every leaf's gradient by the share of outputs (T, B)."""
-    leaves = {n: v.detach().clone().requires_grad_() for n, v in p.leaves().items()}
-    y, *rest = p.with_leaves(leaves).run(backend)
-    towards = torch.randn(y.shape, generator=seeded(7), dtype=torch.float64)
-
-    def pull(share: Tensor | float) -> dict[str, Tensor]:
-        counts = torch.as_tensor(share, dtype=torch.float64).expand(y.shape[:2])
-        loss = (y.double() * towards * counts[:, :, None, None]).sum()
-        grads = torch.autograd.grad(loss, leaves.values(), retain_graph=True)
-        return dict(zip(leaves, grads, strict=True))
-
-    return (y.detach(), *(out.detach() for out in rest)), pull
-
-
 def assert_within_the_limit(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     for n in want:
         assert relative(got[n], want[n]) < LIMIT, n
@@ -371,14 +352,14 @@ def test_gradients_hold_steps_and_sequences_of_very_different_sizes(
 ) -> None:
     p = clear_problem(**{**SMALL, "T": 3, "B": 3})
     t, b = torch.arange(3, dtype=torch.float64)[:, None], torch.arange(3, dtype=torch.float64)
-    (_, right), (_, ours) = run(p, "reference"), run(p.to(torch.float32), "triton")
+    low = p.to(torch.float32)
     for apart in (1e-6, 1e3):
         share = apart ** ((t + b) % 3 - 1)
-        got = ours(share)
-        assert_within_the_limit(got, right(share))
+        got = gradients(low, "triton", "y", share)
+        assert_within_the_limit(got, gradients(p, "reference", "y", share))
         with monkeypatch.context() as patch:
             patch.setattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: True)
-            exact = ours(share)["x"].double()
+            exact = gradients(low, "triton", "y", share)["x"].double()
         # What is not summed over steps holds for the smallest as for the largest.
         far = (got["x"].double() - exact).norm(dim=2) / exact.norm(dim=2)  # (T, B)
         assert float(far.max()) < LIMIT
@@ -386,10 +367,10 @@ def test_gradients_hold_steps_and_sequences_of_very_different_sizes(
 
 @on_a_small_gpu
 def test_gradients_of_any_size_have_the_same_bits() -> None:
-    _, pull = run(clear_problem(**SMALL).to(torch.float32), "triton")
-    want = pull(1)
+    p = clear_problem(**SMALL).to(torch.float32)
+    want = gradients(p, "triton", "y")
     for power in (-60, 40):
-        got = pull(2.0**power)
+        got = gradients(p, "triton", "y", torch.full((2, 2), 2.0**power))
         for n in want:
             assert torch.equal(got[n], want[n] * 2.0**power), n
 
@@ -400,14 +381,12 @@ def test_pieces_may_have_no_gradient_and_products_one_row(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = clear_problem(**{**SMALL, "T": 3})
-    (_, right), (_, ours) = run(p, "reference"), run(p.to(torch.float32), "triton")
     monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows)
     monkeypatch.setattr(backward, "PRODUCT_ROWS", 1)
-    assert_within_the_limit(ours(1), right(1))
-    first = torch.tensor([[1.0], [0.0], [0.0]])
-    got = ours(first)
+    for share in (torch.ones(3, 1), torch.tensor([[1.0], [0.0], [0.0]])):
+        got = gradients(p.to(torch.float32), "triton", "y", share)
+        assert_within_the_limit(got, gradients(p, "reference", "y", share))
     assert not got["x"][1:].any()
-    assert_within_the_limit(got, right(first))
 
 
 # The interpreter's own, of a maximum that on a GPU is what it is of.
@@ -417,7 +396,7 @@ def test_nan_in_a_gradient_is_not_hidden() -> None:
     p = random_problem(seeded(0), **{**SMALL, "cells": "all"}).to(torch.float32)
     share = torch.ones(2, 2)
     share[1, 0] = float("nan")
-    want, got = (run(p, backend)[1](share) for backend in ("reference", "triton"))
+    want, got = (gradients(p, backend, "y", share) for backend in ("reference", "triton"))
     for n in want:
         assert torch.equal(got[n].isnan(), want[n].isnan()), n
     assert want["x"].isnan().any()
@@ -429,9 +408,13 @@ def test_nan_in_a_gradient_is_not_hidden() -> None:
 def test_the_precision_may_change_between_the_passes(before: str) -> None:
     p = clear_problem(**SMALL)
     torch.set_float32_matmul_precision(before)
-    _, pull = run(p.to(torch.float32), "triton")
+    leaves = {n: v.float().requires_grad_() for n, v in p.leaves().items()}
+    y = p.with_leaves(leaves).run("triton")[0]
     torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
-    assert_within_the_limit(pull(1), run(p, "reference")[1](1))
+    got = torch.autograd.grad(y, leaves.values(), torch.ones_like(y))
+    exact = {n: v.requires_grad_() for n, v in p.leaves().items()}
+    want = torch.autograd.grad(p.run("reference")[0].sum(), exact.values())
+    assert_within_the_limit(*(dict(zip(leaves, grads, strict=True)) for grads in (got, want)))
 
 
 @on_a_small_gpu

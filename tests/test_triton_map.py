@@ -128,17 +128,15 @@ def test_halves_hold_rows_and_features_of_any_size() -> None:
     assert XH[:, K:].eq(7).all()
 
 
-def test_the_unit_of_a_row_holds_a_bias_that_no_half_does() -> None:
-    views, XH, unit, want = mapped(problem(b_in=normal(K * d) * 1e6), normal(1, B, D) * 1e-6)
+def test_the_unit_of_a_row_holds_a_bias_that_no_half_does_and_states_of_one() -> None:
+    x = normal(1, B, D) * 1e-6
+    views, XH, unit, want = mapped(problem(b_in=normal(K * d) * 1e6), x)
     assert want.abs().amax() > 65504
     assert ((views[:, :, :d] - want).abs() <= 1e-6 * want.abs()).all()
     off = (in_XH(XH, unit) - want).abs()
     assert (off <= ULP * want.abs() + 2**-24 * unit[:, None, None]).all()
-
-
-def test_the_unit_of_a_row_holds_states_of_one_beside_views_of_almost_nothing() -> None:
-    unit = mapped(problem(), normal(1, B, D) * 1e-6)[2]
-    assert (1 / unit < 2**15).all()
+    # Beside views of almost nothing.
+    assert (1 / mapped(problem(), x)[2] < 2**15).all()
 
 
 def test_no_view_is_beyond_what_its_row_leaves_room_for() -> None:
