@@ -1,1 +1,1 @@
-"""The lab: everything that trains, measures and reports; needs the extra `train`."""
+"""The lab: everything that trains, measures and reports; needs the extra `lab`."""
