@@ -74,6 +74,11 @@ WAYS = ("awake", "every row", *(("native",) if native.library() else ()))
 """Of `batched`: that of large layers, of other devices (a row for every cell), of small layers."""
 
 
+@pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler: the loops in C++")
+def test_the_loops_in_cpp_are_among_the_ways_that_are_tested() -> None:
+    assert "native" in WAYS
+
+
 @contextlib.contextmanager
 def by(way: str) -> Iterator[None]:
     """Within it `batched` runs that way."""

@@ -171,7 +171,7 @@ def test_the_loss_is_cross_entropy_smoothed_in_training_with_a_gradient_for_ever
     assert scores[0] == scores[1]
 
 
-def test_each_colour_has_a_table_of_its_own() -> None:
+def test_there_are_as_many_tables_as_colours() -> None:
     grey = ImageTask(MNIST(), noise, CPU).network(build("lstm", 600, 600))
     assert grey.get_parameter("tables.weight").shape == (2, 600)
     assert sum(p.numel() for p in grey.parameters()) == 2_892_010

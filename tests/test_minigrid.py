@@ -69,6 +69,13 @@ def played(envs: Environments, actions: Any) -> list[Any]:
     return [(envs.step(own), envs.images.copy())[1] for own in actions]
 
 
+LIMITS = {
+    **{"MiniGrid-Empty-16x16-v0": 1024, "MiniGrid-MultiRoom-N4-S5-v1": 80},
+    **{"MiniGrid-PutNear-8x8-N3-v0": 40, "MiniGrid-ObstructedMaze-Full-v1": 3600},
+}
+"""Steps of an episode at the most, of some levels (P34)."""
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_levels_are_registered_with_their_actions(name: str) -> None:
     of = family(name)
@@ -76,6 +83,7 @@ def test_levels_are_registered_with_their_actions(name: str) -> None:
         env: Any = gymnasium.make(level, disable_env_checker=True).unwrapped
         assert env.action_space.n == of.actions, level
         assert env.observation_space["image"].shape == (7, 7, 3)
+        assert env.max_steps == LIMITS.get(level, env.max_steps) > 0
 
 
 def test_levels_and_families_by_name() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 import os
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -501,6 +503,35 @@ def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.Mon
         core.train()
         assert torch.equal(core(x)[0], 2 * x)
     assert torch.equal(core(x)[0], plain)
+
+
+def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def refusing_once(core: Any, x: Tensor) -> Doubler:
+        if not made:
+            made.append(weakref.ref(core))
+            raise RuntimeError("no")
+        doubler = Doubler(core, x)
+        made.append(weakref.ref(doubler))
+        return doubler
+
+    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedCore", refusing_once)
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
+    core, x = network(Halves()).get_submodule("core"), torch.randn(6, 4, 3)
+    gc.disable()
+    try:
+        with captured(core):
+            with pytest.raises(RuntimeError, match="could not be captured"):
+                core(x)
+            assert torch.equal(core(x)[0], 2 * x)
+            assert made[-1]() is not None
+        assert made[-1]() is None, "graphs hold memory after their training"
+    finally:
+        gc.enable()
 
 
 def test_only_the_loop_itself_needs_lightning() -> None:

@@ -36,7 +36,7 @@ FIGURES = (LSTM, LSTM + CAPTURED, LSTM + ONEDNN_OFF, OURS, OURS + CAPTURED)
 WARM_UPS = {"cpu": 1, "cuda": 5}
 """Untimed calls: kernels are compiled, launches cached, and a GPU's clock rises."""
 PEAK_WARM_UPS = 20
-"""The same on a GPU before its memory is measured."""
+"""Untimed calls before a GPU's memory is measured."""
 
 LIMITS: dict[Precision, float] = {"tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-4}
 """How far from what is expected outputs may be, as a share of the largest."""

@@ -136,7 +136,7 @@ class Environments:
 
 
 class _Worker:
-    """One process, with the environments from `first` on; `asked`: what it is to make of them."""
+    """One process, with the environments from `first` on; `asked`: seed, numbers, once."""
 
     def __init__(self, first: int, levels: tuple[str, ...], *asked: Any) -> None:
         self.rows, self.levels = slice(first, first + len(levels)), levels

@@ -493,7 +493,7 @@ def stem(name: str, budget: Budget, precision: Precision | None = None) -> str:
 
 
 def chosen(what: str, known: Iterable[str], asked: Sequence[str]) -> tuple[str, ...]:
-    """The names that are asked for, in the table's order; `what`: models or settings."""
+    """The names that are asked for, in the order of `known`; `what`: what a message calls them."""
     known = tuple(known)
     for name in asked:
         if name not in known:

@@ -97,7 +97,7 @@ class Checkpoints:
     def _check_identity(self, path: Path, checkpoint: Mapping[str, Any]) -> None:
         now = self.identity
         # Those of earlier versions say more.
-        found = differences({name: checkpoint["run"].get(name) for name in now}, now)
+        found = differences({name: checkpoint.get("run", {}).get(name) for name in now}, now)
         if found:
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise UnusableError(f"{path.name} is of another run ({'; '.join(found[:3])}{more})")

@@ -62,14 +62,18 @@ def captured(core: nn.Module) -> Iterator[None]:
         if graphed is None:
             # Which calls the core itself.
             core.forward = plain
-            graphed, kind = _capture(core, x), _kind(x)
-            core.forward = forward
+            try:
+                graphed, kind = _capture(core, x), _kind(x)
+            finally:
+                core.forward = forward
         return (graphed if _kind(x) == kind else plain)(x, state)
 
     core.forward = forward
     try:
         yield
     finally:
+        # `forward` names itself, so that graphs would hold their memory until the next collection.
+        graphed = None
         del core.forward
 
 
