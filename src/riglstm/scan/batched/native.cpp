@@ -12,6 +12,7 @@
 #include <limits>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 namespace {
 
@@ -90,7 +91,8 @@ template <typename T> inline V<T> exp_less(V<T> x, V<T> less) {
 
 // sigmoid(x) in lanes where kind is 0, tanh(x) where it is 1, in one computation for both.
 template <typename T> inline V<T> squash(V<T> x, V<T> kind) {
-  const V<T> e = exp_less<T>((1 + kind) * (x < 0 ? x : -x), kind), small = e / (e + 1 + kind);
+  const V<T> below = (V<T>)((M<T>)x | (M<T>)(-V<T>{}));  // -|x|
+  const V<T> e = exp_less<T>((1 + kind) * below, kind), small = e / (e + 1 + kind);
   return x < 0 ? small : 1 - kind - small;
 }
 
@@ -162,30 +164,38 @@ template <typename T> struct Matrices {
   }
 };
 
-// out[r·P ..) += Σ_i v[r·stride + o + i]·W[(first + i)·P ..) for the `count` rows r named, over `slots`
-// of `size` lines of matrix j; o = offsets[r], of the next slot offsets[ROWS + r]. Every row's
-// products are added in one order, however many rows there are.
+// Rows of a buffer, which begin `stride` apart.
+template <typename T> struct Rows {
+  T* data;
+  long stride;
+  T* operator[](long r) const { return data + r * stride; }
+};
+
+// out[r] += Σ_i v[r][o + i]·W[(first + i)·P ..) for the `count` rows r named, over `slots` of `size`
+// lines of matrix j; o = offsets[r], of the next slot offsets[ROWS + r]; with `begin`, out[r] counts
+// as `begin`. Every row's products are added in one order, however many rows there are.
 const int32_t no_offsets[ROWS] = {};
 template <typename T>
-inline void multiply(const T* v, long stride, const uint8_t* named, int count, Matrices<T>& W, int j,
-                     int first, int size, T* out, int slots = 1,
+inline void multiply(Rows<const T> v, const uint8_t* named, int count, Matrices<T>& W, int j,
+                     int first, int size, const T* begin, Rows<T> out, int slots = 1,
                      const int32_t* offsets = no_offsets) {
   in_parts<WIDE>(W.P / L<T>, [=, &W](auto width_, int chunk) INLINED {
     constexpr int width = decltype(width_)::value;
     const T* tile = W[j] + chunk * L<T> * W.lines + first * width * L<T>;
-    in_parts<TALL>(count, [=, P = W.P](auto rows_, int r) INLINED {
+    in_parts<TALL>(count, [=](auto rows_, int r) INLINED {
       constexpr int rows = decltype(rows_)::value;
-      T* to[rows];
       V<T> sum[rows][width];
+      T* to[rows];
       for (int a = 0; a < rows; ++a) {
-        to[a] = out + named[r + a] * long(P) + chunk * L<T>;
-        for (int k = 0; k < width; ++k) sum[a][k] = at(to[a] + k * L<T>);
+        to[a] = out[named[r + a]] + chunk * L<T>;
+        const T* from = begin ? begin + chunk * L<T> : to[a];
+        for (int k = 0; k < width; ++k) sum[a][k] = at(from + k * L<T>);
       }
       const T* w = tile;
       for (long n = 0; n < slots; ++n) {
         const T* x[rows];
         for (int a = 0; a < rows; ++a)
-          x[a] = v + named[r + a] * stride + offsets[n * ROWS + named[r + a]];
+          x[a] = v[named[r + a]] + offsets[n * ROWS + named[r + a]];
 #pragma GCC unroll 2  // where the counting would take a seventh of the instructions
         for (long i = 0; i < size; ++i, w += width * L<T>)
           for (int a = 0; a < rows; ++a)
@@ -227,16 +237,37 @@ template <typename T> inline M<T> within(int i, int n) {
   return index < n - i;
 }
 
-template <typename T, int n> inline T sum_of(T* parts) {
-  for (int k = 0; k < n / 2; ++k) parts[k] += parts[k + n / 2];
-  if constexpr (n > 2) sum_of<T, n / 2>(parts);
-  return parts[0];
+// The sum of n numbers: of those in the first and in the second half, and so on.
+template <typename T, int n> inline T total(const T* parts) {
+  typedef T Half __attribute__((vector_size(n / 2 * sizeof(T)), aligned(sizeof(T)), may_alias));
+  const Half *halves = reinterpret_cast<const Half*>(parts), sum = halves[0] + halves[1];
+  if constexpr (n > 2) return total<T, n / 2>(reinterpret_cast<const T*>(&sum));
+  else return sum[0];
 }
 
 template <typename T> inline T total(V<T> v) {
-  T parts[L<T>];
-  at(parts) = v;
-  return sum_of<T, L<T>>(parts);
+  return total<T, L<T>>(reinterpret_cast<const T*>(&v));
+}
+
+// Swaps the lanes of a that have `bit` in their number for those of b that have not.
+template <typename T, int bit, int... i>
+inline void exchange(V<T>& a, V<T>& b, std::integer_sequence<int, i...>) {
+#ifdef __clang__
+  const V<T> low = __builtin_shufflevector(a, b, (i & bit ? L<T> + i - bit : i)...);
+  b = __builtin_shufflevector(a, b, (i & bit ? L<T> + i : i + bit)...);
+#else
+  const V<T> low = __builtin_shuffle(a, b, M<T>{(i & bit ? L<T> + i - bit : i)...});
+  b = __builtin_shuffle(a, b, M<T>{(i & bit ? L<T> + i : i + bit)...});
+#endif
+  a = low;
+}
+
+template <typename T, int bit = 1> inline INLINED void transpose(V<T>* rows) {
+#pragma GCC unroll 16
+  for (int i = 0; i < L<T>; ++i)
+    if (!(i & bit))
+      exchange<T, bit>(rows[i], rows[i + bit], std::make_integer_sequence<int, L<T>>());
+  if constexpr (2 * bit < L<T>) transpose<T, 2 * bit>(rows);
 }
 
 // `selection.top_mask` of L samples at once, a lane each: the k first of the n scores s[i·L ..). Of
@@ -310,7 +341,7 @@ template <typename T> struct Choices {
 
   Choices(const Shape& n, const Buffers<T>& m)
       : n(n), m(m), B(n.B), N(n.N), K(n.K), d(n.d), S(K + N), width(flags_of(B)),
-        V_T(size_t(S) * d * L<T>), s(size_t(S) * L<T>), relevance(size_t(N) * L<T>),
+        V_T(size_t(S * d + L<T>) * L<T>), s(size_t(S) * L<T>), relevance(size_t(N) * L<T>),
         integers(size_t(S) * L<T>), place(reinterpret_cast<M<T>*>(integers.data)), active(N * width),
         chosen(size_t(N) * S * width), finite(width) {
     for (int j = 0; j < N; ++j) std::memset(active + j * width, 1, B);
@@ -330,14 +361,12 @@ template <typename T> struct Choices {
     });
   }
 
-  // A row's sum begins with the biases. What a cell leaves out is not multiplied, but zero times
-  // what is not finite is not zero.
-  void begin(int j, long sample, const T* V_t, const T* bias, int P, T* out) {
-    for (int i = 0; i < P; i += L<T>) at(out + i) = at(bias + i);
+  // What a cell leaves out is not multiplied, but zero times what is not finite is not zero.
+  void add_left_out(int j, long sample, Rows<T> V_t, int P, T* out) {
     if (finite[sample]) return;
     T nothing = 0;
     for (int i = 0; i < S * d; ++i)
-      if (!chosen[(j * S + i / d) * width + sample]) nothing += V_t[sample * (S * d + L<T>) + i] * 0;
+      if (!chosen[(j * S + i / d) * width + sample]) nothing += V_t[sample][i] * 0;
     for (int i = 0; i < P; ++i) out[i] += nothing;
   }
 
@@ -347,16 +376,23 @@ template <typename T> struct Choices {
       for (int k = 0; k < count; ++k) s[k * L<T> + lane] = noise[lane * stride + k];
   }
 
-  // V (B, (K+N)·d + L) of step t, with zeros at the end.
-  void operator()(long t, const T* V_t) {
+  // V (B, (K+N)·d) of step t, with zeros at the end.
+  void operator()(long t, Rows<T> V_t) {
     const int lines = S * d;
     const bool some_views = n.K_x < K, some_peers = n.K_h < N - 1, some_cells = n.awake < N;
     for (long b = 0; b < B; b += L<T>) {
       const int lanes = B - b < L<T> ? B - b : L<T>;
-      for (int lane = 0; lane < lanes; ++lane)
-        for (int i = 0; i < lines; ++i) V_T[i * L<T> + lane] = V_t[(b + lane) * (lines + L<T>) + i];
       M<T> other = {};
-      for (int i = 0; i < lines; ++i) other |= at(V_T + i * L<T>) * 0 != 0;
+      for (int i = 0; i < lines; i += L<T>) {
+        V<T> block[L<T>];
+        for (int lane = 0; lane < L<T>; ++lane)  // the last sample fills the rest
+          block[lane] = at(V_t[b + std::min(lane, lanes - 1)] + i);
+        transpose<T>(block);
+        for (int k = 0; k < L<T>; ++k) {
+          at(V_T + (i + k) * L<T>) = block[k];
+          other |= block[k] * 0 != 0;
+        }
+      }
       for (int lane = 0; lane < lanes; ++lane) finite[b + lane] = !other[lane];
       const size_t here = (t * B + b) * N;
       for (int j = 0; j < N; ++j) {
@@ -397,14 +433,15 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
   const int P = padded<T>((m.W_q ? 5 : 4) * d), P_in = padded<T>(K * d);
   const long R = B * n.awake;
   const size_t states = size_t(B) * N * d, tail = L<T>;
-  const long stride = lines + tail;  // of V: zeros at the end
+  const long stride = lines + LINE / sizeof(T);  // of V: zeros at the end, and room for P_in
   const bool short_slots = d < L<T>;
   Array<int32_t> offsets(S * ROWS);
   Matrices<T> W(N, lines, P), W_in(1, m.W_in ? D : 0, P_in);
-  Array<T> b(size_t(N) * P), b_in(P_in), V_t(size_t(B) * stride + tail), views(size_t(ROWS) * P_in),
+  Array<T> b(size_t(N) * P), b_in(P_in), vectors(size_t(B) * stride + tail),
       h(states + tail), c(states + tail), work(ROWS * P + tail), gates(ROWS * 4 * d + tail),
       c_old(ROWS * d + tail), c_new(ROWS * d + tail), tanh_c(ROWS * d + tail),
       ahead(ROWS * d + tail), z(ROWS + tail), kinds(4 * d + tail);
+  const Rows<T> V_t{vectors, stride};
   Choices<T> choices(n, m);
   uint8_t every[ROWS], samples[ROWS + 8], some[ROWS + 8];
   for (int r = 0; r < ROWS; ++r) every[r] = r;
@@ -428,20 +465,19 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
     const long kept = n.save ? t : 0;
     for (long first = 0; first < B; first += ROWS) {
       const int rows = B - first < ROWS ? B - first : ROWS;
-      for (int r = 0; r < rows && m.W_in; ++r)
-        std::memcpy(views + r * P_in, b_in, sizeof(T) * P_in);
-      if (m.W_in) multiply<T>(m.x + (t * B + first) * D, D, every, rows, W_in, 0, 0, D, views);
+      const Rows<T> V_rows{V_t[first], stride};
+      if (m.W_in)  // what is beyond the views is overwritten
+        multiply<T>({m.x + (t * B + first) * D, D}, every, rows, W_in, 0, 0, D, b_in.data, V_rows);
       for (int r = 0; r < rows; ++r) {
         const long s = first + r;
         if (m.reset && m.reset[t * B + s]) {
           std::memset(h + s * N * d, 0, sizeof(T) * N * d);
           std::memset(c + s * N * d, 0, sizeof(T) * N * d);
         }
-        const T* x = m.W_in ? views + r * P_in : m.x + (t * B + s) * D;
-        std::memcpy(V_t + s * stride, x, sizeof(T) * K * d);
-        std::memcpy(V_t + s * stride + K * d, h + s * N * d, sizeof(T) * N * d);
-        if (n.save)
-          std::memcpy(m.V + (t * B + s) * lines, V_t + s * stride, sizeof(T) * lines);
+        if (!m.W_in) std::memcpy(V_rows[r], m.x + (t * B + s) * D, sizeof(T) * K * d);
+        for (int i = 0; i < N * d; i += L<T>) at(V_rows[r] + K * d + i) = at(h + s * N * d + i);
+        at(V_rows[r] + lines) = V<T>{};
+        if (n.save) std::memcpy(m.V + (t * B + s) * lines, V_rows[r], sizeof(T) * lines);
       }
     }
     choices(t, V_t);
@@ -453,18 +489,22 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         const uint8_t* active = choices.active + j * choices.width + first;
         const int here = std::min<long>(ROWS, choices.width - first);
         const int rows = list(active, active, here, samples);
-        for (int r = 0; r < rows; ++r)
-          choices.begin(j, first + samples[r], V_t, b + j * P, P, work + samples[r] * P);
-        const T* V_j = V_t + first * stride;
+        const T* bias = b + j * P;
+        const Rows<const T> V_rows{V_t[first], stride};
+        const Rows<T> sums{work, P};
         const uint8_t* chosen = choices.chosen + j * S * choices.width + first;
         for (int k = 0; k < S && short_slots; ++k)  // for what is not chosen stand zeros
           for (int r = 0; r < here; ++r)
-            offsets[k * ROWS + r] = lines + chosen[k * choices.width + r] * (k * d - lines);
-        if (short_slots) multiply<T>(V_j, stride, samples, rows, W, j, 0, d, work, S, offsets);
+            offsets[k * ROWS + r] = lines + (-int32_t(chosen[k * choices.width + r]) & (k * d - lines));
+        if (short_slots) multiply<T>(V_rows, samples, rows, W, j, 0, d, bias, sums, S, offsets);
+        for (int r = 0; r < rows && !short_slots; ++r)
+          std::memcpy(sums[samples[r]], bias, sizeof(T) * P);
         for (int k = 0; k < S && !short_slots; ++k) {  // long ones only with those that chose them
           const int terms = list(active, chosen + k * choices.width, here, some);
-          multiply<T>(V_j + k * d, stride, some, terms, W, j, k * d, d, work);
+          multiply<T>({V_rows[0] + k * d, stride}, some, terms, W, j, k * d, d, nullptr, sums);
         }
+        for (int r = 0; r < rows; ++r)
+          choices.add_left_out(j, first + samples[r], V_t, P, sums[samples[r]]);
         // Eqs. (1)-(6). Whole vectors are stored; the next row overwrites the excess lanes.
         for (int r = 0; r < rows; ++r)
           for (int i = 0; i < 4 * d; i += L<T>)
@@ -626,7 +666,7 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
         const int rows = list(active, active, here, samples);
         const T *D_j = D + (j * B + first) * P, *V_j = V_t + first * lines;
         for (int r = 0; r < rows; ++r) std::memset(dH + samples[r] * Q, 0, sizeof(T) * Q);
-        multiply<T>(D_j, P, samples, rows, W, j, 0, G, dH);
+        multiply<T>({D_j, P}, samples, rows, W, j, 0, G, nullptr, {dH, Q});
         if (dW) add_outer<T>(&one, 0, D_j, samples, rows, 1, P, dW + size_t(lines) * P);
         for (int k = 0; k < S; ++k) {
           const int terms = list(active, chosen + (j * S + k) * width + first, here, some);
