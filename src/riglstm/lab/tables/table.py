@@ -219,7 +219,7 @@ def _there(line: Line, condition: str) -> str:
         return "–"
     cell = line.there.get(condition, Cell())
     known = cell.values or cell.failed or cell.missing
-    return "not kept" if line.ours[condition].values and not known else cell.text()
+    return "no figure" if line.ours[condition].values and not known else cell.text()
 
 
 def number(x: float) -> str:
