@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -181,6 +182,32 @@ def test_without_a_compiler_the_loops_in_python_run(
         assert not fits(layer, torch.float32)
     y, _ = layer(torch.randn(2, 2, 3))
     assert y.isfinite().all()
+
+
+CALL = """
+import torch
+from riglstm import RigLSTM
+
+for size in (21, 64, 60):
+    layers = [RigLSTM(5, size, backend=b, dtype=torch.float64) for b in ("batched", "reference")]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(7, 3, 5, dtype=torch.float64)
+    found = []
+    for layer in layers:
+        y, _ = layer(x)
+        y.sin().sum().backward()
+        found.append([y.detach(), *(p.grad for p in layer.parameters())])
+    torch.testing.assert_close(*found)
+from riglstm.scan.batched import native
+assert native.library() is not None
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+def test_clang_builds_loops_that_read_any_address(tmp_path: Path) -> None:
+    env = {**os.environ, "CXX": "clang++", "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run((sys.executable, "-W", "error", "-c", CALL), env=env, check=True)
 
 
 @built

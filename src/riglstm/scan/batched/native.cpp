@@ -34,14 +34,21 @@ template <typename T> struct Lanes {
   typedef T V __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
   typedef Int M __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
   typedef int8_t Bytes __attribute__((vector_size(n), aligned(1)));
+  struct __attribute__((packed, may_alias)) Anywhere {
+    V v;
+  };
 };
 
 template <typename T> using V = typename Lanes<T>::V;
 template <typename T> using M = typename Lanes<T>::M;
 template <typename T> constexpr int L = Lanes<T>::n;
 
-template <typename T> inline V<T>& at(T* p) { return *reinterpret_cast<V<T>*>(p); }
-template <typename T> inline const V<T>& at(const T* p) { return *reinterpret_cast<const V<T>*>(p); }
+// The vector at an address, as at(p).v: through a reference to V<T> itself clang would take it for one
+// that is aligned to its size.
+template <typename T> inline auto& at(T* p) {
+  typedef typename Lanes<std::remove_const_t<T>>::Anywhere Anywhere;
+  return *reinterpret_cast<std::conditional_t<std::is_const_v<T>, const Anywhere, Anywhere>*>(p);
+}
 template <typename T> inline int padded(int n) {
   constexpr int line = LINE / sizeof(T);
   return (n + line - 1) / line * line;
@@ -159,7 +166,7 @@ template <typename T> struct Matrices {
   void set(int j, long i, const T* line) {
     in_parts<WIDE>(P / L<T>, [=](auto width, int chunk) INLINED {
       T* to = (*this)[j] + (chunk * lines + i * width) * L<T>;
-      for (int k = 0; k < width; ++k) at(to + k * L<T>) = at(line + (chunk + k) * L<T>);
+      for (int k = 0; k < width; ++k) at(to + k * L<T>).v = at(line + (chunk + k) * L<T>).v;
     });
   }
 };
@@ -189,7 +196,7 @@ inline void multiply(Rows<const T> v, const uint8_t* named, int count, Matrices<
       for (int a = 0; a < rows; ++a) {
         to[a] = out[named[r + a]] + chunk * L<T>;
         const T* from = begin ? begin + chunk * L<T> : to[a];
-        for (int k = 0; k < width; ++k) sum[a][k] = at(from + k * L<T>);
+        for (int k = 0; k < width; ++k) sum[a][k] = at(from + k * L<T>).v;
       }
       const T* w = tile;
       for (long n = 0; n < slots; ++n) {
@@ -199,10 +206,10 @@ inline void multiply(Rows<const T> v, const uint8_t* named, int count, Matrices<
 #pragma GCC unroll 2  // where the counting would take a seventh of the instructions
         for (long i = 0; i < size; ++i, w += width * L<T>)
           for (int a = 0; a < rows; ++a)
-            for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>);
+            for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>).v;
       }
       for (int a = 0; a < rows; ++a)
-        for (int k = 0; k < width; ++k) at(to[a] + k * L<T>) = sum[a][k];
+        for (int k = 0; k < width; ++k) at(to[a] + k * L<T>).v = sum[a][k];
     });
   });
 }
@@ -218,14 +225,14 @@ inline void add_outer(const T* v, long stride, const T* D, const uint8_t* named,
       T* to = total + i * P + chunk * L<T>;
       V<T> sum[lines][width];
       for (int a = 0; a < lines; ++a)
-        for (int k = 0; k < width; ++k) sum[a][k] = at(to + a * P + k * L<T>);
+        for (int k = 0; k < width; ++k) sum[a][k] = at(to + a * P + k * L<T>).v;
       for (int r = 0; r < count; ++r) {
         const T *x = v + named[r] * stride + i, *D_r = D + named[r] * long(P) + chunk * L<T>;
         for (int a = 0; a < lines; ++a)
-          for (int k = 0; k < width; ++k) sum[a][k] += x[a] * at(D_r + k * L<T>);
+          for (int k = 0; k < width; ++k) sum[a][k] += x[a] * at(D_r + k * L<T>).v;
       }
       for (int a = 0; a < lines; ++a)
-        for (int k = 0; k < width; ++k) at(to + a * P + k * L<T>) = sum[a][k];
+        for (int k = 0; k < width; ++k) at(to + a * P + k * L<T>).v = sum[a][k];
     });
   });
 }
@@ -277,16 +284,16 @@ template <typename T>
 inline void choose(T* s, int n, int k, M<T>* place, uint8_t* out, size_t stride) {
   constexpr T infinite = std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max();
   for (int i = 0; i < n; ++i) {
-    const V<T> v = at(s + i * L<T>);
-    at(s + i * L<T>) = v == v ? (v < most ? v : V<T>{} + most) : V<T>{} + infinite;
+    const V<T> v = at(s + i * L<T>).v;
+    at(s + i * L<T>).v = v == v ? (v < most ? v : V<T>{} + most) : V<T>{} + infinite;
     place[i] = M<T>{} + i;  // as if all before it were ahead
   }
   using Bytes = typename Lanes<T>::Bytes;
   for (int i = 0; i < n; ++i) {
-    const V<T> own = at(s + i * L<T>);
+    const V<T> own = at(s + i * L<T>).v;
     M<T> mine = place[i];
     for (int j = i + 1; j < n; ++j) {
-      const M<T> behind = at(s + j * L<T>) > own;  // -1 where j is ahead of i
+      const M<T> behind = at(s + j * L<T>).v > own;  // -1 where j is ahead of i
       mine -= behind;
       place[j] += behind;
     }
@@ -356,8 +363,8 @@ template <typename T> struct Choices {
       V<T> sum[many] = {};
       for (int i = 0; i < d; ++i)
         for (int a = 0; a < many; ++a)
-          sum[a] += at(h + i * L<T>) * at(vectors + ((k + a) * d + i) * L<T>);
-      for (int a = 0; a < many; ++a) at(s + (k + a) * L<T>) = sum[a];
+          sum[a] += at(h + i * L<T>).v * at(vectors + ((k + a) * d + i) * L<T>).v;
+      for (int a = 0; a < many; ++a) at(s + (k + a) * L<T>).v = sum[a];
     });
   }
 
@@ -386,10 +393,10 @@ template <typename T> struct Choices {
       for (int i = 0; i < lines; i += L<T>) {
         V<T> block[L<T>];
         for (int lane = 0; lane < L<T>; ++lane)  // the last sample fills the rest
-          block[lane] = at(V_t[b + std::min(lane, lanes - 1)] + i);
+          block[lane] = at(V_t[b + std::min(lane, lanes - 1)] + i).v;
         transpose<T>(block);
         for (int k = 0; k < L<T>; ++k) {
-          at(V_T + (i + k) * L<T>) = block[k];
+          at(V_T + (i + k) * L<T>).v = block[k];
           other |= block[k] * 0 != 0;
         }
       }
@@ -400,8 +407,8 @@ template <typename T> struct Choices {
         if (some_views || some_cells) score(j, 0, K);
         if (some_cells) {  // Eq. (14)
           V<T> sum = {};
-          for (int k = 0; k < K; ++k) sum += at(s + k * L<T>);
-          at(relevance + j * L<T>) = sum;
+          for (int k = 0; k < K; ++k) sum += at(s + k * L<T>).v;
+          at(relevance + j * L<T>).v = sum;
         }
         if (some_views) {  // Eq. (15)
           if (m.noise_views) drawn(m.noise_views + (here + j) * K, K, N * K, lanes);
@@ -412,10 +419,10 @@ template <typename T> struct Choices {
           if (m.noise_peers) drawn(m.noise_peers + (here + j) * N, N, N * N, lanes);
           const T lowest = std::numeric_limits<float>::lowest();
           for (int k = 0; k < N; ++k) {
-            const V<T> v = at(s + k * L<T>);
-            at(s + k * L<T>) = v < lowest ? V<T>{} + lowest : v;
+            const V<T> v = at(s + k * L<T>).v;
+            at(s + k * L<T>).v = v < lowest ? V<T>{} + lowest : v;
           }
-          at(s + j * L<T>) = V<T>{} - std::numeric_limits<T>::infinity();
+          at(s + j * L<T>).v = V<T>{} - std::numeric_limits<T>::infinity();
           choose<T>(s, N, int(n.K_h), place, to + K * width, width);
           std::memset(to + (K + j) * width, 1, lanes);
         }
@@ -475,8 +482,8 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
           std::memset(c + s * N * d, 0, sizeof(T) * N * d);
         }
         if (!m.W_in) std::memcpy(V_rows[r], m.x + (t * B + s) * D, sizeof(T) * K * d);
-        for (int i = 0; i < N * d; i += L<T>) at(V_rows[r] + K * d + i) = at(h + s * N * d + i);
-        at(V_rows[r] + lines) = V<T>{};
+        for (int i = 0; i < N * d; i += L<T>) at(V_rows[r] + K * d + i).v = at(h + s * N * d + i).v;
+        at(V_rows[r] + lines).v = V<T>{};
         if (n.save) std::memcpy(m.V + (t * B + s) * lines, V_rows[r], sizeof(T) * lines);
       }
     }
@@ -508,38 +515,38 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         // Eqs. (1)-(6). Whole vectors are stored; the next row overwrites the excess lanes.
         for (int r = 0; r < rows; ++r)
           for (int i = 0; i < 4 * d; i += L<T>)
-            at(gates + r * 4 * d + i) = squash<T>(at(work + samples[r] * P + i), at(kinds + i));
+            at(gates + r * 4 * d + i).v = squash<T>(at(work + samples[r] * P + i).v, at(kinds + i).v);
         for (int r = 0; r < rows; ++r) {
           const T *f = gates + r * 4 * d, *in = f + d, *g = in + 2 * d;
           const T* c_row = c + ((first + samples[r]) * N + j) * d;
           for (int i = 0; i < d; i += L<T>) {
-            const V<T> old = at(c_old + r * d + i) = at(c_row + i);
-            at(c_new + r * d + i) = at(f + i) * old + at(in + i) * at(g + i);
+            const V<T> old = at(c_old + r * d + i).v = at(c_row + i).v;
+            at(c_new + r * d + i).v = at(f + i).v * old + at(in + i).v * at(g + i).v;
           }
         }
         for (int i = 0; i < rows * d; i += L<T>)
-          at(tanh_c + i) = squash<T>(at(c_new + i), V<T>{} + 1);
+          at(tanh_c + i).v = squash<T>(at(c_new + i).v, V<T>{} + 1);
         for (int r = 0; r < rows; ++r) {
           const T *o = gates + (r * 4 + 2) * d, *q = work + samples[r] * P + 4 * d;
           const T* old = h + ((first + samples[r]) * N + j) * d;
           V<T> sum = {};
           for (int i = 0; i < d; i += L<T>) {
-            const V<T> h_new = at(o + i) * at(tanh_c + r * d + i), way = h_new - at(old + i);
-            at(ahead + r * d + i) = m.W_q ? way : h_new;
-            if (m.W_q) sum += within<T>(i, d) ? way * at(q + i) : V<T>{};
+            const V<T> h_new = at(o + i).v * at(tanh_c + r * d + i).v, way = h_new - at(old + i).v;
+            at(ahead + r * d + i).v = m.W_q ? way : h_new;
+            if (m.W_q) sum += within<T>(i, d) ? way * at(q + i).v : V<T>{};
           }
           z[r] = T(scale) * total<T>(sum) + (m.update_bias ? m.update_bias[j] : 0);
         }
         // Eqs. (20)-(21): a softmax of two logits is a sigmoid of their difference
-        for (int r = 0; r < rows && m.W_q; r += L<T>) at(z + r) = squash<T>(at(z + r), V<T>{});
+        for (int r = 0; r < rows && m.W_q; r += L<T>) at(z + r).v = squash<T>(at(z + r).v, V<T>{});
         for (int r = 0; r < rows; ++r) {
           const long s = first + samples[r], pair = s * N + j;
           if (m.live && !m.live[t * B + s]) continue;
           for (int i = 0; i < d; i += L<T>) {
-            V<T> &h_row = at(h + pair * d + i), &c_row = at(c + pair * d + i);
-            const V<T> way = at(ahead + r * d + i);
-            h_row = within<T>(i, d) ? (m.W_q ? h_row + way * z[r] : way) : h_row;
-            c_row = within<T>(i, d) ? at(c_new + r * d + i) : c_row;
+            auto &h_row = at(h + pair * d + i), &c_row = at(c + pair * d + i);
+            const V<T> way = at(ahead + r * d + i).v;
+            h_row.v = within<T>(i, d) ? (m.W_q ? h_row.v + way * z[r] : way) : h_row.v;
+            c_row.v = within<T>(i, d) ? at(c_new + r * d + i).v : c_row.v;
           }
         }
         if (n.save) {
@@ -631,8 +638,8 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
         if (m.W_q) {
           V<T> sum = {};
           for (int i = 0; i < d; i += L<T>) {
-            const V<T> ahead = at(o + i) * at(t_c + i) - at(old + i);
-            sum += within<T>(i, d) ? at(dh + pair * d + i) * ahead : V<T>{};
+            const V<T> ahead = at(o + i).v * at(t_c + i).v - at(old + i).v;
+            sum += within<T>(i, d) ? at(dh + pair * d + i).v * ahead : V<T>{};
           }
           a = m.a[saved + r];
           dz = total<T>(sum) * a * (1 - a);
@@ -642,19 +649,19 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
         // The last vector first: its excess lanes are overwritten by the next gate.
         for (int i = (d - 1) / L<T> * L<T>; i >= 0; i -= L<T>) {
           const M<T> inside = within<T>(i, d);
-          V<T> &dh_i = at(dh + pair * d + i), &dc_i = at(dc + pair * d + i);
-          const V<T> f_i = at(f + i), in_i = at(in + i), o_i = at(o + i), g_i = at(g + i);
-          const V<T> t_i = at(t_c + i);
-          const V<T> tilde = m.W_q ? dh_i * a + dz * at(q + r * d + i) : dh_i;
-          const V<T> c_new = dc_i + tilde * o_i * (1 - t_i * t_i);
-          const V<T> d_g = c_new * in_i * (1 - g_i * g_i), way = o_i * t_i - at(old + i);
-          at(D_r + i) = c_new * at(c + r * d + i) * f_i * (1 - f_i);
-          at(D_r + d + i) = c_new * g_i * in_i * (1 - in_i);
-          at(D_r + 2 * d + i) = tilde * t_i * o_i * (1 - o_i);
-          at(D_r + 3 * d + i) = inside ? d_g : V<T>{};
-          if (m.W_q) at(D_r + 4 * d + i) = inside ? way * dz : V<T>{};
-          dc_i = inside ? c_new * f_i : dc_i;
-          dh_i = inside ? (m.W_q ? dh_i - tilde : V<T>{}) : dh_i;
+          auto &dh_i = at(dh + pair * d + i), &dc_i = at(dc + pair * d + i);
+          const V<T> f_i = at(f + i).v, in_i = at(in + i).v, o_i = at(o + i).v, g_i = at(g + i).v;
+          const V<T> t_i = at(t_c + i).v;
+          const V<T> tilde = m.W_q ? dh_i.v * a + dz * at(q + r * d + i).v : dh_i.v;
+          const V<T> c_new = dc_i.v + tilde * o_i * (1 - t_i * t_i);
+          const V<T> d_g = c_new * in_i * (1 - g_i * g_i), way = o_i * t_i - at(old + i).v;
+          at(D_r + i).v = c_new * at(c + r * d + i).v * f_i * (1 - f_i);
+          at(D_r + d + i).v = c_new * g_i * in_i * (1 - in_i);
+          at(D_r + 2 * d + i).v = tilde * t_i * o_i * (1 - o_i);
+          at(D_r + 3 * d + i).v = inside ? d_g : V<T>{};
+          if (m.W_q) at(D_r + 4 * d + i).v = inside ? way * dz : V<T>{};
+          dc_i.v = inside ? c_new * f_i : dc_i.v;
+          dh_i.v = inside ? (m.W_q ? dh_i.v - tilde : V<T>{}) : dh_i.v;
         }
       }
     }
@@ -673,9 +680,9 @@ template <typename T> void backward(const Shape& n, const Gradients<T>& m, doubl
           T* d_v = k < K ? dV_x + (first * K + k) * d : dh + (first * N + k - K) * d;
           for (int r = 0; r < terms; ++r)
             for (int i = 0; i < d; i += L<T>) {
-              V<T>& to = at(d_v + some[r] * (k < K ? K : N) * d + i);
-              const V<T> sum = to + at(dH + some[r] * Q + k * d + i);
-              to = within<T>(i, d) ? sum : to;
+              auto& to = at(d_v + some[r] * (k < K ? K : N) * d + i);
+              const V<T> sum = to.v + at(dH + some[r] * Q + k * d + i).v;
+              to.v = within<T>(i, d) ? sum : to.v;
             }
           if (dW) add_outer<T>(V_j + k * d, lines, D_j, some, terms, d, P, dW + size_t(k) * d * P);
         }
