@@ -245,11 +245,16 @@ def other_seed(file: Path) -> None:
     write_checkpoint(content, file)
 
 
+def of_no_run(file: Path) -> None:
+    write_checkpoint({"run": 3}, file)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (truncate, r"step-60.ckpt is damaged, or no checkpoint \(its sha256 is another"),
         (pickle_code, r"step-60.ckpt is damaged, or no checkpoint \(Weights only load failed"),
+        (of_no_run, "step-60.ckpt is no checkpoint"),
         (other_seed, r"step-60.ckpt is of another run \(config.seed is 3 there, 0 here\)"),
     ],
 )

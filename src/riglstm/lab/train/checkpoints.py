@@ -97,7 +97,7 @@ class Checkpoints:
     def _check_identity(self, path: Path, checkpoint: Mapping[str, Any]) -> None:
         now = self.identity
         # Those of earlier versions say more.
-        found = differences({name: checkpoint.get("run", {}).get(name) for name in now}, now)
+        found = differences({name: checkpoint["run"].get(name) for name in now}, now)
         if found:
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             raise UnusableError(f"{path.name} is of another run ({'; '.join(found[:3])}{more})")
@@ -123,13 +123,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if content[:start] != HEAD % _sum(memoryview(content)[start:]):
         raise UnusableError(f"{path.name} is damaged, or no checkpoint (its sha256 is another)")
     try:
-        found: dict[str, Any] = torch.load(
-            io.BytesIO(content[start:]), map_location="cpu", weights_only=True
-        )
+        found = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
     # The sum is right: somebody has made the file so, and it may fail in any way.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UnusableError(f"{path.name} is damaged, or no checkpoint ({reason})") from error
+    if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
+        raise UnusableError(f"{path.name} is no checkpoint (it does not say of which run)")
     return found
 
 

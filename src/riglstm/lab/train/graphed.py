@@ -60,20 +60,19 @@ def captured(core: nn.Module) -> Iterator[None]:
         if not core.training or not torch.is_grad_enabled():
             return plain(x, state)
         if graphed is None:
-            # Which calls the core itself.
-            core.forward = plain
+            # The capture calls the core itself. `forward` must not name itself: such a cycle would
+            # keep the graphs' memory beyond the training.
+            this, core.forward = core.forward, plain
             try:
                 graphed, kind = _capture(core, x), _kind(x)
             finally:
-                core.forward = forward
+                core.forward = this
         return (graphed if _kind(x) == kind else plain)(x, state)
 
     core.forward = forward
     try:
         yield
     finally:
-        # `forward` names itself, so that graphs would hold their memory until the next collection.
-        graphed = None
         del core.forward
 
 
