@@ -203,7 +203,6 @@ inline void multiply(Rows<const T> v, const uint8_t* named, int count, Matrices<
         const T* x[rows];
         for (int a = 0; a < rows; ++a)
           x[a] = v[named[r + a]] + offsets[n * ROWS + named[r + a]];
-#pragma GCC unroll 2  // where the counting would take a seventh of the instructions
         for (long i = 0; i < size; ++i, w += width * L<T>)
           for (int a = 0; a < rows; ++a)
             for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>).v;

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from riglstm.scan.batched.forward import Saved
 
 SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
+FLAGS = ("-O3", "-funroll-loops", "-march=native", "-std=c++17", "-Wno-psabi", "-shared", "-fPIC")
 LARGEST = 2**22
 """Numbers in the matrices of all cells, which each call copies: 700 units in six cells. A copy of
 wider ones would take longer than a step."""
