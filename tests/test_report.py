@@ -327,6 +327,11 @@ def test_no_two_labels_look_alike() -> None:
     assert len(set(given.values())) == len(labels)
     assert given["riglstm"].colour == curves.GREEN
     assert given["RIM"].colour == curves.BLUE
+    nine = curves.looks(["RigLSTM", *"abcdefgh"])
+    assert len({look[:2] for look in nine.values()}) == 9, (
+        "one that comes again has another marker"
+    )
+    assert len({look.colour for look in list(nine.values())[:8]}) == 8
 
 
 def test_runs_are_named_by_what_sets_them_apart() -> None:

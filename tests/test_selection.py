@@ -74,12 +74,13 @@ def test_write_top_mask_equals_top_mask(
 def test_noise_is_of_torch_s_generator_for_random_rules_alone_and_differs_between_steps() -> None:
     cpu = torch.device("cpu")
     assert draw_noise(rules(views="soft", peers="all"), 3, 2, cpu) is None
-    one, two = (
+    one, two, three = (
         draw_noise(rules(**dict.fromkeys(names, "random")), 3, 2, cpu)
-        for names in (("cells", "peers"), ("views",))
+        for names in (("cells", "peers"), ("views",), ("peers",))
     )
     assert (one.cells.shape, one.views, one.peers.shape) == ((3, 2, 5), None, (3, 2, 5, 5))
     assert (two.cells, two.views.shape, two.peers) == (None, (3, 2, 5, 4), None)
+    assert (three.cells, three.views, three.peers.shape) == (None, None, (3, 2, 5, 5))
     sel = rules(cells="random")
 
     def draw() -> Tensor:

@@ -83,12 +83,21 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     A label is a model's name, or a longer one that starts with it (`riglstm lr=0.001`): the first
     of a name gets the model's own look, the next ones dashes and another colour.
     """
-    spare = [own._replace(line=line) for line in LINES[1:] for own in LOOKS.values()]
+    own_looks = list(LOOKS.values())
+    # Another marker for each line: dashes between points that are near each other are not seen.
+    spare = [
+        own._replace(marker=own_looks[i - shift].marker, line=line)
+        for shift, line in enumerate(LINES[1:], 1)
+        for i, own in enumerate(own_looks)
+    ]
     given: dict[str, Look] = {}
     for label in labels:
         own = LOOKS.get(label.split(" ")[0].lower())
-        free = [look for look in spare if look not in given.values()]
-        given[label] = own if own is not None and own not in given.values() else (free or spare)[0]
+        if own is None or own in given.values():
+            colours = [look.colour for look in given.values()]
+            free = [look for look in spare if look not in given.values()] or spare
+            own = min(free, key=lambda look: colours.count(look.colour))
+        given[label] = own
     return given
 
 
