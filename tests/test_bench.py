@@ -14,7 +14,6 @@ from riglstm import RigLSTM
 from riglstm.lab import bench as speed
 from riglstm.lab.bench import (
     LSTM,
-    METERS,
     OURS,
     Case,
     Run,
@@ -172,17 +171,6 @@ def test_a_spread_has_the_outer_tenths_and_rounds_are_interleaved() -> None:
     found = interleave({"a": lambda: "a", "b": lambda: "b"}, seconds, 3)
     assert order == ["a", "b"] * 3
     assert found == {"a": [1, 3, 5], "b": [2, 4, 6]}
-
-
-def test_peak_memory_counts_what_is_held_at_once() -> None:
-    megabyte = 250_000
-
-    def hold_two_then_one() -> None:
-        two = [torch.empty(megabyte), torch.empty(megabyte)]
-        del two
-        torch.empty(megabyte)
-
-    assert METERS["cpu"].peak_bytes(hold_two_then_one) == 2_000_000
 
 
 def test_the_quick_benchmark_prints_every_row_and_writes_them(

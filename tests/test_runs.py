@@ -312,6 +312,17 @@ def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:
     assert "Tesla V100" in table.markdown
 
 
+def test_peak_memory_counts_what_is_held_at_once() -> None:
+    megabyte = 250_000
+
+    def hold_two_then_one() -> None:
+        two = [torch.empty(megabyte), torch.empty(megabyte)]
+        del two
+        torch.empty(megabyte)
+
+    assert complexity.cpu_peak_bytes(hold_two_then_one) == 2_000_000
+
+
 def test_what_cannot_be_measured_is_said() -> None:
     with pytest.raises(
         ValueError, match="models must be some of lstm, rim, riglstm, got 'no_such_model'"

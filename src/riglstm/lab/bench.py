@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,6 @@ FIGURES = (LSTM, LSTM + CAPTURED, LSTM + ONEDNN_OFF, OURS, OURS + CAPTURED)
 
 WARM_UPS = {"cpu": 1, "cuda": 5}
 """Untimed calls: kernels are compiled, launches cached, and a GPU's clock rises."""
-PEAK_WARM_UPS = 20
-"""Untimed calls before a GPU's memory is measured."""
 
 LIMITS: dict[Precision, float] = {"tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-4}
 """How far from what is expected outputs may be, as a share of the largest."""
@@ -140,7 +138,7 @@ def measure(
                     ready[name] = run
                 except Exception as error:
                     failed[name] = _said(error)
-            seconds = interleave(ready, METERS[device.type].seconds, rounds)
+            seconds = interleave(ready, SECONDS[device.type], rounds)
     except Exception as error:
         failed |= dict.fromkeys(ready or (OURS,), _said(error))
     us = {name: spread([1e6 * s / case.T for s in found]) for name, found in seconds.items()}
@@ -313,14 +311,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return dict(zip(("median", "low", "high"), found, strict=True))
 
 
-class Meter(NamedTuple):
-    """How a device is measured."""
-
-    seconds: Callable[[Callable[[], object]], float]
-    peak_bytes: Callable[[Callable[[], object]], int]
-    """Memory at the highest point of a call, beyond what was held before it."""
-
-
 def interleave(
     work: Mapping[Key, Callable[[], object]],
     seconds: Callable[[Callable[[], object]], float],
@@ -341,25 +331,6 @@ def by_clock(clock: Callable[[], float], run: Callable[[], object]) -> float:
     return clock() - start
 
 
-def _cpu_peak_bytes(run: Callable[[], object]) -> int:
-    """Tensor memory as torch's allocator reports it, so the same in every run.
-
-    The size of the process would depend on what earlier calls left in the heap. Buffers that a
-    library under torch allocates for itself are not in it.
-    """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        run()
-    results = None if profile.profiler is None else profile.profiler.kineto_results
-    assert results is not None
-    events = [event for event in results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
-
-
 def _cuda_seconds(run: Callable[[], object]) -> float:
     """Between two events around the call, what the host does in it included."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -371,19 +342,8 @@ def _cuda_seconds(run: Callable[[], object]) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def _cuda_peak_bytes(run: Callable[[], object]) -> int:
-    """After the first calls, in which kernels are compiled and the clock rises."""
-    for _ in range(PEAK_WARM_UPS):
-        run()
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - held
-
-
-METERS: dict[str, Meter] = {
-    "cpu": Meter(partial(by_clock, time.perf_counter), _cpu_peak_bytes),
-    "cuda": Meter(_cuda_seconds, _cuda_peak_bytes),
+SECONDS: dict[str, Callable[[Callable[[], object]], float]] = {
+    "cpu": partial(by_clock, time.perf_counter),
+    "cuda": _cuda_seconds,
 }
+"""The seconds of a call, by device."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm import models
-from riglstm.lab.bench import METERS, by_clock, interleave, onednn, spread
+from riglstm.lab.bench import SECONDS, by_clock, interleave, onednn, spread
 from riglstm.lab.tables.paper import PAPER
 from riglstm.lab.tables.recipes import FULL, MEASURED_ROWS, Budget, Row, chosen
 from riglstm.lab.tables.reproduce import Rendered
@@ -154,10 +154,10 @@ def measured(
     On a CPU an LSTM runs in the faster of torch's two modes for it, which its label says.
     """
     row = MEASURED_ROWS[name]
-    net, meter = _network(row, device), METERS[device.type]
+    net, in_seconds = _network(row, device), SECONDS[device.type]
     if device.type == "cpu" and torch.get_num_threads() == 1:
         # The processor's own time, which other programs do not take.
-        meter = meter._replace(seconds=partial(by_clock, time.process_time))
+        in_seconds = partial(by_clock, time.process_time)
 
     def work(size: int, mode: bool | None) -> Callable[[], Tensor]:
         gen = torch.Generator().manual_seed(0)
@@ -172,7 +172,7 @@ def measured(
     def brief(mode: bool) -> float:
         run = work(4, mode)
         run()
-        return min(meter.seconds(run) for _ in range(3))
+        return min(in_seconds(run) for _ in range(3))
 
     label, mode = row.label, None
     if row.model == "lstm" and device.type == "cpu" and torch.backends.mkldnn.is_available():
@@ -180,8 +180,8 @@ def measured(
         label += f", oneDNN {'on' if mode else 'off'}"
     runs = {size: work(size, mode) for size in sizes}
     # The longest holds the most; measuring that also warms up for the times.
-    peak = meter.peak_bytes(runs[max(sizes)])
-    seconds = interleave(runs, meter.seconds, rounds)
+    peak = PEAK_BYTES[device.type](runs[max(sizes)])
+    seconds = interleave(runs, in_seconds, rounds)
     named = device_name(device)
     return Measured(
         device=f"{processor}, {named}" if processor and device.type == "cpu" else named,
@@ -203,3 +203,38 @@ def _network(row: Row, device: torch.device) -> nn.Module:
         core = models.build(row.model, FULL.hidden, row.hidden_size, **options)
         net = TokenNetwork(core, 1, 2, (10,), dropout=0.0, summarise=True)  # type: ignore[arg-type]
     return net.to(device).eval()
+
+
+def cpu_peak_bytes(run: Callable[[], object]) -> int:
+    """Tensor memory as torch's allocator reports it, so the same in every run.
+
+    The size of the process would depend on what earlier calls left in the heap. Buffers that a
+    library under torch allocates for itself are not in it.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        run()
+    results = None if profile.profiler is None else profile.profiler.kineto_results
+    assert results is not None
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def _cuda_peak_bytes(run: Callable[[], object]) -> int:
+    """After the first calls, in which kernels are compiled and the clock rises."""
+    for _ in range(20):
+        run()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held
+
+
+PEAK_BYTES = {"cpu": cpu_peak_bytes, "cuda": _cuda_peak_bytes}
+"""Memory at the highest point of a call, beyond what was held before it, by device."""
