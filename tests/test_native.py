@@ -232,10 +232,14 @@ def test_what_is_given_must_have_one_dtype_and_the_shape_that_the_weights_say() 
             if (other.shape, other.dtype) != (weight.shape, weight.dtype):
                 wrong = weights._replace(**{name: other})
                 assert not native.takes(x, h, h, wrong, sel, torch.float32), name
-    layer = RigLSTM(12, 12, input_views="split")
-    weights, sel = layer.weights(), layer.selection
-    assert taken(torch.zeros(3, 2, 12), h, h)
-    assert not taken(torch.zeros(3, 2, 13), h, h)
+
+
+@built
+def test_input_that_is_split_must_have_the_width_of_all_views() -> None:
+    layer, h = RigLSTM(12, 12, input_views="split"), torch.zeros(2, 6, 2)
+    for width, taken in ((12, True), (13, False)):
+        x, rest = torch.zeros(3, 2, width), (layer.weights(), layer.selection, torch.float32)
+        assert native.takes(x, h, h, *rest) == taken
 
 
 @built

@@ -328,7 +328,7 @@ def test_no_two_labels_look_alike() -> None:
     assert given["riglstm"].colour == curves.GREEN
     assert given["RIM"].colour == curves.BLUE
     nine = curves.looks(["RigLSTM", *"abcdefgh"])
-    assert len({look[:2] for look in nine.values()}) == 9, "one that comes again has another marker"
+    assert len({look[:2] for look in nine.values()}) == 9, "a colour comes again, not the marker"
     assert len({look.colour for look in list(nine.values())[:8]}) == 8
 
 

@@ -81,23 +81,23 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     """A look for each label: the model's own, then others of the palette for what has none.
 
     A label is a model's name, or a longer one that starts with it (`riglstm lr=0.001`): the first
-    of a name gets the model's own look, the next ones dashes and another colour.
+    of a name gets the model's own look, the others dashes, the colour that is used least so far,
+    and another marker, as dashes between near points are not seen.
     """
-    own_looks = list(LOOKS.values())
-    # Another marker for each line: dashes between points that are near each other are not seen.
+    own = list(LOOKS.values())
     spare = [
-        own._replace(marker=own_looks[i - shift].marker, line=line)
-        for shift, line in enumerate(LINES[1:], 1)
-        for i, own in enumerate(own_looks)
+        look._replace(marker=other.marker, line=line)
+        for k, line in enumerate(LINES[1:], 1)
+        for look, other in zip(own, own[-k:] + own[:-k], strict=True)
     ]
     given: dict[str, Look] = {}
     for label in labels:
-        own = LOOKS.get(label.split(" ")[0].lower())
-        if own is None or own in given.values():
+        look = LOOKS.get(label.split(" ")[0].lower())
+        if look is None or look in given.values():
             colours = [look.colour for look in given.values()]
             free = [look for look in spare if look not in given.values()] or spare
-            own = min(free, key=lambda look: colours.count(look.colour))
-        given[label] = own
+            look = min(free, key=lambda look: colours.count(look.colour))
+        given[label] = look
     return given
 
 

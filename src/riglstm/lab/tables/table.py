@@ -273,7 +273,6 @@ RULES = (
 )
 """What is said with every table of runs."""
 SIZES = " at quick sizes, not the paper's"
-SEARCH = ", by equal search"
 QUICK = (
     "Small models, little data, few updates: this shows that the path from data to table works. "
     "The paper's figures are not comparable and left out; the budget “paper” sets them beside ours."
@@ -417,9 +416,10 @@ def paper_table(
         lines += yardsticks((runs or {}).get(setting, ()), conditions, setting, what.scale)
     begun = {(row.setting, row.model) for row in rows if row.budget == budget} | set(waiting)
     only = f", trained on {conditions[0]}" if len(set(homes.values())) == 1 else ""
+    found = f", {what.found}" if budget == SEARCHED else ""
     table = Table(
         name=name,
-        title=f"{what.title}{SIZES if quick else ''}{only}{SEARCH if budget == SEARCHED else ''}",
+        title=f"{what.title}{SIZES if quick else ''}{only}{found}",
         measure=what.measure,
         conditions=conditions,
         trained_on=homes,
@@ -429,13 +429,19 @@ def paper_table(
         best=what.best,
         higher_is_better=what.higher_is_better,
     )
-    notes = (*said, *_run_notes(table, rows), *((QUICK,) if quick else what.notes))
+    more = (what.notes_of[budget],) if budget in what.notes_of else ()
+    notes = (*said, *_run_notes(table, rows), *((QUICK,) if quick else (*what.notes, *more)))
     return replace(table, notes=notes)
 
 
 def _sizes(name: str, budget: str) -> Recipe:
-    """What a table's models and data are in a budget; a search has the paper's."""
-    return recipe(name, "paper" if budget == SEARCHED else budget)  # type: ignore[arg-type]
+    """What a table's models and data are in a budget; a search has the paper's, and controls."""
+    if budget != SEARCHED:
+        return recipe(name, budget)  # type: ignore[arg-type]
+    paper = TABLES[name].recipes["paper"]
+    tuned = TABLES[name].recipes.get("tuned", paper)
+    models = tuple(dict.fromkeys((*paper.models, *tuned.models)))
+    return replace(paper, models=models, rows={**tuned.rows, **paper.rows})
 
 
 def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
