@@ -219,7 +219,9 @@ def _there(line: Line, condition: str) -> str:
         return "–"
     cell = line.there.get(condition, Cell())
     known = cell.values or cell.failed or cell.missing
-    return "no figure" if line.ours[condition].values and not known else cell.text()
+    # Of a search that rule may have another recipe, which was not run.
+    none = "not run" if "trial" in line.made else "no figure"
+    return none if line.ours[condition].values and not known else cell.text()
 
 
 def number(x: float) -> str:
