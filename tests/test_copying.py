@@ -39,12 +39,12 @@ def sure(targets: Tensor) -> Tensor:
     return 50.0 * nn.functional.one_hot(targets.long(), BLANK + 1).float()
 
 
-def copies(L: int, channels: int) -> Callable[[Tensor], Tensor]:
-    """Reads some channels of the first L steps, and says them again at the end."""
+def copies(L: int) -> Callable[[Tensor], Tensor]:
+    """Reads the first L steps, and says them again at the end."""
 
     def logits(tokens: Tensor) -> Tensor:
         answer = torch.full_like(tokens, BLANK)
-        answer[-L:, :, :channels] = tokens[:L, :, :channels]
+        answer[-L:] = tokens[:L]
         return sure(answer)
 
     return logits
@@ -78,6 +78,7 @@ def test_training_draws_dormant_phases_between_p_from_and_p() -> None:
     task = open_task(P=6, P_from=3, batch_size=2)
     lengths = [len(task.batch(0, step).inputs) - 20 for step in range(60)]
     assert set(lengths) == {3, 4, 5, 6}
+    assert lengths == [len(task.batch(0, step).inputs) - 20 for step in range(60)]
     assert lengths != [len(task.batch(1, step).inputs) - 20 for step in range(60)]
 
 
@@ -146,13 +147,23 @@ def test_blank_then_guess_has_the_known_loss_of_all_steps_and_of_the_answer(P: i
     assert scored["loss"] == scored["answer_loss"] == pytest.approx(math.log(10), rel=1e-5)
 
 
-@pytest.mark.parametrize("channels", [1, 4])
-def test_accuracy_is_the_share_of_right_digits_under_every_condition(channels: int) -> None:
-    task = open_task(M=4, validation_size=20)
+def test_a_network_that_copies_is_right_under_every_condition() -> None:
+    task = open_task(M=4, test_size=20, validation_size=20)
     for condition, L in (("P=50", 10), ("P=400", 10), ("L=20,P=100", 20), ("L=1,P=1", 1)):
-        totals = task.score(Answers(copies(L, channels)), condition, "validation")
-        assert means(totals)["accuracy"] == channels / 4
-    assert task.loss(Answers(copies(10, channels)), task.batch(0, 0))[1] == channels / 4
+        totals = task.score(Answers(copies(L)), condition, "validation")
+        assert means(totals)["accuracy"] == 1.0
+
+
+def test_accuracy_is_counted_digit_by_digit() -> None:
+    def first_channel_only(tokens: Tensor) -> Tensor:
+        logits = copies(10)(tokens)
+        logits[:, :, 1:] = sure(torch.full_like(tokens[:, :, 1:], BLANK))
+        return logits
+
+    task = open_task(M=4, test_size=20)
+    net = Answers(first_channel_only)
+    assert means(task.score(net, "P=100", "test"))["accuracy"] == 0.25
+    assert task.loss(net, task.batch(0, 0))[1] == 0.25
 
 
 def test_training_drops_something() -> None:
@@ -173,3 +184,33 @@ def test_the_network_has_a_table_and_a_reading_for_each_channel(M: int) -> None:
     assert net(tokens).shape == (3, 2, M, 11)
     rows = [table[12 * m : 12 * (m + 1)][tokens[:, :, m].long()] for m in range(M)]
     assert torch.equal(seen[0], torch.cat(rows, dim=-1))
+
+
+def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> None:
+    task = open_task(conditions=("P=100", "L=10,P=50", "L=20,P=50", "L=10,P=100"))
+    assert task.trained_on == "P=50"
+    assert task.conditions == ("P=50", "P=100", "L=20,P=50")
+    assert open_task().conditions == ("P=50", "P=100", "P=200", "P=400")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"M": 0}, "M must be a whole number from 1 on, got 0"),
+        ({"L": True}, "L must be a whole number from 1 on, got True"),
+        ({"P": 2.5}, "P must be a whole number from 1 on, got 2.5"),
+        ({"P": 9, "P_from": 10}, "P_from must be a whole number from 1 to 9, got 10"),
+        ({"digits": 1}, "digits must be a whole number from 2 to 250, got 1"),
+        ({"M": 7}, "input_size must be a multiple of M = 7, got 600; take input_size=595"),
+        ({"loss_on": "last"}, "loss_on must be all or answer, got 'last'"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"conditions": ("P=0",)}, "P in 'P=0' must be a whole number from 1 on, got 0"),
+        *(
+            ({"conditions": (condition,)}, "must be like P=100 or L=20,P=100, got")
+            for condition in ("", "100", "P=x", "P=-1", "P=1.5", "P=100,", "P=1,P=2")
+        ),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Copying(**options)

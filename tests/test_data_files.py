@@ -13,8 +13,10 @@ import struct
 import tarfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -38,11 +40,11 @@ MNIST, CIFAR10 = DATASETS["mnist"], DATASETS["cifar"]
 NAMES = list(MNIST.forms[0].sums)
 PIXELS = 3 * 32 * 32
 DATA = Path(__file__).parents[2] / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
 
 
 @pytest.fixture(autouse=True)
-def _a_tiny_set_and_no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(DATASETS, "tiny", tiny())
+def _no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RIGLSTM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -71,7 +73,6 @@ def pictures(n: int) -> tuple[Tensor, Tensor]:
 PARTS = (*pictures(7), *pictures(3))
 CONTENTS = {name: idx_bytes(part) for name, part in zip(NAMES, PARTS, strict=True)}
 PACKED = {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in CONTENTS.items()}
-MIXED = dict([*list(PACKED.items())[:2], *list(CONTENTS.items())[2:]])
 
 
 def sums(files: dict[str, bytes]) -> dict[str, str]:
@@ -86,6 +87,11 @@ def tiny(*mirrors: str) -> Dataset:
     )
     form = Form(sums(CONTENTS), MNIST.forms[0].parse)
     return Dataset("Tiny: 7 + 3 pictures", ("tiny", "TINY/raw"), (form,), downloads)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "tiny", tiny())
 
 
 def put(folder: Path, files: dict[str, bytes]) -> Path:
@@ -108,15 +114,23 @@ def is_tiny(data_dir: Path) -> bool:
     return all(torch.equal(a, b.to(a.dtype)) for a, b in zip(parts, PARTS, strict=True))
 
 
+@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("below", [".", "tiny", "TINY/raw"])
-@pytest.mark.parametrize("files", [PACKED, CONTENTS, MIXED], ids=["gz", "plain", "mixed"])
-def test_files_are_found_in_every_form_and_place_that_of_the_name_first(
-    tmp_path: Path, below: str, files: dict[str, bytes]
-) -> None:
-    if below != ".":
-        put(tmp_path, dict.fromkeys(CONTENTS, b"another set"))
+@pytest.mark.parametrize("form", ["gz", "plain", "mixed"])
+def test_files_are_found_in_every_form_and_place(tmp_path: Path, below: str, form: str) -> None:
+    files = {"gz": PACKED, "plain": CONTENTS}.get(form, {})
+    if form == "mixed":
+        names = [n if i % 2 else f"{n}.gz" for i, n in enumerate(CONTENTS)]
+        files = {name: {**CONTENTS, **PACKED}[name] for name in names}
     put(tmp_path / below, files)
     assert find("tiny", tmp_path) == tmp_path / below
+    assert is_tiny(tmp_path)
+
+
+@pytest.mark.usefixtures("known")
+def test_a_folder_with_the_name_of_the_set_comes_first(tmp_path: Path) -> None:
+    put(tmp_path, dict.fromkeys(CONTENTS, b"another set"))
+    put(tmp_path / "tiny", PACKED)
     assert is_tiny(tmp_path)
 
 
@@ -131,6 +145,7 @@ def test_the_folder_comes_from_the_argument_or_the_environment_or_the_cache(
     assert data_folder(tmp_path) == tmp_path
 
 
+@pytest.mark.usefixtures("known")
 def test_missing_files_are_named_with_the_way_out(tmp_path: Path) -> None:
     way_out = r"get them with `riglstm data tiny --data-dir .*`, or name the folder that has them"
     expected = rf"expected train-images.*\.gz.* got none or not all; {way_out}"
@@ -143,6 +158,7 @@ def test_missing_files_are_named_with_the_way_out(tmp_path: Path) -> None:
         find("minst")
 
 
+@pytest.mark.usefixtures("known")
 def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(tmp_path: Path) -> None:
     name = NAMES[0]
     put(tmp_path, PACKED)
@@ -156,10 +172,13 @@ def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(tmp_path: Pat
     changed = CONTENTS[name][:-1] + bytes([CONTENTS[name][-1] ^ 1])
     packed.write_bytes(gzip.compress(changed))
     want, got = (hashlib.sha256(data).hexdigest() for data in (CONTENTS[name], changed))
-    with pytest.raises(DataError, match=f"{name} with sha256 {want}, got {got}{way_out}"):
+    expected = (
+        f"is damaged, or another file: expected {name} with sha256 {want}, got {got}{way_out}"
+    )
+    with pytest.raises(DataError, match=expected):
         load("tiny", tmp_path)
     (tmp_path / name).write_bytes(CONTENTS[name][:-1])
-    with pytest.raises(DataError, match=f"is damaged, or another file: expected {name} with sha"):
+    with pytest.raises(DataError, match=f"expected {name} with sha256"):
         load("tiny", tmp_path)
 
 
@@ -268,23 +287,16 @@ def test_nothing_is_read_from_a_pickle_whose_sum_is_another(tmp_path: Path) -> N
     assert not (tmp_path / "bomb").exists()
 
 
-class Server(ThreadingHTTPServer):
+class Mirror(BaseHTTPRequestHandler):
     """Serves files by their path or last name; a value that is a number is an HTTP status."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Mirror)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.files: dict[str, bytes | int] = dict(PACKED)
-        self.asked: list[str] = []
-
-
-class Mirror(BaseHTTPRequestHandler):
-    server: Server
+    def __init__(self, files: dict[str, bytes | int], asked: list[str], *args: object) -> None:
+        self.files, self.asked = files, asked
+        super().__init__(*args)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        files = self.server.files
-        data = files.get(self.path, files.get(self.path.rsplit("/", 1)[-1], 404))
+        self.asked.append(self.path)
+        data = self.files.get(self.path, self.files.get(self.path.rsplit("/", 1)[-1], 404))
         if isinstance(data, int):
             self.send_error(data)
             return
@@ -299,6 +311,14 @@ class Mirror(BaseHTTPRequestHandler):
         pass
 
 
+class Server(NamedTuple):
+    """A mirror on this machine."""
+
+    url: str
+    files: dict[str, bytes | int]
+    asked: list[str]
+
+
 def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
     monkeypatch.setitem(DATASETS, "tiny", tiny(*mirrors))
 
@@ -307,13 +327,24 @@ def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """The mirror of the set "tiny"."""
     pytest.importorskip("pooch", reason="downloads need pooch")
-    with Server() as http:
+    files: dict[str, bytes | int] = dict(PACKED)
+    asked: list[str] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Mirror, files, asked)) as http:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
-        use(monkeypatch, f"{http.url}/good/")
-        yield http
+        url = f"http://127.0.0.1:{http.server_port}"
+        use(monkeypatch, f"{url}/good/")
+        yield Server(url, files, asked)
         http.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def refused() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
 
 def test_a_set_is_downloaded_once(server: Server, tmp_path: Path) -> None:
@@ -343,12 +374,8 @@ def test_a_download_goes_on_where_it_was_left_and_replaces_or_names_damaged_file
 
 
 def test_mirrors_are_asked_in_turn_and_where_all_fail_each_is_named_with_its_reason(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An address at which nobody listens any more.
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        refused = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     server.files.update({f"/ill/{name}": 503 for name in PACKED})
     server.files.update({f"/other/{name}": b"x" * len(data) for name, data in PACKED.items()})
     kinds = ("ill", "broken", "other")
@@ -403,9 +430,10 @@ def test_what_keeps_a_set_from_being_downloaded_is_said_with_the_way_out(
     with pytest.raises(DataError, match=r"file/tiny cannot be written to"):
         fetch("tiny", tmp_path / "file")
     pooch = pytest.importorskip("pooch", reason="downloads need pooch")
-    monkeypatch.setattr(pooch, "retrieve", full)
-    with pytest.raises(DataError, match=r"cannot be written to \(No space left on device\)"):
-        fetch("tiny", tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(pooch, "retrieve", full)
+        with pytest.raises(DataError, match=r"cannot be written to \(No space left on device\)"):
+            fetch("tiny", tmp_path / "a")
 
 
 def test_a_set_is_downloaded_by_itself_only_into_the_cache(
@@ -425,7 +453,7 @@ def test_a_set_is_downloaded_by_itself_only_into_the_cache(
     assert find("tiny") == tmp_path / "cache" / "riglstm" / "tiny"
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
+@real_data
 def test_the_real_files_have_the_pinned_sums() -> None:
     for file in MNIST.downloads:
         data = (DATA / "mnist" / file.name).read_bytes()

@@ -21,7 +21,13 @@ from typing import Any
 import pytest
 
 from riglstm.lab.tables import executor
-from riglstm.lab.tables.executor import LESS_MEMORY, InProcess, Processes, in_words, make_runs
+from riglstm.lab.tables.executor import (
+    LESS_MEMORY,
+    InProcess,
+    Processes,
+    in_words,
+    make_runs,
+)
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import reproduce
@@ -33,6 +39,8 @@ from train_helpers import last_step
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
+
+slow = pytest.mark.slow
 
 TASK: dict[str, Any] = {
     **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "batch_size": 16},
@@ -58,12 +66,6 @@ class Heard(dict[str, str]):
         self[run.folder.name] = error
 
 
-def ends_of(root: Path, names: str, processes: Processes = TWO) -> Heard:
-    ends = Heard()
-    processes.run(several(root, names), print, ends)
-    return ends
-
-
 def use_script(monkeypatch: Patch, script: str) -> None:
     """In place of a run: a program that is told its folder, and knows when stdin ends."""
     start = "import json, os, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
@@ -78,17 +80,23 @@ def heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def interrupt_when(made: list[Path], times: int = 1) -> None:
-    """Ctrl-C to this process as soon as all the files are there."""
+def interrupt_when(made: list[Path], *signals: int) -> None:
+    """Ctrl-C, or others, to this process as soon as all the files are there."""
 
     def wait() -> None:
         while not all(path.exists() for path in made):
             time.sleep(0.01)
-        for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
+        for number in signals or (signal.SIGINT,):
+            os.kill(os.getpid(), number)
             time.sleep(0.3)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def assert_gone(*pids: str) -> None:
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
@@ -103,8 +111,9 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
     )
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    ends = {"a": "", "b": "", "c": "hello", "d": "", "e": ""}
-    assert ends_of(tmp_path, "abcde") == ends
+    ends = Heard()
+    Processes(2).run(several(tmp_path, "abcde"), print, ends)
+    assert ends == {"a": "", "b": "", "c": "hello", "d": "", "e": ""}
     said = capfd.readouterr().err.splitlines()
     assert sorted(said) == [f"run {name} seed 0: hello" for name in "abcde"]
     times = [json.loads((tmp_path / name).read_text()) for name in "abcde"]
@@ -113,29 +122,31 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
         assert threads == "4"
 
 
-SAVE = "sys.stdin.buffer.read(); time.sleep(0.2); folder.with_suffix('.saved').touch()"
+@pytest.mark.usefixtures("heard")
+def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    use_script(
+        monkeypatch,
+        "folder.touch(); sys.stdin.buffer.read(); time.sleep(0.2)\n"
+        "folder.with_suffix('.saved').write_text(str(os.getpid()))",
+    )
+    interrupt_when([tmp_path / name for name in "ab"])
+    with pytest.raises(KeyboardInterrupt, match="stopped, and all runs are saved"):
+        TWO.run(several(tmp_path, "abc"), print, Heard())
+    assert_gone(*((tmp_path / f"{name}.saved").read_text() for name in "ab"))
+    assert not (tmp_path / "c").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize(
-    ("script", "times", "words", "left"),
-    [
-        (SAVE, 1, "stopped, and all runs are saved", {"a", "a.saved", "b", "b.saved"}),
-        ("time.sleep(60)", 2, "stopped at once, without saving", {"a", "b"}),
-    ],
-)
-def test_ctrl_c_lets_all_runs_save_a_second_ends_them_and_none_is_left_behind(
-    script: str, times: int, words: str, left: set[str], tmp_path: Path, monkeypatch: Patch
-) -> None:
-    use_script(monkeypatch, f"folder.write_text(str(os.getpid())); {script}")
-    interrupt_when([tmp_path / name for name in "ab"], times)
-    with pytest.raises(KeyboardInterrupt, match=words):
-        ends_of(tmp_path, "abc")
-    for name in "ab":
-        with pytest.raises(ProcessLookupError):
-            os.kill(int((tmp_path / name).read_text()), 0)
-    assert {path.name for path in tmp_path.iterdir()} == left
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
+    use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
+    interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="stopped at once, without saving"):
+        TWO.run(several(tmp_path, "abc"), print, Heard())
+    assert_gone(*((tmp_path / name).read_text() for name in "ab"))
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.usefixtures("heard")
@@ -144,7 +155,7 @@ def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path: Path, monkeypa
     interrupt_when([tmp_path / "a"])
     words = r"^stopped; 1 runs ended with an error \(run a seed 0: the disk is full\)$"
     with pytest.raises(KeyboardInterrupt, match=words):
-        ends_of(tmp_path, "a")
+        TWO.run(several(tmp_path, "a"), print, Heard())
 
 
 def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -161,15 +172,18 @@ def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypa
     assert (tmp_path / "b").exists()
 
 
-def test_a_reader_that_goes_away_does_not_stop_runs(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     use_script(monkeypatch, "print('one', flush=True); time.sleep(0.1); sys.exit('two')")
     ends = Heard()
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w", buffering=1) as gone:
         monkeypatch.setattr(sys, "stderr", gone)
-        asked = (several(tmp_path, "a"), print, ends)
-        work = threading.Thread(target=Processes(1).run, args=asked, daemon=True)
+        work = threading.Thread(
+            target=Processes(1).run, args=(several(tmp_path, "a"), print, ends), daemon=True
+        )
         work.start()
         work.join(20)
         with contextlib.suppress(OSError):
@@ -186,9 +200,11 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
         "import subprocess; folder.write_text(str(subprocess.Popen(['sleep', '30']).pid))\n"
         "os.kill(os.getpid(), 9)",
     )
+    ends = Heard()
     began = time.monotonic()
-    assert ends_of(tmp_path, "ab") == {"a": "exit code -9", "b": ""}
+    TWO.run(several(tmp_path, "ab"), print, ends)
     assert time.monotonic() - began < 15
+    assert ends == {"a": "exit code -9", "b": ""}
     child = Path("/proc") / (tmp_path / "a").read_text() / "stat"
 
     def lives() -> bool:
@@ -204,18 +220,24 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
     assert not lives()
 
 
-def test_shortly_before_the_deadline_runs_are_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     use_script(monkeypatch, "sys.stdin.buffer.read(); folder.touch(); sys.exit(130)")
     monkeypatch.setattr(executor, "TO_SAVE", 1.0)
+    ends = Heard()
     deadline = Deadline.after(2 / 60)
-    # Out of time is no error.
-    assert ends_of(tmp_path, "ab", Processes(1, deadline)) == {"a": ""}
+    Processes(1, deadline).run(several(tmp_path, "ab"), print, ends)
     assert deadline.left > 0
+    # Out of time is no error.
+    assert ends == {"a": ""}
 
 
-def test_without_time_only_the_first_runs_are_begun(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_without_time_the_first_runs_are_begun_and_no_others(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     use_script(monkeypatch, "folder.touch()")
-    ends_of(tmp_path, "abc", Processes(2, Deadline.after(0.01)))
+    Processes(2, Deadline.after(0.01)).run(several(tmp_path, "abc"), print, Heard())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     made = Heard()
     InProcess(Deadline.after(0.01)).run(several(tmp_path, "def"), lambda *_, **__: None, made)
@@ -236,27 +258,30 @@ def raises(error: BaseException) -> Callable[..., None]:
         (KeyboardInterrupt(), "stopped; what is done, or was saved, stays so"),
     ],
 )
-def test_a_stop_says_how_to_go_on(end: BaseException, said: str, tmp_path: Path) -> None:
+def test_a_stop_between_runs_says_how_to_go_on(
+    end: BaseException, said: str, tmp_path: Path
+) -> None:
+    runs = [planned(tmp_path / name) for name in "ab"]
     with pytest.raises(KeyboardInterrupt, match=f"^{said}; go on with: more$"):
-        make_runs(several(tmp_path, "ab"), raises(end), InProcess(), print, "more")
+        make_runs(runs, raises(end), InProcess(), print, "more")
 
 
 def test_a_run_that_is_out_of_time_is_the_last(tmp_path: Path, capsys: Capture) -> None:
+    runs = [planned(tmp_path / name) for name in "ab"]
     ended: list[Path] = []
-    make = raises(OutOfTime("time is up"))
-    assert make_runs(several(tmp_path, "ab"), make, InProcess(), ended.append) == []
+    assert make_runs(runs, raises(OutOfTime("time is up")), InProcess(), ended.append) == []
     assert ended == []
     assert capsys.readouterr().err == f"run 1 of 2: {tmp_path / 'a'}\ntime is up\n"
 
 
-@pytest.mark.slow
+@slow
 def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path: Path) -> None:
     wanted = planned(tmp_path / "run", updates=10**6, log_every=5, evaluate_every=10**6)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = (sys.executable, *executor.WORKER)
     process = subprocess.Popen(command, **pipes, stderr=subprocess.STDOUT)
-    assert process.stdin
-    assert process.stdout
+    assert process.stdin is not None
+    assert process.stdout is not None
     make = partial(attempt, wanted, partial(run, jobs=2))
     process.stdin.write(pickle.dumps((make, ["riglstm", "reproduce"])))
     process.stdin.flush()
@@ -274,28 +299,30 @@ def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path:
     assert (record["command"], record["jobs"]) == ("riglstm reproduce", 2)
 
 
-@pytest.mark.slow
-def test_a_crash_costs_one_of_the_runs_that_are_made_side_by_side(
+@slow
+def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
     tmp_path: Path, monkeypatch: Patch, capfd: Capture
 ) -> None:
     rows, settings = {"lstm": Row("LSTM", "lstm", 8)}, {"M=1": Setting("P=2", {"M": 1})}
     recipe = Recipe(rows, settings, ("P=4",), TASK, FIT, models=("lstm",))
-    monkeypatch.setitem(TABLES, "copying", replace(TABLES["copying"], recipes={"quick": recipe}))
+    table = replace(TABLES["copying"], recipes={"quick": recipe})
+    monkeypatch.setitem(TABLES, "copying", table)
     broken = plan("copying", ["lstm"], [1], "quick", tmp_path)[0]
     folder = RunFolder(broken.folder)
     folder.begin(broken.spec.resolved(), command="", device="", resume=False)
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step-3.ckpt").write_text("half a file")
-    asked = plan("copying", ["lstm"], 2, "quick", tmp_path)
+    asked = plan("copying", ["lstm"], [0, 1], "quick", tmp_path)
     made = reproduce("copying", asked, "quick", tmp_path, tmp_path / "out", jobs=4)
     assert (made.failed, made.left) == (0, 1)
     (error,) = made.errors
     assert error.startswith(f"lstm M=1 seed 1, in {broken.folder}: ")
     assert "no checkpoint" in error
     assert "Traceback" not in (said := capfd.readouterr().err)
-    assert [p.state for p in asked] == ["done", "partial"]
+    runs = plan("copying", ["lstm"], 2, "quick", tmp_path)
+    assert [p.state for p in runs] == ["done", "partial"]
     # There were two to make.
-    assert json.loads((asked[0].folder / "result.json").read_text())["jobs"] == 2
+    assert json.loads((runs[0].folder / "result.json").read_text())["jobs"] == 2
     assert "(1 run, 1 to run)" in made.paths[0].read_text()
     assert "lstm M=1 seed 0: update 2 of 6" in said
 

@@ -20,18 +20,33 @@ from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.search import Space, read_space, spec
 from riglstm.lab.tables.table import tables
 from riglstm.models import build
-from test_search import BEGIN, OPTIONS, ROOT, SPACES, Capture, Patch, assert_refused, line, sweep
 
+ROOT = Path(__file__).parents[1]
+WITH_FINALS = [
+    path for path in sorted((ROOT / "protocol").glob("*.toml")) if "leads" not in path.stem
+]
 BOTH = f"{AT_HOME}, {SHIFTED}"
 
-TINY = f"""{BEGIN}
+TINY = """
+table = "copying"
+setting = "M=1"
+budget = "quick"
+models = ["lstm", "riglstm"]
+trials = 3
+evaluations = 2
 final_seeds = [1, 2]
 [final_updates]
 "M=1" = 2
 "M=2" = 4
 [final_seeds_of]
 riglstm = [1]
-{OPTIONS}"""
+[every]
+"task.validation_size" = 20
+"task.test_size" = 20
+[shared]
+"fit.updates" = [4, 6]
+"fit.lr" = {log = [1e-3, 1e-2]}
+"""
 
 
 @pytest.fixture
@@ -41,18 +56,23 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
-def lines_of(space: Space, model: str = "lstm", second: float = 0.9) -> list[dict[str, Any]]:
-    """The lines of all trials of a model. Trial 2 is best at the shift; `second`: of 1, at home."""
-    scores = ((0.1, 0.1), (second, 0.2), (0.5, 0.6))
-    return [
-        line(label, *pair, model=model, run=folder_name(spec(space, model, label)))
-        for label, pair in zip(space.labels(), scores, strict=True)
-    ]
+def lines_of(space: Space, model: str, **scores: tuple[float, float]) -> list[dict[str, Any]]:
+    """The lines of all trials of a model; `scores`: at home and at the shift, by `t` and label."""
+
+    def said(label: str, home: float, shifted: float) -> dict[str, Any]:
+        best = {"P=6": {"step": 1, "value": home}, "P=12": {"step": 2, "value": shifted}}
+        return {
+            **{"model": model, "trial": label, "run": folder_name(spec(space, model, label))},
+            **{"trained_on": "P=6", "validation": {"step": 1, "P=6": home}, "best": best},
+        }
+
+    return [said(label, *scores[f"t{label}"]) for label in space.labels()]
 
 
 def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny: Path) -> None:
     space = read_space(tiny)
-    lines = lines_of(space) + lines_of(space, "riglstm", second=0.2)
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
+    lines += lines_of(space, "riglstm", t0=(0.1, 0.1), t1=(0.2, 0.2), t2=(0.5, 0.6))
     assert choices(space, "lstm", lines) == {AT_HOME: "1", SHIFTED: "2"}
     assert choices(space, "riglstm", lines) == {AT_HOME: "2", SHIFTED: "2"}
     made = plan(space, space.models, lines, tiny.parent, "cpu")
@@ -76,7 +96,7 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
 
 def test_a_trial_is_known_by_its_run_and_not_by_the_label_in_its_line(tiny: Path) -> None:
     space = read_space(tiny)
-    lines = lines_of(space)
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
     for label in ("0", "gone"):
         other = [{**said, "trial": label} for said in lines]
         assert choices(space, "lstm", other) == {AT_HOME: "1", SHIFTED: "2"}
@@ -100,18 +120,17 @@ def test_a_final_run_is_its_trial_for_longer_with_another_seed_and_test_data(tin
     )
 
 
-def test_every_search_has_final_runs_with_seeds_that_no_trial_had() -> None:
-    spaces = [read_space(path) for path in SPACES]
-    assert all(space.searched.labels() for space in spaces)
+@pytest.mark.parametrize("path", WITH_FINALS, ids=[path.stem for path in WITH_FINALS])
+def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) -> None:
+    space = read_space(path)
+    assert space.setting in space.final_updates
+    assert len(space.final_seeds) >= 3
+    seeds = {*space.final_seeds, *(s for own in space.final_seeds_of.values() for s in own)}
     # Nor had the leads, whose trials the spaces were made from.
-    tried = {seed for space in spaces for seed in space.seeds}
-    for path in (ROOT / "results" / "trials").glob("*.jsonl"):
-        tried |= {said["seed"] for said in search.read_lines(path)}
-    for space in spaces:
-        if not space.name.startswith("leads"):
-            assert space.setting in space.final_updates, space.name
-            assert len(space.final_seeds) >= 3, space.name
-            assert not tried & {*space.all_final_seeds()}, space.name
+    spaces = [read_space(path) for path in (ROOT / "protocol").glob("*.toml")]
+    assert not seeds & {seed for one in spaces for seed in one.seeds}
+    lines = [search.read_lines(path) for path in (ROOT / "results" / "trials").glob("*.jsonl")]
+    assert not seeds & {said["seed"] for own in lines for said in own}
 
 
 def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model() -> None:
@@ -169,27 +188,34 @@ def test_block_zoneout_is_an_lstm_of_which_some_blocks_keep_their_state() -> Non
     ],
 )
 def test_wrong_final_runs_are_explained(before: str, after: str, message: str, tiny: Path) -> None:
-    assert_refused(tiny, before, after, message)
+    assert before in TINY
+    tiny.write_text(TINY.replace(before, after))
+    with pytest.raises(ValueError, match=message):
+        read_space(tiny)
 
 
-def test_a_model_that_lacks_trials_is_refused(tiny: Path, capsys: Capture) -> None:
+def test_a_model_that_lacks_trials_is_refused_with_the_command_that_makes_them(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     space = read_space(tiny)
-    lines = lines_of(space)
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
     assert lacking(space, "lstm", lines) == ""
     failed = [{**said, "failed": "NaN"} for said in lines]
     assert "lstm must have a trial that did not fail, got 3" in lacking(space, "lstm", failed)
     for said in lines[:2]:
-        search.append(tiny.parent / "results" / "trials" / "tiny.jsonl", said)
-    words = ("--finals", "--models", "lstm")
-    assert sweep(tiny, *words) == 2
-    said = capsys.readouterr().err
-    assert "lstm must have all its 3 trials before its final runs, got 2; make the other 1" in said
-    assert "1 with: riglstm sweep protocol/tiny.toml --models lstm" in said
-    assert sweep(tiny, *words, "--trials", "0") == 2
+        search.append(tmp_path / "trials" / "tiny.jsonl", said)
+    words = ["sweep", str(tiny), "--finals", "--results", str(tmp_path), "--models", "lstm"]
+    assert main([*words, "--out", str(tmp_path / "runs")]) == 2
+    assert (
+        "lstm must have all its 3 trials before its final runs, got 2; make the other 1 with: "
+        "riglstm sweep protocol/tiny.toml --models lstm"
+    ) in capsys.readouterr().err
+    assert main([*words, "--trials", "0"]) == 2
     assert "got --trials as well" in capsys.readouterr().err
-    assert main(["sweep", str(ROOT / "protocol" / "leads-mnist.toml"), "--finals"]) == 2
+    leads = str(ROOT / "protocol" / "leads-mnist.toml")
+    assert main(["sweep", leads, "--finals"]) == 2
     assert "must have final_updates, got none" in capsys.readouterr().err
-    assert not tiny.with_name("runs").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 ROW = ResultRow(
@@ -200,12 +226,14 @@ ROW = ResultRow(
 )
 
 
-def test_what_the_other_rule_chose_is_not_trained_again(tiny: Path, capsys: Capture) -> None:
-    space, table = read_space(tiny), tiny.parent / "results" / "copying.csv"
-    lines = lines_of(space, second=0.4)
+def test_what_the_other_rule_chose_before_is_not_trained_again(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space, table = read_space(tiny), tmp_path / "copying.csv"
+    lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.4, 0.2), t2=(0.5, 0.6))
     for said in lines:
-        search.append(table.parent / "trials" / "tiny.jsonl", said)
-    made = plan(space, ["lstm"], lines, tiny.parent, "cpu")
+        search.append(tmp_path / "trials" / "tiny.jsonl", said)
+    made = plan(space, ["lstm"], lines, tmp_path, "cpu")
     for final in made:
         row = replace(
             ROW,
@@ -214,7 +242,8 @@ def test_what_the_other_rule_chose_is_not_trained_again(tiny: Path, capsys: Capt
             **{"recipe": final.spec.recipe(), "run": final.folder.name, "rule": SHIFTED},
         )
         rows.append(table, [row])
-    assert sweep(tiny, "--finals", "--models", "lstm") == 0
+    words = ["sweep", str(tiny), "--finals", "--results", str(tmp_path), "--models", "lstm"]
+    assert main([*words, "--out", str(tmp_path / "runs"), "--device", "cpu"]) == 0
     assert "0 final runs to make" in capsys.readouterr().out
     found = {(row.run, row.rule) for row in rows.read(table)}
     assert found == {(f.folder.name, r) for f in made for r in (AT_HOME, SHIFTED)}
@@ -231,8 +260,10 @@ def test_a_column_of_a_rule_has_the_recipe_of_that_rule_alone() -> None:
     there = replace(ROW, chosen_on="validation@16x16", value=0.6)
     other = {"recipe": "b", "run": "other", "trial": "4", "rule": SHIFTED}
     found = [ROW, there, replace(ROW, value=0.7, **other), replace(there, value=0.8, **other)]
-    plain = {"budget": "tuned", "trial": "", "rule": "", "recipe": "c", "run": "older"}
-    older = [replace(row, **plain, value=0.1) for row in (ROW, there)]
+    older = [
+        replace(r, budget="tuned", trial="", rule="", recipe="c", run="older", value=0.1)
+        for r in (ROW, there)
+    ]
     assert cells(found) == ("50.0", "80.0")
     assert cells([*older, *found]) == ("50.0", "80.0")
     # A recipe that nobody searched, or that both rules chose, counts in both.
@@ -252,8 +283,8 @@ def test_a_mean_has_no_two_recipes_where_a_rule_has_chosen_anew() -> None:
     assert cells([*rows_of_both, anew]) == ("90.0", "50.0, 50.0")
     # The other way round nothing of the older recipe is left, nor are its runs counted.
     (table,) = tables([anew, *rows_of_both])
-    (only,) = table.lines
-    assert (only.ours["16x16"].figures(), only.made["trial"]) == ("50.0, 50.0", "5")
+    assert table.lines[0].ours["16x16"].figures() == "50.0, 50.0"
+    assert table.lines[0].made["trial"] == "5"
     assert any("2 runs of" in note for note in table.notes)
 
 
@@ -276,7 +307,7 @@ def test_rows_of_a_search_name_trial_and_rule_and_no_others_do(
 
 @pytest.mark.slow
 def test_the_command_goes_from_trials_to_rows_and_on_where_it_stopped(
-    tiny: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["sweep", str(tiny), "--device", "cpu", "--jobs", "2", "--out", "runs"]
@@ -301,8 +332,9 @@ def test_the_command_goes_from_trials_to_rows_and_on_where_it_stopped(
     assert {(row.trial, rule) for row in found for rule in row.rule.split(", ")} == {
         (trial, rule) for rule, trial in chosen.items()
     }
-    made = {(row.setting, row.seed) for row in found}
-    assert made == {(f"M={M}", seed) for M in (1, 2) for seed in (1, 2)}
+    assert {(row.setting, row.seed) for row in found} == {
+        (f"M={M}", s) for M in (1, 2) for s in (1, 2)
+    }
     updates = {said["trial"]: said["updates"] for said in said}
     for row in found:
         assert row.updates == {"M=1": 2, "M=2": 4}[row.setting] * updates[row.trial]

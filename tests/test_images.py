@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.datasets import Images
@@ -37,16 +37,22 @@ def noise(train: int = 50, test: int = 20, channels: int = 1, side: int = 28) ->
     return Images(*draw(train), *draw(test))
 
 
-def small(
-    images: Images | None = None, kind: type[SequentialImages] = MNIST, **options: Any
-) -> ImageTask:
+def small(images: Images | None = None, **options: Any) -> ImageTask:
     """A task of 4x4 pictures and a width of 6, so that it takes no time."""
-    config = kind(**{"size": 4, "conditions": ("5x5",), "input_size": 6, **options})
+    config = MNIST(**{"size": 4, "conditions": ("5x5",), "input_size": 6, **options})
     return ImageTask(config, lambda: images or noise(), CPU)
 
 
-@pytest.mark.parametrize("n", [28, 32])
-@pytest.mark.parametrize("size", ["14x14", "16x16", "19x14", "14x24", "24x24", "32x32"])
+def marked(n: int) -> Images:
+    """Pictures whose label is their number."""
+    pixels = torch.zeros(n, 1, 1, 1, dtype=torch.uint8)
+    return Images(pixels, torch.arange(n), pixels, torch.arange(n))
+
+
+SIZES = [(28, f"{s}x{s}") for s in (14, 16, 19, 24)] + [(32, "16x16"), (32, "32x32")]
+
+
+@pytest.mark.parametrize(("n", "size"), [*SIZES, (28, "14x24"), (28, "19x14")])
 def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n: int, size: str) -> None:
     pixels = torch.randint(256, (n, n))
     rows, columns = map(int, size.split("x"))
@@ -56,6 +62,8 @@ def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n: int, size: 
         for row in range(rows)
         for column in range(columns)
     ]
+    legacy = F.interpolate(pixels[None, None].float(), size=(rows, columns), mode="nearest")
+    assert shown == legacy.flatten().tolist()
 
 
 def test_a_pixel_is_white_from_the_threshold_on_before_the_picture_is_resized() -> None:
@@ -81,24 +89,27 @@ def test_a_step_of_cifar_shows_red_green_and_blue_of_one_pixel() -> None:
 
 
 def test_training_pictures_are_shown_like_test_pictures() -> None:
-    pixels, numbers = noise(train=10).train_images, torch.arange(10)
-    task = small(Images(pixels, numbers, pixels, numbers), size=5)
-    drawn, shown = task.batch(0, 0), task.examples("5x5", "test")
-    assert torch.equal(shown.targets, numbers)
-    assert torch.equal(drawn.inputs, shown.inputs[:, drawn.targets])
+    images = noise(train=10)
+    task = small(Images(*images[:2], *images[:2]), size=5)
+    drawn = task.batch(0, 0)
+    shown = task.examples("5x5", "test")
+    sequences = {
+        tuple(s.flatten().tolist()): int(y)
+        for s, y in zip(shown.inputs.unbind(1), shown.targets, strict=True)
+    }
+    for sequence, label in zip(drawn.inputs.unbind(1), drawn.targets, strict=True):
+        assert sequences[tuple(sequence.flatten().tolist())] == label
 
 
 def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
-    pixels, numbers = torch.zeros(60_000, 1, 1, 1, dtype=torch.uint8), torch.arange(60_000)
-    images = Images(pixels, numbers, pixels, numbers)
-    parts = split_up(images, None, None, None)
+    parts = split_up(marked(60_000), None, None, None)
     (_, train), (_, validation) = parts["training"], parts["validation"]
     assert (len(train), len(validation)) == (48_000, 12_000)
-    assert torch.equal(torch.cat((train, validation)).sort().values, numbers)
-    assert torch.equal(parts["test"][1], numbers)
+    assert torch.equal(torch.cat((train, validation)).sort().values, torch.arange(60_000))
+    assert torch.equal(parts["test"][1], torch.arange(60_000))
     # Pinned, so that results of other days stay comparable.
     assert validation[:8].tolist() == [0, 2, 11, 12, 24, 26, 35, 39]
-    again = split_up(images, 1000, 100, 10)
+    again = split_up(marked(60_000), 1000, 100, 10)
     assert [len(labels) for _, labels in again.values()] == [1000, 100, 10]
     for name, (_, labels) in again.items():
         assert set(labels.tolist()) < set(parts[name][1].tolist())
@@ -106,7 +117,8 @@ def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
 
 
 def test_a_split_larger_than_its_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="train_size must be a whole number from 1 to 40, got 41"):
+    message = "train_size must be a whole number from 1 to 40, got 41"
+    with pytest.raises(ValueError, match=message):
         small(train_size=41).ready()
     with pytest.raises(ValueError, match="validation_size must be a whole number from 1 to 10"):
         small(validation_size=11).ready()
@@ -114,7 +126,8 @@ def test_a_split_larger_than_its_data_is_refused() -> None:
 
 @pytest.mark.parametrize("batch_size", [8, 7, 40, 100])
 def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
-    images = noise(train=50)._replace(train_labels=torch.arange(50))
+    images = noise(train=50)
+    images = images._replace(train_labels=torch.arange(50))
     task = small(images, batch_size=batch_size)
     steps = -(-160 // batch_size)
     labels = [task.batch(3, step).targets for step in range(steps)]
@@ -127,8 +140,21 @@ def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
         assert not torch.equal(epoch, seen[0])
 
 
+def test_the_score_is_that_of_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 4 * 25)
+    task = small(noise(test=23))
+    net = task.network(build("lstm", 6, 6))
+    inputs, labels = task.examples("5x5", "test")
+    with torch.no_grad():
+        logits = net(inputs)
+    scored = task.score(net, "5x5", "test")
+    assert scored["count"] == task.size("test") == 23
+    assert scored["accuracy"] == (logits.argmax(-1) == labels).sum()
+    assert scored["loss"].item() == pytest.approx(23 * F.cross_entropy(logits, labels).item())
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_loss_and_score_are_cross_entropy_and_accuracy_smoothed_in_training_alone(
+def test_the_loss_is_cross_entropy_smoothed_in_training_with_a_gradient_for_every_parameter(
     smoothing: float,
 ) -> None:
     task = small(batch_size=30, label_smoothing=smoothing)
@@ -141,10 +167,8 @@ def test_loss_and_score_are_cross_entropy_and_accuracy_smoothed_in_training_alon
     assert torch.equal(loss, F.cross_entropy(logits, batch.targets, label_smoothing=smoothing))
     assert accuracy.item() == pytest.approx((logits.argmax(-1) == batch.targets).float().mean())
     assert not accuracy.requires_grad
-    inputs, labels = task.examples("5x5", "test")
-    logits, scored = net(inputs), task.score(net, "5x5", "test")
-    assert scored["accuracy"] == (logits.argmax(-1) == labels).sum()
-    assert scored["loss"].item() == pytest.approx(20 * F.cross_entropy(logits, labels).item())
+    scores = [t.score(net, "5x5", "validation")["loss"] for t in (task, small(batch_size=30))]
+    assert scores[0] == scores[1]
 
 
 def test_there_are_as_many_tables_as_colours() -> None:
@@ -157,15 +181,62 @@ def test_there_are_as_many_tables_as_colours() -> None:
     assert net(task.batch(0, 0).inputs).shape == (64, 10)
 
 
-def test_the_class_is_read_from_the_last_step_or_from_the_mean() -> None:
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming: bool) -> None:
+    class Echo(nn.Module):
+        input_size = output_size = 6
+        batch_first = False
+
+        def forward(self, x: Tensor) -> tuple[Tensor, tuple[()]]:
+            return x, ()
+
+    core = Echo()
+    core.streaming = streaming  # type: ignore[assignment]
     task = small()
+    net = task.network(core)  # type: ignore[arg-type]
     tokens = task.batch(0, 0).inputs
-    lstm, transformer = build("lstm", 6, 6), build("transformer", 6, 6, num_heads=2)
-    for core, last in ((lstm, True), (transformer, False)):
-        net = task.network(core).eval()
-        y, _ = core(net.get_submodule("tables")(tokens[..., 0].long()))
-        read = y[-1] if last else y.mean(0)
-        torch.testing.assert_close(net(tokens), net.get_submodule("readout")(read))
+    x = net.get_submodule("tables")(tokens[..., 0].long())
+    read = x[-1] if streaming else x.mean(0)
+    torch.testing.assert_close(net(tokens), net.get_submodule("readout")(read))
+
+
+@pytest.mark.parametrize(
+    ("config", "conditions"),
+    [
+        (MNIST(), ("14x14", "16x16", "19x19", "24x24")),
+        (MNIST(size=16), ("16x16", "19x19", "24x24")),
+        (CIFAR10(), ("16x16", "19x19", "24x24", "32x32")),
+    ],
+)
+def test_conditions_begin_with_the_size_of_training(
+    config: SequentialImages, conditions: tuple[str, ...]
+) -> None:
+    task = ImageTask(config, noise, CPU)
+    assert task.conditions == conditions
+    assert task.trained_on == conditions[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (MNIST, {"size": 0}, "size must be a whole number from 1 on, got 0"),
+        (MNIST, {"test_size": 0}, "test_size must be a whole number from 1 on, got 0"),
+        (MNIST, {"threshold": 256}, "threshold must be a whole number from 1 to 255, got 256"),
+        (MNIST, {"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
+        (CIFAR10, {"input_size": 100}, "the 3 channels, got 100; take input_size=99"),
+        (CIFAR10, {"input_size": 2}, "the 3 channels, got 2; take input_size=3"),
+        (CIFAR10, {"levels": 1}, "levels must be a whole number from 2 to 256, got 1"),
+        *(
+            (MNIST, {"conditions": (size,)}, "like 19x19, or rows and columns like 14x24, got")
+            for size in ("", "19", "19x0", "19X19", "019x019", "-1x-1", "19x19x19")
+        ),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    config: type[SequentialImages], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**options)
 
 
 def test_levels_are_evenly_spaced_and_pictures_keep_their_order_of_brightness() -> None:
@@ -192,8 +263,11 @@ def test_tables_and_readout_start_in_the_range_that_is_asked_for(start_range: fl
 
 
 def test_half_of_the_pictures_are_mirrored() -> None:
+    options = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 40}
     images = noise(channels=3, side=32)
-    plain, flipped = (small(images, CIFAR10, batch_size=40, flip=f) for f in (False, True))
+    plain, flipped = (
+        ImageTask(CIFAR10(**options, flip=f), lambda: images, CPU) for f in (False, True)
+    )
     before, after = plain.batch(0, 3).inputs, flipped.batch(0, 3).inputs  # (T, B, C)
     mirror = before.unflatten(0, (4, 4)).flip(1).flatten(0, 1)
     kept = [torch.equal(after[:, b], before[:, b]) for b in range(40)]

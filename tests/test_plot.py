@@ -71,9 +71,10 @@ def test_cells_of_pictures_are_drawn_as_pictures(rnn: RigLSTM) -> None:
     axes = with_images(figure)
     assert len(axes) == 2 * (1 + 3)
     for row, b in enumerate((3, 1)):
-        left, *others = map(shown, axes[4 * row : 4 * row + 4])
-        np.testing.assert_array_equal(left, pixels[b, :, :, 0])
-        np.testing.assert_array_equal(np.stack(others, 2), traces[0].active[:, b].view(5, 3, 3))
+        np.testing.assert_array_equal(shown(axes[4 * row]), pixels[b, :, :, 0])
+        for j in range(3):
+            active = traces[0].active[:, b, j].reshape(5, 3)
+            np.testing.assert_array_equal(shown(axes[4 * row + 1 + j]), active)
     assert [a.get_title() for a in axes[:4]] == ["input", "cell 0", "cell 1", "cell 2"]
     share = percent(float(traces[0].active[:, 3, 0].float().mean()))
     assert axes[1].get_xlabel().startswith(f"awake {share}\nr = ")
@@ -116,7 +117,9 @@ def test_scores_that_are_no_numbers_are_left_empty(scores: list[list[float]]) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keep_is_drawn_where_a_cell_was_awake(dtype: torch.dtype, rnn: RigLSTM) -> None:
+def test_keep_is_drawn_where_a_cell_was_awake_in_any_dtype(
+    dtype: torch.dtype, rnn: RigLSTM
+) -> None:
     x = torch.randn(9, 1, 2, dtype=dtype)
     (trace,) = rnn.to(dtype).trace(x)
     trace = trace._replace(keep=trace.keep.to(dtype))
@@ -134,8 +137,9 @@ def test_views_are_shares_of_the_steps_awake(rnn: RigLSTM) -> None:
     maps = [a for a in axes if a.get_xlabel() in ("view of the input", "cell listened to")]
     awake = trace.active[:, 1]
     for where, taken in zip(maps, (trace.views, trace.peers), strict=True):
-        for j, shares in enumerate(shown(where)):
-            np.testing.assert_allclose(shares, taken[awake[:, j], 1, j].double().mean(0))
+        for j in range(3):
+            mine = taken[awake[:, j], 1, j].double().mean(0)
+            np.testing.assert_allclose(shown(where)[j], mine)
 
 
 def test_what_awake_cells_took_in_is_framed() -> None:
@@ -194,8 +198,8 @@ def test_a_saved_trace_holds_the_bits_of_the_trace(rnn: RigLSTM, tmp_path: Path)
     (layer,) = said["layers"]
     for name in ("active", "views", "peers", "view_scores", "peer_scores", "keep"):
         np.testing.assert_array_equal(decoded(layer[name]), getattr(trace, name))
-    for name, given in (("input", x), ("probabilities", likely)):
-        np.testing.assert_array_equal(decoded(said[name]), given)
+    np.testing.assert_array_equal(decoded(said["input"]), x)
+    np.testing.assert_array_equal(decoded(said["probabilities"]), likely)
     pictures = torch.rand(2, 2, 3)
     said = plot.trace_content(trace, pictures)
     assert (said["picture"], said["probabilities"]) == ((2, 3), None)

@@ -23,12 +23,16 @@ from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
 from riglstm.models import MODELS
-from test_executor import FIT, TASK, Capture, Patch, raises
 from train_helpers import last_step
 
-CONDITIONS = ("P=4", "P=6")
-OPTIONS = {"num_cells": 3, "variant": "rand_cells"}
-SPEC = RunSpec("copying", {**TASK, "conditions": CONDITIONS}, "riglstm", 12, OPTIONS, FIT, seed=1)
+TASK: dict[str, Any] = {
+    **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4", "P=6")},
+    **{"batch_size": 16, "validation_size": 20, "test_size": 30},
+}
+FIT = Fit(updates=6, lr=0.03, evaluate_every=2, checkpoint_every=3, device="cpu", tensorboard=False)
+SPEC = RunSpec(
+    *("copying", TASK, "riglstm", 12, {"num_cells": 3, "variant": "rand_cells"}, FIT), seed=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,8 @@ def test_every_model_is_built_at_quick_size(name: str) -> None:
     options = {"L": 1, "P": 2, "input_size": SMALL.hidden, **row.task}
     spec = RunSpec("copying", options, row.model, row.hidden_size, dict(row.options), Fit(), 0)
     task, net = build(spec)
-    loss, _ = task.loss(net, task.batch(0, 0, slice(2)))
+    batch = task.batch(0, 0, slice(2))
+    loss, _ = task.loss(net, batch)
     assert loss.isfinite()
 
 
@@ -62,11 +67,13 @@ def test_start_values_depend_on_the_seed_alone_and_leave_no_trace() -> None:
 
 def test_a_result_has_both_rules_and_its_cost(folder: Path) -> None:
     result = json.loads((folder / "result.json").read_text())
-    by = [row["chosen_on"].removeprefix("validation@") for row in result["rows"]]
-    assert by == ["P=2", "P=2", "P=2", "P=4", "P=6"]
-    assert [row["condition"] for row in result["rows"]] == ["P=2", "P=4", "P=6", "P=4", "P=6"]
-    for row, chosen_on in zip(result["rows"], by, strict=True):
-        assert row["step"] == result["chosen"][chosen_on]["step"]
+    found = [(row["condition"], row["chosen_on"]) for row in result["rows"]]
+    assert found == [
+        *((c, "validation@P=2") for c in ("P=2", "P=4", "P=6")),
+        *((c, f"validation@{c}") for c in ("P=4", "P=6")),
+    ]
+    for row in result["rows"]:
+        assert row["step"] == result["chosen"][row["chosen_on"].removeprefix("validation@")]["step"]
         assert (row["model"], row["seed"], row["metric"]) == ("rand_cells", 1, "accuracy")
         assert 0 <= row["value"] <= 1
     assert result["updates"] == 6
@@ -91,12 +98,18 @@ def test_evaluating_a_folder_gives_the_recorded_values(folder: Path) -> None:
 
 
 def test_other_conditions_are_tested_with_what_the_training_condition_chose(folder: Path) -> None:
-    rows = evaluate(folder, "cpu", conditions=["P=4", "P=9"])["rows"]
-    found = [(row["condition"], row["chosen_on"].removeprefix("validation@")) for row in rows]
-    assert found == [("P=4", "P=2"), ("P=9", "P=2"), ("P=4", "P=4")]
+    again = evaluate(folder, "cpu", conditions=["P=4", "P=9"])
+    found = [(row["condition"], row["chosen_on"]) for row in again["rows"]]
+    assert found == [
+        ("P=4", "validation@P=2"),
+        ("P=9", "validation@P=2"),
+        ("P=4", "validation@P=4"),
+    ]
 
 
-def test_an_exported_file_is_enough(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_an_exported_file_alone_gives_the_recorded_values(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recorded = json.loads((folder / "result.json").read_text())
     file = tmp_path / "weights" / "copying.safetensors"
     assert main(["export", str(folder), str(file)]) == 0
@@ -127,7 +140,9 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("table", "row", "budget", "digest"), NAMES)
-def test_a_new_option_renames_no_run(table: str, row: str, budget: Any, digest: str) -> None:
+def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use(
+    table: str, row: str, budget: Any, digest: str
+) -> None:
     """By the names rows and trials in results/ are found, which are older than some options."""
     found = plan(table, [row], 1, budget)[0]
     assert found.folder.name.endswith(f"-seed0-{digest}")
@@ -157,6 +172,8 @@ def test_a_soft_update_is_one_run_whatever_words() -> None:
 
 
 def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a run: expected the file config\.json"):
+        evaluate(tmp_path)
     RunFolder(tmp_path).begin(SPEC.resolved(), command="", device="", resume=False)
     with pytest.raises(ValueError, match=r"not done: expected result\.json.* by --resume first"):
         load(tmp_path)
@@ -175,28 +192,41 @@ class Table:
         asked = self.plan(models, seeds)
         return reproduce("copying", asked, "quick", self.runs, self.out, **options)
 
+    def states(self) -> list[str]:
+        return [p.state for p in self.plan()]
+
+
+GOOD = Row("LSTM", "lstm", 8)
+BAD = Row("RIM", "rim", 12, {"num_cells": 3, "active_cells": 2}, fit={"lr": 1e38})
+
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: Patch) -> Table:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     """A table of two models, one of which diverges."""
-    bad = Row("RIM", "rim", 12, {"num_cells": 3, "active_cells": 2}, fit={"lr": 1e38})
-    models = {"lstm": Row("LSTM", "lstm", 8), "rim": bad}
-    settings = {f"M={M}": Setting("P=2", {"M": M}) for M in (1, 2)}
-    recipe = Recipe(models, settings, CONDITIONS, TASK, FIT, models=(*models,), seeds=1)
+    task = {name: value for name, value in TASK.items() if name != "conditions"}
+    recipe = Recipe(
+        {"lstm": GOOD, "rim": BAD},
+        settings={"M=1": Setting("P=2", {"M": 1}), "M=2": Setting("P=2", {"M": 2})},
+        conditions=("P=4", "P=6"),
+        task=task,
+        fit=FIT,
+        models=("lstm", "rim"),
+        seeds=1,
+    )
     table = replace(TABLES["copying"], recipes={"quick": recipe})
     monkeypatch.setitem(TABLES, "copying", table)
     return Table(tmp_path)
 
 
-def test_a_table_is_made_in_spite_of_failures_and_again_from_what_is_there(
-    tiny: Table, tmp_path: Path, monkeypatch: Patch
+def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
+    tiny: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "r.csv"
     half = tiny.plan()[0]
     # As if it had been stopped before its first checkpoint.
     RunFolder(half.folder).begin(half.spec.resolved(), command="", device="", resume=False)
     made = tiny.make(results=results)
-    assert [p.state for p in tiny.plan()] == ["done", "failed", "done", "failed"]
+    assert tiny.states() == ["done", "failed", "done", "failed"]
     assert (made.failed, made.left) == (2, 0)
     assert re.search(r"\| M=1 +\| RIM +\| \(3, 2\) +(\| +1 failed ){3}", made.rendered.markdown)
     said = "Failed: rim M=1 seed 0: the loss of update 2 is not a finite number (copying-rim-seed0-"
@@ -208,8 +238,9 @@ def test_a_table_is_made_in_spite_of_failures_and_again_from_what_is_there(
     assert made.rendered.rows == rows.read(made.paths[1]) == rows.read(results)
 
     called: list[str] = []
-    make = "riglstm.lab.tables.reproduce.run"
-    monkeypatch.setattr(make, lambda spec, *_, **__: called.append(spec.name))
+    monkeypatch.setattr(
+        "riglstm.lab.tables.reproduce.run", lambda spec, *_, **__: called.append(spec.name)
+    )
     # Models say what is trained, and never what the table has.
     for models in (None, ["lstm"], ["rim"]):
         assert tiny.make(models, results=results).rendered == made.rendered
@@ -236,16 +267,26 @@ def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
     assert "to run" not in made.rendered.markdown
 
 
-def test_a_stop_leaves_a_table_and_says_how_to_go_on(tiny: Table, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Processes, "run", raises(KeyboardInterrupt("all are saved")))
+def test_a_stop_leaves_a_table_and_says_how_to_go_on(
+    tiny: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt("all are saved")
+
+    monkeypatch.setattr(Processes, "run", stop)
     with pytest.raises(KeyboardInterrupt, match=r"^all are saved; go on with: more$"):
         tiny.make(jobs=2, again="more")
     assert (tiny.out / "copying-quick.md").exists()
 
 
-def test_a_stop_during_the_tests_costs_no_training(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_stop_during_the_tests_costs_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr("riglstm.lab.tables.run.tested", raises(KeyboardInterrupt()))
+        patch.setattr("riglstm.lab.tables.run.tested", stop)
         words = "^trained to the end, and saved; not tested yet; go on with: more$"
         with pytest.raises(Interrupted, match=words):
             run(SPEC, tmp_path, again="more")
@@ -283,8 +324,10 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    with pytest.raises(ValueError, match="models must be some of lstm, rim, riglstm, got 'x'"):
-        complexity.table(["x"])
+    with pytest.raises(
+        ValueError, match="models must be some of lstm, rim, riglstm, got 'no_such_model'"
+    ):
+        complexity.table(["no_such_model"])
     with pytest.raises(ValueError, match="budget must be one of quick, paper, got 'all'"):
         complexity.table(budget="all")  # type: ignore[arg-type]
 

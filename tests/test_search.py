@@ -9,12 +9,11 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
 from riglstm.lab.cli.main import main
-from riglstm.lab.report.trials import draw_slices, slices
 from riglstm.lab.tables import search
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.pruning import pruner
@@ -24,31 +23,23 @@ from riglstm.lab.tables.search import Space, options, plan, read_space, spec, wi
 from riglstm.lab.train.stopping import Pruned
 from riglstm.models import options_of
 
-Patch = pytest.MonkeyPatch
-Capture = pytest.CaptureFixture[str]
-Trials: TypeAlias = tuple[Space, list[Planned]]
-
 ROOT = Path(__file__).parents[1]
 SPACES = sorted((ROOT / "protocol").glob("*.toml"))
 SEARCHES = [path for path in SPACES if not path.stem.startswith("leads")]
 
-BEGIN = """
+TINY = """
 table = "copying"
 setting = "M=1"
 budget = "quick"
 models = ["lstm", "riglstm"]
 trials = 3
 evaluations = 2
-"""
-OPTIONS = """
 [every]
 "task.validation_size" = 20
 "task.test_size" = 20
 [shared]
 "fit.updates" = [4, 6]
 "fit.lr" = {log = [1e-3, 1e-2]}
-"""
-TINY = f"""{BEGIN}{OPTIONS}
 "model.forget_bias" = [0.0, 1.0, 3.0]
 [own.riglstm]
 "model.steady_start" = [true, false]
@@ -64,19 +55,10 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
-def sweep(space: Path, *words: str) -> int:
-    """The command on a space, with results and runs beside it."""
-    places = ["--results", str(space.with_name("results")), "--out", str(space.with_name("runs"))]
-    return main(["sweep", str(space), *places, "--device", "cpu", *words])
-
-
-def assert_refused(space: Path, before: str, after: str, message: str) -> None:
-    """With one part of its text changed."""
-    text = space.read_text()
-    assert before in text
-    space.write_text(text.replace(before, after))
-    with pytest.raises(ValueError, match=message):
-        read_space(space)
+@pytest.mark.parametrize("path", SPACES, ids=[path.stem for path in SPACES])
+def test_every_space_of_the_protocol_can_be_built(path: Path) -> None:
+    space = read_space(path)
+    assert space.searched.labels()
 
 
 @pytest.mark.parametrize("path", SEARCHES, ids=[path.stem for path in SEARCHES])
@@ -119,7 +101,9 @@ def test_draws_depend_on_the_option_and_the_trial_alone(tiny: Path) -> None:
     assert min(biases.count(value) for value in (0.0, 1.0, 3.0)) >= 9
 
 
-def test_trial_0_is_the_recipe_but_for_updates_and_no_option_is_unknown(tiny: Path) -> None:
+def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_left_out(
+    tiny: Path,
+) -> None:
     space = read_space(tiny)
     first = options(space, "riglstm", "0")
     updates = options(space, "lstm", "0")["fit.updates"]
@@ -144,9 +128,17 @@ def test_trial_0_is_the_recipe_but_for_updates_and_no_option_is_unknown(tiny: Pa
         ("{log = [1e-3, 1e-2]}", "{lin = [1e-3, 1e-2]}", "fit.lr must be a list of values, or"),
         ("{log = [1e-3, 1e-2]}", "[]", "fit.lr must be a list of values, or"),
         ("{log = [1e-3, 1e-2]}", "{log = [1e-2, 1e-3]}", "fit.lr must be a list of values, or"),
-        ('"model.forget_bias"', '"model.forgot"', "forgot is an option of none of lstm, rigl"),
+        (
+            '"model.forget_bias"',
+            '"model.forgot"',
+            "model.forgot is an option of none of lstm, rigl",
+        ),
         ("[true, false]", '["maybe"]', "steady_start must be"),
-        ("trials = 3", "trials = 3\nstop = 'asha'", "stop must be some of median, got 'asha'"),
+        (
+            "trials = 3",
+            "trials = 3\nstop = 'asha'",
+            "stop must be some of median, got 'asha'",
+        ),
         (
             "trials = 3",
             "trials = 3\nstop = 'median'\nfinal_seeds = [1]\nfinal_updates = {'M=1' = 2}",
@@ -156,12 +148,17 @@ def test_trial_0_is_the_recipe_but_for_updates_and_no_option_is_unknown(tiny: Pa
     ],
 )
 def test_a_wrong_space_is_explained(before: str, after: str, message: str, tiny: Path) -> None:
-    assert_refused(tiny, before, after, message)
+    assert before in TINY
+    tiny.write_text(TINY.replace(before, after))
+    with pytest.raises(ValueError, match=message):
+        read_space(tiny)
 
 
-def test_a_trial_leaves_one_line_and_no_test_figure(tiny: Path, monkeypatch: Patch) -> None:
-    space, folder = read_space(tiny), tiny.with_name("runs")
-    (trial,) = plan(space, ["lstm"], ["start"], folder, "cpu")
+def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = read_space(tiny)
+    (trial,) = plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu")
     assert (trial.setting, trial.trial) == ("M=1", "start")
     assert search.line(space, trial) is None
     scored = []
@@ -175,18 +172,18 @@ def test_a_trial_leaves_one_line_and_no_test_figure(tiny: Path, monkeypatch: Pat
     assert said["validation"]["P=6"] == said["best"]["P=6"]["value"]
     assert {*said["validation"]} - {"step"} == {"P=6", "P=12", "P=24", "P=48"} == {*said["best"]}
     assert said["metric"] == "accuracy"
-    path = tiny.with_name("rows") / "lines.jsonl"
-    # A run has one line, and the first stays.
+    path = tmp_path / "rows" / "lines.jsonl"
     search.append(path, said)
-    search.append(path, {**said, "seconds": -1})
     lines = search.read_lines(path)
     assert lines == [json.loads(json.dumps(said))]
-    assert plan(space, ["lstm"], ["start"], folder, "cpu", lines) == []
+    assert plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu", lines) == []
 
 
-def test_a_trial_without_hope_says_when_and_why_and_is_never_chosen(tiny: Path) -> None:
+def test_a_trial_without_hope_stops_says_when_and_why_and_is_never_chosen(
+    tiny: Path, tmp_path: Path
+) -> None:
     space = read_space(tiny)
-    (one,) = plan(space, ["lstm"], ["1"], tiny.parent, "cpu")
+    (one,) = plan(space, ["lstm"], ["1"], tmp_path, "cpu")
     asked = []
 
     def hopeless(path: Path, condition: str) -> str:
@@ -215,7 +212,7 @@ def with_scores(folder: Path, *scores: float) -> None:
 
 
 @pytest.fixture
-def trials(tiny: Path, tmp_path: Path) -> Trials:
+def trials(tiny: Path, tmp_path: Path) -> tuple[Space, list[Planned]]:
     """Seven trials of the LSTM, of which five are done, and better and better."""
     tiny.write_text(TINY.replace("trials = 3", "trials = 7\nstop = 'median'"))
     space = read_space(tiny)
@@ -226,7 +223,9 @@ def trials(tiny: Path, tmp_path: Path) -> Trials:
     return space, planned
 
 
-def test_optuna_stops_a_trial_worse_than_the_median_of_five_others(trials: Trials) -> None:
+def test_optuna_stops_a_trial_that_is_worse_than_the_median_of_five_others(
+    trials: tuple[Space, list[Planned]],
+) -> None:
     pytest.importorskip("optuna")
     _, planned = trials
     judge, own = pickle.loads(pickle.dumps(pruner(planned))), planned[5].folder
@@ -247,25 +246,42 @@ def test_optuna_stops_a_trial_worse_than_the_median_of_five_others(trials: Trial
 
 
 @pytest.mark.slow
-def test_the_command_stops_hopeless_trials(trials: Trials, tiny: Path, capsys: Capture) -> None:
+def test_the_command_stops_hopeless_trials_and_says_so_in_their_lines(
+    trials: tuple[Space, list[Planned]], tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("optuna")
     _, planned = trials
     for one in planned[:5]:
         with_scores(one.folder, 1.0, 1.0)
-    assert sweep(tiny, "--models", "lstm", "--trials", "5") == 0
-    (said,) = search.read_lines(tiny.parent / "results" / "trials" / "tiny.jsonl")
+    command = ["sweep", str(tiny), "--models", "lstm", "--trials", "5", "--device", "cpu"]
+    results = tiny.with_name("results")
+    out = ["--results", str(results), "--out", str(planned[0].folder.parent)]
+    assert main([*command, *out]) == 0
+    (said,) = search.read_lines(results / "trials" / "tiny.jsonl")
     assert said["failed"].startswith("stopped early after ")
     assert "trial 5: failed: stopped early after" in capsys.readouterr().err
 
 
 def test_without_optuna_it_says_what_to_install(
-    tiny: Path, monkeypatch: Patch, capsys: Capture
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     tiny.write_text(TINY.replace("trials = 3", "trials = 3\nstop = 'median'"))
-    assert sweep(tiny) == 2
-    words = "needs optuna, which is not installed: pip install 'riglstm[search]'"
-    assert words in capsys.readouterr().err
+    out = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "runs")]
+    assert main(["sweep", str(tiny), *out, "--device", "cpu"]) == 2
+    assert "needs optuna, which is not installed: pip install 'riglstm[search]'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_run_has_one_line_and_the_first_stays(tmp_path: Path) -> None:
+    path, one = tmp_path / "lines.jsonl", {"run": "a", "model": "lstm", "trial": "0"}
+    for seconds in (1, 2):
+        search.append(path, {**one, "seconds": seconds})
+    assert search.read_lines(path) == [{**one, "seconds": 1}]
 
 
 @pytest.mark.parametrize(
@@ -277,9 +293,14 @@ def test_without_optuna_it_says_what_to_install(
         ("tiny", "trials = 0\nnamed.a = {}", "and nothing named, got the trials a"),
     ],
 )
-def test_a_wrong_recipe_of_is_explained(name: str, trials: str, message: str, tiny: Path) -> None:
+def test_a_recipe_is_taken_from_a_space_that_has_trials_and_for_one_that_has_none(
+    name: str, trials: str, message: str, tiny: Path
+) -> None:
     def space(of: str, trials: str = "trials = 0") -> str:
-        return BEGIN.replace("trials = 3", f'{trials}\nrecipe_of = ["{of}", "lstm"]')
+        return (
+            f'table = "copying"\nsetting = "M=1"\nbudget = "quick"\nmodels = ["lstm"]\n'
+            f'recipe_of = ["{of}", "lstm"]\n{trials}\n'
+        )
 
     taking = tiny.with_name("taking.toml")
     taking.write_text(space("tiny"))
@@ -290,35 +311,35 @@ def test_a_wrong_recipe_of_is_explained(name: str, trials: str, message: str, ti
         read_space(taking)
 
 
-def test_two_trials_that_are_one_run_are_made_once(tiny: Path) -> None:
+def test_two_trials_that_are_one_run_are_made_once(tiny: Path, tmp_path: Path) -> None:
     space = read_space(tiny)
     named = {"a": {"model.steady_start": True}, "b": {"model.steady_start": False}}
     both = Space(**{**vars(space), "named": named})
-    assert len(plan(both, ["riglstm"], ["a", "b"], tiny.parent, "cpu")) == 2
-    assert len(plan(both, ["lstm"], ["a", "b"], tiny.parent, "cpu")) == 1
-
-
-def line(trial: str, home: float, *shifted: float, **more: Any) -> dict[str, Any]:
-    """What a trial leaves: its figure at home, and its best ones elsewhere."""
-    best = {"P=6": {"step": 1, "value": home}}
-    best |= {f"P={i}": {"step": 2, "value": value} for i, value in enumerate(shifted)}
-    said = {"model": "lstm", "trial": trial, "run": trial, "trained_on": "P=6"}
-    return {**said, "validation": {"step": 1, "P=6": home}, "best": best, **more}
+    assert len(plan(both, ["riglstm"], ["a", "b"], tmp_path, "cpu")) == 2
+    assert len(plan(both, ["lstm"], ["a", "b"], tmp_path, "cpu")) == 1
 
 
 def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
+    def said(trial: str, home: float, *shifted: float) -> dict[str, Any]:
+        best = {"P=6": {"step": 1, "value": home}}
+        best |= {f"P={i}": {"step": 2, "value": value} for i, value in enumerate(shifted)}
+        return {
+            **{"model": "lstm", "trial": trial, "run": trial, "trained_on": "P=6"},
+            **{"validation": {"step": 1, "P=6": home}, "best": best},
+        }
+
     def best(**options: Any) -> list[str]:
         found = winners(lines, ("0", "1", "NaN"), **options)
-        return [said["trial"] for said in found["lstm"].values()]
+        return [line["trial"] for line in found["lstm"].values()]
 
-    lines = [line("NaN", math.nan, math.nan), line("0", 0.9, 0.1, 0.2), line("1", 0.8, 0.5, 0.4)]
-    lines += [{"model": "lstm", "trial": "2", "failed": "NaN"}, line("of another space", 1.0, 1.0)]
+    lines = [said("NaN", math.nan, math.nan), said("0", 0.9, 0.1, 0.2), said("1", 0.8, 0.5, 0.4)]
+    lines += [{"model": "lstm", "trial": "2", "failed": "NaN"}, said("of another space", 1.0, 1.0)]
     assert best() == ["0", "1"]
     assert best(higher_is_better=False) == ["1", "0"]
-    lines = [line("0", 0.9)]
+    lines = [said("0", 0.9)]
     assert best() == ["0", "0"]
     # Of equals not the one that ended first.
-    lines = [line("1", 0.9, 0.5), line("0", 0.9, 0.5)]
+    lines = [said("1", 0.9, 0.5), said("0", 0.9, 0.5)]
     assert best() == ["0", "0"]
 
 
@@ -331,6 +352,8 @@ def trial(model: str, label: str, score: float, **changes: Any) -> dict[str, Any
 
 
 def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score() -> None:
+    from riglstm.lab.report.trials import draw_slices, slices
+
     lines = [
         trial("lstm", "0", 0.4, fit__warmup=3),
         trial("lstm", "1", 0.6, fit__warmup=3, fit__lr=0.001, fit__decay="none"),
@@ -341,8 +364,11 @@ def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score
     what = slices("tiny", lines)
     assert what is not None
     assert what.options == ["fit.lr", "fit.decay"]
-    scores = [(one.model, one.score) for one in what.trials]
-    assert scores == [("lstm", 0.6), ("rim", 0.5), ("rim", 0.7)]
+    assert [(one.model, one.score) for one in what.trials] == [
+        ("lstm", 0.6),
+        ("rim", 0.5),
+        ("rim", 0.7),
+    ]
     assert (what.condition, what.left_out) == ("7x7", 2)
     first, second, *unused = draw_slices(what).axes
     assert [axes.get_title() for axes in (first, second)] == what.options
@@ -355,47 +381,53 @@ def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score
     assert slices("tiny", lines[-1:]) is None
 
 
-def test_a_wrong_request_is_explained(tiny: Path, capsys: Capture) -> None:
-    assert sweep(tiny.with_name("nowhere.toml")) == 2
-    said = f"SPACE must be a TOML file, got {tiny.parent / 'nowhere.toml'}"
-    assert said in capsys.readouterr().err
-    assert sweep(tiny, "--trials", "strat") == 2
+def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "nowhere.toml"]) == 2
+    assert "SPACE must be a TOML file, got nowhere.toml" in capsys.readouterr().err
+    assert main(["sweep", str(tiny), "--trials", "strat"]) == 2
     assert "did you mean start?" in capsys.readouterr().err
-    assert sweep(tiny, "--results", str(tiny)) == 2
+    assert main(["sweep", str(tiny), "--results", str(tiny)]) == 2
     assert "--results must be a folder, got" in capsys.readouterr().err
 
 
 def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
-    tiny: Path, monkeypatch: Patch, capsys: Capture
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = "import sys; sys.exit('the disk is full')"
     monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", script))
-    assert sweep(tiny, "--models", "lstm", "--trials", "0") == 2
+    results, runs = tmp_path / "results", tmp_path / "runs"
+    words = ["sweep", str(tiny), "--results", str(results), "--out", str(runs), "--device", "cpu"]
+    assert main([*words, "--models", "lstm", "--trials", "0"]) == 2
     said = capsys.readouterr()
     assert "1 trials ended with an error" in said.err
-    assert re.search(
-        rf"lstm M=1 trial 0 seed 0, in {tiny.parent}/runs/.*: the disk is full", said.err
-    )
+    assert re.search(rf"lstm M=1 trial 0 seed 0, in {runs}/.*: the disk is full", said.err)
     assert "written" not in said.out
-    assert not tiny.with_name("results").exists()
+    assert not results.exists()
 
 
-def test_data_that_is_not_there_is_said_before_a_trial(tiny: Path, capsys: Capture) -> None:
+def test_data_that_is_not_there_is_said_before_the_first_trial(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny.write_text('table = "mnist"\nsetting = "7x7"\nbudget = "quick"\nmodels = ["lstm"]\n')
-    assert sweep(tiny, "--data-dir", str(tiny.parent)) == 2
+    words = ["sweep", str(tiny), "--results", str(tmp_path / "r"), "--data-dir", str(tmp_path)]
+    assert main([*words, "--out", str(tmp_path / "runs")]) == 2
     assert "mnist" in capsys.readouterr().err
-    assert not tiny.with_name("runs").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("content", ["mine", "[]\n", '{"run": 1}\n', "{", "\xff"])
-def test_a_file_of_other_lines_is_left_alone(content: str, tiny: Path, capsys: Capture) -> None:
-    path = tiny.with_name("results") / "trials" / "tiny.jsonl"
-    path.parent.mkdir(parents=True)
+def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
+    content: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "trials" / "tiny.jsonl", tmp_path / "runs"
+    path.parent.mkdir()
     path.write_bytes(content.encode("latin-1"))
-    assert sweep(tiny) == 2
+    assert main(["sweep", str(tiny), "--results", str(tmp_path), "--out", str(out)]) == 2
     assert "must hold the trials of a search" in capsys.readouterr().err
     assert path.read_bytes() == content.encode("latin-1")
-    assert not tiny.with_name("runs").exists()
+    assert not out.exists()
 
 
 def test_every_line_is_of_a_trial_of_its_space_and_names_commit_and_device() -> None:
