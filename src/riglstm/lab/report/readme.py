@@ -49,8 +49,8 @@ DOCS = "docs/reproducing.md"
 FOUND = {
     "tuned": "The recipe was chosen on validation data of all conditions, the shifted ones "
     "included ([how]({}docs/recipes.md)).",
-    SEARCHED: "The models shown had the same number of trials, and ablations RigLSTM's recipe; a "
-    "recipe was chosen on the same validation data as its checkpoint ([how]({}docs/protocol.md)).",
+    SEARCHED: "Models in a search had the same number of trials; a recipe was chosen on the same "
+    "validation data as its checkpoint ([how]({}docs/protocol.md)).",
 }
 """Recipes that were looked for, and how; in the braces, the way to the root."""
 

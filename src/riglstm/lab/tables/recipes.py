@@ -406,7 +406,7 @@ TABLES: dict[str, PaperTable] = {
             "tuned": "Cells take in all views and peers: all_inputs, rand_inputs, all_h and rand_h "
             "are RigLSTM itself. It has a steady start, which no_input_trans, all_cells and "
             "rand_cells cannot have.",
-            "searched": "Five of six cells wake, and read five of six views and four of five "
+            SEARCHED: "Five of six cells wake, and read five of six views and four of five "
             "peers. The rest is the recipe that the search found for RigLSTM on MNIST; none was "
             "searched for a row.",
         },
