@@ -87,9 +87,9 @@ def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
             what = next(table for table in TABLES.values() if table.title == title)
             recipe = what.recipes["paper"]
             setting, model = lead if len(lead) > 1 else (*recipe.settings, *lead)
-            labels = {row.label: key for key, row in recipe.rows.items()}
-            # A control is none of the paper's rows, and has its own name.
-            key = labels.get(model, model)
+            # A control is none of the paper's rows, but of another recipe's.
+            known = [row for other in what.recipes.values() for row in other.rows.items()]
+            key = {row.label: key for key, row in known}[model]
             home = recipe.settings[setting].trained_on
             for head, cell in cells:
                 condition, _, chooser = head.removesuffix(" (trained)").partition(", best checkp")
