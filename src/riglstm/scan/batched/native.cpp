@@ -111,7 +111,7 @@ template <int n> using Size = std::integral_constant<int, n>;
 template <int most, typename F> inline INLINED void in_parts(int count, F f) {
   for (int i = 0, size; i < count; i += size) {
     const int left = count - i, parts = (left + most - 1) / most;
-    size = (left + parts - 1) / parts;
+    size = parts == 1 ? left : (left + parts - 1) / parts;  // most often no division
     switch (size) {
       case 6: if constexpr (most >= 6) f(Size<6>(), i); break;
       case 5: if constexpr (most >= 5) f(Size<5>(), i); break;
