@@ -33,7 +33,7 @@ __all__ = ["cells", "keep", "save_trace", "trace_content", "views"]
 FORMAT, VERSION = "riglstm-trace", 1
 PARTS = ("active", "views", "peers", "view_scores", "peer_scores", "keep")
 MOST_BYTES = 32 * 2**20
-"""Of a saved trace: what a browser opens without a pause."""
+"""Of the arrays of a saved trace: what a browser opens without a pause."""
 
 
 def cells(

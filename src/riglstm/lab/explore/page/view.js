@@ -31,7 +31,6 @@ export function paint(canvas, columns, rows, of) {
     if (rgb) image.data.set([...rgb, 255], 4 * i);
   }
   context.putImageData(image, 0, 0);
-  return context;
 }
 
 /** The largest absolute value of one sequence of a tensor, where `counts(t, i)` is true. */
