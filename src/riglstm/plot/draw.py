@@ -102,13 +102,17 @@ def draw_over_time(
     return _draw_rows(part, layers, shown, chosen, said)
 
 
-def _colours(part: str, picture: bool) -> Any:
+def _options(part: str, values: Sequence[Any], picture: bool) -> dict[str, Any]:
+    """For `imshow`: one scale for all layers, to 1 or to the largest share that was kept."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
+    colours: Any = "gray" if picture else ListedColormap(["#f2f2f2", GREEN])
+    most = 1.0
     if part == "keep":
-        return colormaps["viridis"].with_extremes(bad="#e3e3e3")
-    return "gray" if picture else ListedColormap(["#f2f2f2", GREEN])
+        colours = colormaps["viridis"].with_extremes(bad="#e3e3e3")
+        most = max(float(one.filled(0.0).max(initial=0.0)) for one in values) or 1.0
+    return {"vmin": 0.0, "vmax": most, "cmap": colours, "interpolation": "nearest"}
 
 
 def _values(part: str, layer: Layer) -> Any:
@@ -147,7 +151,8 @@ def _draw_pictures(
     """A row a sequence: its picture, then every cell in the same form."""
     assert shown.size is not None
     counts = [layer.awake.shape[2] for layer in layers]
-    # A narrow empty column sets layers apart.
+    cells = [(i, j) for i, n in enumerate(counts) for j in range(n)]
+    # A narrow empty column is before each layer.
     widths = [1.0, *(w for n in counts for w in (0.12, *[1.0] * n))]
     size = 1.25
     figure = new_figure(size * sum(widths) + 0.2, (size + 0.42) * len(chosen) + 0.4)
@@ -156,36 +161,22 @@ def _draw_pictures(
     )
     said = [_words(part, layer, shown.values.double().mean(2)) for layer in layers]
     values = [_values(part, layer) for layer in layers]
-    options: dict[str, Any] = {**_limits(values), "interpolation": "nearest"}
-    options["cmap"] = _colours(part, True)
+    options = _options(part, values, picture=True)
     for row, b in enumerate(chosen):
         axes = picture_axes(figure.add_subplot(grid[row, 0]))
         _draw_picture(axes, shown, b)
         axes.set_xlabel(labels[row], fontsize=9)
         if row == 0:
             axes.set_title("input")
-        column = 1
-        for i, layer in enumerate(layers):
-            column += 1
-            for j in range(counts[i]):
-                axes = picture_axes(figure.add_subplot(grid[row, column]))
-                image = values[i][:, b, j].reshape(shown.size)
-                drawn = axes.imshow(image, **options)
-                axes.set_xlabel(said[i][b][j], fontsize=9)
-                if row == 0:
-                    axes.set_title(f"{layer.name} cell {j}".strip())
-                column += 1
+        for column, (i, j) in enumerate(cells, start=2):
+            axes = picture_axes(figure.add_subplot(grid[row, column + i]))
+            drawn = axes.imshow(values[i][:, b, j].reshape(shown.size), **options)
+            axes.set_xlabel(said[i][b][j], fontsize=9)
+            if row == 0:
+                axes.set_title(f"{layers[i].name} cell {j}".strip())
     if part == "keep":
         figure.colorbar(drawn, ax=figure.axes, shrink=0.6, pad=0.01, label=KEPT)
     return figure
-
-
-def _limits(values: Sequence[Any]) -> dict[str, float]:
-    """The colours' scale, from 0 to the largest value of any layer; bools have 0 and 1."""
-    import numpy as np
-
-    most = max(float(one.max()) if np.ma.count(one) else 0.0 for one in values)
-    return {"vmin": 0.0, "vmax": 1.0 if values[0].dtype == bool else most or 1.0}
 
 
 def _draw_picture(axes: Axes, shown: Input, b: int) -> None:
@@ -206,10 +197,8 @@ def _draw_rows(
     blocks = figure.subfigures(len(chosen), 1, squeeze=False)[:, 0]
     said = [_words(part, layer, None) for layer in layers]
     values = [_values(part, layer) for layer in layers]
-    options: dict[str, Any] = {**_limits(values), "interpolation": "nearest", "aspect": "auto"}
-    options["cmap"] = _colours(part, False)
-    for row, b in enumerate(chosen):
-        block = blocks[row]
+    options = {**_options(part, values, picture=False), "aspect": "auto"}
+    for block, b, title in zip(blocks, chosen, labels, strict=True):
         all_axes = block.subplots(
             len(heights), 1, sharex=True, squeeze=False, height_ratios=heights
         )[:, 0]
@@ -232,7 +221,7 @@ def _draw_rows(
             if part == "keep":
                 label = "kept" if counts[i] < 8 else KEPT
                 block.colorbar(image, ax=axes, pad=0.01, label=label)
-        all_axes[0].set_title(labels[row], loc="left")
+        all_axes[0].set_title(title, loc="left")
         all_axes[-1].set_xlabel("step")
     return figure
 
@@ -293,9 +282,8 @@ def draw_choices(
         left.set_xlabel("view of the input")
         right.set_xlabel("cell listened to")
         if row == 0:
-            titles = ("input scores", "hidden-state scores")
-            left.set_title(titles[0] if step else "views taken in, of the steps awake")
-            right.set_title(titles[1] if step else "cells listened to")
+            left.set_title("input scores" if step else "views taken in, of the steps awake")
+            right.set_title("hidden-state scores" if step else "cells listened to")
         if pictures is None and len(chosen) > 1:
             left.set_ylabel(f"{labels[place]}\n{left.get_ylabel()}")
     return figure
