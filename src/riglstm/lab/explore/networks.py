@@ -80,16 +80,13 @@ def open_networks(paths: Sequence[Path]) -> list[Network]:
     found = []
     for path in paths:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
-        if files:
-            found += [one for one in map(_open, files) if one is not None]
-            continue
-        one = _open(path)
-        if one is None:
+        opened = [one for one in map(_open, files or [path]) if one is not None]
+        if not opened and not files:
             raise ValueError(
                 f"expected a run on mnist of a model that reads step by step, got {path}; "
                 "name another"
             )
-        found.append(one)
+        found += opened
     return sorted(found, key=lambda one: not isinstance(one.net.core, Rig))
 
 
@@ -135,10 +132,7 @@ def read(network: Network, asked: Request) -> dict[str, Any]:
     """
     shown = tokens_of(network, asked)
     net, x = network.net, network.net.embed(shown)
-    if isinstance(net.core, Rig):
-        traces: Any = net.core.trace(x)
-    else:
-        traces = [Trace(net.core(x)[0])]
+    traces: Any = net.core.trace(x) if isinstance(net.core, Rig) else [Trace(net.core(x)[0])]
     likely = net.readout(traces[-1].output).softmax(-1)
     picture = shown.view(1, asked.side, asked.side)
     return trace_content(

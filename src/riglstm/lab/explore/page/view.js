@@ -52,8 +52,7 @@ export class View {
   build(shown, pick) {
     this.shown = shown;
     this.pick = pick;
-    const main = shown[pick.network];
-    this.trace = main.trace;
+    this.trace = shown[pick.network].trace;
     this.layer = this.trace.layers[pick.layer] ?? null;
     this.b = pick.sequence;
     this.steps = [];
@@ -245,7 +244,6 @@ export class View {
           cell.className = takes ? (own && j === k ? "own" : "taken") : "";
         });
       });
-      return "";
     });
   }
 }
