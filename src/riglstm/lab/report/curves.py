@@ -9,6 +9,7 @@ import io
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -162,13 +163,10 @@ def shift(table: Table, setting: str) -> Shift | None:
     if not models:
         return None
     home = table.trained_on[setting]
+    conditions = dict.fromkeys((home, *table.conditions))
     return Shift(
         titled(table, setting),
-        [
-            c
-            for c in (home, *(c for c in table.conditions if c != home))
-            if any(c in found for found in models.values())
-        ],
+        [c for c in conditions if any(c in found for found in models.values())],
         *(home, models, table.measure, table.higher_is_better),
         paper={
             line.label: {c: value(text) for c, text in line.paper.items()}
@@ -195,9 +193,10 @@ def draw_shift(what: Shift) -> Figure:
     dodge = min(0.05 if joined else 0.08, 0.5 / len(models))
     for i, (label, values) in enumerate(models.items()):
         offset = dodge * (i - (len(models) - 1) / 2)
-        _draw_model(axes, conditions, values, look[label], offset, joined, label)
+        places = {c: x + offset for x, c in enumerate(conditions)}
+        _draw_model(axes, places, values, look[label], joined, label)
         printed = what.paper.get(label, {})
-        points = [(x + offset, printed[c]) for x, c in enumerate(conditions) if c in printed]
+        points = [(x, printed[c]) for c, x in places.items() if c in printed]
         if points:
             axes.plot(
                 *zip(*points, strict=True),
@@ -208,27 +207,20 @@ def draw_shift(what: Shift) -> Figure:
             )
     handles: list[Any] = list(axes.containers)
     for (label, at), line in zip(what.yardsticks.items(), cycle(LINES)):
-        bars = [(x, at[c]) for x, c in enumerate(conditions) if c in at]
-        handles.append(
-            axes.hlines(
-                [y for _, y in bars],
-                [x - 0.42 for x, _ in bars],
-                [x + 0.42 for x, _ in bars],
-                colors=FAINT,
-                linestyles=line,
-                linewidth=1.2,
-                label=fold(label),
-            )
-        )
+        x = np.array([x for x, c in enumerate(conditions) if c in at])
+        y = [at[c] for c in conditions if c in at]
+        bars = axes.hlines(y, x - 0.42, x + 0.42, colors=FAINT, linestyles=line, linewidth=1.2)
+        bars.set_label(fold(label))
+        handles.append(bars)
     if what.paper:
         handles.append(Line2D([], [], **HOLLOW, markeredgecolor=FAINT, label="hollow: the paper"))
     axes.set_xlim(-0.5, len(conditions) - 0.5)
     axes.set_xticks(range(len(conditions)), conditions)
     if trained_on in conditions:
-        x = list(conditions).index(trained_on)
-        axes.axvspan(x - 0.5, x + 0.5, color=GRID, alpha=0.45, zorder=0, linewidth=0)
+        home = conditions.index(trained_on)
+        axes.axvspan(home - 0.5, home + 0.5, color=GRID, alpha=0.45, zorder=0, linewidth=0)
         axes.text(
-            *(x, 1.01, "trained here"),
+            *(home, 1.01, "trained here"),
             transform=axes.get_xaxis_transform(),
             ha="center",
             va="bottom",
@@ -243,25 +235,22 @@ def draw_shift(what: Shift) -> Figure:
 
 def _draw_model(
     axes: Axes,
-    conditions: Sequence[str],
+    places: Mapping[str, float],
     values: Mapping[str, Sequence[float]],
     look: Look,
-    offset: float,
     joined: bool,
     label: str,
 ) -> None:
     """One model: a mark at each mean, a dot for each seed, bars of one standard deviation.
 
-    Two runs have no bars: their dots say as much.
+    `places`: by condition where it is on the axis. Two runs have no bars: their dots say as much.
     """
-    measured = [
-        (x + offset, np.asarray(values[c])) for x, c in enumerate(conditions) if c in values
-    ]
+    measured = [(x, np.asarray(values[c])) for c, x in places.items() if c in values]
     x = [at for at, _ in measured]
     means = [v.mean() for _, v in measured]
     spreads = [v.std(ddof=1) if len(v) >= ENOUGH else 0.0 for _, v in measured]
     counts = sorted({len(v) for _, v in measured})
-    n = "–".join(str(c) for c in ([counts[0], counts[-1]] if len(counts) > 1 else counts))
+    n = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     axes.errorbar(
         *(x, means),
         yerr=spreads if any(spreads) else None,
@@ -323,9 +312,7 @@ def draw_training(
 
 def mean(series: Sequence[Series]) -> Series:
     """The mean of several runs, at the updates that all of them have."""
-    steps = series[0].steps
-    for one in series[1:]:
-        steps = np.intersect1d(steps, one.steps)
+    steps = reduce(np.intersect1d, [one.steps for one in series])
     rows = [one.values[np.isin(one.steps, steps)] for one in series]
     return Series(steps, np.mean(rows, axis=0))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -36,9 +36,7 @@ def results(
     ]
     bars = relative(done)
     missing += unequal_training(done)
-    pictures = [relative_picture(bars)] if bars else []
-    for name in dict.fromkeys(d.spec.family for d in done):
-        pictures += _training(name, done)
+    pictures = [*([relative_picture(bars)] if bars else []), *_training(done)]
     return *(tables(done) if done else ([], [])), pictures
 
 
@@ -117,22 +115,20 @@ def relative_picture(bars: Sequence[Bar]) -> Picture:
     )
 
 
-def _training(family: str, done: Sequence[GridRun]) -> list[Picture]:
-    """Success in training, by frame; nothing where no episode has ended."""
-    runs: dict[str, list[Series]] = {}
-    for d in done:
-        if d.spec.family == family and "success" in d.metrics:
-            runs.setdefault(label(d.spec.name), []).append(d.metrics["success"])
-    if not runs:
-        return []
-    title, home = FAMILIES[family].title, next(iter(FAMILIES[family].levels))
-    figure = draw_training({f"{title} {home}: success": runs})
-    for axes in figure.axes:
-        axes.set_xlabel("frame")
-    return [
-        Picture(
-            title=f"MiniGrid, {title}: success while training",
-            caption="Share of the last 100 episodes that were solved, by frames acted in.",
-            png=png(figure),
-        )
-    ]
+def _training(done: Sequence[GridRun]) -> Iterator[Picture]:
+    """Success in training, by frame, of each family in which an episode has ended."""
+    runs: dict[str, dict[str, list[Series]]] = {run.spec.family: {} for run in done}
+    for run in done:
+        if "success" in run.metrics:
+            own = runs[run.spec.family].setdefault(label(run.spec.name), [])
+            own.append(run.metrics["success"])
+    for family, found in runs.items():
+        if found:
+            title, home = FAMILIES[family].title, next(iter(FAMILIES[family].levels))
+            figure = draw_training({f"{title} {home}: success": found})
+            figure.axes[0].set_xlabel("frame")
+            yield Picture(
+                title=f"MiniGrid, {title}: success while training",
+                caption="Share of the last 100 episodes that were solved, by frames acted in.",
+                png=png(figure),
+            )

@@ -21,6 +21,7 @@ from riglstm.lab.report import cells, minigrid
 from riglstm.lab.report.cells import SLEEPING, Loaded
 from riglstm.lab.report.curves import Picture, shift, shift_picture, training_picture
 from riglstm.lab.report.runs import Group, group, read, without_copies
+from riglstm.lab.tables.recipes import chosen
 from riglstm.lab.tables.result import Record
 from riglstm.lab.tables.run import load
 from riglstm.lab.tables.table import TextTable, text_table
@@ -102,7 +103,7 @@ def report(
     models: Sequence[str] | None = None,
     device: str = "cpu",
     data_dir: Path | None = None,
-    figures: Path | None = None,
+    figures: Path | str | None = None,
     show: Callable[[str], None] = lambda line: None,
     warn: Callable[[str], None] = lambda line: None,
 ) -> Path:
@@ -118,10 +119,7 @@ def report(
             "give another --step, or a larger --size"
         )
     (found, unread), out = read(paths), Path(out)
-    names = dict.fromkeys(run.spec.name for run in found)
-    for name in models or ():
-        if name not in names:
-            raise ValueError(f"--models must be some of {', '.join(names)}, got {name!r}")
+    chosen("--models", dict.fromkeys(run.spec.name for run in found), models or ())
     if out.suffix not in (".html", ".htm"):
         out /= "report.html"
     # A place that cannot be is refused before anything is drawn.
@@ -140,11 +138,11 @@ def report(
         tables, notes, pictures = minigrid.results(grids, missing)
         sections.append(Section("MiniGrid", [*map(text_table, tables), *notes, *pictures]))
     done = sum(run.state == "done" for run in runs)
-    chosen = "; weights are those chosen on validation data of the training condition"
+    weights = "; weights are those chosen on validation data of the training condition"
     text = render_page(
         "RigLSTM: report of runs",
         f"{len(found) + len(unread)} runs, {done} of them done. Drawn by riglstm {__version__} "
-        f"from the runs' folders alone{chosen if known else ''}.",
+        f"from the runs' folders alone{weights if known else ''}.",
         [
             *([Section("What is missing", [missing])] if missing else []),
             *sections,
@@ -154,11 +152,12 @@ def report(
     with atomic_write(out) as file:
         # A folder's name may hold bytes that are no text.
         file.write(text.encode(errors="replace"))
-    drawn = [part for one in sections for part in one.parts if isinstance(part, Picture)]
-    for i, picture in enumerate(drawn if figures is not None else (), start=1):
-        name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
-        with atomic_write(Path(figures or "") / f"{i:02}-{name}.png") as file:
-            file.write(picture.png)
+    if figures is not None:
+        drawn = (part for one in sections for part in one.parts if isinstance(part, Picture))
+        for i, picture in enumerate(drawn, start=1):
+            name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
+            with atomic_write(Path(figures) / f"{i:02}-{name}.png") as file:
+                file.write(picture.png)
     return out
 
 

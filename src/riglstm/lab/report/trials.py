@@ -62,7 +62,7 @@ def slices(space: str, lines: Sequence[Mapping[str, Any]]) -> Slices | None:
         for line in scored(lines)
         if line["options"].keys() & options
     ]
-    if not options or not found:
+    if not found:
         return None
     some = next(iter(scored(lines)))
     found.sort(key=lambda trial: trial.model)
