@@ -29,7 +29,7 @@ from riglstm.lab.tables.search import read_lines, read_space
 from riglstm.lab.tables.table import Line, markdown, newest, tables, text_table
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train.checkpoints import write_weights
-from test_report import finish, noise, on_digits
+from test_report import finish, noise, on_digits, without_digits
 
 ROOT = Path(__file__).parents[1]
 README = "Sequential MNIST"
@@ -39,8 +39,8 @@ LIMIT = 16_000_000
 
 
 def test_readme_and_figures_are_up_to_date_with_the_results() -> None:
-    stale = outdated(ROOT / "results", ROOT / "README.md", ROOT / "weights")
-    assert not stale, f"`riglstm report --results results` writes anew: {', '.join(stale)}"
+    found = outdated(ROOT / "results", ROOT / "README.md", ROOT / "weights")
+    assert not found, f"`riglstm report --results results` writes anew: {', '.join(found)}"
 
 
 def tables_in(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
@@ -148,10 +148,7 @@ def test_weights_in_the_repository_are_small_and_of_runs_in_the_results() -> Non
 def test_weights_in_the_repository_load_without_data(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: object) -> None:
-        raise DataError("no data here")
-
-    monkeypatch.setattr("riglstm.lab.tasks.images.obtain", gone)
+    without_digits(monkeypatch, "no data here")
     spec, task, net = load(file, "cpu")
     assert file.stem == f"{spec.task}-{spec.model}"
     assert not net.training
@@ -210,8 +207,9 @@ def places(folder: Path) -> tuple[Path, Path, Path]:
     return folder / "results", folder / "README.md", folder / "weights"
 
 
-def names(folder: Path, paths: list[str]) -> set[str]:
-    return {str(Path(path).relative_to(folder)) for path in paths}
+def stale(folder: Path) -> set[str]:
+    """What is not up to date, from the folder on."""
+    return {str(Path(path).relative_to(folder)) for path in outdated(*places(folder))}
 
 
 FIGURES = {
@@ -224,7 +222,7 @@ def test_what_is_published_is_up_to_date_until_a_row_or_a_weight_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    assert names(folder, outdated(*places(folder))) == FIGURES | TEXTS
+    assert stale(folder) == FIGURES | TEXTS
     assert main(["report", "--results", "results"]) == 0
     assert "written: results/figures/copying-M1-shift.png, results/fig" in capsys.readouterr().out
     assert outdated(*places(folder)) == []
@@ -241,27 +239,21 @@ def test_what_is_published_is_up_to_date_until_a_row_or_a_weight_changes(
     kept = file.read_text()
     file.write_text(kept.replace("accuracy@P=400,0.97,", "accuracy@P=400,0.79,"))
     assert file.read_text() != kept
-    stale = names(folder, outdated(*places(folder)))
-    assert stale == {"results/figures/copying-M1-shift.png", *TEXTS}
+    assert stale(folder) == {"results/figures/copying-M1-shift.png", *TEXTS}
     file.write_text(kept)
     other = finish(folder / "other", on_digits("riglstm", 1))
     export(other, folder / "weights" / "digits.safetensors")
-    stale = names(folder, outdated(*places(folder)))
-    assert stale == {name for name in FIGURES if "digits" in name}
+    assert stale(folder) == {name for name in FIGURES if "digits" in name}
 
 
 def test_without_data_the_rest_is_published(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: object) -> None:
-        raise DataError("no digits here")
-
-    monkeypatch.setattr("riglstm.lab.tasks.images.obtain", gone)
+    without_digits(monkeypatch)
     said: list[str] = []
     publish(*places(folder), show=said.append)
     assert said == [
         f"digits-{kind}.png is not drawn: no digits here" for kind in ("cells", "scores")
     ]
-    left = names(folder, outdated(*places(folder)))
-    assert left == {name for name in FIGURES if "digits" in name}
+    assert stale(folder) == {name for name in FIGURES if "digits" in name}
 
 
 def cells(text: str, model: str) -> list[str]:
@@ -410,8 +402,7 @@ def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
     for model in ("lstm", "rmc"):
         run = finish(folder / model, on_digits(model))
         export(run, folder / "weights" / f"{model}.safetensors")
-    stale = names(folder, outdated(*places(folder)))
-    assert stale - FIGURES - TEXTS == {"results/figures/rmc-scores.png"}
+    assert stale(folder) - FIGURES - TEXTS == {"results/figures/rmc-scores.png"}
 
 
 def test_times_of_a_device_replace_its_older_ones_beside_those_of_others(
