@@ -180,7 +180,10 @@ def _draw_pictures(
 
 
 def _draw_picture(axes: Axes, shown: Input, b: int) -> None:
-    axes.imshow(shown.picture(b).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    """In grey where there is one channel, in colour where there are three."""
+    assert shown.size is not None
+    pixels = shown.values[:, b].unflatten(0, shown.size).numpy()
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
 def _draw_rows(

@@ -41,8 +41,7 @@ class Layer(NamedTuple):
         """(T, B, N) bool; cells of a model without sleep are always awake."""
         if self.trace.active is not None:
             return self.trace.active.bool().cpu()
-        scores = self.part("peer_scores")
-        return torch.ones(scores.shape[:3], dtype=torch.bool)
+        return torch.ones(self.part("peer_scores").shape[:3], dtype=torch.bool)
 
     def part(self, name: str) -> Tensor:
         """A part of the trace, on the CPU; raises ValueError where the model has none."""
@@ -62,12 +61,6 @@ class Input(NamedTuple):
     values: Tensor
     """(T, B, C)."""
     size: tuple[int, int] | None
-
-    def picture(self, b: int) -> Tensor:
-        """(rows, columns), or (rows, columns, 3)."""
-        assert self.size is not None
-        pixels: Tensor = self.values[:, b].unflatten(0, self.size)
-        return pixels.squeeze(2) if pixels.shape[2] == 1 else pixels
 
 
 def read_layers(trace: Traces) -> list[Layer]:
