@@ -188,6 +188,7 @@ FOUND = [
     *run_of("lstm", 0, (1.0, 0.9, 0.5, 0.2)),
     *run_of("lstm", 0, (0.5, 0.5, 0.5, 0.5), recipe="older", budget="quick"),
 ]
+FAILURE = replace(ROW, metric=FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
 
 
 @pytest.fixture
@@ -287,8 +288,7 @@ def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold()
 
 
 def test_what_has_no_run_is_named() -> None:
-    failed = replace(ROW, metric=FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
-    (table,) = tables([*FOUND, failed])
+    (table,) = tables([*FOUND, FAILURE])
     assert table.missing == "GridLSTM, RIM; M=2, M=4, M=8"
     eight = run_of("lstm", 0, (0.9, 0.9, 0.9, 0.9), setting="M=8", recipe="33333333")
     (table,) = tables([*FOUND, *(replace(row, run="8") for row in eight)])
@@ -321,17 +321,16 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
 
 
 def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
-    failed = replace(ROW, metric=FAILED, value=1.0, chosen_on="", seed=2, run="riglstm-2")
-    text = block(tables([*FOUND, failed, replace(failed, commit="def")]))
+    text = block(tables([*FOUND, FAILURE, replace(FAILURE, commit="def")]))
     assert cells(text, "RigLSTM")[2:4] == ["2, 1 failed", "**100.0**"]
-    (table,) = tables([*FOUND, failed])
+    (table,) = tables([*FOUND, FAILURE])
     assert table.lines[-1].there["P=50"].text().endswith("(2 runs, 1 failed)")
     done = run_of("riglstm", 2, (1.0, 1.0, 1.0, 1.0))
-    assert "failed" not in block(tables([*FOUND, failed, *done]))
+    assert "failed" not in block(tables([*FOUND, FAILURE, *done]))
     # A table whose runs have all failed is there, too, and has no figure to draw.
-    only = block(tables([failed]))
+    only = block(tables([FAILURE]))
     assert cells(only, "RigLSTM")[2:5] == ["0, 1 failed", "–", "–"]
-    found = readme.Results(Path("none"), tables([failed]), [], Path("none"))
+    found = readme.Results(Path("none"), tables([FAILURE]), [], Path("none"))
     assert not list(readme._wanted(found))
 
 
