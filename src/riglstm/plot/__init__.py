@@ -93,7 +93,7 @@ def views(
     of `cells`.
     """
     layers, shown, chosen, said = read(trace, input, sequences, labels)
-    T, _ = layers[0].size
+    T = len(layers[0].trace.output)
     if step is not None and not 1 <= step <= T:
         raise ValueError(f"step must be from 1 to {T}, the steps of the trace, got {step}")
     pictures = None if shown is None or shown.size is None else shown
@@ -127,7 +127,7 @@ def trace_content(
 ) -> dict[str, Any]:
     """What `save_trace` writes: shapes, and arrays as base64 of little-endian float32 or uint8."""
     layers = read_layers(trace)
-    T, B = layers[0].size
+    T, B = layers[0].trace.output.shape[:2]
     shown = None if input is None else read_input(input, T, B)
     likely = None if probabilities is None else torch.as_tensor(probabilities)
     if likely is not None and (likely.dim() != 3 or likely.shape[:2] != (T, B)):

@@ -31,12 +31,6 @@ class Layer(NamedTuple):
     trace: LayerTrace
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Steps and sequences."""
-        T, B = self.trace.output.shape[:2]
-        return T, B
-
-    @property
     def awake(self) -> Tensor:
         """(T, B, N) bool; cells of a model without sleep are always awake."""
         if self.trace.active is not None:
@@ -104,7 +98,7 @@ def read(
 ) -> tuple[list[Layer], Input | None, list[int], Sequence[str]]:
     """Layers, input, and the numbers and labels of the sequences to draw."""
     layers = read_layers(trace)
-    T, B = layers[0].size
+    T, B = layers[0].trace.output.shape[:2]
     chosen = list(range(min(B, MOST_DRAWN))) if sequences is None else list(sequences)
     if not chosen or not all(0 <= b < B for b in chosen):
         raise ValueError(f"sequences must be numbers from 0 to {B - 1}, got {chosen}")

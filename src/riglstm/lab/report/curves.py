@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
+from riglstm.lab.report.runs import Group
 from riglstm.lab.tables.paper import value
 from riglstm.lab.tables.result import Series
 from riglstm.lab.tables.table import ENOUGH, Table
@@ -37,9 +38,6 @@ from riglstm.plot.draw import (
     new_figure,
     styled,
 )
-
-if TYPE_CHECKING:
-    from riglstm.lab.report.runs import Group
 
 Array: TypeAlias = NDArray[Any]
 Line: TypeAlias = Literal["-", "--", ":", "-."]
