@@ -76,6 +76,7 @@ class Environments:
     ) -> None:
         # Here, as a worker imports nothing of the package.
         from riglstm.lab.minigrid.levels import available
+        from riglstm.lab.tables.executor import cores
 
         available()
         B = len(levels)
@@ -185,13 +186,6 @@ class _Worker:
             f"({', '.join(sorted(set(self.levels)))}) {what or f'ended with exit code {code}'}; "
             "what it wrote stands above; a run goes on from its last checkpoint by --resume"
         ) from None
-
-
-def cores() -> int:
-    """Those that this process may use: a container or a job often has fewer than the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def solved(reward: float) -> int:

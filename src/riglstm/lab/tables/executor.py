@@ -317,9 +317,15 @@ class RunProcess:
 
 def environment(jobs: int) -> dict[str, str]:
     """That of a run which shares the machine: its part of the cores, unless the user says more."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = str(max(1, (cores or 1) // jobs))
+    threads = str(max(1, cores() // jobs))
     return {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
+
+
+def cores() -> int:
+    """Those that this process may use: a container or a job often has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 # What went wrong, in one line for users; what is a bug of ours has none.
