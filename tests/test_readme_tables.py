@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from riglstm.lab.tables.plan import folder_name, plan
 from riglstm.lab.tables.recipes import SEARCHED, TABLES, Recipe
 from riglstm.lab.tables.result import FAILED, ResultRow
 from riglstm.lab.tables.run import export, finished, load
-from riglstm.lab.tables.search import read_lines, read_space
+from riglstm.lab.tables.search import Space, read_lines, read_space
 from riglstm.lab.tables.table import Line, markdown, newest, tables, text_table
 from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train.checkpoints import write_weights
@@ -457,18 +458,23 @@ def test_metadata_of_another_program_is_refused(
 
 def strangers(found: Sequence[ResultRow]) -> list[str]:
     """Runs that the recipes of today would not make again."""
-    return sorted(
-        {row.run for row in newest(found) if (row.setting, row.recipe) not in recipes_of(row)}
-    )
+    # Rows of one run differ in the figure alone: each run is looked at once.
+    runs = {replace(row, metric="", value=0.0, chosen_on="") for row in newest(found)}
+    return sorted({row.run for row in runs if (row.setting, row.recipe) not in recipes_of(row)})
+
+
+@cache
+def choices(table: str, model: str) -> tuple[Space, dict[str, str]]:
+    """A table's space, and by rule the trial that it has chosen for a model."""
+    space = read_space(ROOT / "protocol" / f"{table}.toml")
+    lines = read_lines(ROOT / "results" / "trials" / f"{space.searched.name}.jsonl")
+    return space, finals.choices(space, model, lines)
 
 
 def recipes_of(row: ResultRow) -> set[tuple[str, str]]:
     """Settings and recipes of the runs that a row's table, model and seed have today."""
     if row.budget == SEARCHED:
-        space = read_space(ROOT / "protocol" / f"{row.table}.toml")
-        searched = space.searched.name
-        lines = read_lines(ROOT / "results" / "trials" / f"{searched}.jsonl")
-        chosen = finals.choices(space, row.model, lines)
+        space, chosen = choices(row.table, row.model)
         assert row.rule.split(", ") == [rule for rule in chosen if chosen[rule] == row.trial]
         made = finals.spec(space, row.model, row.trial, row.setting, row.seed)
         assert folder_name(made) == row.run
