@@ -120,7 +120,7 @@ def _finals(config: Sweep, space: search.Space, path: Path, where: Place, again:
         return rows.read(table) if table.exists() else []
 
     def left() -> list[Planned]:
-        done = {(row.run, rule) for row in there() for rule in search.RULES if row.counts_by(rule)}
+        done = {(row.run, rule) for row in there() for rule in row.rules}
         return finals.plan(space, ready, lines, config.out, where.device, done)
 
     # What another rule has chosen before has been trained, and has its figures.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from riglstm.lab.tables.plan import Planned, RunSpec, State, state_of
+from riglstm.lab.tables.recipes import AT_HOME, SHIFTED
 from riglstm.lab.train.folder import RunFolder, differences
 
 if TYPE_CHECKING:
@@ -260,9 +261,10 @@ class ResultRow:
         """Where the figure was measured; empty for a run that failed."""
         return self.metric.partition("@")[2]
 
-    def counts_by(self, rule: str) -> bool:
-        """Whether the run's recipe is the one of that rule; one that nobody searched is of both."""
-        return not self.rule or rule in self.rule.split(", ")
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules that the run's recipe counts by; one that nobody searched counts by both."""
+        return tuple(self.rule.split(", ")) if self.rule else (AT_HOME, SHIFTED)
 
 
 FAILED = "failed"

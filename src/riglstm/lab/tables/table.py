@@ -118,10 +118,6 @@ class Table:
     """Show the best run, too."""
     higher_is_better: bool = True
 
-    def best_of(self, cell: Cell) -> float:
-        """The best run's figure."""
-        return max(cell.values) if self.higher_is_better else min(cell.values)
-
     def differing(self) -> list[str]:
         """Names in `Line.made` whose values are not the same in all lines."""
         names = dict.fromkeys(name for line in self.lines for name in line.made)
@@ -149,6 +145,7 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
     `brief`: means by the first rule alone, with runs in one column, and what is missing.
     """
     lines, heads = table.lines, list[str]()
+    best_of = max if table.higher_is_better else min
     columns: list[list[str]] = []
     best: set[tuple[int, int]] = set()
 
@@ -177,9 +174,8 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
         means = [number(cell.mean) if cell.values else "–" for cell in ours]
         add(head, means if brief else [cell.text() for cell in ours], ours)
         if table.best and not brief:
-            known = [cell.values and not cell.exact for cell in ours]
-            runs = zip(ours, known, strict=True)
-            add(f"{c}, best run", [number(table.best_of(r)) if k else "–" for r, k in runs])
+            made = [() if cell.exact else cell.values for cell in ours]
+            add(f"{c}, best run", [number(best_of(runs)) if runs else "–" for runs in made])
         if any(c in line.paper for line in lines) and not brief:
             add(f"{c}, paper", [line.paper.get(c, "–") for line in lines])
     by_other_rule = any(cell != Cell() for line in lines for cell in line.there.values())
@@ -299,7 +295,7 @@ def line(
     """
 
     def cell(condition: str, chooser: str, rule: str) -> Cell:
-        own = [row for row in rows if row.counts_by(rule)]
+        own = [row for row in rows if rule in row.rules]
         own = [row for row in own if row.recipe == own[-1].recipe]
         tested = sorted((row for row in own if row.metric != FAILED), key=lambda row: row.seed)
         found = {
@@ -345,19 +341,11 @@ def newest(rows: Sequence[ResultRow]) -> list[ResultRow]:
     how = {_kind(row): (row.budget, row.precision) for row in full}
     # Those of the table's budget and precision after all others, each in their order.
     ordered = sorted(full, key=lambda row: (row.budget, row.precision) == how[_kind(row)])
-    last = {
-        (*_kind(r), r.setting, r.model, rule): r.recipe
-        for r in ordered
-        for rule in (AT_HOME, SHIFTED)
-        if r.counts_by(rule)
-    }
+    last = {(*_kind(r), r.setting, r.model, rule): r.recipe for r in ordered for rule in r.rules}
     return [
         row
         for row in full
-        if any(
-            row.counts_by(rule) and last[*_kind(row), row.setting, row.model, rule] == row.recipe
-            for rule in (AT_HOME, SHIFTED)
-        )
+        if any(last[*_kind(row), row.setting, row.model, rule] == row.recipe for rule in row.rules)
     ]
 
 
@@ -453,7 +441,7 @@ def _made(rows: Sequence[ResultRow]) -> dict[str, str]:
     updates = sorted({row.updates for row in rows if row.metric != FAILED})
     made = {"budget": rows[-1].budget, "precision": rows[-1].precision}
     if rows[-1].trial:
-        trials = {rule: r.trial for r in rows for rule in (AT_HOME, SHIFTED) if r.counts_by(rule)}
+        trials = {rule: r.trial for r in rows for rule in r.rules}
         one = len({*trials.values()}) == 1
         made["trial"] = (
             rows[-1].trial if one else ", ".join(f"{t} ({r})" for r, t in trials.items())
