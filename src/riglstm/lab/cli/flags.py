@@ -102,14 +102,10 @@ def docs(config: type) -> dict[str, str]:
         except (OSError, TypeError):
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for name, text in itertools.pairwise(body):
-            if (
-                isinstance(name, ast.AnnAssign)
-                and isinstance(name.target, ast.Name)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-            ):
-                found[name.target.id] = inspect.cleandoc(str(text.value.value))
+        for pair in itertools.pairwise(body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(text)):
+                    found[name] = inspect.cleandoc(str(text))
     return found
 
 

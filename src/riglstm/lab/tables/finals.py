@@ -15,7 +15,7 @@ from typing import Any
 
 from riglstm.lab.tables import search
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned
-from riglstm.lab.tables.recipes import SEARCHED, TABLES, recipe
+from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.result import ResultRow, read_planned, rows_of
 from riglstm.lab.tables.search import Space
 
@@ -64,7 +64,7 @@ def spec(space: Space, model: str, label: str, setting: str, seed: int) -> RunSp
     """A trial's recipe in a setting, trained for longer, and tested."""
     trial = search.spec(space, model, label, seed)
     # All else that the table's own recipe changes in a setting was not searched.
-    data = recipe(space.table, space.budget).settings[setting].task
+    data = space.how.settings[setting].task
     updates = space.final_updates[setting] * trial.fit.updates
     return replace(
         trial,

@@ -50,7 +50,7 @@ from typing import Any
 
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of
 from riglstm.lab.tables.pruning import MEDIAN
-from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Row, chosen, recipe, steady
+from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Recipe, chosen, recipe, steady
 from riglstm.lab.tables.result import made_by, read_planned
 from riglstm.lab.tables.rows import append_text
 from riglstm.lab.tasks.common import check_whole
@@ -93,6 +93,11 @@ class Space:
         """The space whose trials choose the recipes."""
         return self.source or self
 
+    @property
+    def how(self) -> Recipe:
+        """The recipe that its trials change."""
+        return recipe(self.table, self.budget)
+
     def labels(self) -> list[str]:
         """All trials: by number, then by name."""
         return [*map(str, range(self.trials)), *self.named]
@@ -118,7 +123,7 @@ def read_space(path: Path, *, chooses: bool = False) -> Space:
             source = read_space(path.with_name(f"{name}.toml"), chooses=True)
             chosen("recipe_of", source.models, [model])
             space = replace(space, source=source)
-        how = recipe(space.table, space.budget)
+        how = space.how
         models = chosen("models", how.rows, space.models) or how.models
         space = replace(space, models=models, rules=chosen("rules", RULES, space.rules))
         chosen("setting", how.settings, [space.setting])
@@ -158,7 +163,7 @@ def _check_numbers(space: Space) -> None:
             "a space with recipe_of has no trials of its own and must have trials = 0 and nothing "
             f"named, got the trials {', '.join(space.labels())}"
         )
-    chosen("final_updates", recipe(space.table, space.budget).settings, [*space.final_updates])
+    chosen("final_updates", space.how.settings, [*space.final_updates])
     chosen("final_seeds_of", space.models, [*space.final_seeds_of])
     for times in space.final_updates.values():
         check_whole("final_updates", times)
@@ -167,7 +172,7 @@ def _check_numbers(space: Space) -> None:
             raise ValueError(f"a final seed must be one that no trial had, got {seed}")
     if bool(space.final_updates) != bool(space.final_seeds):
         raise ValueError("final_updates and final_seeds must both be there, or neither")
-    known = {f"model.{o}" for m in space.models for o in options_of(_row(space, m).model)}
+    known = {f"model.{o}" for m in space.models for o in options_of(space.how.rows[m].model)}
     drawn = (space.shared, *space.own.values())
     for name in chain(space.every, *space.named.values(), *drawn):
         if name.startswith("model.") and name not in known:
@@ -182,23 +187,17 @@ def _check_numbers(space: Space) -> None:
             )
 
 
-def _row(space: Space, model: str) -> Row:
-    return recipe(space.table, space.budget).rows[model]
-
-
-def _refused(row: Row) -> set[str]:
-    """Options that a variant of RigLSTM sets itself, or cannot have."""
-    rig = row.model == "riglstm"
-    return {*changes_of(row.options), *(("steady_start",) if rig and not steady(row) else ())}
-
-
 def options(space: Space, model: str, label: str) -> dict[str, Any]:
     """What a trial changes in the recipe of a model's row, by `part.name`.
 
     Trial 0 is that recipe, but for its updates, which are drawn as those of the others are.
     """
-    row = _row(space, model)
-    known = [name for name in options_of(row.model) if name not in _refused(row)]
+    row = space.how.rows[model]
+    # A variant of RigLSTM sets some options itself, and cannot have others.
+    refused = {*changes_of(row.options)}
+    if row.model == "riglstm" and not steady(row):
+        refused.add("steady_start")
+    known = {*options_of(row.model)} - refused
     changed = dict(space.every)
     if space.source is not None:
         changed = {**options(space.source, space.recipe_of[1], label), **changed}
@@ -232,7 +231,7 @@ def _draw(choices: Any, name: str, trial: int, trials: int) -> Any:
 
 def spec(space: Space, model: str, label: str, seed: int = 0) -> RunSpec:
     """The run of a trial."""
-    base = spec_of(space.table, recipe(space.table, space.budget), space.setting, model)
+    base = spec_of(space.table, space.how, space.setting, model)
     by_part: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for name, value in options(space, model, label).items():
         part, dot, option = name.partition(".")
