@@ -185,10 +185,9 @@ class Processes:
             running.append(process)
             if closing.is_set():
                 process.ask_to_stop()
-            code, last = process.hear()
+            error = process.hear()
             running.remove(process)
-            well = code == 0 or (closing.is_set() and code in ASKED)
-            return run, "" if well else last or f"exit code {code}"
+            return run, error
 
         def close(at_once: bool) -> None:
             closing.set()
@@ -265,6 +264,8 @@ class RunProcess:
         cwd: str | None = None,
     ) -> None:
         self.label = label
+        self.asked = False
+        """Whether it was asked to stop."""
         self.process = subprocess.Popen(
             (sys.executable, *WORKER, str(folder)),
             stdin=subprocess.PIPE,
@@ -280,8 +281,8 @@ class RunProcess:
             self.process.stdin.write(job)
             self.process.stdin.flush()
 
-    def hear(self) -> tuple[int, str]:
-        """Print its lines until its end; its exit code, and the last of them."""
+    def hear(self) -> str:
+        """Print its lines until its end; its error, empty where it did as it was asked."""
         assert self.process.stdout is not None
         last = ""
         with self.process.stdout as lines:
@@ -291,8 +292,9 @@ class RunProcess:
                     last = words.strip()
                     say(f"{self.label}: {words}")
         code = self.process.wait()
+        well = code == 0 or (self.asked and code in ASKED)
         self.ask_to_stop()
-        return code, last
+        return "" if well else last or f"exit code {code}"
 
     def bury(self) -> None:
         """Once it is dead, end what it has started, and what holds its output."""
@@ -310,6 +312,7 @@ class RunProcess:
 
     def ask_to_stop(self) -> None:
         """It saves, and ends."""
+        self.asked = True
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()

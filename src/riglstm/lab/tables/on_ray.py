@@ -25,16 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from riglstm.lab.tables import executor
-from riglstm.lab.tables.executor import (
-    ASKED,
-    POLL,
-    TO_BEGIN,
-    End,
-    Ended,
-    RunProcess,
-    attend,
-    pickled,
-)
+from riglstm.lab.tables.executor import POLL, TO_BEGIN, End, Ended, RunProcess, attend, pickled
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make
 from riglstm.lab.train import progress
@@ -226,13 +217,12 @@ def make_run(
             time.sleep(PAUSE)
         variables = {**os.environ, **driver.variables}
         process = RunProcess(label, folder, job, variables, driver.folder)
-        stopped, code, last = _wait(process)
-        well = code == 0 or (stopped and code in ASKED)
+        stopped, error = _wait(process)
         finished = is_over(folder)
         # One that ends well, and has not finished its run, has found the folder held by another.
-        if stopped or not well or finished or driver.deadline - time.time() < TO_BEGIN:
+        if stopped or error or finished or driver.deadline - time.time() < TO_BEGIN:
             break
-    return "" if well else last or f"exit code {code}", finished
+    return error, finished
 
 
 def is_over(folder: Path) -> bool:
@@ -240,8 +230,8 @@ def is_over(folder: Path) -> bool:
     return any((folder / name).exists() for name in OVER)
 
 
-def _wait(process: RunProcess) -> tuple[bool, int, str]:
-    """Wait for the end of a run's process; whether it was asked to stop, its exit code, last line.
+def _wait(process: RunProcess) -> tuple[bool, str]:
+    """Wait for the end of a run's process; whether it was asked to stop, and its error.
 
     Ray cancels a task by KeyboardInterrupt, which Python raises between two looks.
     """
@@ -255,4 +245,4 @@ def _wait(process: RunProcess) -> tuple[bool, int, str]:
             except KeyboardInterrupt:
                 stopped = True
                 process.ask_to_stop()
-    return stopped, *heard.result()
+    return stopped, heard.result()
