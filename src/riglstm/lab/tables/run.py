@@ -118,8 +118,10 @@ def run(
             "seconds": fitted.seconds,
             "parameters": sum(p.numel() for p in net.parameters()),
             **made_by(folder.read_json(folder.run)),
-            **_yardsticks(task, conditions),
         }
+        if hasattr(task, "yardsticks"):
+            # Figures that need no model.
+            result["yardsticks"] = {c: task.yardsticks(c, "test") for c in conditions}
         folder.finish(result)
         return result
 
@@ -200,12 +202,6 @@ def _test(spec: RunSpec, task: Task, net: nn.Module, condition: str) -> float:
         seed_rng(generator(CPU, spec.seed).initial_seed(), task.device)
         totals = score(net, task, condition, "test", precision=spec.fit.precision)
     return means(totals)[task.metric.name]
-
-
-def _yardsticks(task: Task, conditions: Sequence[str]) -> dict[str, Any]:
-    """What needs no model, where a task has such figures."""
-    found = getattr(task, "yardsticks", None)
-    return {} if found is None else {"yardsticks": {c: found(c, "test") for c in conditions}}
 
 
 KEY = "riglstm"
