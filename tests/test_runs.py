@@ -23,15 +23,12 @@ from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import Interrupted
 from riglstm.models import MODELS
+from test_executor import FIT, TASK
 from train_helpers import last_step
 
-TASK: dict[str, Any] = {
-    **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4", "P=6")},
-    **{"batch_size": 16, "validation_size": 20, "test_size": 30},
-}
-FIT = Fit(updates=6, lr=0.03, evaluate_every=2, checkpoint_every=3, device="cpu", tensorboard=False)
 SPEC = RunSpec(
-    *("copying", TASK, "riglstm", 12, {"num_cells": 3, "variant": "rand_cells"}, FIT), seed=1
+    *("copying", {**TASK, "conditions": ("P=4", "P=6")}),
+    *("riglstm", 12, {"num_cells": 3, "variant": "rand_cells"}, FIT, 1),
 )
 
 
@@ -203,12 +200,11 @@ BAD = Row("RIM", "rim", 12, {"num_cells": 3, "active_cells": 2}, fit={"lr": 1e38
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     """A table of two models, one of which diverges."""
-    task = {name: value for name, value in TASK.items() if name != "conditions"}
     recipe = Recipe(
         {"lstm": GOOD, "rim": BAD},
         settings={"M=1": Setting("P=2", {"M": 1}), "M=2": Setting("P=2", {"M": 2})},
         conditions=("P=4", "P=6"),
-        task=task,
+        task=TASK,
         fit=FIT,
         models=("lstm", "rim"),
         seeds=1,
@@ -342,5 +338,5 @@ def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus() -> None:
     spec = RunSpec("copying", TASK, "rim", 12, {"num_cells": 3}, Fit(), 0)
     assert build(spec, "cuda")[1].get_submodule("core")._compiled is not None  # type: ignore[union-attr]
     assert build(spec, "cpu")[1].get_submodule("core")._compiled is None  # type: ignore[union-attr]
-    table = complexity.table(None, "quick", "cuda", None, (2, 3), 2)
+    table = complexity.table(None, "quick", "cuda", sizes=(2, 3), batch_size=2)
     assert torch.cuda.get_device_name() in table.markdown
