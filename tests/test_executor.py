@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,14 +72,6 @@ def use_script(monkeypatch: Patch, script: str) -> None:
     monkeypatch.setattr(executor, "WORKER", ("-c", start + script))
 
 
-@pytest.fixture
-def heard() -> Iterator[None]:
-    """Ctrl-C is heard, also where a shell has started the tests in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def interrupt_when(made: list[Path], *signals: int) -> None:
     """Ctrl-C, or others, to this process as soon as all the files are there."""
 
@@ -122,7 +114,6 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
         assert threads == "4"
 
 
-@pytest.mark.usefixtures("heard")
 def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -139,7 +130,6 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-@pytest.mark.usefixtures("heard")
 def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
     interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
@@ -149,7 +139,6 @@ def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.usefixtures("heard")
 def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit('the disk is full')")
     interrupt_when([tmp_path / "a"])

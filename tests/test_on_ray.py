@@ -27,7 +27,7 @@ from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
-from test_executor import Heard, several, use_script
+from test_executor import Heard, interrupt_when, several, use_script
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -225,17 +225,8 @@ def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
 
 def test_a_task_that_ray_cancels_lets_its_process_save(tmp_path: Path, monkeypatch: Patch) -> None:
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit(130)")
-
-    def interrupt() -> None:
-        while not (tmp_path / "a").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=interrupt, daemon=True).start()
-    made = make_run(driver(tmp_path), "a")
-    signal.signal(signal.SIGINT, before)
-    assert made == ("", False)
+    interrupt_when([tmp_path / "a"])
+    assert make_run(driver(tmp_path), "a") == ("", False)
 
 
 def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path) -> None:
