@@ -176,7 +176,8 @@ def _ways(case: Case, work: str, ours: RigLSTM, x: Tensor) -> dict[str, Callable
     plain: dict[str, Run] = {LSTM: run_lstm, OURS: run_ours}
     ways: dict[str, Callable[[], Run]] = {LSTM: lambda: run_lstm, OURS: lambda: run_ours}
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
-        ways[LSTM + ONEDNN_OFF] = lambda: without_onednn(run_lstm)
+        # By torch's own kernels of a CPU, which are faster for some sizes.
+        ways[LSTM + ONEDNN_OFF] = lambda: onednn(False)(run_lstm)
     if case.captured:
         ways |= {name + CAPTURED: partial(replayed, run) for name, run in plain.items()}
     return ways
@@ -231,16 +232,6 @@ def onednn(enabled: bool | None) -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.set_flags(before, None, None, None)
-
-
-def without_onednn(run: Run) -> Run:
-    """The work by torch's own kernels of a CPU, which are faster for some sizes."""
-
-    def other() -> tuple[Tensor, ...]:
-        with onednn(False):
-            return run()
-
-    return other
 
 
 def in_one_piece(lstm: nn.LSTM) -> nn.LSTM:
