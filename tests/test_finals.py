@@ -20,6 +20,7 @@ from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.search import Space, read_space, spec
 from riglstm.lab.tables.table import tables
 from riglstm.models import build
+from test_search import sweep
 
 ROOT = Path(__file__).parents[1]
 WITH_FINALS = [
@@ -203,14 +204,13 @@ def test_a_model_that_lacks_trials_is_refused_with_the_command_that_makes_them(
     failed = [{**said, "failed": "NaN"} for said in lines]
     assert "lstm must have a trial that did not fail, got 3" in lacking(space, "lstm", failed)
     for said in lines[:2]:
-        search.append(tmp_path / "trials" / "tiny.jsonl", said)
-    words = ["sweep", str(tiny), "--finals", "--results", str(tmp_path), "--models", "lstm"]
-    assert main([*words, "--out", str(tmp_path / "runs")]) == 2
+        search.append(tmp_path / "results" / "trials" / "tiny.jsonl", said)
+    assert sweep(tiny, "--finals", "--models", "lstm") == 2
     assert (
         "lstm must have all its 3 trials before its final runs, got 2; make the other 1 with: "
         "riglstm sweep protocol/tiny.toml --models lstm"
     ) in capsys.readouterr().err
-    assert main([*words, "--trials", "0"]) == 2
+    assert sweep(tiny, "--finals", "--models", "lstm", "--trials", "0") == 2
     assert "got --trials as well" in capsys.readouterr().err
     leads = str(ROOT / "protocol" / "leads-mnist.toml")
     assert main(["sweep", leads, "--finals"]) == 2
@@ -229,10 +229,10 @@ ROW = ResultRow(
 def test_what_the_other_rule_chose_before_is_not_trained_again(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space, table = read_space(tiny), tmp_path / "copying.csv"
+    space, results = read_space(tiny), tmp_path / "results"
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.4, 0.2), t2=(0.5, 0.6))
     for said in lines:
-        search.append(tmp_path / "trials" / "tiny.jsonl", said)
+        search.append(results / "trials" / "tiny.jsonl", said)
     made = plan(space, ["lstm"], lines, tmp_path, "cpu")
     for final in made:
         row = replace(
@@ -241,11 +241,10 @@ def test_what_the_other_rule_chose_before_is_not_trained_again(
             **{"metric": "accuracy@P=6", "chosen_on": "validation@P=6", "trial": "2"},
             **{"recipe": final.spec.recipe(), "run": final.folder.name, "rule": SHIFTED},
         )
-        rows.append(table, [row])
-    words = ["sweep", str(tiny), "--finals", "--results", str(tmp_path), "--models", "lstm"]
-    assert main([*words, "--out", str(tmp_path / "runs"), "--device", "cpu"]) == 0
+        rows.append(results / "copying.csv", [row])
+    assert sweep(tiny, "--finals", "--models", "lstm") == 0
     assert "0 final runs to make" in capsys.readouterr().out
-    found = {(row.run, row.rule) for row in rows.read(table)}
+    found = {(row.run, row.rule) for row in rows.read(results / "copying.csv")}
     assert found == {(f.folder.name, r) for f in made for r in (AT_HOME, SHIFTED)}
 
 

@@ -55,6 +55,12 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
+def sweep(space: Path, *more: str) -> int:
+    """The exit code of the command on a space, beside which its runs and results lie."""
+    beside = ("--out", str(space.with_name("runs")), "--results", str(space.with_name("results")))
+    return main(["sweep", str(space), "--device", "cpu", *beside, *more])
+
+
 @pytest.mark.parametrize("path", SPACES, ids=[path.stem for path in SPACES])
 def test_every_space_of_the_protocol_can_be_built(path: Path) -> None:
     space = read_space(path)
@@ -253,25 +259,18 @@ def test_the_command_stops_hopeless_trials_and_says_so_in_their_lines(
     _, planned = trials
     for one in planned[:5]:
         with_scores(one.folder, 1.0, 1.0)
-    command = ["sweep", str(tiny), "--models", "lstm", "--trials", "5", "--device", "cpu"]
-    results = tiny.with_name("results")
-    out = ["--results", str(results), "--out", str(planned[0].folder.parent)]
-    assert main([*command, *out]) == 0
-    (said,) = search.read_lines(results / "trials" / "tiny.jsonl")
+    assert sweep(tiny, "--models", "lstm", "--trials", "5") == 0
+    (said,) = search.read_lines(tiny.with_name("results") / "trials" / "tiny.jsonl")
     assert said["failed"].startswith("stopped early after ")
     assert "trial 5: failed: stopped early after" in capsys.readouterr().err
 
 
 def test_without_optuna_it_says_what_to_install(
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     tiny.write_text(TINY.replace("trials = 3", "trials = 3\nstop = 'median'"))
-    out = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "runs")]
-    assert main(["sweep", str(tiny), *out, "--device", "cpu"]) == 2
+    assert sweep(tiny) == 2
     assert "needs optuna, which is not installed: pip install 'riglstm[search]'" in (
         capsys.readouterr().err
     )
@@ -397,22 +396,19 @@ def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
 ) -> None:
     script = "import sys; sys.exit('the disk is full')"
     monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", script))
-    results, runs = tmp_path / "results", tmp_path / "runs"
-    words = ["sweep", str(tiny), "--results", str(results), "--out", str(runs), "--device", "cpu"]
-    assert main([*words, "--models", "lstm", "--trials", "0"]) == 2
+    assert sweep(tiny, "--models", "lstm", "--trials", "0") == 2
     said = capsys.readouterr()
     assert "1 trials ended with an error" in said.err
-    assert re.search(rf"lstm M=1 trial 0 seed 0, in {runs}/.*: the disk is full", said.err)
+    assert re.search(rf"lstm M=1 trial 0 seed 0, in {tmp_path}/runs/.*: the disk is full", said.err)
     assert "written" not in said.out
-    assert not results.exists()
+    assert not (tmp_path / "results").exists()
 
 
 def test_data_that_is_not_there_is_said_before_the_first_trial(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny.write_text('table = "mnist"\nsetting = "7x7"\nbudget = "quick"\nmodels = ["lstm"]\n')
-    words = ["sweep", str(tiny), "--results", str(tmp_path / "r"), "--data-dir", str(tmp_path)]
-    assert main([*words, "--out", str(tmp_path / "runs")]) == 2
+    assert sweep(tiny, "--data-dir", str(tmp_path)) == 2
     assert "mnist" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
@@ -421,13 +417,13 @@ def test_data_that_is_not_there_is_said_before_the_first_trial(
 def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
     content: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out = tmp_path / "trials" / "tiny.jsonl", tmp_path / "runs"
-    path.parent.mkdir()
+    path = tmp_path / "results" / "trials" / "tiny.jsonl"
+    path.parent.mkdir(parents=True)
     path.write_bytes(content.encode("latin-1"))
-    assert main(["sweep", str(tiny), "--results", str(tmp_path), "--out", str(out)]) == 2
+    assert sweep(tiny) == 2
     assert "must hold the trials of a search" in capsys.readouterr().err
     assert path.read_bytes() == content.encode("latin-1")
-    assert not out.exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_every_line_is_of_a_trial_of_its_space_and_names_commit_and_device() -> None:
