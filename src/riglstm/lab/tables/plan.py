@@ -154,10 +154,9 @@ def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dic
 def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options that were not given, but for those that a variant sets and those of the machine."""
     parameters = dict(inspect.signature(MODELS[model]).parameters)
-    set_already = {*PLACE, *given}
     if model == "riglstm":
         parameters |= inspect.signature(RigLSTM).parameters
-        set_already |= changes_of(given).keys()
+    set_already = {*PLACE, *given, *changes_of(given)}
     return {n: parameters[n].default for n in options_of(model) if n not in set_already}
 
 

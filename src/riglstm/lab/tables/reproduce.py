@@ -72,9 +72,9 @@ class Reproduced(NamedTuple):
 def reproduce(
     name: str,
     asked: Sequence[Planned],
-    budget: Budget = "quick",
-    root: Path | str = "runs",
-    out: Path | str = "out",
+    budget: Budget,
+    root: Path,
+    out: Path,
     data_dir: Path | None = None,
     *,
     jobs: int = 1,
@@ -111,7 +111,7 @@ def reproduce(
     make = partial(run, data_dir=data_dir, deadline=deadline, jobs=jobs)
     if executor is None:
         executor = InProcess(deadline) if jobs == 1 else Processes(jobs, deadline)
-    return complete(asked, make, render, Path(out), file, executor, again)
+    return complete(asked, make, render, out, file, executor, again)
 
 
 def unfinished(asked: Sequence[Planned]) -> list[Planned]:
@@ -165,10 +165,10 @@ def complete(
 FOLDER = re.compile(r".+-seed(\d+)-[0-9a-f]{8}")
 
 
-def begun(name: str, asked: Sequence[Planned], budget: Budget, root: Path | str) -> list[Planned]:
+def begun(name: str, asked: Sequence[Planned], budget: Budget, root: Path) -> list[Planned]:
     """The runs of all rows that have one, and those of other seeds than asked for."""
     seeds, fit = {p.spec.seed for p in asked}, asked[0].spec.fit
-    names = (path.name for path in Path(root).glob(f"{TABLES[name].task}-*"))
+    names = (path.name for path in root.glob(f"{TABLES[name].task}-*"))
     there = filter(None, map(FOLDER.fullmatch, names))
     every = sorted({*seeds, *(int(found[1]) for found in there)})
     models = list(recipe(name, budget).rows)
