@@ -113,9 +113,8 @@ def main(args: Sequence[str]) -> None:
         return
     print(f"{title}, into {out}", flush=True)
     again = flags.again("train", args, "--resume")
-    how: dict[str, Any] = {"resume": where.resume, "again": again, "deadline": deadline}
     try:
-        result = run(spec, out, where.data_dir, **how)
+        result = run(spec, out, where.data_dir, resume=where.resume, again=again, deadline=deadline)
     except OutOfTime as stop:
         print(f"time is up: {stop}")
         return

@@ -152,12 +152,11 @@ def complete(
         raise
     rendered = render()
     paths = rendered.write(out, file)
-    states = [p.state for p in asked]
     return Reproduced(
         rendered,
         paths,
-        failed=states.count("failed"),
-        left=states.count("new") + states.count("partial"),
+        failed=sum(p.state == "failed" for p in asked),
+        left=len(unfinished(asked)),
         errors=tuple(errors),
     )
 

@@ -197,7 +197,7 @@ def options(space: Space, model: str, label: str) -> dict[str, Any]:
     refused = {*changes_of(row.options)}
     if row.model == "riglstm" and not steady(row):
         refused.add("steady_start")
-    known = {*options_of(row.model)} - refused
+    known = {f"model.{name}" for name in options_of(row.model) if name not in refused}
     changed = dict(space.every)
     if space.source is not None:
         changed = {**options(space.source, space.recipe_of[1], label), **changed}
@@ -207,11 +207,7 @@ def options(space: Space, model: str, label: str) -> dict[str, Any]:
         drawn = {**space.shared, **space.own.get(model, {})}
         names = drawn if label != "0" else drawn.keys() & {UPDATES}
         changed |= {name: _draw(drawn[name], name, int(label), space.trials) for name in names}
-    return {
-        name: value
-        for name, value in changed.items()
-        if not name.startswith("model.") or name.removeprefix("model.") in known
-    }
+    return {n: v for n, v in changed.items() if n in known or not n.startswith("model.")}
 
 
 def _draw(choices: Any, name: str, trial: int, trials: int) -> Any:
