@@ -222,11 +222,8 @@ def captured(run: Run) -> Run:
 
 
 @contextlib.contextmanager
-def onednn(enabled: bool | None) -> Iterator[None]:
+def onednn(enabled: bool) -> Iterator[None]:
     """Switch oneDNN. torch.backends.mkldnn.flags would also set, and warn about, TF32."""
-    if enabled is None:
-        yield
-        return
     before, *_ = torch.backends.mkldnn.set_flags(enabled, None, None, None)
     try:
         yield

@@ -159,7 +159,7 @@ def measured(
         # The processor's own time, which other programs do not take.
         in_seconds = partial(by_clock, time.process_time)
 
-    def work(size: int, mode: bool | None) -> Callable[[], Tensor]:
+    def work(size: int, mode: bool) -> Callable[[], Tensor]:
         gen = torch.Generator().manual_seed(0)
         pixels = torch.randint(2, (size**2, batch_size, 1), generator=gen).to(device)
 
@@ -174,7 +174,7 @@ def measured(
         run()
         return min(in_seconds(run) for _ in range(3))
 
-    label, mode = row.label, None
+    label, mode = row.label, bool(torch.backends.mkldnn.enabled)
     if row.model == "lstm" and device.type == "cpu" and torch.backends.mkldnn.is_available():
         mode = min((True, False), key=brief)
         label += f", oneDNN {'on' if mode else 'off'}"
