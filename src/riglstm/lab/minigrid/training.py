@@ -46,7 +46,7 @@ def train(
     """
     frames = config.whole(frames)
     checkpoints = Checkpoints(folder, net)
-    start = checkpoints.latest(print)
+    start = checkpoints.latest()
     with (
         Environments([level] * config.envs, seed, workers=config.workers) as envs,
         StopRequest(speaks=True) as request,

@@ -16,7 +16,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from riglstm.lab.train.folder import RunFolder, atomic_write, differences
+from riglstm.lab.train.progress import say
 
 KEPT = 2
-NAME = re.compile(r"step-\d+\.ckpt")
 HEAD = b"riglstm checkpoint, sha256 %s\n"
 
 
@@ -59,12 +59,9 @@ class Checkpoints:
         """The file of the checkpoint after that many updates."""
         return self.folder.checkpoints / f"step-{step}.ckpt"
 
-    def latest(self, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """The newest that is whole and of this run; None where there is none at all.
-
-        `say` is told of each that had to be passed over.
-        """
-        paths = [p for p in self.folder.checkpoints.glob("*") if NAME.fullmatch(p.name)]
+    def latest(self) -> dict[str, Any] | None:
+        """The newest that is whole and of this run; None where there is none at all."""
+        paths = self.folder.made(self.folder.checkpoints)
         paths.sort(key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
         faults: list[str] = []
         for number, path in enumerate(paths):
@@ -74,7 +71,8 @@ class Checkpoints:
             except UnusableError as error:
                 faults.append(str(error))
                 continue
-            if faults:
+            # Of several processes the first speaks for all.
+            if faults and self.folder.writes:
                 say(f"{'; '.join(faults)}; going on from {path.name}, the one before")
             self.kept = paths[number:]
             return checkpoint

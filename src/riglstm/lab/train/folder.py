@@ -127,7 +127,7 @@ class RunFolder:
             self.sweep()
             yield
         except Exception as error:
-            if begun_here and not isinstance(error, Diverged) and not self._made(self.checkpoints):
+            if begun_here and not isinstance(error, Diverged) and not self.made(self.checkpoints):
                 self.empty()
             raise
         finally:
@@ -221,7 +221,7 @@ class RunFolder:
         """Delete the weights of all other steps."""
         wanted = {self.weights_of(step) for step in steps}
         if self.writes:
-            for path in self._made(self.weights):
+            for path in self.made(self.weights):
                 if path not in wanted:
                     path.unlink()
 
@@ -237,13 +237,13 @@ class RunFolder:
 
     def _empty(self, folder: Path) -> None:
         """Remove what the run has made in one of its folders, and the folder if it is empty."""
-        for path in self._made(folder):
+        for path in self.made(folder):
             if path != self.config:
                 path.unlink(missing_ok=True)
         if folder != self.path:
             _remove_empty([folder])
 
-    def _made(self, folder: Path, ending: str = "") -> list[Path]:
+    def made(self, folder: Path, ending: str = "") -> list[Path]:
         """What the run has made in one of its folders, by names that have this ending, too."""
         names = f"({MADE['' if folder == self.path else folder.name]}){ending}"
         paths = folder.iterdir() if folder.is_dir() else ()
@@ -280,7 +280,7 @@ class RunFolder:
         """Remove the files that a kill left half-written."""
         if self.writes:
             for folder in (self.path, self.checkpoints, self.weights):
-                for path in self._made(folder, HALF):
+                for path in self.made(folder, HALF):
                     path.unlink(missing_ok=True)
 
 

@@ -46,7 +46,7 @@ from riglstm.lab.train.config import (
 )
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import captured
-from riglstm.lab.train.progress import Log, Progress, say
+from riglstm.lab.train.progress import Log, Progress
 from riglstm.lab.train.stopping import (
     NEVER,
     Deadline,
@@ -100,8 +100,7 @@ def fit(
     """
     training = Training(net, task, config, seed, folder)
     training.hopeless = hopeless
-    # Of several processes the first speaks for all.
-    state = training.checkpoints.latest(say if folder.writes else lambda line: None)
+    state = training.checkpoints.latest()
     if state is not None:
         training.load_state_dict(state)
     if training.stopped is None:
