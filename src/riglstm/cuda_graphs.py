@@ -40,8 +40,7 @@ class Captured:
     ) -> None:
         self.graph = torch.cuda.CUDAGraph()
         # What other threads do meanwhile, to pin memory say, is no mistake.
-        mode = "thread_local"
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode=mode):
+        with torch.cuda.graph(self.graph, pool, stream, "thread_local"):
             self.results = work()
         self.pool = self.graph.pool()
 
@@ -70,11 +69,11 @@ class Loop:
     own: tuple[Tensor | None, ...]
     """The arguments, apart from the caller's autograd graph."""
     outputs: tuple[Tensor, ...]
-    """Of the last forward pass, with its autograd graph."""
+    """Those of the last forward pass that have a gradient, with their autograd graph."""
     differentiable: tuple[bool, ...]
-    """Which outputs have a gradient."""
+    """Which of all outputs these are."""
     output_grads: Sequence[Tensor | None]
-    """Where the backward pass starts from; of the differentiable outputs."""
+    """Where the backward pass starts from; of `outputs`."""
 
     def __init__(
         self, function: Function, given: Given, fixed: Sequence[Tensor] = (), quiet: bool = False
@@ -121,12 +120,13 @@ class Loop:
 
     def _forward(self) -> tuple[Tensor, ...]:
         with torch.set_grad_enabled(self.learns), self.autocast, self.quiet():
-            self.outputs = self.function(*self.own)
-        self.differentiable = tuple(o.requires_grad for o in self.outputs)
-        return tuple(o.detach() for o in self.outputs)
+            made = self.function(*self.own)
+        self.outputs = tuple(o for o in made if o.requires_grad)
+        self.differentiable = tuple(o.requires_grad for o in made)
+        return tuple(o.detach() for o in made)
 
     def _backward(self) -> tuple[Tensor | None, ...]:
-        pairs = zip([o for o in self.outputs if o.requires_grad], self.output_grads, strict=True)
+        pairs = zip(self.outputs, self.output_grads, strict=True)
         outputs, grads = zip(*((o, g) for o, g in pairs if g is not None), strict=True)
         learned = [t for t in self.all() if t is not None and t.requires_grad]
         del self.outputs
@@ -158,9 +158,7 @@ class Graphed(Loop):
             stream = torch.cuda.Stream()
             self.forward_pass = Captured(self._forward, stream)
             if self.learns:
-                outputs = [o for o in self.outputs if o.requires_grad]
-                self.output_grads = [torch.empty_like(o) for o in outputs]
-                del outputs
+                self.output_grads = [torch.empty_like(o) for o in self.outputs]
                 self.backward_pass = Captured(self._backward, stream, self.forward_pass.pool)
 
     def run(self, given: Given) -> tuple[Tensor, ...]:
@@ -189,9 +187,7 @@ class Graphed(Loop):
             for _ in range(2):
                 self._forward()
                 if self.learns:
-                    outputs = [o for o in self.outputs if o.requires_grad]
-                    self.output_grads = [torch.zeros_like(o) for o in outputs]
-                    del outputs
+                    self.output_grads = [torch.zeros_like(o) for o in self.outputs]
                     self._backward()
         torch.cuda.current_stream().wait_stream(stream)
 
