@@ -15,8 +15,6 @@ from typing import Any
 
 from riglstm.lab.train.folder import RunFolder, atomic_write, unwritten
 
-HEADER = "step,name,value\n"
-
 SECONDS = 30.0
 """Between two lines, where there is no bar: an evaluation may be hours off."""
 
@@ -55,7 +53,7 @@ class Progress:
         self.said = time.monotonic()
         # By the time that has gone, so that evaluations are counted in.
         speed = max(done - self.first, 1) / max(self.said - self.began, 1e-9)
-        left = duration((self.total - done) / speed)
+        left = datetime.timedelta(seconds=round((self.total - done) / speed))
         say(
             f"{self.unit} {done:,} of {self.total:,}{said and f': {said}'}; "
             f"{speed:,.3g} {self.unit}s/s, {left} left"
@@ -65,7 +63,6 @@ class Progress:
         """Show no more."""
         if self.bar is not None:
             self.bar.close()
-            self.bar = None
 
 
 def say(line: str) -> None:
@@ -75,11 +72,6 @@ def say(line: str) -> None:
         # In one piece, as several threads may have something to say.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
-
-
-def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
-    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 class Log:
@@ -99,7 +91,7 @@ class Log:
         text = self.path.read_bytes().decode("utf-8", "replace") if self.path.exists() else ""
         *lines, _ = text.split("\n")
         with atomic_write(self.path) as file:
-            file.write(HEADER.encode())
+            file.write(b"step,name,value\n")
             for line in lines:
                 at = line.partition(",")[0]
                 if at.isdecimal() and int(at) <= step:
