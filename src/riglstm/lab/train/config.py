@@ -132,12 +132,8 @@ def rate(config: Fit, step: int) -> float:
     return config.lr
 
 
-FACTOR = "factor"
-"""Of a group's step size, in the optimizer's groups."""
-
-
 def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
-    """AdamW; what has a step size or a decay of its own is a group of its own."""
+    """AdamW; each group has its decay, and as "factor" that of its step size."""
     named = list(net.named_parameters())
     if config.input_rate != 1 and not any(_of_input(name) for name, _ in named):
         raise ValueError(
@@ -145,17 +141,14 @@ def make_optimizer(net: nn.Module, config: Fit) -> Optimizer:
             f"views, got {config.input_rate}; leave it out"
         )
     free = set(no_decay_parameters(net))
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in named:
         factor = config.input_rate if _of_input(name) else 1.0
         decay = 0.0 if parameter in free else config.weight_decay
-        groups.setdefault((factor, decay), []).append(parameter)
-    own: list[dict[str, Any]] = [
-        {"params": parameters, FACTOR: factor, "weight_decay": decay}
-        for (factor, decay), parameters in groups.items()
-    ]
+        new = {"params": [], "factor": factor, "weight_decay": decay}
+        groups.setdefault((factor, decay), new)["params"].append(parameter)
     # Without decay it is Adam.
-    return AdamW(own, config.lr, fused=True)
+    return AdamW(list(groups.values()), config.lr, fused=True)
 
 
 def _of_input(name: str) -> bool:

@@ -33,7 +33,6 @@ from riglstm.lab.train.checkpoints import (
     set_rng_state,
 )
 from riglstm.lab.train.config import (
-    FACTOR,
     Fit,
     autocast,
     fork_rng,
@@ -106,8 +105,7 @@ def fit(
     if training.stopped is None:
         _train(training, StopRequest(folder.writes, deadline), again)
     assert training.stopped is not None
-    chosen = dict(training.choice.best)
-    return Fitted(chosen, training.step, training.seconds, training.stopped)
+    return Fitted(training.choice.best, training.step, training.seconds, training.stopped)
 
 
 def _train(training: Training, request: StopRequest, again: str) -> None:
@@ -284,7 +282,7 @@ class Training:
         else:
             norm = nn.utils.clip_grad_norm_(self.weights, config.clip_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate(config, self.step) * group.get(FACTOR, 1.0)
+            group["lr"] = rate(config, self.step) * group["factor"]
         self.optimizer.step()
         self.step += 1
         self.average.update(self.step)
