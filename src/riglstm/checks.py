@@ -292,8 +292,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 def check_dropout(dropout: float, num_layers: int) -> float:
     """Dropout is a probability, and has layers to sit between."""
     dropout = plain(dropout)
-    number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
-    if not number or not 0 <= dropout <= 1:
+    if not _is_number(dropout) or not 0 <= dropout <= 1:
         raise ValueError(f"dropout must be a probability in [0, 1], got {dropout!r}")
     if dropout > 0 and num_layers == 1:
         warnings.warn(
