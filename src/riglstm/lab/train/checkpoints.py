@@ -135,22 +135,6 @@ def _sum(content: bytes | memoryview) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
 
 
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the generators of the CPU and of `device`, for a checkpoint."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_rng_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set the generators as a checkpoint has them."""
-    torch.set_rng_state(state["cpu"])
-    # A run may be resumed on another kind of device.
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-
-
 NONE_YET = "0" * 64
 SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 

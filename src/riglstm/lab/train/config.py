@@ -80,8 +80,7 @@ class Fit:
     """Write TensorBoard's files too, where it is installed."""
 
     def __post_init__(self) -> None:
-        counts = ("updates", "evaluate_every", "checkpoint_every", "devices", "log_every")
-        for name in counts:
+        for name in ("updates", "evaluate_every", "checkpoint_every", "devices", "log_every"):
             check_whole(name, getattr(self, name))
         check_whole("warmup", self.warmup, low=0)
         if self.warmup >= self.updates:
@@ -256,6 +255,15 @@ def score(
         return task.score(net, condition, split, share)
 
 
+def rngs(device: torch.device) -> dict[str, torch.Generator]:
+    """The random generators that a run draws from: that of the CPU, and that of `device`."""
+    found = {"cpu": torch.default_generator}
+    if device.type == "cuda":
+        torch.cuda.init()
+        found["cuda"] = torch.cuda.default_generators[device.index]
+    return found
+
+
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """A context that leaves the generators of the CPU and of `device` as it found them."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
@@ -263,10 +271,8 @@ def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 def seed_rng(seed: int, device: torch.device) -> None:
     """Seed what `fork_rng` restores, and nothing else: torch's own seeds every GPU it sees."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
+    for rng in rngs(device).values():
+        rng.manual_seed(seed)
 
 
 def device_name(device: torch.device) -> str:

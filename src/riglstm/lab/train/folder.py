@@ -165,9 +165,8 @@ class RunFolder:
         """
         if not self.writes:
             return
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
-        session["started"] = now
+        session["started"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         if self.state == "new":
             self.write_json(self.config, config)
             self.write_json(self.run, session)

@@ -24,14 +24,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.checkpoints import (
-    Checkpoints,
-    Choice,
-    Chosen,
-    rng_state,
-    save_weights,
-    set_rng_state,
-)
+from riglstm.lab.train.checkpoints import Checkpoints, Choice, Chosen, save_weights
 from riglstm.lab.train.config import (
     Fit,
     autocast,
@@ -40,6 +33,7 @@ from riglstm.lab.train.config import (
     make_optimizer,
     products,
     rate,
+    rngs,
     score,
     seed_rng,
 )
@@ -225,9 +219,11 @@ class Training:
         self.shown.callback(self.progress.close)
         numbers = generator(torch.device("cpu"), self.seed, rank, self.step)
         seed_rng(numbers.initial_seed(), self.task.device)
-        # A run may be resumed in more processes than it had.
-        if rank < len(self.rng_states):
-            set_rng_state(self.rng_states[rank], self.task.device)
+        # A run may be resumed in more processes than it had, and on another kind of device.
+        states = self.rng_states[rank] if rank < len(self.rng_states) else {}
+        for name, rng in rngs(self.task.device).items():
+            if name in states:
+                rng.set_state(states[name])
 
     def run(self, request: StopRequest) -> bool:
         """Make updates and all that is due after them; False: stopped on request, and saved."""
@@ -389,7 +385,8 @@ class Training:
 
     def _save(self) -> None:
         self.log.flush()
-        self.rng_states = self._of_every_process(rng_state(self.task.device))
+        states = {name: rng.get_state() for name, rng in rngs(self.task.device).items()}
+        self.rng_states = self._of_every_process(states)
         now = time.monotonic()
         self.seconds, self.began = self.seconds + now - self.began, now
         if self.folder.writes:
