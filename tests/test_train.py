@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import riglstm.lab.train
-from riglstm.lab.tasks.base import Batch, Split, Totals, means
+from riglstm.lab.tasks.base import Batch, Totals, means
 from riglstm.lab.tasks.copying import Copying, CopyingTask
 from riglstm.lab.train.checkpoints import Choice, Chosen
 from riglstm.lab.train.config import Fit, pick, rate, score
@@ -210,9 +210,7 @@ class Scripted(Halves):
         super().__init__()
         self.scores = {name.replace("_", "="): iter(values) for name, values in scores.items()}
 
-    def score(
-        self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
-    ) -> Totals:
+    def score(self, net: nn.Module, condition: str, *rest: Any) -> Totals:
         value = torch.tensor(next(self.scores[condition]), dtype=torch.float64)
         return {"loss": value, "accuracy": 4 * value, "count": torch.tensor(4.0).double()}
 
@@ -295,11 +293,9 @@ class Watched(Halves):
         self.trained.append(self.look())
         return super().batch(seed, step, rows)
 
-    def score(
-        self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
-    ) -> Totals:
+    def score(self, *arguments: Any) -> Totals:
         self.scored.append(self.look())
-        totals = super().score(net, condition, split, share)
+        totals = super().score(*arguments)
         return {**totals, "accuracy": torch.tensor(float(len(self.scored))).double()}
 
 

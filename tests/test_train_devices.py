@@ -39,16 +39,11 @@ def worker(rank: int, port: int, target: Callable[..., None], *arguments: object
     target(*arguments)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
-
-
 def both(target: Callable[..., None], *arguments: object) -> list[ForkServerProcess]:
     """Two processes of one run."""
-    port = free_port()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     return [start(worker, rank, port, target, *arguments) for rank in (0, 1)]
 
 

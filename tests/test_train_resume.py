@@ -38,21 +38,16 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Scripted(Deadline):
-    """Near when `happened` says so, whatever the time is; remembers what was asked for."""
+class NearWhen:
+    """A deadline near when `happened` says so, whatever the time is; remembers what was asked."""
 
-    happened: Callable[[], bool]
-    pauses: list[float]
+    def __init__(self, happened: Callable[[], bool]) -> None:
+        self.happened = happened
+        self.pauses: list[float] = []
 
     def near(self, pause: float) -> bool:
         self.pauses.append(pause)
         return self.happened()
-
-
-def near_when(happened: Callable[[], bool]) -> Scripted:
-    deadline = Scripted()
-    deadline.happened, deadline.pauses = happened, []
-    return deadline
 
 
 def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
@@ -61,7 +56,7 @@ def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
     seconds, state = 0.0, {}
     for updates in (2, 12, 9, 17):
         left = iter(range(updates - 1))
-        deadline = near_when(lambda left=left: next(left, None) is None)  # type: ignore[misc]
+        deadline = NearWhen(lambda left=left: next(left, None) is None)  # type: ignore[misc]
         with pytest.raises(OutOfTime, match=r"stopped, and saved; .* go on with: more"):
             train(tmp_path, resume=True, again="more", deadline=deadline)
         newest = max((tmp_path / "checkpoints").iterdir(), key=lambda p: p.stat().st_mtime_ns)
@@ -70,7 +65,7 @@ def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
         seconds = state["seconds"]
     assert state["step"] == 40
     assert 0 < state["pause"] < seconds
-    at_the_end = near_when(lambda: last_step(tmp_path) == QUICK.updates)
+    at_the_end = NearWhen(lambda: last_step(tmp_path) == QUICK.updates)
     with pytest.raises(OutOfTime, match="trained to the end, and saved; not tested yet"):
         train(tmp_path, resume=True, deadline=at_the_end)
     # What is left is testing, and is done in any case: else no call would ever do it.
@@ -92,7 +87,7 @@ class MuchTested(Halves):
 def test_time_for_the_tests_is_kept_free_and_a_checkpoint_knows_it(
     conditions: tuple[str, ...], rules: int, tmp_path: Path
 ) -> None:
-    task, deadline = MuchTested(), near_when(lambda: False)
+    task, deadline = MuchTested(), NearWhen(lambda: False)
     task.conditions = conditions
     once = replace(QUICK, updates=2, warmup=0, evaluate_every=2, checkpoint_every=2)
     train(tmp_path, once, task=task, deadline=deadline)

@@ -62,9 +62,7 @@ def assert_same(a: object, b: object, where: str = "") -> None:
             assert_same(a[key], b[key], f"{where}/{key}")
     elif isinstance(a, list | tuple):
         assert isinstance(b, list | tuple), where
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{where}/{i}")
+        assert_same(dict(enumerate(a)), dict(enumerate(b)), where)
     else:
         assert a == b, where
 
