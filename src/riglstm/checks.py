@@ -227,8 +227,7 @@ def check_projection(value: object) -> None:
 
 
 def _is_number(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)  # type: ignore[arg-type]
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_update(soft_update: Any, scale: Any, bias: Any) -> tuple[Any, Any, Any]:
