@@ -114,13 +114,10 @@ def _train(training: Training, request: StopRequest, again: str) -> None:
             captured(training.net.get_submodule("core")) if capture else contextlib.nullcontext(),
         ):
             training.start(_launch(config, task.device))
-            with request:
+            with contextlib.closing(training.log), contextlib.closing(training.progress), request:
                 ended = training.run(request)
     except StopNow:
-        how = "stopped at once, without saving"
-        raise Interrupted(training.stop_message(how, again)) from None
-    finally:
-        training.shown.close()
+        raise Interrupted(training.stop_message("stopped at once, without saving", again)) from None
     kind = Interrupted if request.made else OutOfTime
     if not ended:
         raise kind(training.stop_message("stopped, and saved", again))
@@ -176,8 +173,6 @@ class Training:
     ) -> None:
         self.net, self.task, self.config, self.seed = net.to(task.device), task, config, seed
         self.folder, self.checkpoints = folder, Checkpoints(folder, net)
-        self.shown = contextlib.ExitStack()
-        """Closes the log and the progress, whatever ended the run."""
         self.weights = list(net.parameters())
         self.optimizer = make_optimizer(net, config)
         self.average = Average(self.weights, config.average)
@@ -214,9 +209,7 @@ class Training:
                     f"each has as much of it, got parts of {shapes}; change batch_size or devices"
                 )
         self.log = Log(self.folder, self.step, self.config.tensorboard)
-        self.shown.callback(self.log.close)
         self.progress = Progress(self.config.updates, "update", self.step, self.folder.writes)
-        self.shown.callback(self.progress.close)
         numbers = generator(torch.device("cpu"), self.seed, rank, self.step)
         seed_rng(numbers.initial_seed(), self.task.device)
         # A run may be resumed in more processes than it had, and on another kind of device.
