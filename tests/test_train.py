@@ -481,8 +481,6 @@ class Doubler:
 
 def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("riglstm.lab.train.graphed.GraphedCore", Doubler)
-    for name in ("get_rng_state", "set_rng_state"):
-        monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     core = network(Halves()).get_submodule("core")
     x = torch.randn(6, 4, 3)
     plain = core(x)[0]
@@ -515,8 +513,6 @@ def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(
         return doubler
 
     monkeypatch.setattr("riglstm.lab.train.graphed.GraphedCore", refusing_once)
-    for name in ("get_rng_state", "set_rng_state"):
-        monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     core, x = network(Halves()).get_submodule("core"), torch.randn(6, 4, 3)
     gc.disable()
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from riglstm.cuda_graphs import CAPTURING, Graphed
+from riglstm.lab.train.config import fork_rng
 from riglstm.models.base import State
 
 
@@ -77,17 +78,15 @@ def captured(core: nn.Module) -> Iterator[None]:
 
 
 def _capture(core: nn.Module, x: Tensor) -> GraphedCore:
-    random = torch.cuda.get_rng_state(x.device)
     try:
-        return GraphedCore(core, x)
+        # What is drawn in order to capture must not shift what the run draws.
+        with fork_rng(x.device):
+            return GraphedCore(core, x)
     except RuntimeError as error:
         raise RuntimeError(
             f"the training step of {type(core).__name__} could not be captured as CUDA graphs; "
             "train it without (--no-capture)"
         ) from error
-    finally:
-        # What was drawn in order to capture must not shift what the run draws.
-        torch.cuda.set_rng_state(random, x.device)
 
 
 def _kind(x: Tensor) -> tuple[Any, ...]:
