@@ -28,9 +28,6 @@ TASKS: dict[str, type[TaskConfig]] = {
 }
 """Ours alone; `find` knows others too."""
 
-GROUP = "riglstm.tasks"
-"""The group of entry points."""
-
 TAKEN = (*TASKS, "minigrid")
 """Names that no other task can have; the last is trained in another way."""
 
@@ -62,7 +59,7 @@ def register(name: str, options: type[TaskConfig]) -> None:
 
 def offered() -> EntryPoints:
     """The tasks of all packages that are installed; none is loaded."""
-    return entry_points(group=GROUP)
+    return entry_points(group="riglstm.tasks")
 
 
 @functools.cache

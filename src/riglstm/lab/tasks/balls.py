@@ -117,6 +117,9 @@ class BallsTask:
         self.conditions = tuple(dict.fromkeys((self.trained_on, *others)))
         self._shuffled = Shuffled(config.sequences, config.batch_size, device)
         self._loaded: dict[tuple[Scene, str], Tensor] = {}
+        # The frames that a roll-out is given, and those that it is scored on.
+        self._seen = slice(config.context)
+        self._scored = slice(config.context, config.context + config.rollout_frames)
 
     def network(self, core: Core) -> BallsNetwork:
         """Encoder, core and decoder."""
@@ -180,14 +183,13 @@ class BallsTask:
         "iou" and "iou_last" are the overlap of predicted balls with true ones in a roll-out, on
         average and in its last frame: what predicts the mean image finds no ball, and has 0.
         """
-        seen, scored = self._cut()
         totals = empty_totals(self.device, "loss", "bce", "iou", "iou_last", "count")
         with evaluating(net):
             for frames in self._batches(condition, split, share):
                 totals["loss"] += _from_logits(net(frames[:-1]), frames[1:]).double().sum()
-                predicted = self._roll_out(net, frames[seen])
-                totals["bce"] += _from_probabilities(predicted, frames[scored]).double().sum()
-                overlap = _overlap(predicted, frames[scored]).double()  # (T, B)
+                predicted, truth = self._roll_out(net, frames), frames[self._scored]
+                totals["bce"] += _from_probabilities(predicted, truth).double().sum()
+                overlap = _overlap(predicted, truth).double()  # (T, B)
                 totals["iou"] += overlap.mean(dim=0).sum()
                 totals["iou_last"] += overlap[-1].sum()
                 totals["count"] += frames.shape[1]
@@ -198,10 +200,10 @@ class BallsTask:
         packed = self.packed(condition, split)
         check_whole("the index of a sequence", index, low=0, high=len(packed) - 1)
         frames = _frames(packed[index : index + 1])
-        seen, scored = self._cut()
         with evaluating(net):
-            predicted = self._roll_out(net, frames[seen])
-        return Rollout(*(f[:, 0].cpu() for f in (frames[seen], frames[scored], predicted)))
+            predicted = self._roll_out(net, frames)
+        shown = (frames[self._seen], frames[self._scored], predicted)
+        return Rollout(*(f[:, 0].cpu() for f in shown))
 
     def yardsticks(self, condition: str, split: Split) -> dict[str, float]:
         """The metric of what needs no model, as a mean.
@@ -209,12 +211,11 @@ class BallsTask:
         "constant" and "mean image" know the training set, "last frame" the last true frame, moved
         away from 0 and 1 by the number that follows.
         """
-        seen, scored = self._cut()
         mean = self._mean_image.clamp(EDGE, 1 - EDGE)
         names = ("constant", "mean image", *(f"last frame {edge}" for edge in LAST_FRAME))
         totals = empty_totals(self.device, *names, "count")
         for frames in self._batches(condition, split, (0, 1)):
-            last, truth = frames[seen][-1], frames[scored]
+            last, truth = frames[self._seen][-1], frames[self._scored]
             repeated = (last.clamp(edge, 1 - edge) for edge in LAST_FRAME)
             for name, guess in zip(names, (mean.mean(), mean, *repeated), strict=True):
                 bce = _from_probabilities(guess.expand_as(truth), truth)
@@ -222,13 +223,8 @@ class BallsTask:
             totals["count"] += truth.shape[1]
         return means(totals)
 
-    def _cut(self) -> tuple[slice, slice]:
-        """The frames that a roll-out is given, and those that it is scored on."""
-        context = self.config.context
-        return slice(context), slice(context, context + self.config.rollout_frames)
-
-    def _roll_out(self, net: nn.Module, seen: Tensor) -> Tensor:
-        return cast(BallsNetwork, net).roll_out(seen, self.config.rollout_frames)
+    def _roll_out(self, net: nn.Module, frames: Tensor) -> Tensor:
+        return cast(BallsNetwork, net).roll_out(frames[self._seen], self.config.rollout_frames)
 
     @functools.cached_property
     def _mean_image(self) -> Tensor:

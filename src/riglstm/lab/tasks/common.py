@@ -112,21 +112,15 @@ class InOrder(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (ids,) = ctx.saved_tensors
-        with _deterministic():
+        # torch's public switch also loads its compiler's options, which takes a second.
+        was = torch._C._get_deterministic_algorithms()
+        warned = torch._C._get_deterministic_algorithms_warn_only()
+        # Strict where the caller is.
+        torch._C._set_deterministic_algorithms(True, warn_only=warned or not was)
+        try:
             return None, _gradient(grad, ids, ctx.rows, -1, False)
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    # torch's public switch also loads its compiler's options, which takes a second.
-    was = torch._C._get_deterministic_algorithms()
-    warned = torch._C._get_deterministic_algorithms_warn_only()
-    # Strict where the caller is.
-    torch._C._set_deterministic_algorithms(True, warn_only=warned or not was)
-    try:
-        yield
-    finally:
-        torch._C._set_deterministic_algorithms(was, warn_only=warned)
+        finally:
+            torch._C._set_deterministic_algorithms(was, warn_only=warned)
 
 
 class Shuffled:

@@ -97,14 +97,12 @@ def alone_in(folder: Path, show: Show) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except filelock.Timeout:
         show(f"waiting for another process that makes files in {folder}")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def find(name: str, data_dir: Path | None = None) -> Path:

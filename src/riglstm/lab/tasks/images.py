@@ -247,9 +247,6 @@ class ImageTask:
         self.conditions = tuple(dict.fromkeys((self.trained_on, *config.conditions)))
         self._read = read
         self._positions: dict[Size, Tensor] = {}
-        rows = torch.arange(config.size**2, device=device).view(config.size, config.size)
-        self._mirror = rows.flip(1).flatten()
-        """Where the pixels of a training picture come from in its mirror image."""
 
     @functools.cached_property
     def pictures(self) -> Pictures:
@@ -301,7 +298,9 @@ class ImageTask:
             gen = generator(CPU, seed, step, FLIPS)
             flipped = torch.rand(self.config.batch_size, generator=gen)[rows] < 0.5
             flipped = flipped[:, None, None].to(self.device)
-            pixels = torch.where(flipped, pixels[:, self._mirror], pixels)
+            size = self.config.size
+            mirrored = pixels.unflatten(1, (size, size)).flip(2).flatten(1, 2)
+            pixels = torch.where(flipped, mirrored, pixels)
         labels = self.pictures.labels["training"].index_select(0, chosen)
         return Batch(pixels.transpose(0, 1), labels)
 
