@@ -144,7 +144,7 @@ class Frames:
         self.codes: dict[bytes, int] = {}
         self.pieces: list[Tensor] = []
         self.seen: set[int] = set()
-        self.features: Tensor | None = None
+        self.features = torch.empty(0, device=device)
         if known is not None and len(known):
             self.look(known.numpy())
             self.seen.clear()
@@ -180,9 +180,9 @@ class Frames:
 
     def _extend(self, features: Tensor) -> None:
         used = len(self.codes) - len(features)
-        if self.features is None or len(self.codes) > len(self.features):
+        if len(self.codes) > len(self.features):
             room = features.new_empty(max(KNOWN, 2 * len(self.codes)), features.shape[1])
-            if self.features is not None:
+            if used:
                 room[:used] = self.features[:used]
             self.features = room
         self.features[used : len(self.codes)] = features

@@ -170,27 +170,6 @@ def advantages(
     return out
 
 
-def ppo_losses(
-    log_prob: Tensor,
-    value: Tensor,
-    entropy: Tensor,
-    old_log_prob: Tensor,
-    old_value: Tensor,
-    gained: Tensor,
-    clip: float,
-    normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Detail 12: means of policy, value and entropy, 0-d; `gained` are advantages."""
-    returns = old_value + gained
-    if normalise:
-        gained = (gained - gained.mean()) / (gained.std() + 1e-8)
-    ratio = (log_prob - old_log_prob).exp()
-    policy = -torch.minimum(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained)
-    near = old_value + (value - old_value).clamp(-clip, clip)
-    missed = torch.maximum((value - returns).square(), (near - returns).square())
-    return policy.mean(), missed.mean(), entropy.mean()
-
-
 class Agent:
     """An agent that learns in its environments: `update` after `update`.
 
@@ -253,7 +232,6 @@ class Agent:
             before = state
             if resets_at[t].any():
                 state = restart(first, state, resets[t].to(self.device))
-            assert book.features is not None
             y, state = step(book.features.index_select(0, codes[t]), state)
             outputs.append(y)
             if t == T:
@@ -311,13 +289,9 @@ class Agent:
                     tuple(s[:, pick] for s in states),
                 )
                 self._refresh(states, pick, last)
-                losses = ppo_losses(
-                    *(log_prob, value, entropy),
-                    *(log_probs[:, pick], values[:, pick], gained[:, pick]),
-                    clip=config.clip,
-                    normalise=config.normalise,
-                )
-                total += self._descend(*losses)
+                old = (log_probs[:, pick], values[:, pick])
+                policy, missed = self._clipped(log_prob, value, old, gained[:, pick])
+                total += self._descend(policy, missed, entropy.mean())
                 count += 1
         names = ("policy_loss", "value_loss", "entropy", "grad_norm")
         return dict(zip(names, (total / count).tolist(), strict=True))
@@ -340,6 +314,20 @@ class Agent:
         inside = after < states[0].shape[1]
         for stored, new in zip(states, last, strict=True):
             stored[:, after[inside]] = new.detach()[:, inside]
+
+    def _clipped(
+        self, log_prob: Tensor, value: Tensor, old: tuple[Tensor, Tensor], gained: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Detail 12: means of policy and critic; `old`: by the rollout, `gained`: advantages."""
+        old_log_prob, old_value = old
+        clip, returns = self.config.clip, old_value + gained
+        if self.config.normalise:
+            gained = (gained - gained.mean()) / (gained.std() + 1e-8)
+        ratio = (log_prob - old_log_prob).exp()
+        policy = -torch.minimum(ratio * gained, ratio.clamp(1 - clip, 1 + clip) * gained)
+        near = old_value + (value - old_value).clamp(-clip, clip)
+        missed = torch.maximum((value - returns).square(), (near - returns).square())
+        return policy.mean(), missed.mean()
 
     def _descend(self, policy: Tensor, value: Tensor, entropy: Tensor) -> Tensor:
         """Detail 13: one step of Adam; the losses, the entropy, the gradient's norm."""

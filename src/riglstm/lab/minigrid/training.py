@@ -158,7 +158,6 @@ def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tu
     actions, said = torch.full((B,), SKIP), time.monotonic()
     while len(live):
         x = book.look(envs.images[live.numpy()])
-        assert book.features is not None
         y, state = step(book.features.index_select(0, x), state)
         logits = act(y)
         noise = -torch.empty(episodes, logits.shape[1]).exponential_(generator=gen).log()
