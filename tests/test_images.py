@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from riglstm.lab.tasks.common import TokenNetwork
+from helpers import seeded
+from riglstm.lab.tasks.common import CPU, TokenNetwork
 from riglstm.lab.tasks.datasets import Images
 from riglstm.lab.tasks.images import (
     CIFAR10,
@@ -22,12 +23,10 @@ from riglstm.lab.tasks.images import (
 )
 from riglstm.models import build
 
-CPU = torch.device("cpu")
-
 
 def noise(train: int = 50, test: int = 20, channels: int = 1, side: int = 28) -> Images:
     """Pictures of random pixels, the same at every call."""
-    gen = torch.Generator().manual_seed(0)
+    gen = seeded(0)
 
     def draw(n: int) -> tuple[Tensor, Tensor]:
         shape = (n, channels, side, side)
@@ -37,16 +36,15 @@ def noise(train: int = 50, test: int = 20, channels: int = 1, side: int = 28) ->
     return Images(*draw(train), *draw(test))
 
 
-def small(images: Images | None = None, **options: Any) -> ImageTask:
+def small(
+    images: Images | None = None,
+    kind: type[SequentialImages] = MNIST,
+    device: torch.device = CPU,
+    **options: Any,
+) -> ImageTask:
     """A task of 4x4 pictures and a width of 6, so that it takes no time."""
-    config = MNIST(**{"size": 4, "conditions": ("5x5",), "input_size": 6, **options})
-    return ImageTask(config, lambda: images or noise(), CPU)
-
-
-def marked(n: int) -> Images:
-    """Pictures whose label is their number."""
-    pixels = torch.zeros(n, 1, 1, 1, dtype=torch.uint8)
-    return Images(pixels, torch.arange(n), pixels, torch.arange(n))
+    config = kind(**{"size": 4, "conditions": ("5x5",), "input_size": 6, **options})
+    return ImageTask(config, lambda: images or noise(), device)
 
 
 SIZES = [(28, f"{s}x{s}") for s in (14, 16, 19, 24)] + [(32, "16x16"), (32, "32x32")]
@@ -89,27 +87,24 @@ def test_a_step_of_cifar_shows_red_green_and_blue_of_one_pixel() -> None:
 
 
 def test_training_pictures_are_shown_like_test_pictures() -> None:
-    images = noise(train=10)
-    task = small(Images(*images[:2], *images[:2]), size=5)
-    drawn = task.batch(0, 0)
-    shown = task.examples("5x5", "test")
-    sequences = {
-        tuple(s.flatten().tolist()): int(y)
-        for s, y in zip(shown.inputs.unbind(1), shown.targets, strict=True)
-    }
-    for sequence, label in zip(drawn.inputs.unbind(1), drawn.targets, strict=True):
-        assert sequences[tuple(sequence.flatten().tolist())] == label
+    pixels, numbers = noise(train=10).train_images, torch.arange(10)
+    task = small(Images(pixels, numbers, pixels, numbers), size=5)
+    drawn, shown = task.batch(0, 0), task.examples("5x5", "test")
+    assert torch.equal(shown.targets, numbers)
+    assert torch.equal(drawn.inputs, shown.inputs[:, drawn.targets])
 
 
 def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
-    parts = split_up(marked(60_000), None, None, None)
+    pixels, numbers = torch.zeros(60_000, 1, 1, 1, dtype=torch.uint8), torch.arange(60_000)
+    images = Images(pixels, numbers, pixels, numbers)
+    parts = split_up(images, None, None, None)
     (_, train), (_, validation) = parts["training"], parts["validation"]
     assert (len(train), len(validation)) == (48_000, 12_000)
-    assert torch.equal(torch.cat((train, validation)).sort().values, torch.arange(60_000))
-    assert torch.equal(parts["test"][1], torch.arange(60_000))
+    assert torch.equal(torch.cat((train, validation)).sort().values, numbers)
+    assert torch.equal(parts["test"][1], numbers)
     # Pinned, so that results of other days stay comparable.
     assert validation[:8].tolist() == [0, 2, 11, 12, 24, 26, 35, 39]
-    again = split_up(marked(60_000), 1000, 100, 10)
+    again = split_up(images, 1000, 100, 10)
     assert [len(labels) for _, labels in again.values()] == [1000, 100, 10]
     for name, (_, labels) in again.items():
         assert set(labels.tolist()) < set(parts[name][1].tolist())
@@ -117,8 +112,7 @@ def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
 
 
 def test_a_split_larger_than_its_data_is_refused() -> None:
-    message = "train_size must be a whole number from 1 to 40, got 41"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="train_size must be a whole number from 1 to 40, got 41"):
         small(train_size=41).ready()
     with pytest.raises(ValueError, match="validation_size must be a whole number from 1 to 10"):
         small(validation_size=11).ready()
@@ -126,8 +120,7 @@ def test_a_split_larger_than_its_data_is_refused() -> None:
 
 @pytest.mark.parametrize("batch_size", [8, 7, 40, 100])
 def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
-    images = noise(train=50)
-    images = images._replace(train_labels=torch.arange(50))
+    images = noise(train=50)._replace(train_labels=torch.arange(50))
     task = small(images, batch_size=batch_size)
     steps = -(-160 // batch_size)
     labels = [task.batch(3, step).targets for step in range(steps)]
@@ -263,11 +256,8 @@ def test_tables_and_readout_start_in_the_range_that_is_asked_for(start_range: fl
 
 
 def test_half_of_the_pictures_are_mirrored() -> None:
-    options = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 40}
     images = noise(channels=3, side=32)
-    plain, flipped = (
-        ImageTask(CIFAR10(**options, flip=f), lambda: images, CPU) for f in (False, True)
-    )
+    plain, flipped = (small(images, CIFAR10, batch_size=40, flip=f) for f in (False, True))
     before, after = plain.batch(0, 3).inputs, flipped.batch(0, 3).inputs  # (T, B, C)
     mirror = before.unflatten(0, (4, 4)).flip(1).flatten(0, 1)
     kept = [torch.equal(after[:, b], before[:, b]) for b in range(40)]

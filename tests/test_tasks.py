@@ -20,28 +20,21 @@ from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.base import means
 from riglstm.lab.tasks.common import InOrder, lookup
 from riglstm.lab.tasks.copying import Copying, CopyingTask
-from riglstm.lab.tasks.images import CIFAR10, MNIST, ImageTask, SequentialImages
+from riglstm.lab.tasks.images import CIFAR10
 from riglstm.lab.train.config import products
 from riglstm.models import build
-from test_images import noise
+from test_images import noise, small
 from train_helpers import assert_same
 from train_task import CPU
 
-
-def pictures(config: SequentialImages, device: torch.device) -> ImageTask:
-    """Random pixels, of which 40 pictures are for training."""
-    return ImageTask(config, lambda: noise(50, 37, config.channels), device)
-
-
-SMALL: dict[str, Any] = {"size": 4, "conditions": ("5x5",), "input_size": 6, "batch_size": 7}
 FILMS = {"sequences": 7, "validation_size": 5, "test_size": 5, "batch_size": 3, "frames": 8}
 MADE: dict[str, Callable[[torch.device], Any]] = {
     "copying": lambda device: Copying(
         **{"L": 2, "P_from": 20, "M": 2, "input_size": 8, "digits": 4, "test_size": 37},
         **{"batch_size": 7, "dropout": 0.5},
     ).open(device),
-    "mnist": lambda device: pictures(MNIST(**SMALL, dropout=0.5), device),
-    "cifar": lambda device: pictures(CIFAR10(**SMALL, flip=True), device),
+    "mnist": lambda device: small(noise(50, 37), device=device, batch_size=7, dropout=0.5),
+    "cifar": lambda device: small(noise(50, 37, 3), CIFAR10, device, batch_size=7, flip=True),
     "balls": lambda device: Balls(
         conditions=("balls=2,curtain",), context=3, rollout_frames=4, **FILMS
     ).open(device),
