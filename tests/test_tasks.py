@@ -23,11 +23,11 @@ from riglstm.lab.tasks.copying import Copying, CopyingTask
 from riglstm.lab.tasks.images import CIFAR10
 from riglstm.lab.train.config import products
 from riglstm.models import build
+from test_balls import FILMS
 from test_images import noise, small
 from train_helpers import assert_same
 from train_task import CPU
 
-FILMS = {"sequences": 7, "validation_size": 5, "test_size": 5, "batch_size": 3, "frames": 8}
 MADE: dict[str, Callable[[torch.device], Any]] = {
     "copying": lambda device: Copying(
         **{"L": 2, "P_from": 20, "M": 2, "input_size": 8, "digits": 4, "test_size": 37},
@@ -35,9 +35,7 @@ MADE: dict[str, Callable[[torch.device], Any]] = {
     ).open(device),
     "mnist": lambda device: small(noise(50, 37), device=device, batch_size=7, dropout=0.5),
     "cifar": lambda device: small(noise(50, 37, 3), CIFAR10, device, batch_size=7, flip=True),
-    "balls": lambda device: Balls(
-        conditions=("balls=2,curtain",), context=3, rollout_frames=4, **FILMS
-    ).open(device),
+    "balls": lambda device: Balls(conditions=("balls=2,curtain",), **FILMS).open(device),
 }
 
 
