@@ -13,10 +13,8 @@ import struct
 import tarfile
 import threading
 from collections.abc import Iterator
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -40,11 +38,11 @@ MNIST, CIFAR10 = DATASETS["mnist"], DATASETS["cifar"]
 NAMES = list(MNIST.forms[0].sums)
 PIXELS = 3 * 32 * 32
 DATA = Path(__file__).parents[2] / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
 
 
 @pytest.fixture(autouse=True)
-def _no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _a_tiny_set_and_no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch)
     monkeypatch.delenv("RIGLSTM_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -73,6 +71,7 @@ def pictures(n: int) -> tuple[Tensor, Tensor]:
 PARTS = (*pictures(7), *pictures(3))
 CONTENTS = {name: idx_bytes(part) for name, part in zip(NAMES, PARTS, strict=True)}
 PACKED = {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in CONTENTS.items()}
+MIXED = dict([*PACKED.items()][::2] + [*CONTENTS.items()][1::2])
 
 
 def sums(files: dict[str, bytes]) -> dict[str, str]:
@@ -89,9 +88,8 @@ def tiny(*mirrors: str) -> Dataset:
     return Dataset("Tiny: 7 + 3 pictures", ("tiny", "TINY/raw"), (form,), downloads)
 
 
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATASETS, "tiny", tiny())
+def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
+    monkeypatch.setitem(DATASETS, "tiny", tiny(*mirrors))
 
 
 def put(folder: Path, files: dict[str, bytes]) -> Path:
@@ -108,26 +106,21 @@ def everything_below(folder: Path) -> list[str]:
 
 
 def is_tiny(data_dir: Path) -> bool:
-    images = load("tiny", data_dir)
-    parts = (images.train_images[:, 0], images.train_labels)
-    parts += (images.test_images[:, 0], images.test_labels)
+    images, labels, test_images, test_labels = load("tiny", data_dir)
+    parts = (images[:, 0], labels, test_images[:, 0], test_labels)
     return all(torch.equal(a, b.to(a.dtype)) for a, b in zip(parts, PARTS, strict=True))
 
 
-@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("below", [".", "tiny", "TINY/raw"])
-@pytest.mark.parametrize("form", ["gz", "plain", "mixed"])
-def test_files_are_found_in_every_form_and_place(tmp_path: Path, below: str, form: str) -> None:
-    files = {"gz": PACKED, "plain": CONTENTS}.get(form, {})
-    if form == "mixed":
-        names = [n if i % 2 else f"{n}.gz" for i, n in enumerate(CONTENTS)]
-        files = {name: {**CONTENTS, **PACKED}[name] for name in names}
+@pytest.mark.parametrize("files", [PACKED, CONTENTS, MIXED], ids=["gz", "plain", "mixed"])
+def test_files_are_found_in_every_form_and_place(
+    tmp_path: Path, below: str, files: dict[str, bytes]
+) -> None:
     put(tmp_path / below, files)
     assert find("tiny", tmp_path) == tmp_path / below
     assert is_tiny(tmp_path)
 
 
-@pytest.mark.usefixtures("known")
 def test_a_folder_with_the_name_of_the_set_comes_first(tmp_path: Path) -> None:
     put(tmp_path, dict.fromkeys(CONTENTS, b"another set"))
     put(tmp_path / "tiny", PACKED)
@@ -145,7 +138,6 @@ def test_the_folder_comes_from_the_argument_or_the_environment_or_the_cache(
     assert data_folder(tmp_path) == tmp_path
 
 
-@pytest.mark.usefixtures("known")
 def test_missing_files_are_named_with_the_way_out(tmp_path: Path) -> None:
     way_out = r"get them with `riglstm data tiny --data-dir .*`, or name the folder that has them"
     expected = rf"expected train-images.*\.gz.* got none or not all; {way_out}"
@@ -158,7 +150,6 @@ def test_missing_files_are_named_with_the_way_out(tmp_path: Path) -> None:
         find("minst")
 
 
-@pytest.mark.usefixtures("known")
 def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(tmp_path: Path) -> None:
     name = NAMES[0]
     put(tmp_path, PACKED)
@@ -287,16 +278,25 @@ def test_nothing_is_read_from_a_pickle_whose_sum_is_another(tmp_path: Path) -> N
     assert not (tmp_path / "bomb").exists()
 
 
+class Server(ThreadingHTTPServer):
+    """A mirror on this machine."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Mirror)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.files: dict[str, bytes | int] = dict(PACKED)
+        self.asked: list[str] = []
+
+
 class Mirror(BaseHTTPRequestHandler):
     """Serves files by their path or last name; a value that is a number is an HTTP status."""
 
-    def __init__(self, files: dict[str, bytes | int], asked: list[str], *args: object) -> None:
-        self.files, self.asked = files, asked
-        super().__init__(*args)  # type: ignore[arg-type]
+    server: Server
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
-        data = self.files.get(self.path, self.files.get(self.path.rsplit("/", 1)[-1], 404))
+        self.server.asked.append(self.path)
+        files = self.server.files
+        data = files.get(self.path, files.get(self.path.rsplit("/", 1)[-1], 404))
         if isinstance(data, int):
             self.send_error(data)
             return
@@ -311,40 +311,17 @@ class Mirror(BaseHTTPRequestHandler):
         pass
 
 
-class Server(NamedTuple):
-    """A mirror on this machine."""
-
-    url: str
-    files: dict[str, bytes | int]
-    asked: list[str]
-
-
-def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
-    monkeypatch.setitem(DATASETS, "tiny", tiny(*mirrors))
-
-
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """The mirror of the set "tiny"."""
     pytest.importorskip("pooch", reason="downloads need pooch")
-    files: dict[str, bytes | int] = dict(PACKED)
-    asked: list[str] = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Mirror, files, asked)) as http:
+    with Server() as http:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
-        url = f"http://127.0.0.1:{http.server_port}"
-        use(monkeypatch, f"{url}/good/")
-        yield Server(url, files, asked)
+        use(monkeypatch, f"{http.url}/good/")
+        yield http
         http.shutdown()
         thread.join()
-
-
-@pytest.fixture
-def refused() -> str:
-    """An address at which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
 
 
 def test_a_set_is_downloaded_once(server: Server, tmp_path: Path) -> None:
@@ -374,8 +351,12 @@ def test_a_download_goes_on_where_it_was_left_and_replaces_or_names_damaged_file
 
 
 def test_mirrors_are_asked_in_turn_and_where_all_fail_each_is_named_with_its_reason(
-    server: Server, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # An address at which nobody listens any more.
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        refused = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     server.files.update({f"/ill/{name}": 503 for name in PACKED})
     server.files.update({f"/other/{name}": b"x" * len(data) for name, data in PACKED.items()})
     kinds = ("ill", "broken", "other")
@@ -453,7 +434,7 @@ def test_a_set_is_downloaded_by_itself_only_into_the_cache(
     assert find("tiny") == tmp_path / "cache" / "riglstm" / "tiny"
 
 
-@real_data
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
 def test_the_real_files_have_the_pinned_sums() -> None:
     for file in MNIST.downloads:
         data = (DATA / "mnist" / file.name).read_bytes()
