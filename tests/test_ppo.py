@@ -12,20 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import close, seeded
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import ORDER, PPO, Agent, Rollout
 from riglstm.lab.minigrid.spec import MEMORIES
 from riglstm.lab.tasks.base import generator
+from riglstm.lab.tasks.common import CPU
 from riglstm.models import MODELS, build
 
 SMALL = PPO(envs=3, steps=12, window=6, minibatch=18, epochs=2)
 WHOLE = dataclasses.replace(SMALL, epochs=1, minibatch=SMALL.batch, clip_norm=1e9)
-CPU = torch.device("cpu")
 NAMES = ["lstm", "riglstm", "rim"]
-
-
-def close(a: Any, b: Any, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
 class Pictures:
@@ -179,7 +176,7 @@ def test_a_memory_that_cannot_serve_is_refused(
 
 def moved(agent: Agent) -> None:
     """Other weights than those that acted, so that ratios and values have something to clip."""
-    gen = torch.Generator().manual_seed(5)
+    gen = seeded(5)
     with torch.no_grad():
         for p in agent.net.parameters():
             p += 0.1 * torch.randn(p.shape, generator=gen, dtype=p.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import run_guide
+from helpers import close, run_guide
 from riglstm import RigLSTM
 
 pytest.importorskip("sb3_contrib", reason="needs the extra riglstm[sb3]")
@@ -110,4 +110,4 @@ def test_one_call_with_resets_equals_the_loop_of_sb3(guide: dict[str, Any]) -> N
         guide[policy]._process_sequence(features, state, starts, layer)
         for policy in ("RigLSTMPolicy", "FastRigLSTMPolicy")
     )
-    torch.testing.assert_close(by_call, by_loop, rtol=0, atol=1e-12)
+    close(by_call, by_loop)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import run_guide
+from helpers import close, run_guide, seeded
 from riglstm import RigLSTM
 
 pytest.importorskip("torchrl", reason="needs the extra riglstm[torchrl]")
@@ -30,7 +30,7 @@ def batch(starts: list[tuple[int, int]], B: int = 2, T: int = 9) -> Any:
     is_init = torch.zeros(B, T, 1, dtype=torch.bool)
     for b, t in starts:
         is_init[b, t] = True
-    gen = torch.Generator().manual_seed(1)
+    gen = seeded(1)
     data = {"observation": torch.randn(B, T, 3, generator=gen, dtype=torch.float64)}
     for s in "hc":
         state = torch.randn(B, T, 2, 12, generator=gen, dtype=torch.float64)
@@ -48,10 +48,6 @@ def in_steps(module: Any, data: Any) -> tuple[Tensor, Any]:
         outputs.append(step["embed"])
         state = step["next"].select("recurrent_state_h", "recurrent_state_c")
     return torch.stack(outputs, 1), state
-
-
-def close(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
 STARTS = [[], [(0, 0), (1, 0)], [(0, 0), (0, 4), (0, 5), (1, 7)]]
@@ -82,4 +78,4 @@ def test_guides_rollout_equals_its_recurrent_pass() -> None:
     data, features = names["data"], names["features"]
     assert isinstance(names["rnn"].lstm, RigLSTM)
     assert data["is_init"][1:].any(), "the rollout has no episode that starts inside it"
-    torch.testing.assert_close(features, data["embed"], rtol=0, atol=1e-5)
+    close(features, data["embed"], 1e-5)
