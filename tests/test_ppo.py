@@ -54,19 +54,12 @@ class Pictures:
         self.log.append((shown, actions.copy(), self.rewards, self.dones))
 
 
-def agent_with(name: str, config: PPO = SMALL) -> Agent:
+def agent_with(name: str, config: PPO = SMALL, dtype: torch.dtype = torch.float32) -> Agent:
     torch.manual_seed(0)
     memory = MEMORIES[name]
     core: Any = build(memory.model, 64, memory.hidden_size, **memory.options)
-    return Agent(ActorCritic(core, 7), Pictures(config.envs), config, seed=3)  # type: ignore[arg-type]
-
-
-def double_agent(name: str, config: PPO = SMALL) -> Agent:
-    agent = agent_with(name, config)
-    agent.net.double()
-    with torch.no_grad():
-        agent.state = agent.net.core.initial_state(config.envs)
-    return agent
+    net, envs = ActorCritic(core, 7).to(dtype), Pictures(config.envs)
+    return Agent(net, envs, config, seed=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -192,7 +185,7 @@ def one_frame(net: ActorCritic, image: Tensor, state: Any) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("name", NAMES)
 def test_three_rollouts_equal_loops(name: str) -> None:
     """Resets, carried states, actions, log-probabilities, values, the value after, advantages."""
-    agent = double_agent(name)
+    agent = agent_with(name, SMALL, torch.float64)
     envs: Any = agent.envs
     net, T, B = agent.net, SMALL.steps, SMALL.envs
     states = [net.core.initial_state(1) for _ in range(B)]
@@ -281,7 +274,7 @@ def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
     name: str, clip_norm: float, normalise: bool
 ) -> None:
     config = dataclasses.replace(WHOLE, clip_norm=clip_norm, normalise=normalise)
-    agent = double_agent(name, config)
+    agent = agent_with(name, config, torch.float64)
     agent.collect()
     agent.updates = 1
     rollout = agent.collect()
@@ -306,7 +299,7 @@ def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
 def test_the_second_epoch_starts_from_states_under_the_new_weights() -> None:
     """Steps of size 0: windows of epoch 2 start where those before them ended in epoch 1."""
     config = dataclasses.replace(WHOLE, steps=18, minibatch=18, epochs=2)
-    agent = double_agent("riglstm", config)
+    agent = agent_with("riglstm", config, torch.float64)
     agent.collect()
     rollout = agent.collect()
     moved(agent)
