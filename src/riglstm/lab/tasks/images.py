@@ -104,7 +104,7 @@ class SequentialImages:
     size: int
     """Side of the training pictures."""
     conditions: tuple[str, ...]
-    """Sizes at which the model is tested besides training's own: 19x19, or rows by columns."""
+    """Sizes at which the model is tested besides training's own."""
     batch_size: int = 64
     """Sequences an update."""
     dropout: float = 0.0
@@ -165,9 +165,7 @@ class MNIST(SequentialImages):
     channels: ClassVar[int] = 1
 
     size: int = 14
-    """Side of the training pictures."""
     conditions: tuple[str, ...] = ("16x16", "19x19", "24x24")
-    """Sizes at which the model is tested besides training's own."""
     threshold: int = 128
     """A pixel is white from this value on (0 to 255), before the picture is resized."""
 
@@ -193,9 +191,7 @@ class CIFAR10(SequentialImages):
     channels: ClassVar[int] = 3
 
     size: int = 16
-    """Side of the training pictures."""
     conditions: tuple[str, ...] = ("19x19", "24x24", "32x32")
-    """Sizes at which the model is tested besides training's own."""
     flip: bool = False
     """Each training picture is mirrored left to right in half of the updates that see it."""
     levels: int = 256
