@@ -54,7 +54,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.delenv("RIGLSTM_DATA", raising=False)
         yield cache / "riglstm" / "balls"
 
 

@@ -44,7 +44,6 @@ def make(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[torch.device], Any]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("RIGLSTM_DATA", raising=False)
     return MADE[request.param]
 
 

@@ -119,14 +119,13 @@ def _conv(x: Tensor, layer: nn.Conv2d) -> Tensor:
 
 
 def _head(H: int, outputs: int) -> nn.Sequential:
-    head = nn.Sequential(nn.Linear(H, 64), nn.Tanh(), nn.Linear(64, outputs))
+    first, last = nn.Linear(H, 64), nn.Linear(64, outputs)
     with torch.no_grad():
-        for layer in (head[0], head[2]):
-            assert isinstance(layer, nn.Linear)
+        for layer in (first, last):
             nn.init.normal_(layer.weight)
             layer.weight /= layer.weight.norm(dim=1, keepdim=True)
             nn.init.zeros_(layer.bias)
-    return head
+    return nn.Sequential(first, nn.Tanh(), last)
 
 
 class Frames:
@@ -145,7 +144,7 @@ class Frames:
         self.pieces: list[Tensor] = []
         self.seen: set[int] = set()
         self.features = torch.empty(0, device=device)
-        if known is not None and len(known):
+        if known is not None:
             self.look(known.numpy())
             self.seen.clear()
 

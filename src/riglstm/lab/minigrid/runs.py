@@ -16,7 +16,7 @@ from riglstm.lab.minigrid.levels import SHOWN, chosen_levels, family
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
-from riglstm.lab.minigrid.table import GridRun, read, table
+from riglstm.lab.minigrid.table import METRICS, GridRun, read, table
 from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Reproduced, complete
@@ -162,5 +162,5 @@ def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict
             "step": frames,
         }
         for level, score in scores.items()
-        for metric in ("success", "success_greedy")
+        for metric in METRICS
     ]
