@@ -120,9 +120,8 @@ def start(scene: Scene, size: int, gen: torch.Generator) -> World:
     position = torch.where(present.unsqueeze(-1), place(radius, gen), far)
     velocity = torch.randn(size, n, 2, generator=gen, dtype=torch.float64)
     velocity *= present.unsqueeze(-1)
-    velocity *= (CURTAIN_SPEED if scene.curtain else SPEED) / velocity.norm(
-        dim=(1, 2), keepdim=True
-    )
+    speed = CURTAIN_SPEED if scene.curtain else SPEED
+    velocity *= speed / velocity.norm(dim=(1, 2), keepdim=True)
     return World(position, velocity, radius, mass)
 
 
