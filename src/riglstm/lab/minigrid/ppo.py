@@ -318,7 +318,7 @@ class Agent:
     def _clipped(
         self, log_prob: Tensor, value: Tensor, old: tuple[Tensor, Tensor], gained: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Detail 12: means of policy and critic; `old`: by the rollout, `gained`: advantages."""
+        """Detail 12: mean losses of policy and critic; `gained` are advantages."""
         old_log_prob, old_value = old
         clip, returns = self.config.clip, old_value + gained
         if self.config.normalise:
