@@ -203,19 +203,15 @@ def test_three_rollouts_equal_loops(name: str) -> None:
                 assert rollout.reset[t].tolist() == fresh.tolist()
                 for b in range(B):
                     if t % SMALL.window == 0:
-                        for stored, own in zip(
-                            rollout.states[t // SMALL.window], states[b], strict=True
-                        ):
-                            torch.testing.assert_close(stored[:, b : b + 1], own)
+                        stored = rollout.states[t // SMALL.window]
+                        close(tuple(s[:, b : b + 1] for s in stored), states[b])
                     if fresh[b]:
                         states[b] = net.core.initial_state(1)
                     image = torch.from_numpy(shown[b])
                     log_probs, values[t, b], states[b] = one_frame(net, image, states[b])
                     action = int((log_probs + noise[t, b]).argmax())
                     assert int(rollout.actions[t, b]) == action == actions[b]
-                    assert float(rollout.log_probs[t, b]) == pytest.approx(
-                        float(log_probs[action]), abs=1e-10
-                    )
+                    close(rollout.log_probs[t, b], log_probs[action])
                     assert torch.equal(rollout.frames.images[rollout.codes[t, b]], image)
                 fresh = dones.astype(bool)
             for b in range(B):
@@ -291,9 +287,8 @@ def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
     figures = agent.learn(rollout)
     assert norm > 1e-3
     assert figures["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    for p, after in zip(weights, expected, strict=True):
-        # The norm's limit is divided by norm + 1e-6.
-        close(p.detach(), after, 1e-8)
+    # The norm's limit is divided by norm + 1e-6.
+    close([p.detach() for p in weights], expected, 1e-8)
 
 
 def test_the_second_epoch_starts_from_states_under_the_new_weights() -> None:
@@ -316,13 +311,12 @@ def test_the_second_epoch_starts_from_states_under_the_new_weights() -> None:
     agent.replay = watched  # type: ignore[method-assign]
     agent.learn(rollout)
     assert len(given) == 2 * windows * w // config.minibatch
-    stored = [torch.cat(s, dim=1).clone() for s in zip(*rollout.states, strict=True)]
+    stored = [torch.cat(s, dim=1) for s in zip(*rollout.states, strict=True)]
     calls = iter(given)
     for epoch in range(2):
         gen = generator(CPU, agent.seed, ORDER, agent.updates, epoch)
         for pick in torch.randperm(windows, generator=gen).split(config.minibatch // w):
-            for got, expected in zip(next(calls), stored, strict=True):
-                close(got, expected[:, pick])
+            close(next(calls), tuple(s[:, pick] for s in stored))
             starts = [tuple(s[:, i : i + 1].clone() for s in stored) for i in pick]
             for i, start in zip(pick.tolist(), starts, strict=True):
                 with torch.no_grad():
