@@ -259,6 +259,7 @@ def rngs(device: torch.device) -> dict[str, torch.Generator]:
     """The random generators that a run draws from: that of the CPU, and that of `device`."""
     found = {"cpu": torch.default_generator}
     if device.type == "cuda":
+        torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
         found["cuda"] = torch.cuda.default_generators[index]
     return found
