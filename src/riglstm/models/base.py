@@ -19,6 +19,7 @@ from riglstm.checks import (
     check_tensor,
     product_dtype,
 )
+from riglstm.scan.compiled import compiled_apart
 
 State: TypeAlias = tuple[Tensor, ...]
 """Tensors with the batch on dimension 1, so that a state can be cut and joined by sequence."""
@@ -127,9 +128,7 @@ class Trace(NamedTuple):
 class CompiledSteps:
     """A model's step through torch.compile, once for each kind of call.
 
-    The compiler counts recompilations per code object, and gives up after some: with one object
-    for all, calls of other kinds would use up this one's. Each kind meets two batch sizes at the
-    most before the compiler takes the batch for a variable.
+    Each kind meets two batch sizes at the most before the compiler takes the batch for a variable.
 
     To be kept by the model as an attribute. The model is not kept here but given to each call, so
     that a shallow copy (nn.DataParallel makes them) runs itself; a deep copy or a pickle of the
@@ -137,7 +136,7 @@ class CompiledSteps:
     """
 
     def __init__(self) -> None:
-        self.steps: dict[Hashable, Callable[[nn.Module, Any, State], tuple[Any, State]]] = {}
+        self.steps: dict[Hashable, Callable[..., tuple[Any, State]]] = {}
 
     def of(
         self, model: nn.Module, method: str = "step"
@@ -152,22 +151,13 @@ class CompiledSteps:
             product = product_dtype(given[0].device, state[0].dtype)
             kind = (method, mode, tensors, product, state[0].shape[1] == 1)
             if kind not in self.steps:
-                self.steps[kind] = _compile(method)
+                self.steps[kind] = compiled_apart(lambda m, x, state: getattr(m, method)(x, state))
             return self.steps[kind](model, x, state)
 
         return step
 
     def __getstate__(self) -> dict[str, Any]:
         return {"steps": {}}
-
-
-def _compile(method: str) -> Callable[[nn.Module, Any, State], tuple[Any, State]]:
-    def run(model: nn.Module, x: Any, state: State) -> tuple[Any, State]:
-        result: tuple[Any, State] = getattr(model, method)(x, state)
-        return result
-
-    run.__code__ = run.__code__.replace()
-    return torch.compile(run, fullgraph=True)
 
 
 def reset_parts(model: nn.Module) -> None:

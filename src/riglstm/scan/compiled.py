@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import shutil
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,21 +41,15 @@ def available(device: torch.device) -> bool:
 @functools.cache
 def _step(sel: Selection, kind: Hashable) -> Step:
     """A compiled step for each selection and kind of call, so that each meets few shapes."""
+    return compiled_apart(lambda x, h, c, weights, _, *flags: step(x, h, c, weights, sel, *flags))
 
-    def run(
-        x: Tensor,
-        h: Tensor,
-        c: Tensor,
-        weights: Weights,
-        _: Selection,
-        noise: Noise | None,
-        live: Tensor | None,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return step(x, h, c, weights, sel, noise or Noise(), live, reset)
 
-    # The compiler counts recompilations per code object, and gives up after some: with one object
-    # for all, those of other kinds would use up this one's.
+def compiled_apart(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function through torch.compile, with a code object of its own.
+
+    The compiler counts recompilations per code object, and gives up after some: with one object
+    for all, calls of other kinds would use up this one's.
+    """
     run.__code__ = run.__code__.replace()
     return torch.compile(run, fullgraph=True)
 
