@@ -6,7 +6,7 @@ Shapes: T steps, B sequences, D input features, N cells of size d.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,13 @@ State: TypeAlias = tuple[Tensor, ...]
 
 Step: TypeAlias = Callable[[Tensor, State], tuple[Tensor, State]]
 """One step: x (B, D) and the state to the output (B, H) and the next state."""
+
+
+class Factory(TypedDict):
+    """Where and in which type parameters are made."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class Core(Protocol):

@@ -16,6 +16,13 @@ from riglstm.checks import check_divides, check_forget_bias, check_gate_scale, c
 from riglstm.models.base import Recurrent, State, changed_start, prepare, unroll
 
 
+def gated(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """An LSTM's h and c from c before and its gates i, f, g, o, (..., 4·H), not yet nonlinear."""
+    i, f, g, o = gates.chunk(4, dim=-1)  # (..., H) each
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
 class LSTM(Recurrent):
     """An LSTM: `forward` is the fused kernel of `nn.LSTM`, `step` its equations.
 
@@ -87,9 +94,7 @@ class LSTM(Recurrent):
         h, c = (s[0] for s in state)
         W_x, W_h, b_x, b_h = self.weights()
         gates = F.linear(x, W_x, b_x) + F.linear(h, W_h, b_h)
-        i, f, g, o = gates.to(c.dtype).chunk(4, dim=1)  # (B, H) each
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
+        h, c = gated(gates.to(c.dtype), c)
         return h, (h.unsqueeze(0), c.unsqueeze(0))
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:

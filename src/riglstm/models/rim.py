@@ -8,26 +8,20 @@ vectors. `RIMCell` puts the parts of a step in their order; BRIM stacks two of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypedDict, Unpack
+from typing import TypeAlias, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm import checks
-from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
+from riglstm.models.base import Factory, Recurrent, State, Trace, changed_start, prepare
 from riglstm.models.deferred import Deferred, Gather, deferred_product
+from riglstm.models.lstm import gated
 from riglstm.selection import top_mask, two_thirds
 
 GROUP_STD = 0.01
 """Start values of the maps without bias: 0.01·N(0, 1)."""
-
-
-class Factory(TypedDict):
-    """Where and in which type parameters are made."""
-
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class GroupLinear(nn.Module):
@@ -90,13 +84,6 @@ class BlockLSTM(nn.Module):
     def bias(self) -> Tensor:
         """Both vectors as one, (N, 4·d)."""
         return self.bias_ih + self.bias_hh
-
-
-def gated(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """An LSTM's h̃ and c̃ from its gates i, f, g, o (B, N, 4·d) before their nonlinearities."""
-    i, f, g, o = gates.chunk(4, dim=-1)  # (B, N, d) each
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
 
 
 class InputAttention(nn.Module):

@@ -6,6 +6,8 @@ Z has S + 1 rows, the slots and the input.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,13 +58,8 @@ class RMC(Recurrent):
         check_divides(hidden_size, num_slots * num_heads, "num_slots * num_heads")
         m = hidden_size // num_slots
         self.num_slots, self.num_heads, self.slot_size = num_slots, num_heads, m
-
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, device=device, dtype=dtype)
-
-        def norm(size: int) -> nn.LayerNorm:
-            return nn.LayerNorm(size, device=device, dtype=dtype)
-
+        linear = partial(nn.Linear, device=device, dtype=dtype)
+        norm = partial(nn.LayerNorm, device=device, dtype=dtype)
         self.input = linear(input_size, m)
         self.qkv, self.norm_qkv = linear(m, 3 * m), norm(3 * m)
         self.norm_attention = norm(m)

@@ -6,13 +6,14 @@ Shapes: T steps, B sequences, D input features, H width.
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_dropout, check_input, check_positive
-from riglstm.models.base import State, check_options, check_sequence, describe, reset_parts
+from riglstm.models.base import Factory, State, check_options, check_sequence, describe, reset_parts
 
 
 class Transformer(nn.Module):
@@ -63,12 +64,13 @@ class Transformer(nn.Module):
         check_dropout(dropout, num_layers=2)
         self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, hidden_size
         self.batch_first, self.dropout = batch_first, float(dropout)
-        self.input = nn.Linear(input_size, hidden_size, device=device, dtype=dtype)
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.input = nn.Linear(input_size, hidden_size, **factory)
         self.layers = nn.ModuleList(
-            EncoderLayer(hidden_size, num_heads, ffn_size, self.dropout, device, dtype)
+            EncoderLayer(hidden_size, num_heads, ffn_size, self.dropout, **factory)
             for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(hidden_size, device=device, dtype=dtype)
+        self.norm = nn.LayerNorm(hidden_size, **factory)
 
     def reset_parameters(self) -> None:
         """Draw new start values: those of nn.Linear and nn.LayerNorm."""
@@ -105,22 +107,16 @@ class EncoderLayer(nn.Module):
     """z + MHA(LN(z)), then z + FFN(LN(z)), for z (B, T, H)."""
 
     def __init__(
-        self,
-        H: int,
-        num_heads: int,
-        ffn_size: int,
-        dropout: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        self, H: int, num_heads: int, ffn_size: int, dropout: float, **factory: Unpack[Factory]
     ) -> None:
         super().__init__()
         self.num_heads, self.dropout = num_heads, dropout
-        self.norm_attention = nn.LayerNorm(H, device=device, dtype=dtype)
-        self.qkv = nn.Linear(H, 3 * H, device=device, dtype=dtype)
-        self.attention_out = nn.Linear(H, H, device=device, dtype=dtype)
-        self.norm_ffn = nn.LayerNorm(H, device=device, dtype=dtype)
-        self.ffn_in = nn.Linear(H, ffn_size, device=device, dtype=dtype)
-        self.ffn_out = nn.Linear(ffn_size, H, device=device, dtype=dtype)
+        self.norm_attention = nn.LayerNorm(H, **factory)
+        self.qkv = nn.Linear(H, 3 * H, **factory)
+        self.attention_out = nn.Linear(H, H, **factory)
+        self.norm_ffn = nn.LayerNorm(H, **factory)
+        self.ffn_in = nn.Linear(H, ffn_size, **factory)
+        self.ffn_out = nn.Linear(ffn_size, H, **factory)
 
     def forward(self, z: Tensor) -> Tensor:
         """One layer."""

@@ -189,9 +189,11 @@ def _in_pieces(
     if for_input:
         dV_x.zero_()
 
-    for t, steps in reversed(_pieces(T, R)):
-        now = slice(t, t + steps)
+    most = max(1, ROWS_AT_ONCE // R)
+    for t in reversed(range(0, T, most)):
+        now = slice(t, t + most)
         piece = Saved(*(buffer[now] for buffer in saved))
+        steps = len(piece.V)
         D5, dz = dh.new_empty(steps, R, W5.shape[2]), dh.new_zeros(steps, R)
         # As in the forward pass: nothing inside is differentiated, and what stays is made here.
         with torch.inference_mode():
@@ -212,8 +214,12 @@ def _in_pieces(
             D = D5.view(steps * R, -1).index_select(0, row)
             D_low = D.to(product)
             if for_gates:
-                H = V.index_select(0, sample).mul_(weight).view(-1, S * d)
-                add_product(dW5[j], H.to(product).t(), D_low)
+                H = V.index_select(0, sample).mul_(weight).view(-1, S * d).to(product)
+                # The sum may be of a higher precision than the product.
+                if product == dW5.dtype:
+                    dW5[j].addmm_(H.t(), D_low)
+                else:
+                    dW5[j].add_(H.t() @ D_low)
                 db5[j] += D.sum(0)
                 if d_bias is not None:
                     d_bias[j] += dz.view(-1).index_select(0, row).sum()
@@ -222,14 +228,6 @@ def _in_pieces(
                 # A sample has at most one row in a cell.
                 dV_x[now].view(steps * B, K, d).index_add_(0, sample, dH)
     return dW5, db5, d_bias
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a b to total, which may be of a higher precision."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
 
 
 def _loop(
@@ -329,12 +327,6 @@ def _loop(
             reset_row = reset[t].repeat_interleave(N).unsqueeze(-1)
             dh.masked_fill_(reset_row, 0)
             dc.masked_fill_(reset_row, 0)
-
-
-def _pieces(T: int, R: int) -> list[tuple[int, int]]:
-    """First step and number of steps of each piece of the sequence."""
-    most = max(1, ROWS_AT_ONCE // R)
-    return [(t, min(most, T - t)) for t in range(0, T, most)]
 
 
 def soft_views(dH: Tensor, weight: Tensor, V: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

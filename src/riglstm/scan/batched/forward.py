@@ -123,11 +123,6 @@ def awake_only(device: torch.device, sel: Selection) -> bool:
     return device.type == "cpu" and sel.awake < sel.N
 
 
-def rows_per_sample(device: torch.device, sel: Selection) -> int:
-    """Rows that each sample has in each step."""
-    return sel.awake if awake_only(device, sel) else sel.N
-
-
 def some_idle(device: torch.device, sel: Selection, live: Tensor | None) -> bool:
     """True if a row may belong to a cell that does not update: asleep, or not live."""
     return live is not None or (not awake_only(device, sel) and sel.awake < sel.N)
@@ -163,7 +158,8 @@ def empty_saved(T: int, h: Tensor, sel: Selection, soft_update: bool) -> Saved:
     changes these shapes gives `forward_op` another name, or graphs of older versions fail.
     """
     B, N, d = h.shape
-    S, R = sel.K + N, B * rows_per_sample(h.device, sel)
+    skip = awake_only(h.device, sel)
+    S, R = sel.K + N, B * (sel.awake if skip else N)
     soft = "soft" in (sel.views, sel.peers)
     exact = torch.promote_types(h.dtype, torch.float32)
     T_q = T if soft_update else 0
@@ -171,7 +167,7 @@ def empty_saved(T: int, h: Tensor, sel: Selection, soft_update: bool) -> Saved:
         V=h.new_empty(T, B, S, d),
         weight=h.new_empty(T, B, N, S, dtype=exact if soft else torch.bool),
         pair=h.new_empty(T, R, dtype=torch.int64),
-        counts=h.new_empty(T if awake_only(h.device, sel) else 0, N, dtype=torch.int64),
+        counts=h.new_empty(T if skip else 0, N, dtype=torch.int64),
         c=h.new_empty(T, R, d),
         gates=h.new_empty(T, R, 4 * d),
         tanh_c=h.new_empty(T, R, d),

@@ -149,7 +149,8 @@ def forward(
     save: bool,
 ) -> None:
     """Write y (T, B, N, d), active (T, B, N), what is saved, and the last c over the first."""
-    given = (x, *weights, *_noise_as(noise, h.dtype), live, reset, h)
+    drawn = (None if v is None else v.to(h.dtype) for v in noise or Noise())
+    given = (x, *weights, *drawn, live, reset, h)
     _run("forward", x.shape, weights, sel, save, (*map(_contiguous, given), c, y, active, *saved))
 
 
@@ -180,10 +181,6 @@ def backward(
     out = (dh, dc, dV_x if for_input else None, *((dW5, d_bias) if for_gates else (None, None)))
     _run("backward", (*V.shape[:2], 0), weights, sel, True, (*map(_contiguous, given), *out))
     return dW5[:, :lines, :width], dW5[:, lines, :width], d_bias
-
-
-def _noise_as(noise: Noise | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    return tuple(None if v is None else v.to(dtype) for v in noise or Noise())
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
