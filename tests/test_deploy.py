@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from helpers import kernels
+from helpers import close, kernels
 from riglstm import BackendError, RigLSTM, RigLSTMCell
 
 pytestmark = [
@@ -63,8 +63,7 @@ def outcome(run: Callable[..., Any], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def assert_same(run: Callable[..., Any], layer: nn.Module, x: Tensor, atol: float = 0.0) -> None:
-    for got, want in zip(outcome(run, x), outcome(layer, x), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=atol)
+    close(outcome(run, x), outcome(layer, x), atol=atol)
 
 
 @pytest.mark.parametrize("make", [exported, traced])
@@ -272,7 +271,7 @@ def test_aotinductor_runs_a_model_at_another_batch_size_and_length(
         torch._inductor.aoti_compile_and_package(program, package_path=path)
         run = torch._inductor.aoti_load_package(path)
         x = ids(9, 4)
-        torch.testing.assert_close(run(x), model(x), rtol=0, atol=1e-6)
+        close(run(x), model(x), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -294,7 +293,7 @@ def test_onnx_of_a_model_runs_at_another_batch_size_and_length(
     for T, B in ((9, 4), (1, 1), (30, 2)):
         x = ids(T, B)
         (got,) = session.run(None, {given.name: x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
+        close(torch.from_numpy(got), model(x).detach(), atol=1e-5)
 
 
 @pytest.mark.slow

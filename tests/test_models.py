@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import slow_bf16
+from helpers import close, slow_bf16
 from riglstm import VARIANTS
 from riglstm.models import MODELS, base, build, options_of
 from riglstm.models.base import State
@@ -136,7 +136,7 @@ def test_a_carried_state_and_the_step_in_a_loop_equal_one_long_run(case: Case) -
     torch.manual_seed(2)
     stepped, end = base.unroll(model.step, x, model.initial_state(B))
     for got in ((torch.cat(parts), state), (stepped, end)):
-        torch.testing.assert_close(got, (whole, last), rtol=0, atol=1e-12)
+        close(got, (whole, last))
 
 
 @every_solid_case
@@ -145,8 +145,7 @@ def test_input_and_state_can_be_cut_by_sequence(case: Case) -> None:
     state = run(model, x)[1] if model.streaming else ()
     whole, last = run(model, x, state)
     part, part_last = run(model, x[:, 1:], tuple(s[:, 1:] for s in state))
-    torch.testing.assert_close(part, whole[:, 1:], rtol=0, atol=1e-12)
-    torch.testing.assert_close(part_last, tuple(s[:, 1:] for s in last), rtol=0, atol=1e-12)
+    close((part, part_last), (whole[:, 1:], tuple(s[:, 1:] for s in last)))
 
 
 @every_case
@@ -364,7 +363,7 @@ def test_the_compiled_step_equals_the_eager_one_forward_and_backward(case: Case)
         grads = torch.autograd.grad(total, learned, allow_unused=True, materialize_grads=True)
         results.append((output, *state, *grads))
     torch.compiler.reset()
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-10)
+    close(*results, atol=1e-10)
 
 
 COMPILING = [name for name in MODELS if "compile_step" in options_of(name)]

@@ -56,28 +56,19 @@ def group(weight: Tensor, M: int) -> np.ndarray:
     return weight.detach().unflatten(2, (M, -1)).permute(0, 2, 3, 1).numpy()
 
 
-def oracle_lstm(weight: Tensor, d: int) -> models_oracle.Weights:
-    gates = weight.detach().unflatten(2, (4, d)).permute(0, 2, 3, 1).numpy()  # (N, 4, d, in + d)
-    return {"W_ih": gates[..., :-d], "W_hh": gates[..., -d:]}
-
-
 def oracle_weights(cell: RIMCell) -> models_oracle.Weights:
     """A cell's parameters under the specification's names."""
-    d = cell.lstm.weight.shape[2] // 4
-    p = oracle_lstm(cell.lstm.weight, d)
-    for name in ("b_ih", "b_hh"):
-        bias = getattr(cell.lstm, name.replace("b_", "bias_"))
+    lstm, attention, comm = cell.lstm, cell.input_attention, cell.communication
+    gates, d = group(lstm.weight, 4), lstm.weight.shape[2] // 4  # (N, 4, d, in + d)
+    p: models_oracle.Weights = {"W_ih": gates[..., :-d], "W_hh": gates[..., -d:]}
+    for name, bias in (("b_ih", lstm.bias_ih), ("b_hh", lstm.bias_hh)):
         p[name] = bias.detach().unflatten(1, (4, d)).numpy()
-    M = cell.input_attention.heads
-    p["W_q"] = group(cell.input_attention.query.weight, M)
-    for name, maps in (("k", cell.input_attention.keys), ("v", cell.input_attention.values)):
-        p[f"W_{name}"] = [group(W.unsqueeze(0), M)[0] for W in maps]
-    comm = cell.communication
-    qkv, size = group(comm.qkv.weight, comm.heads), comm.size
-    p["G"], p["F"] = comm.gate_update.weight.detach().chunk(2)
-    p["b_g"], p["b_f"] = comm.gate_update.bias.detach().chunk(2)
-    p |= {name: p[name].numpy() for name in ("G", "F", "b_g", "b_f")}
-    p["C_q"], p["C_k"], p["C_v"] = np.split(qkv, [size, 2 * size], axis=2)
+    p["W_q"] = group(attention.query.weight, attention.heads)
+    for name, maps in (("W_k", attention.keys), ("W_v", attention.values)):
+        p[name] = [group(W.unsqueeze(0), attention.heads)[0] for W in maps]
+    p["G"], p["F"] = np.split(comm.gate_update.weight.detach().numpy(), 2)
+    p["b_g"], p["b_f"] = np.split(comm.gate_update.bias.detach().numpy(), 2)
+    p["C_q"], p["C_k"], p["C_v"] = np.split(group(comm.qkv.weight, comm.heads), 3, axis=2)
     return p
 
 
@@ -338,37 +329,28 @@ def test_start_values_are_the_specifications() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("model", "options", "message"),
     [
-        ({"hidden_size": 25}, r"multiple of num_cells = 6, got 25; take hidden_size=24 or 30"),
-        ({"active_cells": 7}, r"active_cells must be .* in \[1, num_cells\] = \[1, 6\], got 7"),
-        ({"active_cells": 0}, r"active_cells must be .* in \[1, num_cells\] = \[1, 6\], got 0"),
-        *(
-            ({name: v}, rf"{name} must be a whole number of at least 1, got {v}")
-            for name in ("num_cells", "key_size", "comm_heads", "comm_size")
-            for v in (0, 1.5)
-        ),
-        ({"dropout": True}, r"dropout must be a probability in \[0, 1\], got True"),
+        (RIM, {"hidden_size": 25}, r"multiple of num_cells = 6, got 25; take hidden_size=24 or 30"),
+        *((RIM, {"active_cells": v},
+           rf"active_cells must be .* in \[1, num_cells\] = \[1, 6\], got {v}") for v in (7, 0)),
+        *((RIM, {name: v}, rf"{name} must be a whole number of at least 1, got {v}")
+          for name in ("num_cells", "key_size", "comm_heads", "comm_size") for v in (0, 1.5)),
+        (RIM, {"dropout": True}, r"dropout must be a probability in \[0, 1\], got True"),
+        (BRIM, {"hidden_size": 9}, r"multiple of num_cells = 6, got 9; take hidden_size=6 or 12"),
+        (BRIM, {"num_cells": (6, 5)},
+         r"multiple of num_cells = 5, got 12; take hidden_size=10 or 15"),
+        (BRIM, {"num_cells": 6}, r"num_cells must be a pair, .* got 6; give it as \(6, 3\)"),
+        (BRIM, {"num_cells": (6, 3, 2)}, r"num_cells must be a pair, .* got \(6, 3, 2\)"),
+        (BRIM, {"active_cells": (4,)}, r"active_cells must be a pair, .* got \(4,\)"),
+        (BRIM, {"active_cells": (4, 4)}, r"active_cells must be .* = \[1, 3\], got 4"),
+        (BRIM, {"input_heads": 3},
+         r"input_heads must divide .* = 8 .* num_cells = 6, got 3; take 1, 2"),
+        (BRIM, {"input_heads": 0}, "input_heads must be a whole number of at least 1, got 0"),
     ],
-)
-def test_wrong_options_of_rim_are_named(options: dict[str, Any], message: str) -> None:
+)  # fmt: skip
+def test_wrong_options_are_named(
+    model: type[RIM] | type[BRIM], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        RIM(**{"input_size": 5, "hidden_size": 24, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"hidden_size": 9}, r"multiple of num_cells = 6, got 9; take hidden_size=6 or 12"),
-        ({"num_cells": (6, 5)}, r"multiple of num_cells = 5, got 12; take hidden_size=10 or 15"),
-        ({"num_cells": 6}, r"num_cells must be a pair, .* got 6; give it as \(6, 3\)"),
-        ({"num_cells": (6, 3, 2)}, r"num_cells must be a pair, .* got \(6, 3, 2\)"),
-        ({"active_cells": (4,)}, r"active_cells must be a pair, .* got \(4,\)"),
-        ({"active_cells": (4, 4)}, r"active_cells must be .* = \[1, 3\], got 4"),
-        ({"input_heads": 3}, r"input_heads must divide .* = 8 .* num_cells = 6, got 3; take 1, 2"),
-        ({"input_heads": 0}, "input_heads must be a whole number of at least 1, got 0"),
-    ],
-)
-def test_wrong_options_of_brim_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BRIM(**{"input_size": 5, "hidden_size": 12, **options})
+        model(**{"input_size": 5, "hidden_size": 12, **options})

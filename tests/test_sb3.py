@@ -95,8 +95,7 @@ def test_predict_carries_and_resets_the_state(guide: dict[str, Any]) -> None:
         with torch.no_grad():
             _, (h, c) = actor(torch.from_numpy(observations[piece]).unsqueeze(1))
         _, h_last, c_last = steps[piece.stop - 1]
-        np.testing.assert_allclose(h_last, h.numpy(), rtol=0, atol=1e-6)
-        np.testing.assert_allclose(c_last, c.numpy(), rtol=0, atol=1e-6)
+        close((torch.from_numpy(h_last), torch.from_numpy(c_last)), (h, c), atol=1e-6)
 
 
 def test_one_call_with_resets_equals_the_loop_of_sb3(guide: dict[str, Any]) -> None:
