@@ -122,17 +122,17 @@ def lengths(rng: torch.Generator, size: int, steps: int) -> Batch:
 
 
 @functools.cache
-def text() -> tuple[Tensor, int]:
-    """Python's own reference manual, as numbers of its characters, and how many there are."""
+def text() -> Tensor:
+    """Python's own reference manual, as numbers of its characters, of which there are 64."""
     said = "".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     kinds = sorted(set(said), key=lambda c: (-said.count(c), c))[:64]
     number = {character: index for index, character in enumerate(kinds)}
-    return torch.tensor([number.get(c, 63) for c in said]), 64
+    return torch.tensor([number.get(c, 63) for c in said])
 
 
 def characters(rng: torch.Generator, size: int, steps: int) -> Batch:
     """The next character of a text; a test reads another part of it."""
-    said, _ = text()
+    said = text()
     border = int(0.9 * len(said))
     test = rng.initial_seed() >= TEST_SEEDS
     low, high = (border, len(said) - steps - 1) if test else (0, border - steps - 1)
@@ -246,32 +246,28 @@ def table(rows: Iterable[dict[str, str]]) -> str:
     found: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         found.setdefault((row["problem"], row["setting"]), []).append(row)
-    best = {}
-    means = {
-        (problem, setting, part): statistics.mean(float(row[part]) for row in own)
-        for (problem, setting), own in found.items()
-        for part in ("short", "long")
-    }
-    for problem, how in PROBLEMS.items():
-        for part in ("short", "long"):
-            values = [v for (p, _, q), v in means.items() if (p, q) == (problem, part)]
-            best[problem, part] = (max if "accuracy" in how.score else min)(values, default=None)
     heads = [f"{name} {how.short} | {how.long}" for name, how in PROBLEMS.items()]
-    lines = [f"| setting | {' | '.join(heads)} |", "|---|" + "--:|" * (2 * len(PROBLEMS))]
-    for setting in SETTINGS:
-        cells = []
-        for problem, how in PROBLEMS.items():
-            digits = 1 if "accuracy" in how.score else 3 if how.outputs == 1 else 2
-            for part in ("short", "long"):
-                value = means.get((problem, setting, part))
-                said = "–" if value is None else f"{value:.{digits}f}"
-                cells.append(f"**{said}**" if value == best[problem, part] else said)
-        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    cells: dict[str, list[str]] = {setting: [] for setting in SETTINGS}
     counts = []
-    for problem in PROBLEMS:
+    for problem, how in PROBLEMS.items():
+        accuracy = "accuracy" in how.score
+        digits = 1 if accuracy else 3 if how.outputs == 1 else 2
+        for part in ("short", "long"):
+            means = {
+                setting: statistics.mean(float(row[part]) for row in own)
+                for (name, setting), own in found.items()
+                if name == problem
+            }
+            best = (max if accuracy else min)(means.values(), default=None)
+            for setting, line in cells.items():
+                value = means.get(setting)
+                said = "–" if value is None else f"{value:.{digits}f}"
+                line.append(f"**{said}**" if value == best else said)
         seeds = [len(found.get((problem, setting), ())) for setting in SETTINGS]
         least, most = min(seeds), max(seeds)
         counts += 2 * [str(least) if least == most else f"{least} to {most}"]
+    lines = [f"| setting | {' | '.join(heads)} |", "|---|" + "--:|" * (2 * len(PROBLEMS))]
+    lines += [f"| {setting} | {' | '.join(line)} |" for setting, line in cells.items()]
     return "\n".join((*lines, f"| *seeds* | {' | '.join(counts)} |"))
 
 
