@@ -48,15 +48,31 @@ ROWS_AT_ONCE = 8192
 def run_backward(
     dy: Tensor, dh: Tensor, dc: Tensor, x: Tensor, active: Tensor, saved: list[Tensor], *given: Any
 ) -> list[Tensor]:
-    """The work of `backward_op`, whose schema says what is given."""
+    """The work of `backward_op`, whose schema says what is given.
+
+    `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
+    computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
+    """
     weights, reset, sel = Weights(*given[:6]), given[6], Selection(*given[7:16])
     product, idle, for_input, for_gates = given[16:]
-    call = (dy, dh, dc, x, active, Saved(*saved), weights, sel, reset)
+    kept = Saved(*saved)
+    K, (T, B, _, d) = sel.K, kept.V.shape
+    dh, dc = (g.clone(memory_format=torch.contiguous_format) for g in (dh, dc))
+    dV_x = kept.V.new_empty(T, B, K, d)
+    call = (dy, dh, dc, active, kept, weights, sel, reset, dV_x, for_input, for_gates)
+    fits = dy.dtype == dh.dtype and native.takes(
+        *(x, dh, dc, weights, sel, product, reset), backward=True
+    )
+    dx = dW_in = db_in = None
     # What rounds was decided in the forward pass.
     cast = torch.is_autocast_enabled(dh.device.type)
     with torch.autocast(dh.device.type, enabled=False) if cast else contextlib.nullcontext():
-        dx, dh, dc, grads = backward(*call, product, idle, for_input, for_gates)
-    wanted = asked(dx, grads, for_input, for_gates)
+        dW5, db5, d_bias = native.backward(*call) if fits else _in_pieces(*call, product, idle)
+        if for_input:
+            dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, product)
+        dW, dW_q = split_gates(dW5, weights.W_q, K)
+    db = None if weights.b is None else db5[:, : 4 * d].contiguous()
+    wanted = asked(dx, (dW_in, db_in, dW, db, dW_q, d_bias), for_input, for_gates)
     return [dh, dc, *(g for g in wanted if g is not None)]
 
 
@@ -121,43 +137,6 @@ class Eager(torch.autograd.Function):
         return output[:4]
 
     backward = staticmethod(_apply_backward)
-
-
-def backward(
-    dy: Tensor,
-    dh: Tensor,
-    dc: Tensor,
-    x: Tensor,
-    active: Tensor,
-    saved: Saved,
-    weights: Weights,
-    sel: Selection,
-    reset: Tensor | None,
-    product: torch.dtype,
-    idle: bool,
-    for_input: bool,
-    for_gates: bool,
-) -> tuple[Tensor | None, Tensor, Tensor, Weights]:
-    """Gradients of x, h, c and every weight, from those of y and the final state.
-
-    `idle` says that some rows did not update, as `active` tells. Without `for_input` nothing is
-    computed for x, W_in and b_in, without `for_gates` nothing for the other weights.
-    """
-    K, (T, B, _, d) = sel.K, saved.V.shape
-    dh, dc = (g.clone(memory_format=torch.contiguous_format) for g in (dh, dc))
-    dV_x = saved.V.new_empty(T, B, K, d)
-    call = (dy, dh, dc, active, saved, weights, sel, reset, dV_x, for_input, for_gates)
-    given = (x, dh, dc, weights, sel, product, reset)
-    if dy.dtype == dh.dtype and native.takes(*given, backward=True):
-        dW5, db5, d_bias = native.backward(*call)
-    else:
-        dW5, db5, d_bias = _in_pieces(*call, product, idle)
-    dx = dW_in = db_in = None
-    if for_input:
-        dx, dW_in, db_in = input_map_gradients(dV_x.view(T * B, K * d), x, weights, product)
-    dW, dW_q = split_gates(dW5, weights.W_q, K)
-    db = None if weights.b is None else db5[:, : 4 * d].contiguous()
-    return dx, dh, dc, Weights(dW_in, db_in, dW, db, dW_q, d_bias)
 
 
 def _in_pieces(
