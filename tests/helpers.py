@@ -23,6 +23,14 @@ from riglstm.selection import Noise, Selection
 
 # A CPU without bf16 instructions says so once, and multiplies another way.
 slow_bf16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+# The compiler asks carried states, which are no leaves, whether they have a gradient.
+compiles_steps = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)
+
+EAGER = ("reference", "batched")
+"""Backends that run anywhere, and compile nothing."""
+eager_backends = pytest.mark.parametrize("backend", EAGER)
 
 ON_A_GPU = [
     pytest.mark.gpu,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from helpers import (
     ALL_VARIANTS,
+    EAGER,
     TOL,
     Problem,
     ask_oracle,
@@ -26,6 +27,8 @@ from helpers import (
     assert_equals_the_reference,
     assert_same_gradients,
     clear_problem,
+    compiles_steps,
+    eager_backends,
     gradients,
     kernels,
     margins,
@@ -45,7 +48,6 @@ pytestmark = pytest.mark.usefixtures("nan_filled_empty")
 
 CPU = torch.device("cpu")
 EXACT = TOL[torch.float64]
-EAGER = ("reference", "batched")
 
 
 def compiles(test: Callable[..., None]) -> Callable[..., None]:
@@ -53,9 +55,9 @@ def compiles(test: Callable[..., None]) -> Callable[..., None]:
     marks = (
         pytest.mark.skipif(not compiled.available(CPU), reason="torch.compile needs a compiler"),
         pytest.mark.usefixtures("fresh_compiler"),
-        # torch's compiler imports scripts that torch deprecates, and looks at any tensor's .grad.
+        # torch's compiler imports scripts that torch deprecates.
         pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is:DeprecationWarning"),
-        pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is:UserWarning"),
+        compiles_steps,
     )
     for mark in marks:
         test = mark(test)
@@ -118,7 +120,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("backend", EAGER)
+@eager_backends
 @given(options(), st.integers(0, 2**32))
 @example({"T": 1, "B": 1, "N": 1, "K": 1, "d": 1, "K_a": 1, "K_x": 1, "K_h": 0}, 0)
 @example({"T": 64, "B": 1, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 5, "K_h": 5}, 1)
@@ -355,7 +357,7 @@ def tuple_of_leaves(p: Problem, backend: str) -> tuple[Any, tuple[Tensor, ...]]:
     return f, tuple(v.clone().requires_grad_() for v in leaves.values())
 
 
-@pytest.mark.parametrize("backend", EAGER)
+@eager_backends
 @pytest.mark.parametrize(
     ("extra", "fast"),
     [
@@ -403,7 +405,7 @@ def assert_flips_were_close(same: Tensor, exact: Problem, margin: float) -> None
 
 
 @slow_bf16
-@pytest.mark.parametrize("backend", EAGER)
+@eager_backends
 @pytest.mark.parametrize(
     ("dtype", "product", "of_input"),
     [
@@ -441,7 +443,7 @@ def test_short_dtypes_follow_float64_wherever_they_select_alike(
 
 @slow_bf16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["autocast", "bfloat16"])
-@pytest.mark.parametrize("backend", EAGER)
+@eager_backends
 def test_scores_stay_float32_where_products_are_bf16(backend: str, dtype: torch.dtype) -> None:
     p = random_problem(seeded(32), T=1, B=256, N=6, K=6, d=8, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
@@ -504,7 +506,7 @@ def test_compiled_breaks_ties_as_the_reference_does() -> None:
 
 
 @pytest.mark.parametrize("input_views", ["linear", "split"])
-@pytest.mark.parametrize("backend", EAGER)
+@eager_backends
 def test_nan_in_the_input_reaches_its_own_sample_from_then_on(
     backend: str, input_views: str
 ) -> None:
@@ -520,7 +522,7 @@ def test_nan_in_the_input_reaches_its_own_sample_from_then_on(
     assert (active.sum(-1) == p.sel.K_a).all()
 
 
-@pytest.mark.parametrize("backend", EAGER)
+@eager_backends
 def test_nan_in_a_state_wakes_its_cell_and_is_heard_by_the_others(backend: str) -> None:
     p = random_problem(seeded(44), B=4, K_a=1, K_h=1)
     p.h[2, 3, 0] = float("nan")
@@ -533,7 +535,7 @@ def test_nan_in_a_state_wakes_its_cell_and_is_heard_by_the_others(backend: str) 
     assert y[:, [0, 1, 3]].isfinite().all()
 
 
-@pytest.mark.parametrize("backend", EAGER)
+@eager_backends
 def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
     """Not the own state in their place, though its score is set to -inf to keep it out."""
     p = random_problem(seeded(45), T=1, B=1, N=3, d=3, K_h=1)

@@ -98,14 +98,9 @@ def test_eq19_query_leaves_out_the_own_state(shape: tuple[int, ...]) -> None:
         assert not torch.equal(query(changed, W_q, K)[:, j], q[:, j])
 
 
-def pairs() -> tuple[Tensor, Tensor, Tensor]:
-    """Old states, proposals and queries."""
-    return numbers(B, N, d), numbers(B, N, d, seed=2), numbers(B, N, d, seed=3)
-
-
 def test_eq21_weights_sum_to_one() -> None:
     """With the same vector as old state and proposal, that vector comes out."""
-    h, h_tilde, q = pairs()
+    h, h_tilde, q = (numbers(B, N, d, seed=seed) for seed in (1, 2, 3))
     mixed, keep = soft_update(h, h, q, 1.0, None)
     assert_close(mixed, h, EXACT)
     assert_close(keep, torch.full((B, N), 0.5).double(), EXACT)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import slow_bf16
+from helpers import compiles_steps, slow_bf16
 from riglstm.models.base import unroll
 from riglstm.models.deferred import Deferred, deferred_product
 from riglstm.models.rim import RIM
-from test_rim import TOL, a_rim, a_state, compiles, random, seeded
+from test_rim import TOL, a_rim, a_state, random, seeded
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_a_sequence_equals_its_steps_forward_and_backward(
     assert_as_its_steps(a_rim(seeded(20), active_cells=K_a, compile_step=compile_step), B=B)
 
 
-@compiles
+@compiles_steps
 # The compiler makes an instance of every autograd function that it traces.
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
 def test_a_compiled_sequence_equals_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_a_biass_deferred_gradient_is_summed_in_its_own_precision() -> None:
     assert torch.equal(bias.grad, torch.full((1, 2), 257.0))
 
 
-@compiles
+@compiles_steps
 def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole() -> None:
     model = a_rim(seeded(20), compile_step=True)
     assert_as_its_steps(model, torch.compile(model, backend="eager", fullgraph=True))

@@ -19,10 +19,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from helpers import close, kernels, numbers
+from helpers import close, compiles_steps, eager_backends, kernels, numbers
 from riglstm import BackendError, RigLSTM, RigLSTMCell, no_decay_parameters, scan
-
-both_backends = pytest.mark.parametrize("backend", ["reference", "batched"])
 
 
 def build(dtype: torch.dtype = torch.float64, **options: Any) -> RigLSTM:
@@ -65,7 +63,7 @@ AROUND: dict[str, Any] = {
 }
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize("around", AROUND)
 def test_a_call_gives_the_same_numbers_within(around: str, backend: str) -> None:
     layer, x = build(backend=backend, num_layers=2, bidirectional=True), numbers(5, 3, 4)
@@ -87,7 +85,7 @@ class Doubled(nn.Module):
         return 2 * weight
 
 
-@both_backends
+@eager_backends
 def test_parametrized_weights_are_the_ones_that_run(backend: str) -> None:
     layer, plain = build(backend=backend), build(backend=backend)
     parametrize.register_parametrization(layer, "weight_gates_l0", Doubled())
@@ -100,7 +98,7 @@ def test_parametrized_weights_are_the_ones_that_run(backend: str) -> None:
     close(got, 2 * expected)
 
 
-@both_backends
+@eager_backends
 def test_checkpoint_recomputes_the_same_gradients(backend: str) -> None:
     layer = build(backend=backend, cells="random")
     x = numbers(5, 3, 4).requires_grad_()
@@ -200,9 +198,8 @@ def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
     assert answers[0].abs().max() > 0
 
 
-# As above; and torch's compiler about its own look at tensors that are no leaves.
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@compiles_steps
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
     monkeypatch: pytest.MonkeyPatch,
@@ -231,7 +228,7 @@ def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
     compiled._step.cache_clear()
 
 
-@both_backends
+@eager_backends
 def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) -> None:
     layer = build(backend=backend, num_layers=2)
     loss = loss_of(layer, numbers(5, 3, 4))
@@ -242,7 +239,7 @@ def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) ->
         assert torch.equal(p.grad, 2 * first)
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize("by_context", [False, True])
 def test_layer_made_on_meta_tells_shapes_and_gets_its_weights_later(
     by_context: bool, backend: str
@@ -324,7 +321,7 @@ def test_vmap_gives_outputs_and_gradients_of_single_calls_without_a_warning(
 STATES = [{}, {"soft_update": False}, {"active_cells": 6}, {"views": "soft"}, {"num_cells": 1}]
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize("options", [*STATES, {"num_layers": 2}, {"bidirectional": True}])
 def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(
     options: dict[str, Any], backend: str
@@ -355,7 +352,7 @@ def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(
         assert not made.detach_().requires_grad
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_layers": 2, "bidirectional": True}, {"cells": "random"}, {"batch_first": True}],

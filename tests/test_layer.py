@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from helpers import close, numbers
+from helpers import close, eager_backends, numbers
 from riglstm import RigLSTM, RigLSTMCell, checks
 
 State = tuple[Tensor, Tensor]
-BACKENDS = ("reference", "batched")
 LENGTHS = (3, 6, 1, 4)
 """Of the sequences in a packed batch; not sorted."""
-
-both_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def build(
@@ -117,7 +114,7 @@ def test_a_list_serves_as_the_pair_of_states_and_none_as_zeros() -> None:
     assert torch.equal(layer(x)[0], layer(x, (zero, zero))[0])
 
 
-@both_backends
+@eager_backends
 def test_a_call_changes_neither_input_nor_state(backend: str) -> None:
     layer = build(backend=backend, num_layers=2)
     x, (h, c), reset = numbers(3, 2, 4), state(layer, 2), torch.ones(3, 2, dtype=torch.bool)
@@ -200,7 +197,7 @@ def called(
     return pad_packed_sequence(out)[0], h, c
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize("form", ["padded", "unbatched", "packed", "packed_unsorted"])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
 def test_a_call_is_that_of_each_sequence_and_direction_alone_in_its_pieces(
@@ -243,7 +240,7 @@ BIT_OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("B", [1, 3, 64])
 @pytest.mark.parametrize("options", BIT_OPTIONS)
@@ -264,7 +261,7 @@ def test_pieces_with_carried_state_equal_one_run_bit_for_bit(
         assert torch.equal(layer(x, hx)[0], y)
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("B", [None, 1, 3, 64])
 def test_cell_steps_equal_the_layer_bit_for_bit(
@@ -447,7 +444,7 @@ def lstm_in_papers_notation(lstm: nn.LSTM, N: int, K: int) -> dict[str, Tensor]:
     return paper | {"W_in": identity, "b_in": torch.zeros(K, d, dtype=torch.float64)}
 
 
-@both_backends
+@eager_backends
 @pytest.mark.parametrize("input_views", ["linear", "split"])
 @pytest.mark.parametrize(("N", "K"), [(1, 1), (3, 3), (3, 2), (2, 5)])
 def test_without_selection_and_soft_update_the_layer_is_nn_lstm(

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import close, slow_bf16
+from helpers import close, compiles_steps, slow_bf16
 from riglstm import VARIANTS
 from riglstm.models import MODELS, base, build, options_of
 from riglstm.models.base import State
@@ -370,9 +370,8 @@ COMPILING = [name for name in MODELS if "compile_step" in options_of(name)]
 """Models that compile their own step."""
 
 
-# The compiler asks carried states, which are no leaves, whether they have a gradient.
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@compiles_steps
 @slow_bf16
 def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """All models that compile their step do so in one way: one of them is enough."""

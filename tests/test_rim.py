@@ -138,12 +138,6 @@ def known_dropout(monkeypatch: pytest.MonkeyPatch) -> Callable[..., np.ndarray]:
     return mask
 
 
-# The compiler asks carried states, which are no leaves, whether they have a gradient.
-compiles = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
-)
-
-
 def check_against_numpy(model: RIM | BRIM, x: Tensor, state: State) -> None:
     want = run_oracle(model, x, state)
     output, (h, c) = model(x, state)

@@ -134,12 +134,9 @@ def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
             made(name, gate_scale=scale)
 
 
-WIDE = {"input_size": 20, "hidden_size": 600, "active_cells": 4}
-
-
 def wide(**given: Any) -> RigLSTM:
     torch.manual_seed(0)
-    return RigLSTM(**{**WIDE, **given})
+    return RigLSTM(20, 600, active_cells=4, **given)
 
 
 def test_a_steady_start_lets_the_same_cells_wake_whatever_the_input() -> None:

@@ -451,7 +451,6 @@ class RIM(Recurrent):
 
 def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> tuple[int, int, int]:
     """N, d and K_a, checked; two thirds of the cells are active if not said otherwise."""
-    checks.check_positive("hidden_size", hidden_size)
     checks.check_positive("num_cells", num_cells)
     checks.check_divides(hidden_size, num_cells)
     K_a = two_thirds(num_cells) if active_cells is None else active_cells

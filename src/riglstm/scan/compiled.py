@@ -64,7 +64,7 @@ def step(
     live: Tensor | None,
     reset: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`cell.step` for views x (B, K, d) and weights as `_hoisted` makes them, in fewer kernels.
+    """`cell.step` for views x (B, K, d) and weights with W_q beside the gates, in fewer kernels.
 
     The query is a fifth gate, nothing is gathered for it, and the softmax of two is a sigmoid.
     """
@@ -92,13 +92,6 @@ def step(
         h_new = logit.sigmoid() * h_new + (-logit).sigmoid() * h
     woke = active.unsqueeze(-1)
     return torch.where(woke, h_new, h), torch.where(woke, c_new, c), active
-
-
-def _hoisted(x: Tensor, weights: Weights, sel: Selection) -> tuple[Tensor, Weights]:
-    """What no step changes: all views (T, B, K, d), and W_q beside the gates, (N, (K+N)·d, 5·d)."""
-    views = input_views(x, weights.W_in, weights.b_in, sel.K)
-    W = five_gates(weights.W, weights.W_q, sel.K)
-    return views, Weights(None, None, W, weights.b, None, weights.update_bias)
 
 
 def scan(
@@ -138,7 +131,10 @@ def _run(
         *(None if t is None else (t.dtype, t.device) for t in tensors),
         *(product_dtype(x.device, h.dtype), x.shape[2], learns(*tensors)),
     )
-    views, hoisted = _hoisted(x, weights, sel)
+    # What no step changes: all views (T, B, K, d), and W_q beside the gates, (N, (K+N)·d, 5·d).
+    views = input_views(x, weights.W_in, weights.b_in, sel.K)
+    W = five_gates(weights.W, weights.W_q, sel.K)
+    weights = Weights(None, None, W, weights.b, None, weights.update_bias)
     if learns(*tensors):
         # The first step's state is then like all others', and needs no code of its own.
         h, c = (s if s.requires_grad else s.detach().requires_grad_() for s in (h, c))
@@ -146,7 +142,7 @@ def _run(
         # torch would go on without compiling, and say so in a log only.
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             compiled = _step(sel, kind)
-            y, (h, c), active = loop(compiled, views, h, c, hoisted, sel, noise, live, reset)
+            y, (h, c), active = loop(compiled, views, h, c, weights, sel, noise, live, reset)
     except torch._dynamo.exc.FailOnRecompileLimitHit as error:
         raise BackendError(
             "backend='compiled' has met too many different shapes, and torch.compile gives up; "
