@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from riglstm.checks import check_positive
-from riglstm.models.base import Recurrent, State, Trace, changed_start, prepare
-from riglstm.models.rim import RIMCell, cell_counts, trace_layers
+from riglstm.models.base import State, Trace, changed_start
+from riglstm.models.rim import Mechanisms, RIMCell, cell_counts
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
@@ -22,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Keyword arguments of `BRIM`: its authors' two set-ups, both with 300 as input and hidden size."""
 
 
-class BRIM(Recurrent):
+class BRIM(Mechanisms):
     r"""Two layers of mechanisms, the lower one reading the input and the upper one's last state.
 
     .. math::
@@ -108,18 +108,6 @@ class BRIM(Recurrent):
             )
         )
         self.start = changed_start(float(forget_bias), float(gate_scale))
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step for x (B, D): the output (B, hidden_size), and the state."""
-        state, (_, upper) = self._advance(x, state)
-        return upper.output, state
-
-    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
-        """What the cells of each layer did, the lower one first, time first.
-
-        `views` are the weights of the slots: null, x, h^2 below; null, h^1 above.
-        """
-        return trace_layers(self._advance, *prepare(self, x, state))
 
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, Trace]]:
         h_1, c_1 = (s[0].unflatten(1, (self.num_cells[0], -1)) for s in state)  # (B, N, d)

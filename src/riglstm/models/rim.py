@@ -7,7 +7,7 @@ vectors. `RIMCell` puts the parts of a step in their order; BRIM stacks two of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias, Unpack
 
 import torch
@@ -198,26 +198,6 @@ def merge(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(active.unsqueeze(-1), new, old)
 
 
-Advance: TypeAlias = Callable[[Tensor, State], tuple[State, Sequence[Trace]]]
-"""One step: x (B, D) and the state to the next state and what each layer did, head by head."""
-
-
-def trace_layers(advance: Advance, x: Tensor, state: State) -> list[Trace]:
-    """What each layer did over a sequence x (T, B, D)."""
-    steps = []
-    for x_t in x.unbind():
-        state, seen = advance(x_t, state)
-        steps.append(seen)
-    traces = []
-    for layer, of_layer in enumerate(zip(*steps, strict=True)):
-        parts = zip(*(one[:6] for one in of_layer), strict=True)
-        output, active, *by_head = (torch.stack(part) for part in parts)
-        views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
-        keep = (~active).to(output.dtype)
-        traces.append(Trace(output, active, views, peers, view_scores, peer_scores, keep, layer))
-    return traces
-
-
 LaidOut: TypeAlias = tuple[Sequence[tuple[Tensor, ...]], Sequence[Deferred]]
 """Of each thing that a step is given its T tensors; and products."""
 
@@ -327,7 +307,41 @@ class RIMCell(nn.Module):
         return (h.clone(), *rows), (h, c)
 
 
-class RIM(Recurrent):
+class Mechanisms(Recurrent):
+    """A model of one or more layers of mechanisms, with the states of the last as its output."""
+
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, ...]]:
+        """One step for x (B, D): the next state, and what each layer did, head by head."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step for x (B, D): the output (B, hidden_size), and the state."""
+        state, seen = self._advance(x, state)
+        return seen[-1].output, state
+
+    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
+        """What the cells of each layer did, the lowest first, time first.
+
+        `views` are the weights of the slots: null, x in RIM; null, x, h^2 below and null, h^1 above
+        in BRIM.
+        """
+        x, state = prepare(self, x, state)
+        steps = []
+        for x_t in x.unbind():
+            state, seen = self._advance(x_t, state)
+            steps.append(seen)
+        traces = []
+        for layer, of_layer in enumerate(zip(*steps, strict=True)):
+            parts = zip(*(one[:6] for one in of_layer), strict=True)
+            output, active, *by_head = (torch.stack(part) for part in parts)
+            views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
+            keep = (~active).to(output.dtype)
+            trace = Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
+            traces.append(trace)
+        return traces
+
+
+class RIM(Mechanisms):
     r"""Recurrent Independent Mechanisms.
 
     In each step the cells ask what the input holds for them; the K_a cells that the null slot
@@ -401,11 +415,6 @@ class RIM(Recurrent):
         )
         self.start = changed_start(float(forget_bias), float(gate_scale))
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step for x (B, D): the output (B, N·d), and the state."""
-        state, (seen,) = self._advance(x, state)
-        return seen.output, state
-
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """A sequence (T, B, D), or (B, T, D), to outputs (T, B, N·d) and the last state.
 
@@ -439,10 +448,6 @@ class RIM(Recurrent):
 
     def _by_cell(self, state: State) -> State:
         return tuple(s.squeeze(0).unflatten(1, (self.num_cells, -1)) for s in state)  # (B, N, d)
-
-    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
-        """What the cells did, time first; `views` are the weights of the slots null, x."""
-        return trace_layers(self._advance, *prepare(self, x, state))
 
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace]]:
         h, c, seen = self.cell((x,), *self._by_cell(state))
