@@ -235,16 +235,13 @@ def check_sequence(x: Tensor, input_size: int, batch_first: bool) -> None:
 def check_state(state: State, expected: State) -> State:
     """A given state has the form of the initial one; given back as a tuple."""
     want = [tuple(s.shape) for s in expected]
-    if not isinstance(state, tuple | list) or not all(isinstance(s, Tensor) for s in state):
-        raise ValueError(
-            f"the state must be a tuple of tensors of shapes {want}, got {describe(state)}; "
-            "take it from the model's own output, or leave it out"
-        )
-    got = [tuple(s.shape) for s in state]
+    tensors = isinstance(state, tuple | list) and all(isinstance(s, Tensor) for s in state)
+    got = [tuple(s.shape) for s in state] if tensors else describe(state)
     if want != got:
+        other = "from initial_state(batch)" if tensors else "leave it out"
         raise ValueError(
             f"the state must be a tuple of tensors of shapes {want}, got {got}; "
-            "take it from the model's own output, or from initial_state(batch)"
+            f"take it from the model's own output, or {other}"
         )
     for got_s, want_s in zip(state, expected, strict=True):
         if got_s.dtype != want_s.dtype or got_s.device != want_s.device:
