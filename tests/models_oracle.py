@@ -12,6 +12,7 @@ of another run it makes the gradient mask visible to finite differences: the can
 cells are constants.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,21 +73,23 @@ def rmc_step(x: Array, M: Array, p: dict[str, Array], heads: int) -> Array:
     return new
 
 
+def outputs(x: Array, start: Array, step: Callable[[Array, Array], Array]) -> Array:
+    """A sequence x (T, B, D), each sample from its own start (B, ...), to all states, flat."""
+    out = np.zeros((*x.shape[:2], start[0].size))
+    for b, state in enumerate(start):
+        for t in range(len(x)):
+            state = step(x[t, b], state)
+            out[t, b] = state.reshape(-1)
+    return out
+
+
 def rmc(x: Array, p: dict[str, Array], S: int, heads: int, start: Array | None = None) -> Array:
     """A sequence x (T, B, D), from `start` (B, S·m) or its own, to outputs (T, B, S·m)."""
-    T, B, _ = x.shape
-    m = len(p["b"])
-    out = np.zeros((T, B, S * m))
-    for b in range(B):
-        M = np.zeros((S, m))
-        for s in range(min(S, m)):
-            M[s, s] = 1.0
-        if start is not None:
-            M = start[b].reshape(S, m)
-        for t in range(T):
-            M = rmc_step(x[t, b], M, p, heads)
-            out[t, b] = M.reshape(-1)
-    return out
+    own = np.zeros((x.shape[1], S, len(p["b"])))
+    for s in range(min(own.shape[1:])):
+        own[:, s, s] = 1.0
+    given = own if start is None else start.reshape(own.shape)
+    return outputs(x, given, lambda x, M: rmc_step(x, M, p, heads))
 
 
 def entnet_step(x: Array, h: Array, p: dict[str, Array]) -> Array:
@@ -106,15 +109,9 @@ def entnet_step(x: Array, h: Array, p: dict[str, Array]) -> Array:
 
 def entnet(x: Array, p: dict[str, Array], start: Array | None = None) -> Array:
     """A sequence x (T, B, D), from `start` (B, N·d) or the slots' keys, to outputs (T, B, N·d)."""
-    T, B, _ = x.shape
-    N, d = p["w"].shape
-    out = np.zeros((T, B, N * d))
-    for b in range(B):
-        h = p["w"].copy() if start is None else start[b].reshape(N, d)
-        for t in range(T):
-            h = entnet_step(x[t, b], h, p)
-            out[t, b] = h.reshape(-1)
-    return out
+    own = np.stack([p["w"]] * x.shape[1])
+    given = own if start is None else start.reshape(own.shape)
+    return outputs(x, given, lambda x, h: entnet_step(x, h, p))
 
 
 def keep_best(score: Array, count: int) -> Array:
