@@ -91,7 +91,6 @@ def test_the_memory_of_rmc_starts_as_an_identity_cut_or_padded(S: int, m: int) -
 
 
 def test_a_trace_of_rmc_shows_the_attention_that_made_the_output() -> None:
-    torch.manual_seed(0)
     model = random_rmc(5, 3, 1, 4)
     x = torch.randn(6, 2, 5, dtype=torch.float64)
     (trace,) = model.trace(x)
@@ -128,7 +127,6 @@ def test_a_slot_of_entnet_that_cancels_itself_stays_zero_with_a_finite_gradient(
 
 
 def test_start_values_of_entnet_have_a_spread_of_a_tenth_and_slopes_of_one() -> None:
-    torch.manual_seed(0)
     model = EntNet(600, 600)
     assert torch.equal(model.slope, torch.ones(100))
     for name in ("weight_in", "keys", "weight_state", "weight_input", "weight_key"):
@@ -141,7 +139,6 @@ def test_start_values_of_entnet_have_a_spread_of_a_tenth_and_slopes_of_one() -> 
 
 
 def test_the_transformer_equals_torchs_encoder_layers_with_copied_weights() -> None:
-    torch.manual_seed(0)
     ours = Transformer(5, 16, num_layers=2, num_heads=4, ffn_size=24, dtype=torch.float64).eval()
     with torch.no_grad():
         for p in ours.parameters():
@@ -178,7 +175,6 @@ def test_positions_are_the_sinusoids_of_the_index_at_any_length_and_precision() 
 
 
 def test_the_transformer_does_not_stream_and_says_why() -> None:
-    torch.manual_seed(0)
     model = Transformer(5, 16, num_layers=1, dropout=0.5)
     x = torch.randn(6, 2, 5)
     assert not torch.equal(model(x)[0], model(x)[0])
@@ -225,7 +221,6 @@ def test_cells_of_gridlstm_follow_the_papers_equations(N: int, d: int) -> None:
 
 @pytest.mark.parametrize("model", [GridLSTM, LSTM])
 def test_with_copied_weights_both_equal_nn_lstm(model: type[GridLSTM] | type[LSTM]) -> None:
-    torch.manual_seed(0)
     ours, theirs = (m(7, 24).double() for m in (model, nn.LSTM))
     with torch.no_grad():
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):

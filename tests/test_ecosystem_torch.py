@@ -296,7 +296,6 @@ def test_vmap_gives_outputs_and_gradients_of_single_calls_without_a_warning(
     """Operators make these calls, one after another, and so give their bits."""
     if backend == "triton":
         kernels("forward", on_a_gpu=False)
-    torch.manual_seed(0)
     layers = [RigLSTM(4, 12, backend=backend) for _ in range(3)]
     weights, _ = torch.func.stack_module_state(layers)
     x = torch.randn(3, 2, 2, 4, requires_grad=of == "inputs")

@@ -452,7 +452,6 @@ def test_without_selection_and_soft_update_the_layer_is_nn_lstm(
 ) -> None:
     """With one cell and one view the default rules select nothing away, so they stay."""
     d = 5
-    torch.manual_seed(0)
     theirs = nn.LSTM(K * d, N * d, dtype=torch.float64)
     rules: dict[str, Any] = {} if N == K == 1 else {"cells": "all", "views": "all", "peers": "all"}
     ours = build(

@@ -163,7 +163,6 @@ def test_a_seed_decides_weights_outputs_and_gradients_of_every_parameter(case: C
 
 @every_case
 def test_reset_parameters_draws_new_start_values_of_the_same_kind(case: Case) -> None:
-    torch.manual_seed(0)
     model: Any = build(case.name, case.input_size, H, **case.options)
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
