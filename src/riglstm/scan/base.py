@@ -157,9 +157,9 @@ def input_map_gradients(
     low, W_in, b_in = dV.to(product), weights.W_in, weights.b_in
     if W_in is None:
         return dV.view_as(x).to(x.dtype), None, None
-    # However it lies: a product of another layout may round otherwise.
-    turned = W_in.contiguous().t().to(product)
-    dx = multiply(low, turned, x.dtype).view_as(x) if for_x else None
+    # By W_in in one layout, however it lies: another may round otherwise.
+    W_in = W_in.contiguous()
+    dx = multiply(low, W_in.t().to(product), x.dtype).view_as(x) if for_x else None
     low_x = x.reshape(dV.shape[0], -1).to(product) if low_x is None else low_x
     dW_in = multiply(low_x.t(), low, W_in.dtype)
     if b_in is None:
