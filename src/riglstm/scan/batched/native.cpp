@@ -178,14 +178,14 @@ template <typename T> struct Rows {
   T* operator[](long r) const { return data + r * stride; }
 };
 
-// out[r] += Σ_i v[r][o + i]·W[(first + i)·P ..) for the `count` rows r named, over `slots` of `size`
-// lines of matrix j; o = offsets[r], of the next slot offsets[ROWS + r]; with `begin`, out[r] counts
-// as `begin`. Every row's products are added in one order, however many rows there are.
-const int32_t no_offsets[ROWS] = {};
+// out[r] += Σ_i v[r][i]·W[(first + i)·P ..) for the `count` rows r named, over `size` lines of matrix
+// j; with `begin`, out[r] counts as `begin`. With `starts` over as many lines in each of `slots`: the
+// numbers of slot n begin at v.data[starts[n·ROWS + r]]. Every row's products are added in one order,
+// however many rows there are.
 template <typename T>
 inline void multiply(Rows<const T> v, const uint8_t* named, int count, Matrices<T>& W, int j,
                      int first, int size, const T* begin, Rows<T> out, int slots = 1,
-                     const int32_t* offsets = no_offsets) {
+                     const int32_t* starts = nullptr) {
   in_parts<WIDE>(W.P / L<T>, [=, &W](auto width_, int chunk) INLINED {
     constexpr int width = decltype(width_)::value;
     const T* tile = W[j] + chunk * L<T> * W.lines + first * width * L<T>;
@@ -202,7 +202,7 @@ inline void multiply(Rows<const T> v, const uint8_t* named, int count, Matrices<
       for (long n = 0; n < slots; ++n) {
         const T* x[rows];
         for (int a = 0; a < rows; ++a)
-          x[a] = v[named[r + a]] + offsets[n * ROWS + named[r + a]];
+          x[a] = starts ? v.data + starts[n * ROWS + named[r + a]] : v[named[r + a]];
         for (long i = 0; i < size; ++i, w += width * L<T>)
           for (int a = 0; a < rows; ++a)
             for (int k = 0; k < width; ++k) sum[a][k] += x[a][i] * at(w + k * L<T>).v;
@@ -441,11 +441,11 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
   const size_t states = size_t(B) * N * d, tail = L<T>;
   const long stride = lines + LINE / sizeof(T);  // of V: zeros at the end, and room for P_in
   const bool short_slots = d < L<T>;
-  Array<int32_t> offsets(S * ROWS);
+  Array<int32_t> starts(S * ROWS);
   Matrices<T> W(N, lines, P), W_in(1, m.W_in ? D : 0, P_in);
   Array<T> b(size_t(N) * P), b_in(P_in), vectors(size_t(B) * stride + tail),
       h(states + tail), c(states + tail), work(ROWS * P + tail), gates(ROWS * 4 * d + tail),
-      c_old(ROWS * d + tail), c_new(ROWS * d + tail), tanh_c(ROWS * d + tail),
+      c_new(ROWS * d + tail), tanh_c(ROWS * d + tail),
       ahead(ROWS * d + tail), z(ROWS + tail), kinds(4 * d + tail);
   const Rows<T> V_t{vectors, stride};
   Choices<T> choices(n, m);
@@ -501,8 +501,9 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         const uint8_t* chosen = choices.chosen + j * S * choices.width + first;
         for (int k = 0; k < S && short_slots; ++k)  // for what is not chosen stand zeros
           for (int r = 0; r < here; ++r)
-            offsets[k * ROWS + r] = lines + (-int32_t(chosen[k * choices.width + r]) & (k * d - lines));
-        if (short_slots) multiply<T>(V_rows, samples, rows, W, j, 0, d, bias, sums, S, offsets);
+            starts[k * ROWS + r] = r * int32_t(stride) + lines +
+                                   (-int32_t(chosen[k * choices.width + r]) & (k * d - lines));
+        if (short_slots) multiply<T>(V_rows, samples, rows, W, j, 0, d, bias, sums, S, starts);
         for (int r = 0; r < rows && !short_slots; ++r)
           std::memcpy(sums[samples[r]], bias, sizeof(T) * P);
         for (int k = 0; k < S && !short_slots; ++k) {  // long ones only with those that chose them
@@ -518,10 +519,9 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
         for (int r = 0; r < rows; ++r) {
           const T *f = gates + r * 4 * d, *in = f + d, *g = in + 2 * d;
           const T* c_row = c + ((first + samples[r]) * N + j) * d;
-          for (int i = 0; i < d; i += L<T>) {
-            const V<T> old = at(c_old + r * d + i).v = at(c_row + i).v;
-            at(c_new + r * d + i).v = at(f + i).v * old + at(in + i).v * at(g + i).v;
-          }
+          for (int i = 0; i < d; i += L<T>)
+            at(c_new + r * d + i).v = at(f + i).v * at(c_row + i).v + at(in + i).v * at(g + i).v;
+          if (n.save) std::memcpy(m.c_before + (row + r) * d, c_row, sizeof(T) * d);
         }
         for (int i = 0; i < rows * d; i += L<T>)
           at(tanh_c + i).v = squash<T>(at(c_new + i).v, V<T>{} + 1);
@@ -549,7 +549,6 @@ template <typename T> void forward(const Shape& n, const Buffers<T>& m, double s
           }
         }
         if (n.save) {
-          std::memcpy(m.c_before + row * d, c_old, sizeof(T) * rows * d);
           std::memcpy(m.gates + row * 4 * d, gates, sizeof(T) * rows * 4 * d);
           std::memcpy(m.tanh_c + row * d, tanh_c, sizeof(T) * rows * d);
           if (m.W_q) std::memcpy(m.a + row, z, sizeof(T) * rows);
