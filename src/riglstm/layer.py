@@ -138,7 +138,7 @@ class RigLSTM(nn.Module):
             as printed None, and None with `bias=False`.
         forget_bias: added to the start values of the forget gate's bias; 0 as in `nn.LSTM`.
         steady_start: start values at which large cells (d = 100) are not woken by the input: the
-            first K_a wake at every step, the others at first never. See `docs/recipes.md`.
+            first K_a wake at every step, the others at first never. See `docs/choosing.md`.
         backend: `reference`, `batched`, `compiled`, `triton`, or `auto`; `repr` says which runs.
 
     Inputs: input, hx
