@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from riglstm.lab.minigrid.levels import family
+from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.plan import check_options, digest, identity, plain_options
 from riglstm.lab.tables.recipes import Row
@@ -57,7 +56,10 @@ class GridSpec:
     """Of each level, in the test."""
 
     def __post_init__(self) -> None:
-        family(self.family)
+        if self.family not in FAMILIES:
+            raise ValueError(
+                f"the family must be one of {', '.join(FAMILIES)}, got {self.family!r}"
+            )
         check_options(self.model, self.model_options)
         check_whole("seed", self.seed, low=0, high=TEST_SEED - 1)
         check_whole("episodes", self.episodes)
@@ -77,7 +79,7 @@ class GridSpec:
     @property
     def frames(self) -> int:
         """To train for."""
-        return family(self.family).frames if self.ppo.frames is None else self.ppo.frames
+        return FAMILIES[self.family].frames if self.ppo.frames is None else self.ppo.frames
 
     def resolved(self) -> dict[str, Any]:
         """As JSON has it; the keys are those of other runs."""
@@ -86,7 +88,7 @@ class GridSpec:
             "task_options": {"family": self.family, "episodes": self.episodes},
             "model": self.model,
             "hidden_size": self.hidden_size,
-            "model_options": _plain(self.model, self.hidden_size, self.model_options),
+            "model_options": plain_options(self.model, self.hidden_size, self.model_options),
             "fit": {**asdict(self.ppo), "frames": self.frames},
             "seed": self.seed,
         }
@@ -124,10 +126,6 @@ class GridSpec:
 
 def _sizes(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
     """A memory, less the backend, which computes the same in another way."""
-    found = _plain(model, hidden_size, options)
-    return model, hidden_size, {k: v for k, v in found.items() if k != "backend"}
-
-
-def _plain(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
-    """A model's options as JSON has them, with RigLSTM's soft update in numbers."""
-    return json.loads(json.dumps(plain_options(model, hidden_size, options)))
+    found = plain_options(model, hidden_size, options)
+    found.pop("backend", None)
+    return model, hidden_size, found

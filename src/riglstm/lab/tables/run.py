@@ -6,10 +6,11 @@ condition, and in its metadata the run's configuration and result: it needs no f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -82,23 +83,13 @@ def run(
         task, net = build(spec, device, data_dir, say)
         # Data that cannot be read or made is told of before there is a run.
         task.ready()
-        command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-        folder.begin(
-            spec.resolved(), command=command, device=device_name(device), jobs=jobs, resume=resume
-        )
-        if folder.writes:
-            folder.failed.unlink(missing_ok=True)
-        try:
+        with training(folder, spec.resolved(), device, jobs=jobs, resume=resume):
             fitted = fit(
                 *(net, task, spec.fit, spec.seed, folder),
                 again=again,
                 deadline=deadline,
                 hopeless=hopeless,
             )
-        except Diverged as error:
-            cost = {"updates": error.updates, "seconds": error.seconds}
-            folder.write_json(folder.failed, {"reason": str(error), **cost})
-            raise
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
@@ -124,6 +115,27 @@ def run(
             result["yardsticks"] = {c: task.yardsticks(c, "test") for c in conditions}
         folder.finish(result)
         return result
+
+
+@contextlib.contextmanager
+def training(
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    device: torch.device,
+    *,
+    jobs: int = 1,
+    resume: bool,
+) -> Iterator[None]:
+    """Begin a run in its folder, or go on with it; if it diverges, the folder says why."""
+    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+    folder.begin(config, command=command, device=device_name(device), jobs=jobs, resume=resume)
+    if folder.writes:
+        folder.failed.unlink(missing_ok=True)
+    try:
+        yield
+    except Diverged as error:
+        folder.write_json(folder.failed, {"reason": str(error), **error.cost})
+        raise
 
 
 Make: TypeAlias = Callable[..., object]
