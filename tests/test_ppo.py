@@ -39,9 +39,6 @@ class Pictures:
         self.log: list[tuple[Any, Any, Any, Any]] = []
         self.look()
 
-    def __len__(self) -> int:
-        return self.B
-
     def look(self) -> None:
         self.images = self.all[self.rng.integers(0, len(self.all), self.B)]
 
@@ -55,7 +52,6 @@ class Pictures:
 
 
 def agent_with(name: str, config: PPO = SMALL, dtype: torch.dtype = torch.float32) -> Agent:
-    torch.manual_seed(0)
     memory = MEMORIES[name]
     core: Any = build(memory.model, 64, memory.hidden_size, **memory.options)
     net, envs = ActorCritic(core, 7).to(dtype), Pictures(config.envs)

@@ -20,7 +20,7 @@ from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Reproduced, complete
 from riglstm.lab.tables.result import made_by
 from riglstm.lab.tables.run import training
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.common import CPU, check_whole
 from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
 from riglstm.lab.train.folder import RunFolder, commit
 from riglstm.lab.train.stopping import Interrupted, untested
@@ -34,7 +34,7 @@ COMPARED = ("riglstm", "rim", "lstm")
 
 def build(spec: GridSpec, device: torch.device) -> ActorCritic:
     """The network, whose start values depend on the seed alone."""
-    with fork_rng(torch.device("cpu")):
+    with fork_rng(CPU):
         torch.default_generator.manual_seed(spec.seed)
         core = models.build(spec.model, FEATURES, spec.hidden_size, **spec.model_options)
         net = ActorCritic(core, FAMILIES[spec.family].actions)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def run(
     A run that diverges leaves the reason in its folder. Raises what
     `riglstm.lab.minigrid.training.train` does.
     """
-    # It takes seconds to load, and what reads folders does without.
+    # It needs numpy and safetensors, and what only explains itself does without.
     from riglstm.lab.minigrid.training import train, trials
 
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)

@@ -20,15 +20,9 @@ TEST_SEED = 2**31
 """Of test episodes; seeds of runs are below it, so that no run is trained on them."""
 
 
+ALL_AWAKE = {"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3}
 MEMORIES: dict[str, Row] = {
-    "riglstm": Row(
-        "RigLSTM",
-        *("riglstm", 64),
-        {
-            **{"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3},
-            "soft_update": "printed",
-        },
-    ),
+    "riglstm": Row("RigLSTM", "riglstm", 64, {**ALL_AWAKE, "soft_update": "printed"}),
     "rim": Row("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
     "rim3": Row("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
     "lstm": Row("LSTM", "lstm", 64, {}),

@@ -23,7 +23,7 @@ from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import Agent, small_products
 from riglstm.lab.minigrid.spec import TEST_SEED, GridSpec
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.common import CPU, check_whole
 from riglstm.lab.train.checkpoints import Checkpoints, save_weights
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import SECONDS, Log, Progress, say
@@ -147,8 +147,8 @@ def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tu
     """Whether each episode was solved, and its length: (episodes · 2 · count) each."""
     device = next(net.parameters()).device
     book, step, act = Frames(net.encode, device), stepper(net.core), net.prepared_logits()
-    gen = generator(torch.device("cpu"), TEST_SEED)
-    B = len(envs)
+    gen = generator(CPU, TEST_SEED)
+    B = len(envs.images)
     solved, lengths = torch.zeros(B, dtype=torch.float64), torch.zeros(B, dtype=torch.float64)
     live, state = torch.arange(B), net.core.initial_state(B)
     actions, said = torch.full((B,), SKIP), time.monotonic()

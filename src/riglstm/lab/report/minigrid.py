@@ -47,9 +47,11 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
     difference of two independent runs: √(sd² + sd²).
     """
     rates: dict[tuple[str, str, str], list[float]] = {}
-    for d in done:
-        for level, rate in d.rates().items():
-            rates.setdefault((d.spec.family, d.spec.name, level), []).append(100 * rate)
+    for run in done:
+        for row in run.rows:
+            if row["metric"] == "success":
+                place = run.spec.family, run.spec.name, row["condition"]
+                rates.setdefault(place, []).append(100 * row["value"])
     bars: list[Bar] = []
     for key, of in FAMILIES.items():
         for name in of.levels:
