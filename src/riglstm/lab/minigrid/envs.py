@@ -50,9 +50,7 @@ class Environments:
 
     Args:
         levels: gymnasium's id of the level of each environment.
-        seed: of the episodes.
         workers: processes; default: one to a core, at most one to an environment.
-        once: one episode each.
         numbers: i of each environment; default: 0, 1, 2 and so on.
     """
 

@@ -308,7 +308,7 @@ class Agent:
         seen, at = codes.unique(return_inverse=True)
         x = self.net.encode(images[seen])[at]  # (w, M, D)
         y, state = run_with_resets(self.net.core, x, state, reset)
-        all_log_probs = self.net.logits(y).log_softmax(-1)  # (w, M, A)
+        all_log_probs = self.net.actor(y).log_softmax(-1)  # (w, M, A)
         entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         log_probs = all_log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
         return log_probs, self.net.values(y), entropy, state

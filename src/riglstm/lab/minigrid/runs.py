@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,17 +25,13 @@ from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
 from riglstm.lab.train.folder import RunFolder, commit
 from riglstm.lab.train.stopping import Interrupted, untested
 
-if TYPE_CHECKING:
-    from riglstm.lab.minigrid.training import Score
-
 COMPARED = ("riglstm", "rim", "lstm")
 """Memories that are trained, if nothing else is said."""
 
 
 def build(spec: GridSpec, device: torch.device) -> ActorCritic:
     """The network, whose start values depend on the seed alone."""
-    with fork_rng(CPU):
-        torch.default_generator.manual_seed(spec.seed)
+    with fork_rng(CPU, spec.seed):
         core = models.build(spec.model, FEATURES, spec.hidden_size, **spec.model_options)
         net = ActorCritic(core, FAMILIES[spec.family].actions)  # type: ignore[arg-type]
     return net.to(device)
@@ -64,7 +60,7 @@ def run(
             raise Interrupted(untested(again)) from None
         result = {
             "rows": _rows(spec, scores, trained["frames"]),
-            "steps": {name: score.steps for name, score in scores.items()},
+            "steps": {name: score["steps"] for name, score in scores.items()},
             **trained,
             "parameters": sum(p.numel() for p in net.parameters()),
             **made_by(folder.read_json(folder.run)),
@@ -127,7 +123,9 @@ def load(path: Path | str, device: str = "auto") -> tuple[GridRun, ActorCritic]:
     return run, net.eval()
 
 
-def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict[str, Any]]:
+def _rows(
+    spec: GridSpec, scores: Mapping[str, Mapping[str, float]], frames: int
+) -> list[dict[str, Any]]:
     return [
         {
             "table": TASK,
@@ -135,7 +133,7 @@ def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict
             "seed": spec.seed,
             "condition": level,
             "metric": metric,
-            "value": getattr(score, metric),
+            "value": score[metric],
             "chosen_on": LAST,
             "step": frames,
         }

@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import Agent, small_products
 from riglstm.lab.minigrid.spec import TEST_SEED, GridSpec
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.tasks.common import CPU, check_whole
+from riglstm.lab.tasks.common import CPU
 from riglstm.lab.train.checkpoints import Checkpoints, save_weights
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import SECONDS, Log, Progress, say
@@ -108,26 +108,15 @@ def _finite(figures: Mapping[str, float], net: ActorCritic) -> bool:
     )
 
 
-class Score(NamedTuple):
-    """How an agent did on a level: shares of episodes solved, and their mean length."""
-
-    success: float
-    """With actions drawn from the policy, as in training."""
-    success_greedy: float
-    """With the most probable action each time."""
-    steps: float
-    """Of an episode with drawn actions."""
-
-
 @torch.inference_mode()
 def trials(
-    net: ActorCritic,
-    levels: Mapping[str, str],
-    episodes: int = 100,
-    workers: int | None = None,
-) -> dict[str, Score]:
-    """The scores by level, whose ids are given. All episodes of all levels are played at once."""
-    check_whole("episodes", episodes)
+    net: ActorCritic, levels: Mapping[str, str], episodes: int, workers: int | None = None
+) -> dict[str, dict[str, float]]:
+    """The scores by level, whose ids are given. All episodes of all levels are played at once.
+
+    success: the share of episodes solved, by actions drawn from the policy, as in training;
+    success_greedy: by the most probable action each time; steps: the mean length of the former.
+    """
     say(f"testing {episodes} episodes of {len(levels)} levels")
     count = len(levels)
     # By episodes first: long levels are shared out among the workers.
@@ -140,7 +129,10 @@ def trials(
         solved, lengths = _play(net, envs, count, episodes)
     drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
     steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
-    return dict(zip(levels, map(Score, drawn, greedy, steps), strict=True))
+    return {
+        level: {"success": by_draws, "success_greedy": by_best, "steps": length}
+        for level, by_draws, by_best, length in zip(levels, drawn, greedy, steps, strict=True)
+    }
 
 
 def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from riglstm import models
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record, refused
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
+from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Hopeless, Interrupted, untested
@@ -41,8 +41,7 @@ def build(
     task = spec.task_config().open(device, data_dir, show)
     options = core_options(spec.model, spec.model_options, device)
     # Drawn on the CPU, so that every device starts from the same weights.
-    with fork_rng(CPU):
-        torch.default_generator.manual_seed(spec.seed)
+    with fork_rng(CPU, spec.seed):
         core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
         net = task.network(core)  # type: ignore[arg-type]
     return task, net.to(device)
@@ -210,8 +209,7 @@ def tested(
 
 def _test(spec: RunSpec, task: Task, net: nn.Module, condition: str) -> float:
     """The metric on test data; models that draw do so from the run's seed."""
-    with fork_rng(task.device):
-        seed_rng(generator(CPU, spec.seed).initial_seed(), task.device)
+    with fork_rng(task.device, generator(CPU, spec.seed).initial_seed()):
         totals = score(net, task, condition, "test", precision=spec.fit.precision)
     return means(totals)[task.metric.name]
 

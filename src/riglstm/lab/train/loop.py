@@ -352,8 +352,7 @@ class Training:
         found: dict[str, dict[str, float]] = {}
         for condition in task.conditions:
             # Some models draw in eval mode too; when they are evaluated must not change the run.
-            with fork_rng(task.device):
-                seed_rng(self.seed, task.device)
+            with fork_rng(task.device, self.seed):
                 totals = score(
                     *(self.net, task, condition, "validation"),
                     precision=self.config.precision,
