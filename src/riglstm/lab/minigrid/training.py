@@ -48,18 +48,16 @@ def train(
         StopRequest(speaks=True) as request,
     ):
         agent = Agent(net, envs, config, spec.seed)
-        began = time.monotonic()
         if start is not None:
             agent.load_state_dict(start["agent"])
-            began -= start["seconds"]
+        # As if all sessions were one.
+        began = time.monotonic() - (start["seconds"] if start is not None else 0.0)
         saved = agent.updates
 
         def kept() -> str:
-            return (
-                f"the last checkpoint is of update {saved}"
-                if saved
-                else "there is no checkpoint yet"
-            )
+            if not saved:
+                return "there is no checkpoint yet"
+            return f"the last checkpoint is of update {saved}"
 
         try:
             with (
@@ -75,6 +73,7 @@ def train(
                         )
                     log.add(agent.frames, figures)
                     progress.move(agent.frames, _said(figures))
+                    # A signal may come between two looks at it.
                     last, stop = agent.frames == frames, request.made
                     # The last one, so that a stop during the test does not cost the training.
                     if last or stop or agent.updates % config.checkpoint_every == 0:
