@@ -20,16 +20,12 @@ from riglstm.lab.minigrid.spec import GridSpec
 from riglstm.lab.minigrid.table import comparable, read, tables
 from riglstm.lab.report.minigrid import relative, unequal_training
 from riglstm.lab.report.runs import without_copies
+from riglstm.lab.train.folder import RunFolder
 
-TINY = [
-    *("--frames", "64", "--envs", "4", "--steps", "16", "--window", "8", "--minibatch", "32"),
-    *("--epochs", "1", "--workers", "1", "--device", "cpu", "--no-tensorboard"),
-    *("--episodes", "2"),
-]
-LSTM = [
-    *("reproduce", "minigrid", "--families", "lavagap", "--models", "lstm", "--seeds", "1"),
-    *("--frames", "2048", "--episodes", "2", "--device", "cpu", "--workers", "1"),
-]
+TINY = (
+    "--frames 64 --envs 4 --steps 16 --window 8 --minibatch 32 --epochs 1 --episodes 2 "
+    "--workers 1 --device cpu --no-tensorboard"
+)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -39,13 +35,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     for model in ("riglstm", "rim"):
         flags = ["--family", "lavagap", "--model", model, "--out", str(root / model)]
-        assert main(["train", "minigrid", *flags, *TINY]) == 0
+        assert main(["train", "minigrid", *flags, *TINY.split()]) == 0
     return root
 
 
 def test_a_finished_run_is_tested_again_and_not_trained(runs: Path, capsys: Capture) -> None:
     out = str(runs / "riglstm")
-    assert main(["train", "minigrid", "--family", "lavagap", "--out", out, *TINY]) == 2
+    assert main(["train", "minigrid", "--family", "lavagap", "--out", out, *TINY.split()]) == 2
     assert "holds a run that is done; `riglstm evaluate" in capsys.readouterr().err
     assert main(["evaluate", out, "--conditions", "S6", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -69,26 +65,22 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
     for name in ("rim", "rim-copy"):
         shutil.copytree(runs / "rim", tmp_path / name)
     for name, seed, frames, value in (("a", 0, 64, 0.5), ("b", 1, 64, 0.7), ("c", 2, 128, 0.0)):
-        shutil.copytree(runs / "riglstm", tmp_path / name)
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        config["seed"], config["fit"]["frames"] = seed, frames
-        # Neither is another training.
-        config["fit"]["checkpoint_every"] = 7 + seed
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-        result = json.loads((tmp_path / name / "result.json").read_text())
-        for row in result["rows"]:
-            row["value"] = value
-        (tmp_path / name / "result.json").write_text(json.dumps(result))
+        folder = RunFolder(shutil.copytree(runs / "riglstm", tmp_path / name))
+        config, result = folder.read_json(folder.config), folder.read_json(folder.result)
+        # Another `checkpoint_every` is not another training.
+        config["fit"] |= {"frames": frames, "checkpoint_every": 7 + seed}
+        folder.write_json(folder.config, config | {"seed": seed})
+        rows = [row | {"value": value} for row in result["rows"]]
+        folder.write_json(folder.result, result | {"rows": rows})
     found = without_copies([read(path) for path in sorted(tmp_path.iterdir())])[0]
     (table,), notes = tables(found)
     assert table.lines[0].ours["S5"].text() == "50.0, 70.0 (2 runs)"
     (words,) = [note for note in notes if "left out" in note]
     assert "c: left out, trained otherwise than" in words
     assert "fit.frames is 64 there, 128 here" in words
-    theirs = read(tmp_path / "rim").rates()
-    assert [bar[2] for bar in relative(comparable(found)[0])] == pytest.approx(
-        [60 - 100 * rate for rate in theirs.values()]
-    )
+    theirs = [r["value"] for r in read(tmp_path / "rim").rows if r["metric"] == "success"]
+    bars = [bar[2] for bar in relative(comparable(found)[0])]
+    assert bars == pytest.approx([60 - 100 * rate for rate in theirs])
     # As many seeds of both: the one begun last.
     shutil.rmtree(tmp_path / "b")
     for name, when in (("a", "2026-01-01"), ("c", "2026-01-02")):
@@ -114,7 +106,7 @@ def test_a_run_that_cannot_be_begins_no_folder(
     flags: str, message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "run"
-    assert main(["train", "minigrid", "--out", str(out), *TINY, *flags.split()]) == 2
+    assert main(["train", "minigrid", "--out", str(out), *TINY.split(), *flags.split()]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
 
@@ -129,9 +121,7 @@ def test_a_run_that_cannot_be_begins_no_folder(
     ],
 )
 def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
-    given: tuple[str, ...],
-    update: tuple[bool, float, float | None],
-    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...], update: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[GridSpec] = []
 
@@ -139,7 +129,7 @@ def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
         asked.append(spec)
         raise UsageError("this is enough")
 
-    monkeypatch.setattr("riglstm.lab.cli.minigrid.run", run)
+    monkeypatch.setattr("riglstm.lab.minigrid.runs.run", run)
     assert main(["train", "minigrid", *(("--set", *given) if given else ()), "--seed", "9"]) == 2
     core: Any = build(asked[0], torch.device("cpu")).core
     layer = core.layer
@@ -149,7 +139,8 @@ def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
 def test_reproduce_trains_what_is_missing_and_prints_a_table(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    command = [*LSTM, "--out", str(tmp_path)]
+    flags = "--families lavagap --models lstm --seeds 1 --frames 2048 --episodes 2 --workers 1"
+    command = ["reproduce", "minigrid", *flags.split(), "--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0
     first = capsys.readouterr()
     assert "**MiniGrid, LavaGap: episodes solved in %**" in first.out

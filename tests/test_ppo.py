@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from riglstm.lab.tasks.common import CPU
 from riglstm.models import MODELS, build
 
 SMALL = PPO(envs=3, steps=12, window=6, minibatch=18, epochs=2)
-WHOLE = dataclasses.replace(SMALL, epochs=1, minibatch=SMALL.batch, clip_norm=1e9)
+WHOLE = replace(SMALL, epochs=1, minibatch=SMALL.batch, clip_norm=1e9)
 NAMES = ["lstm", "riglstm", "rim"]
 
 
@@ -39,9 +39,6 @@ class Pictures:
         self.log: list[tuple[Any, Any, Any, Any]] = []
         self.look()
 
-    def __len__(self) -> int:
-        return self.B
-
     def look(self) -> None:
         self.images = self.all[self.rng.integers(0, len(self.all), self.B)]
 
@@ -55,7 +52,6 @@ class Pictures:
 
 
 def agent_with(name: str, config: PPO = SMALL, dtype: torch.dtype = torch.float32) -> Agent:
-    torch.manual_seed(0)
     memory = MEMORIES[name]
     core: Any = build(memory.model, 64, memory.hidden_size, **memory.options)
     net, envs = ActorCritic(core, 7).to(dtype), Pictures(config.envs)
@@ -97,7 +93,7 @@ def test_an_update_moves_every_weight(name: str) -> None:
 
 def test_actions_are_drawn_from_the_policy() -> None:
     """The Gumbel rule, over many draws from known probabilities."""
-    agent = agent_with("lstm", dataclasses.replace(SMALL, envs=400, steps=60))
+    agent = agent_with("lstm", replace(SMALL, envs=400, steps=60))
     noise = agent._gumbel(60, 400)
     p = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.015, 0.005])
     drawn = (p.log() + noise).argmax(-1).flatten().bincount(minlength=7) / (60 * 400)
@@ -120,7 +116,6 @@ def test_frames_are_encoded_once_and_codes_lead_back() -> None:
     assert calls[0] == 2
     for images, codes in seen:
         assert torch.equal(book.images[codes], torch.from_numpy(images))
-        assert book.features is not None
         assert torch.equal(book.features[codes], encode(torch.from_numpy(images)))
     assert torch.equal(book.again(), book.images)
     calls.clear()
@@ -179,7 +174,7 @@ def one_frame(net: ActorCritic, image: Tensor, state: Any) -> tuple[Tensor, Tens
     """Log-probabilities (A), the value, and the next state, for one image and one sequence."""
     x = net.encoder(image.permute(2, 0, 1).unsqueeze(0).double())
     y, state = net.core(x.unsqueeze(0), state)
-    return net.logits(y[0, 0]).log_softmax(-1), net.values(y[0, 0]), state
+    return net.actor(y[0, 0]).log_softmax(-1), net.values(y[0, 0]), state
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -269,7 +264,7 @@ def loss_by_frames(net: ActorCritic, rollout: Rollout, config: PPO) -> tuple[Ten
 def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
     name: str, clip_norm: float, normalise: bool
 ) -> None:
-    config = dataclasses.replace(WHOLE, clip_norm=clip_norm, normalise=normalise)
+    config = replace(WHOLE, clip_norm=clip_norm, normalise=normalise)
     agent = agent_with(name, config, torch.float64)
     agent.collect()
     agent.updates = 1
@@ -293,7 +288,7 @@ def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
 
 def test_the_second_epoch_starts_from_states_under_the_new_weights() -> None:
     """Steps of size 0: windows of epoch 2 start where those before them ended in epoch 1."""
-    config = dataclasses.replace(WHOLE, steps=18, minibatch=18, epochs=2)
+    config = replace(WHOLE, steps=18, minibatch=18, epochs=2)
     agent = agent_with("riglstm", config, torch.float64)
     agent.collect()
     rollout = agent.collect()

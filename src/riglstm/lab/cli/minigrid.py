@@ -11,11 +11,9 @@ from riglstm.lab.cli import flags
 from riglstm.lab.cli.evaluate import verdict
 from riglstm.lab.cli.reproduce import tell
 from riglstm.lab.cli.train import ABOUT, Model, Place, check_folder, read_options
+from riglstm.lab.minigrid import runs
 from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.ppo import PPO
-from riglstm.lab.minigrid.runs import evaluate as evaluate_run
-from riglstm.lab.minigrid.runs import plan, run
-from riglstm.lab.minigrid.runs import reproduce as make_table
 from riglstm.lab.minigrid.spec import MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import METRICS, read
 from riglstm.lab.tables.table import TextTable, markdown
@@ -78,7 +76,7 @@ def train(args: Sequence[str]) -> None:
         return
     print(f"minigrid {where.family}: {asked.model}, seed {place.seed}, into {out}", flush=True)
     again = flags.again("train", ["minigrid", *args], "--resume")
-    result = run(spec, out, resume=place.resume, again=again)
+    result = runs.run(spec, out, resume=place.resume, again=again)
     print(f"\n{table(result, name)}\nwritten to {out}")
 
 
@@ -94,7 +92,7 @@ def table(result: Mapping[str, Any], title: str) -> str:
 
 def evaluate(path: Path, device: str, levels: Sequence[str] | None) -> None:
     """Test an agent again, from its folder; on some levels of its family if asked for."""
-    result, recorded = evaluate_run(path, device, levels), read(path, curves=False).result
+    result, recorded = runs.evaluate(path, device, levels), read(path, curves=False).result
     print(f"{table(result, str(path))}\n{verdict(result, recorded)}")
 
 
@@ -136,5 +134,7 @@ def reproduce_table(args: Sequence[str]) -> None:
         flags.check_name("--models", name, MEMORIES)
     again = flags.again("reproduce", ["minigrid", *args])
     ppo = PPO(device=config.device, workers=config.workers, frames=config.frames)
-    runs = plan(config.families, config.models, config.seeds, config.out, ppo, config.episodes)
-    tell(make_table(runs, config.out / "tables", again=again), again)
+    asked = runs.plan(
+        *(config.families, config.models, config.seeds, config.out, ppo, config.episodes)
+    )
+    tell(runs.reproduce(asked, config.out / "tables", again=again), again)

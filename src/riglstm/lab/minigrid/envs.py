@@ -50,9 +50,7 @@ class Environments:
 
     Args:
         levels: gymnasium's id of the level of each environment.
-        seed: of the episodes.
         workers: processes; default: one to a core, at most one to an environment.
-        once: one episode each.
         numbers: i of each environment; default: 0, 1, 2 and so on.
     """
 
@@ -81,7 +79,6 @@ class Environments:
         available()
         B = len(levels)
         workers = min(B, workers or cores())
-        self.levels = tuple(levels)
         self.images = np.zeros((B, 7, 7, 3), np.uint8)
         self.rewards, self.dones = np.zeros((2, B), np.uint8)
         self.steps = np.zeros(B, np.int32)
@@ -89,15 +86,12 @@ class Environments:
         numbers = numbers or range(B)
         try:
             for first, end in itertools.pairwise(B * i // workers for i in range(workers + 1)):
-                own = self.levels[first:end]
-                self.workers.append(_Worker(first, own, seed, numbers[first:end], once))
+                own = slice(first, end)
+                self.workers.append(_Worker(own, levels[own], seed, numbers[own], once))
             self._look()
         except BaseException:
             self.close()
             raise
-
-    def __len__(self) -> int:
-        return len(self.levels)
 
     def step(self, actions: NDArray[Any]) -> None:
         """One step of every environment; what comes of it stands in the arrays."""
@@ -137,10 +131,10 @@ class Environments:
 
 
 class _Worker:
-    """One process, with the environments from `first` on; `asked`: seed, numbers, once."""
+    """One process, with some of the environments; `asked`: seed, numbers, once."""
 
-    def __init__(self, first: int, levels: tuple[str, ...], *asked: Any) -> None:
-        self.rows, self.levels = slice(first, first + len(levels)), levels
+    def __init__(self, rows: slice, levels: Sequence[str], *asked: Any) -> None:
+        self.rows, self.levels = rows, levels
         self.connection, theirs = Pipe()
         # -P: the script's folder is no place to import from. One thread: it has none to spare.
         # What a library prints goes to stderr.

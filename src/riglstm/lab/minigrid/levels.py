@@ -90,13 +90,6 @@ def available() -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def family(name: str) -> Family:
-    """A family by its name."""
-    if name not in FAMILIES:
-        raise ValueError(f"the family must be one of {', '.join(FAMILIES)}, got {name!r}")
-    return FAMILIES[name]
-
-
 def chosen_levels(of: Family, names: Sequence[str] | None) -> dict[str, str]:
     """The levels of that name, in the family's order; None: all."""
     if names is None:

@@ -58,7 +58,7 @@ class ActorCritic(nn.Module):
             nn.Flatten(),
         )
         self.core, self.actions = core, actions
-        self.actor = _head(core.output_size, actions)
+        self.actor = _head(core.output_size, actions)  # (..., H) to logits (..., A)
         self.critic = _head(core.output_size, 1)
 
     def encode(self, images: Tensor) -> Tensor:
@@ -73,13 +73,8 @@ class ActorCritic(nn.Module):
         x = _conv(x, second).relu()  # (B, 2, 2, 32)
         return _conv(x, third).relu().flatten(1)
 
-    def logits(self, y: Tensor) -> Tensor:
-        """The memory's output (..., H) to the actions' logits (..., A)."""
-        logits: Tensor = self.actor(y)
-        return logits
-
     def prepared_logits(self) -> Callable[[Tensor], Tensor]:
-        """`logits` for the weights as they are now, laid out once for many small calls."""
+        """`actor` for the weights as they are now, laid out once for many small calls."""
         first, _, last = self.actor
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.common import CPU, check_whole
 from riglstm.lab.train.config import check_device
 from riglstm.models.base import State
 from riglstm.models.episodes import restart, run_with_resets, stepper
@@ -173,11 +173,7 @@ def advantages(
 class Agent:
     """An agent that learns in its environments: `update` after `update`.
 
-    Args:
-        net: the network, on its device.
-        envs: as many environments as `config` says.
-        config: the options.
-        seed: of everything that is drawn here.
+    There are as many of these as `config` says; all that is drawn here is drawn from `seed`.
     """
 
     def __init__(self, net: ActorCritic, envs: Environments, config: PPO, seed: int) -> None:
@@ -261,7 +257,7 @@ class Agent:
         """Noise (T, B, A) with which an argmax is a draw."""
         # Drawn on the CPU, so that an agent acts the same wherever it learns.
         draw = torch.empty(T, B, self.net.actions)
-        draw.exponential_(generator=generator(torch.device("cpu"), self.seed, NOISE, self.updates))
+        draw.exponential_(generator=generator(CPU, self.seed, NOISE, self.updates))
         return draw.log().neg().to(self.device)
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
@@ -273,25 +269,34 @@ class Agent:
             """(T, B) to (w, windows), the windows in the order of time, then of environments."""
             return v.view(-1, w, config.envs).transpose(0, 1).flatten(1)
 
-        codes, reset, actions = cut(rollout.codes), cut(rollout.reset), cut(rollout.actions)
-        log_probs, values = cut(rollout.log_probs), cut(rollout.values)
-        gained = cut(rollout.advantages)
+        codes, reset, actions, log_probs, values, gained = map(cut, rollout[:6])
         states = tuple(torch.cat(s, dim=1) for s in zip(*rollout.states, strict=True))
         images = rollout.frames.images.to(self.device)
         total = torch.zeros(4, device=self.device)
         count = 0
         for epoch in range(config.epochs):
-            gen = generator(torch.device("cpu"), self.seed, ORDER, self.updates, epoch)
+            gen = generator(CPU, self.seed, ORDER, self.updates, epoch)
             for pick in torch.randperm(windows, generator=gen).split(config.minibatch // w):
                 pick = pick.to(self.device)
                 log_prob, value, entropy, last = self.replay(
                     *(images, codes[:, pick], reset[:, pick], actions[:, pick]),
                     tuple(s[:, pick] for s in states),
                 )
-                self._refresh(states, pick, last)
+                # Detail 10.
+                after = pick + config.envs
+                inside = after < windows
+                for stored, new in zip(states, last, strict=True):
+                    stored[:, after[inside]] = new.detach()[:, inside]
                 old = (log_probs[:, pick], values[:, pick])
                 policy, missed = self._clipped(log_prob, value, old, gained[:, pick])
-                total += self._descend(policy, missed, entropy.mean())
+                # Detail 13.
+                entropy = entropy.mean()
+                loss = policy + config.value_coef * missed - config.entropy_coef * entropy
+                self.optimizer.zero_grad()
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(self.net.parameters(), config.clip_norm)
+                self.optimizer.step()
+                total += torch.stack((policy, missed, entropy, norm)).detach()
                 count += 1
         names = ("policy_loss", "value_loss", "entropy", "grad_norm")
         return dict(zip(names, (total / count).tolist(), strict=True))
@@ -303,17 +308,10 @@ class Agent:
         seen, at = codes.unique(return_inverse=True)
         x = self.net.encode(images[seen])[at]  # (w, M, D)
         y, state = run_with_resets(self.net.core, x, state, reset)
-        all_log_probs = self.net.logits(y).log_softmax(-1)  # (w, M, A)
+        all_log_probs = self.net.actor(y).log_softmax(-1)  # (w, M, A)
         entropy = -(all_log_probs.exp() * all_log_probs).sum(-1)
         log_probs = all_log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
         return log_probs, self.net.values(y), entropy, state
-
-    def _refresh(self, states: State, pick: Tensor, last: State) -> None:
-        """Detail 10."""
-        after = pick + self.config.envs
-        inside = after < states[0].shape[1]
-        for stored, new in zip(states, last, strict=True):
-            stored[:, after[inside]] = new.detach()[:, inside]
 
     def _clipped(
         self, log_prob: Tensor, value: Tensor, old: tuple[Tensor, Tensor], gained: Tensor
@@ -328,16 +326,6 @@ class Agent:
         near = old_value + (value - old_value).clamp(-clip, clip)
         missed = torch.maximum((value - returns).square(), (near - returns).square())
         return policy.mean(), missed.mean()
-
-    def _descend(self, policy: Tensor, value: Tensor, entropy: Tensor) -> Tensor:
-        """Detail 13: one step of Adam; the losses, the entropy, the gradient's norm."""
-        config = self.config
-        loss = policy + config.value_coef * value - config.entropy_coef * entropy
-        self.optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.net.parameters(), config.clip_norm)
-        self.optimizer.step()
-        return torch.stack((policy, value, entropy, norm)).detach()
 
     def state_dict(self) -> dict[str, Any]:
         """All that a run needs to go on as if it had not stopped."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from riglstm import models
-from riglstm.lab.minigrid.levels import SHOWN, chosen_levels, family
+from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.spec import LAST, MEMORIES, TASK, GridSpec
@@ -21,13 +19,11 @@ from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Reproduced, complete
 from riglstm.lab.tables.result import made_by
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tables.run import training
+from riglstm.lab.tasks.common import CPU, check_whole
 from riglstm.lab.train.config import Fit, device_name, fork_rng, pick
 from riglstm.lab.train.folder import RunFolder, commit
-from riglstm.lab.train.stopping import Diverged, Interrupted, untested
-
-if TYPE_CHECKING:
-    from riglstm.lab.minigrid.training import Score
+from riglstm.lab.train.stopping import Interrupted, untested
 
 COMPARED = ("riglstm", "rim", "lstm")
 """Memories that are trained, if nothing else is said."""
@@ -35,51 +31,36 @@ COMPARED = ("riglstm", "rim", "lstm")
 
 def build(spec: GridSpec, device: torch.device) -> ActorCritic:
     """The network, whose start values depend on the seed alone."""
-    with fork_rng(torch.device("cpu")):
-        torch.default_generator.manual_seed(spec.seed)
-        options = {k: tuple(v) if isinstance(v, list) else v for k, v in spec.model_options.items()}
-        core = models.build(spec.model, FEATURES, spec.hidden_size, **options)
-        net = ActorCritic(core, family(spec.family).actions)  # type: ignore[arg-type]
+    with fork_rng(CPU, spec.seed):
+        core = models.build(spec.model, FEATURES, spec.hidden_size, **spec.model_options)
+        net = ActorCritic(core, FAMILIES[spec.family].actions)  # type: ignore[arg-type]
     return net.to(device)
 
 
 def run(
-    spec: GridSpec,
-    folder: RunFolder | Path | str,
-    *,
-    resume: bool = False,
-    again: str = "",
+    spec: GridSpec, folder: RunFolder | Path | str, *, resume: bool = False, again: str = ""
 ) -> dict[str, Any]:
     """Train on the easiest level, test the last weights on every one, write the result.
 
     A run that diverges leaves the reason in its folder. Raises what
     `riglstm.lab.minigrid.training.train` does.
     """
-    # It takes seconds to load, and what reads folders does without.
+    # It needs numpy and safetensors, and what only explains itself does without.
     from riglstm.lab.minigrid.training import train, trials
 
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     with folder.held():
-        of, device = family(spec.family), pick(Fit(device=spec.ppo.device))
-        net = build(spec, device)
-        command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-        folder.begin(spec.resolved(), command=command, device=device_name(device), resume=resume)
-        folder.failed.unlink(missing_ok=True)
+        device = pick(Fit(device=spec.ppo.device))
+        net, levels = build(spec, device), FAMILIES[spec.family].levels
+        with training(folder, spec.resolved(), device, resume=resume):
+            trained = train(net, spec, folder, again=again)
         try:
-            trained = train(
-                *(net, next(iter(of.levels.values())), spec.frames, spec.ppo, spec.seed, folder),
-                again=again,
-            )
-        except Diverged as error:
-            folder.write_json(folder.failed, {"reason": str(error)})
-            raise
-        try:
-            scores = trials(net.eval(), of.levels, spec.episodes, spec.ppo.workers)
+            scores = trials(net.eval(), levels, spec.episodes, spec.ppo.workers)
         except KeyboardInterrupt:
             raise Interrupted(untested(again)) from None
         result = {
             "rows": _rows(spec, scores, trained["frames"]),
-            "steps": {name: score.steps for name, score in scores.items()},
+            "steps": {name: score["steps"] for name, score in scores.items()},
             **trained,
             "parameters": sum(p.numel() for p in net.parameters()),
             **made_by(folder.read_json(folder.run)),
@@ -109,12 +90,7 @@ def plan(
     return found
 
 
-def reproduce(
-    asked: Sequence[Planned],
-    out: Path | str = "out",
-    *,
-    again: str = "",
-) -> Reproduced:
+def reproduce(asked: Sequence[Planned], out: Path | str, *, again: str = "") -> Reproduced:
     """Run what is not done of a plan, write the table anew after every run; the table, its files.
 
     A run that was stopped is gone on with; one that diverged is marked in its folder, shown as
@@ -124,15 +100,13 @@ def reproduce(
 
 
 def evaluate(
-    path: Path | str,
-    device: str = "auto",
-    levels: Sequence[str] | None = None,
+    path: Path | str, device: str = "auto", levels: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """The result again, from the folder alone; nothing is written."""
     from riglstm.lab.minigrid.training import trials
 
     run, net = load(path, device)
-    asked = chosen_levels(family(run.spec.family), levels)
+    asked = chosen_levels(FAMILIES[run.spec.family], levels)
     rows = _rows(run.spec, trials(net, asked, run.spec.episodes), run.result["frames"])
     here = device_name(next(net.parameters()).device)
     return {**run.result, "rows": rows, "device": here, "commit": commit()}
@@ -149,7 +123,9 @@ def load(path: Path | str, device: str = "auto") -> tuple[GridRun, ActorCritic]:
     return run, net.eval()
 
 
-def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict[str, Any]]:
+def _rows(
+    spec: GridSpec, scores: Mapping[str, Mapping[str, float]], frames: int
+) -> list[dict[str, Any]]:
     return [
         {
             "table": TASK,
@@ -157,7 +133,7 @@ def _rows(spec: GridSpec, scores: Mapping[str, Score], frames: int) -> list[dict
             "seed": spec.seed,
             "condition": level,
             "metric": metric,
-            "value": getattr(score, metric),
+            "value": score[metric],
             "chosen_on": LAST,
             "step": frames,
         }

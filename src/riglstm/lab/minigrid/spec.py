@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from riglstm.lab.minigrid.levels import family
+from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.plan import check_options, digest, identity, plain_options
 from riglstm.lab.tables.recipes import Row
@@ -21,15 +20,9 @@ TEST_SEED = 2**31
 """Of test episodes; seeds of runs are below it, so that no run is trained on them."""
 
 
+ALL_AWAKE = {"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3}
 MEMORIES: dict[str, Row] = {
-    "riglstm": Row(
-        "RigLSTM",
-        *("riglstm", 64),
-        {
-            **{"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3},
-            "soft_update": "printed",
-        },
-    ),
+    "riglstm": Row("RigLSTM", "riglstm", 64, {**ALL_AWAKE, "soft_update": "printed"}),
     "rim": Row("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
     "rim3": Row("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
     "lstm": Row("LSTM", "lstm", 64, {}),
@@ -57,7 +50,10 @@ class GridSpec:
     """Of each level, in the test."""
 
     def __post_init__(self) -> None:
-        family(self.family)
+        if self.family not in FAMILIES:
+            raise ValueError(
+                f"the family must be one of {', '.join(FAMILIES)}, got {self.family!r}"
+            )
         check_options(self.model, self.model_options)
         check_whole("seed", self.seed, low=0, high=TEST_SEED - 1)
         check_whole("episodes", self.episodes)
@@ -77,7 +73,7 @@ class GridSpec:
     @property
     def frames(self) -> int:
         """To train for."""
-        return family(self.family).frames if self.ppo.frames is None else self.ppo.frames
+        return FAMILIES[self.family].frames if self.ppo.frames is None else self.ppo.frames
 
     def resolved(self) -> dict[str, Any]:
         """As JSON has it; the keys are those of other runs."""
@@ -86,7 +82,7 @@ class GridSpec:
             "task_options": {"family": self.family, "episodes": self.episodes},
             "model": self.model,
             "hidden_size": self.hidden_size,
-            "model_options": _plain(self.model, self.hidden_size, self.model_options),
+            "model_options": plain_options(self.model, self.hidden_size, self.model_options),
             "fit": {**asdict(self.ppo), "frames": self.frames},
             "seed": self.seed,
         }
@@ -124,10 +120,6 @@ class GridSpec:
 
 def _sizes(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
     """A memory, less the backend, which computes the same in another way."""
-    found = _plain(model, hidden_size, options)
-    return model, hidden_size, {k: v for k, v in found.items() if k != "backend"}
-
-
-def _plain(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
-    """A model's options as JSON has them, with RigLSTM's soft update in numbers."""
-    return json.loads(json.dumps(plain_options(model, hidden_size, options)))
+    found = plain_options(model, hidden_size, options)
+    found.pop("backend", None)
+    return model, hidden_size, found

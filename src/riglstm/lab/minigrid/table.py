@@ -24,10 +24,6 @@ class GridRun(RunFiles):
 
     spec: GridSpec
 
-    def rates(self) -> dict[str, float]:
-        """Success rates by level, with drawn actions."""
-        return {r["condition"]: r["value"] for r in self.rows if r["metric"] == "success"}
-
 
 def is_grid(path: Path | str) -> bool:
     """Whether a folder holds a run on MiniGrid."""
@@ -50,14 +46,13 @@ def comparable(runs: Sequence[GridRun]) -> tuple[list[GridRun], list[str]]:
     for run in runs:
         named = groups.setdefault((run.spec.family, run.spec.name), {})
         named.setdefault(run.spec.recipe(), []).append(run)
-    first = {of: max(found.values(), key=_rank)[0] for of, found in groups.items()}
+    first = {of: max(named.values(), key=_rank)[0] for of, named in groups.items()}
     kept: list[GridRun] = []
     left: list[str] = []
     for run in runs:
         counted = first[run.spec.family, run.spec.name]
-        differs = differences(counted.spec.training(), run.spec.training())
-        if differs:
-            words = f"left out, trained otherwise than {counted.path}: {'; '.join(differs)}"
+        if found := differences(counted.spec.training(), run.spec.training()):
+            words = f"left out, trained otherwise than {counted.path}: {'; '.join(found)}"
             left.append(f"{run.path}: {words}")
         else:
             kept.append(run)
@@ -71,8 +66,8 @@ def _rank(runs: Sequence[GridRun]) -> tuple[int, str]:
 
 def table(planned: Sequence[Planned]) -> Rendered:
     """The tables of all runs that were begun, and their rows."""
-    folders = [p.folder for p in planned if (p.folder / "config.json").exists()]
-    begun = [read(folder, curves=False) for folder in folders]
+    there = (p.folder for p in planned if (p.folder / "config.json").exists())
+    begun = [read(folder, curves=False) for folder in there]
     found, notes = tables(begun, len(planned))
     shown = (markdown(text_table(one)) for one in found)
     rows = [row for run in begun for row in _rows(run, run.path.name)]
@@ -96,47 +91,42 @@ def tables(runs: Sequence[GridRun], planned: int | None = None) -> tuple[list[Ta
             continue
         models = [name for name in names if name in {row.model for row in rows}]
         levels = tuple(of.levels)
-        one = Table(
-            name=TASK,
-            title=f"MiniGrid, {of.title}",
-            measure="episodes solved in %",
-            conditions=levels,
-            trained_on=dict.fromkeys(METRICS.values(), levels[0]),
-            lines=tuple(
-                line(
-                    [r for r in rows if r.model == name and r.metric.split("@")[0] in known],
-                    *(levels, LAST, 100.0),
-                    both=False,
-                    setting=said,
-                    label=label(name),
-                )
-                for metric, said in METRICS.items()
-                for known in [(metric, FAILED)]
-                for name in models
-            ),
-            missing=", ".join(label(name) for name in names if name not in models),
-            settings="actions",
+        lines = [
+            line(
+                [r for r in rows if r.model == name and r.metric.split("@")[0] in (metric, FAILED)],
+                *(levels, LAST, 100.0),
+                both=False,
+                setting=said,
+                label=label(name),
+            )
+            for metric, said in METRICS.items()
+            for name in models
+        ]
+        found.append(
+            Table(
+                name=TASK,
+                title=f"MiniGrid, {of.title}",
+                measure="episodes solved in %",
+                conditions=levels,
+                trained_on=dict.fromkeys(METRICS.values(), levels[0]),
+                lines=tuple(lines),
+                missing=", ".join(label(name) for name in names if name not in models),
+                settings="actions",
+            )
         )
-        found.append(one)
     notes = [
-        f"{SPREAD} Trained on each family's first level alone; the last weights are tested (P35)."
+        f"{SPREAD} Trained on each family's first level alone; the last weights are tested (P35).",
+        *(f"Failed: {run.path.name}: {run.reason}." for run in shown if run.reason),
+        *(f"{words}." for words in left),
     ]
-    notes += [f"Failed: {run.path.name}: {run.reason}." for run in shown if run.reason]
-    notes += [f"{words}." for words in left]
     if planned is not None and len(ended) < planned:
         notes.append(f"{planned - len(ended)} of {planned} runs are not done.")
     return found, notes
 
 
 def _rows(run: GridRun, name: str) -> list[ResultRow]:
-    return rows_of(
-        run,
-        table=TASK,
-        model=run.spec.name,
-        budget="",
-        setting=run.spec.family,
-        run=name,
-    )
+    of = run.spec
+    return rows_of(run, table=TASK, model=of.name, budget="", setting=of.family, run=name)
 
 
 def label(name: str) -> str:

@@ -8,130 +8,114 @@ step by step, and with other numbers of episodes it is other noise.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from riglstm.lab.minigrid.envs import SKIP, Environments
+from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.network import ActorCritic, Frames
-from riglstm.lab.minigrid.ppo import PPO, Agent, small_products
-from riglstm.lab.minigrid.spec import TEST_SEED
+from riglstm.lab.minigrid.ppo import Agent, small_products
+from riglstm.lab.minigrid.spec import TEST_SEED, GridSpec
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.common import CPU
 from riglstm.lab.train.checkpoints import Checkpoints, save_weights
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import SECONDS, Log, Progress, say
-from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest, untested
+from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest, go_on, untested
 from riglstm.models.episodes import stepper
 
 
 def train(
-    net: ActorCritic,
-    level: str,
-    frames: int,
-    config: PPO,
-    seed: int,
-    folder: RunFolder,
-    *,
-    again: str = "",
+    net: ActorCritic, spec: GridSpec, folder: RunFolder, *, again: str = ""
 ) -> dict[str, Any]:
-    """Train `net` in place in the level of that id, for `frames` frames, less what is no update.
+    """Train `net` in place on its family's easiest level, for whole updates; what that took.
 
-    Returns its updates, frames and seconds, of all the sessions that it took. As
-    `riglstm.lab.train.loop.fit`, in a folder that is begun; raises the same, and WorkerDied.
+    The updates, frames and seconds are of all the sessions. As `riglstm.lab.train.loop.fit`, in a
+    folder that is begun; raises the same, and WorkerDied.
     """
-    frames = config.whole(frames)
+    config, frames = spec.ppo, spec.ppo.whole(spec.frames)
+    level = next(iter(FAMILIES[spec.family].levels.values()))
     checkpoints = Checkpoints(folder, net)
     start = checkpoints.latest()
     with (
-        Environments([level] * config.envs, seed, workers=config.workers) as envs,
+        Environments([level] * config.envs, spec.seed, workers=config.workers) as envs,
         StopRequest(speaks=True) as request,
     ):
-        agent = Agent(net, envs, config, seed)
-        seconds = 0.0
+        agent = Agent(net, envs, config, spec.seed)
         if start is not None:
             agent.load_state_dict(start["agent"])
-            seconds = float(start["seconds"])
-        shown = Progress(frames, "frame", agent.frames)
-        record = Log(folder, agent.frames, config.tensorboard)
-        began, saved = time.monotonic(), agent.updates
+        # As if all sessions were one.
+        began = time.monotonic() - (start["seconds"] if start is not None else 0.0)
+        saved = agent.updates
 
-        def save() -> None:
-            nonlocal saved
-            record.flush()
-            state = {"agent": agent.state_dict(), "seconds": seconds + time.monotonic() - began}
-            checkpoints.save(agent.updates, state)
-            saved = agent.updates
+        def kept() -> str:
+            if not saved:
+                return "there is no checkpoint yet"
+            return f"the last checkpoint is of update {saved}"
 
         try:
-            while agent.frames < frames:
-                figures = agent.update()
-                _check(figures, agent, saved)
-                record.add(agent.frames, figures)
-                shown.move(agent.frames, _solved(figures))
-                if agent.updates % config.checkpoint_every == 0 or request.made:
-                    save()
-                if request.made and agent.frames < frames:
-                    raise Interrupted(_words("stopped, and saved", saved, again))
-            # So that a stop during the test does not cost the training.
-            save()
-            save_weights(net, folder.weights_of(agent.frames))
+            with (
+                contextlib.closing(Log(folder, agent.frames, config.tensorboard)) as log,
+                contextlib.closing(Progress(frames, "frame", agent.frames)) as progress,
+            ):
+                while agent.frames < frames:
+                    figures = agent.update()
+                    if not _finite(figures, net):
+                        raise Diverged(
+                            f"a loss or a weight is not a number after update {agent.updates}; "
+                            f"{kept()}; try a smaller --lr, or another --seed"
+                        )
+                    log.add(agent.frames, figures)
+                    progress.move(agent.frames, _said(figures))
+                    # A signal may come between two looks at it.
+                    last, stop = agent.frames == frames, request.made
+                    # The last one, so that a stop during the test does not cost the training.
+                    if last or stop or agent.updates % config.checkpoint_every == 0:
+                        log.flush()
+                        seconds = time.monotonic() - began
+                        state = {"agent": agent.state_dict(), "seconds": seconds}
+                        checkpoints.save(agent.updates, state)
+                        saved = agent.updates
+                    if stop and not last:
+                        raise Interrupted(go_on(f"stopped, and saved; {kept()}", again))
+            save_weights(net, folder.weights_of(frames))
         except StopNow:
-            raise Interrupted(_words("stopped at once, without saving", saved, again)) from None
-        finally:
-            shown.close()
-            record.close()
+            how = f"stopped at once, without saving; {kept()}"
+            raise Interrupted(go_on(how, again)) from None
         if request.made:
             # Too late for this training; whoever asked wants no tests now either.
             raise Interrupted(untested(again))
-        seconds += time.monotonic() - began
-        return {"updates": agent.updates, "frames": agent.frames, "seconds": seconds}
+        seconds = time.monotonic() - began
+        return {"updates": agent.updates, "frames": frames, "seconds": seconds}
 
 
-def _solved(figures: dict[str, float]) -> str:
+def _said(figures: Mapping[str, float]) -> str:
     if "success" not in figures:
         return "no episode has ended yet"
     return f"success {figures['success']:.0%}, {figures['steps']:.0f} steps"
 
 
-def _check(figures: dict[str, float], agent: Agent, saved: int) -> None:
-    if all(math.isfinite(value) for value in figures.values()) and all(
-        bool(torch.isfinite(p).all()) for p in agent.net.parameters()
-    ):
-        return
-    how = f"a loss or a weight is not a number after update {agent.updates}"
-    raise Diverged(f"{_words(how, saved)}; try a smaller --lr, or another --seed")
-
-
-def _words(how: str, saved: int, again: str = "") -> str:
-    there = f"the last checkpoint is of update {saved}" if saved else "there is no checkpoint yet"
-    return f"{how}; {there}" + (f"; go on with: {again}" if again else "")
-
-
-class Score(NamedTuple):
-    """How an agent did on a level: shares of episodes solved, and their mean length."""
-
-    success: float
-    """With actions drawn from the policy, as in training."""
-    success_greedy: float
-    """With the most probable action each time."""
-    steps: float
-    """Of an episode with drawn actions."""
+def _finite(figures: Mapping[str, float], net: ActorCritic) -> bool:
+    return all(map(math.isfinite, figures.values())) and all(
+        bool(torch.isfinite(p).all()) for p in net.parameters()
+    )
 
 
 @torch.inference_mode()
 def trials(
-    net: ActorCritic,
-    levels: Mapping[str, str],
-    episodes: int = 100,
-    workers: int | None = None,
-) -> dict[str, Score]:
-    """The scores by level, whose ids are given. All episodes of all levels are played at once."""
-    check_whole("episodes", episodes)
+    net: ActorCritic, levels: Mapping[str, str], episodes: int, workers: int | None = None
+) -> dict[str, dict[str, float]]:
+    """The scores by level, whose ids are given. All episodes of all levels are played at once.
+
+    success: the share of episodes solved, by actions drawn from the policy, as in training;
+    success_greedy: by the most probable action each time; steps: the mean length of the former.
+    """
     say(f"testing {episodes} episodes of {len(levels)} levels")
     count = len(levels)
     # By episodes first: long levels are shared out among the workers.
@@ -144,15 +128,18 @@ def trials(
         solved, lengths = _play(net, envs, count, episodes)
     drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
     steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
-    return dict(zip(levels, map(Score, drawn, greedy, steps), strict=True))
+    return {
+        level: {"success": by_draws, "success_greedy": by_best, "steps": length}
+        for level, by_draws, by_best, length in zip(levels, drawn, greedy, steps, strict=True)
+    }
 
 
 def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tuple[Tensor, Tensor]:
     """Whether each episode was solved, and its length: (episodes · 2 · count) each."""
     device = next(net.parameters()).device
     book, step, act = Frames(net.encode, device), stepper(net.core), net.prepared_logits()
-    gen = generator(torch.device("cpu"), TEST_SEED)
-    B = len(envs)
+    gen = generator(CPU, TEST_SEED)
+    B = len(envs.images)
     solved, lengths = torch.zeros(B, dtype=torch.float64), torch.zeros(B, dtype=torch.float64)
     live, state = torch.arange(B), net.core.initial_state(B)
     actions, said = torch.full((B,), SKIP), time.monotonic()

@@ -34,8 +34,8 @@ def results(
         for run in runs
         if run.state != "done"
     ]
-    bars = relative(done)
     missing += unequal_training(done)
+    bars = relative(done)
     pictures = [*([relative_picture(bars)] if bars else []), *_training(done)]
     return *(tables(done) if done else ([], [])), pictures
 
@@ -47,9 +47,11 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
     difference of two independent runs: √(sd² + sd²).
     """
     rates: dict[tuple[str, str, str], list[float]] = {}
-    for d in done:
-        for level, rate in d.rates().items():
-            rates.setdefault((d.spec.family, d.spec.name, level), []).append(100 * rate)
+    for run in done:
+        for row in run.rows:
+            if row["metric"] == "success":
+                place = run.spec.family, run.spec.name, row["condition"]
+                rates.setdefault(place, []).append(100 * row["value"])
     bars: list[Bar] = []
     for key, of in FAMILIES.items():
         for name in of.levels:
@@ -81,23 +83,24 @@ def unequal_training(done: Sequence[GridRun]) -> list[str]:
 @styled()
 def draw_relative(bars: Sequence[Bar]) -> Figure:
     """A bar for each level, families set apart."""
-    families = list(dict.fromkeys(bar[0] for bar in bars))
-    at = [i + 0.7 * families.index(bar[0]) for i, bar in enumerate(bars)]
+    of, levels, means, spreads = zip(*bars, strict=True)
+    families = list(dict.fromkeys(of))
+    at = [i + 0.7 * families.index(name) for i, name in enumerate(of)]
     figure = new_figure(7.0, 0.2 * at[-1] + 1.3)
     axes = plot_axes(figure.add_subplot(), "x")
     axes.barh(
-        *(at, [bar[2] for bar in bars]),
-        xerr=[bar[3] for bar in bars],
-        color=[LOOKS[OURS if bar[2] >= 0 else THEIRS].colour for bar in bars],
+        *(at, means),
+        xerr=spreads,
+        color=[LOOKS[OURS if mean >= 0 else THEIRS].colour for mean in means],
         ecolor=FAINT,
         error_kw={"elinewidth": 1.1, "capsize": 2.5},
     )
     axes.axvline(0, color=FAINT, linewidth=0.8)
-    axes.set_yticks(at, [f"{bar[0]} {bar[1]}" for bar in bars])
+    axes.set_yticks(at, [f"{name} {level}" for name, level in zip(of, levels, strict=True)])
     axes.set_ylim(at[-1] + 0.85, -0.85)
     axes.set_xlabel("RigLSTM − RIM in points of success")
     for name in families[::2]:
-        own = [y for y, bar in zip(at, bars, strict=True) if bar[0] == name]
+        own = [y for y, family in zip(at, of, strict=True) if family == name]
         axes.axhspan(own[0] - 0.85, own[-1] + 0.85, color=GRID, alpha=0.35, zorder=0, linewidth=0)
     return figure
 

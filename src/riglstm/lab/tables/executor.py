@@ -46,6 +46,7 @@ from riglstm.lab.train.stopping import (
     OutOfTime,
     StopNow,
     StopRequest,
+    go_on,
 )
 
 FAILED, STOPPED = 2, 130
@@ -124,8 +125,7 @@ def make_runs(
     try:
         executor.run(waiting, make, heard)
     except KeyboardInterrupt as stop:
-        how = f"; go on with: {again}" if again else ""
-        raise KeyboardInterrupt(f"{stop}{how}") from None
+        raise KeyboardInterrupt(go_on(str(stop), again)) from None
     finally:
         tell()
     return errors

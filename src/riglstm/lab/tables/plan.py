@@ -90,13 +90,12 @@ class RunSpec:
     def resolved(self) -> dict[str, Any]:
         """As JSON has it, with the defaults of task and model written out."""
         said = {**_model_defaults(self.model, self.model_options), **self.model_options}
-        said = plain_options(self.model, self.hidden_size, said)
         return {
             "task": self.task,
             "task_options": options(self.task_config()),
             "model": self.model,
             "hidden_size": self.hidden_size,
-            "model_options": {k: list(v) if isinstance(v, tuple) else v for k, v in said.items()},
+            "model_options": plain_options(self.model, self.hidden_size, said),
             "fit": asdict(self.fit),
             "seed": self.seed,
         }
@@ -147,8 +146,9 @@ def digest(data: Mapping[str, Any]) -> str:
 
 
 def plain_options(model: str, hidden_size: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options with RigLSTM's soft update in numbers, so that defaults may change."""
-    return settled(hidden_size, given) if model == "riglstm" else dict(given)
+    """A model's options as JSON has them, RigLSTM's soft update in numbers: defaults may change."""
+    said = settled(hidden_size, given) if model == "riglstm" else given
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in said.items()}
 
 
 def _model_defaults(model: str, given: Mapping[str, Any]) -> dict[str, Any]:

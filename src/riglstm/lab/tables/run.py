@@ -6,10 +6,11 @@ condition, and in its metadata the run's configuration and result: it needs no f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from riglstm import models
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record, refused
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score, seed_rng
+from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Hopeless, Interrupted, untested
@@ -40,8 +41,7 @@ def build(
     task = spec.task_config().open(device, data_dir, show)
     options = core_options(spec.model, spec.model_options, device)
     # Drawn on the CPU, so that every device starts from the same weights.
-    with fork_rng(CPU):
-        torch.default_generator.manual_seed(spec.seed)
+    with fork_rng(CPU, spec.seed):
         core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
         net = task.network(core)  # type: ignore[arg-type]
     return task, net.to(device)
@@ -82,23 +82,13 @@ def run(
         task, net = build(spec, device, data_dir, say)
         # Data that cannot be read or made is told of before there is a run.
         task.ready()
-        command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
-        folder.begin(
-            spec.resolved(), command=command, device=device_name(device), jobs=jobs, resume=resume
-        )
-        if folder.writes:
-            folder.failed.unlink(missing_ok=True)
-        try:
+        with training(folder, spec.resolved(), device, jobs=jobs, resume=resume):
             fitted = fit(
                 *(net, task, spec.fit, spec.seed, folder),
                 again=again,
                 deadline=deadline,
                 hopeless=hopeless,
             )
-        except Diverged as error:
-            cost = {"updates": error.updates, "seconds": error.seconds}
-            folder.write_json(folder.failed, {"reason": str(error), **cost})
-            raise
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
@@ -124,6 +114,27 @@ def run(
             result["yardsticks"] = {c: task.yardsticks(c, "test") for c in conditions}
         folder.finish(result)
         return result
+
+
+@contextlib.contextmanager
+def training(
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    device: torch.device,
+    *,
+    jobs: int = 1,
+    resume: bool,
+) -> Iterator[None]:
+    """Begin a run in its folder, or go on with it; if it diverges, the folder says why."""
+    command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
+    folder.begin(config, command=command, device=device_name(device), jobs=jobs, resume=resume)
+    if folder.writes:
+        folder.failed.unlink(missing_ok=True)
+    try:
+        yield
+    except Diverged as error:
+        folder.write_json(folder.failed, {"reason": str(error), **error.cost})
+        raise
 
 
 Make: TypeAlias = Callable[..., object]
@@ -198,8 +209,7 @@ def tested(
 
 def _test(spec: RunSpec, task: Task, net: nn.Module, condition: str) -> float:
     """The metric on test data; models that draw do so from the run's seed."""
-    with fork_rng(task.device):
-        seed_rng(generator(CPU, spec.seed).initial_seed(), task.device)
+    with fork_rng(task.device, generator(CPU, spec.seed).initial_seed()):
         totals = score(net, task, condition, "test", precision=spec.fit.precision)
     return means(totals)[task.metric.name]
 

@@ -265,9 +265,16 @@ def rngs(device: torch.device) -> dict[str, torch.Generator]:
     return found
 
 
-def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """A context that leaves the generators of the CPU and of `device` as it found them."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+@contextlib.contextmanager
+def fork_rng(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """A context that leaves the generators of the CPU and of `device` as it found them.
+
+    `seed`: what they draw from within it; None: they go on.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if seed is not None:
+            seed_rng(seed, device)
+        yield
 
 
 def seed_rng(seed: int, device: torch.device) -> None:

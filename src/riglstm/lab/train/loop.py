@@ -50,6 +50,7 @@ from riglstm.lab.train.stopping import (
     Pruned,
     StopNow,
     StopRequest,
+    go_on,
     untested,
 )
 
@@ -304,7 +305,8 @@ class Training:
         if why:
             after = f"{self.step} of {self.config.updates} updates"
             seconds = self.seconds + time.monotonic() - self.began
-            raise Pruned(f"stopped early after {after}: {why}", self.step, seconds)
+            words = f"stopped early after {after}: {why}"
+            raise Pruned(words, updates=self.step, seconds=seconds)
 
     def _diverged(self, what: str) -> Diverged:
         there = "there is no checkpoint from before it"
@@ -316,8 +318,8 @@ class Training:
             f"{what} is not a finite number; {there}. Train anew, into another folder, with a "
             "smaller --lr, a longer --warmup, a smaller --clip-norm or --precision fp32 (now "
             f"{options})",
-            self.step,
-            self.seconds + time.monotonic() - self.began,
+            updates=self.step,
+            seconds=self.seconds + time.monotonic() - self.began,
         )
 
     def _rows(self) -> Tensor:
@@ -350,8 +352,7 @@ class Training:
         found: dict[str, dict[str, float]] = {}
         for condition in task.conditions:
             # Some models draw in eval mode too; when they are evaluated must not change the run.
-            with fork_rng(task.device):
-                seed_rng(self.seed, task.device)
+            with fork_rng(task.device, self.seed):
                 totals = score(
                     *(self.net, task, condition, "validation"),
                     precision=self.config.precision,
@@ -434,7 +435,7 @@ class Training:
         there = "there is no checkpoint yet"
         if self.saved is not None:
             there = f"the last checkpoint is {self.checkpoints.path(self.saved)}"
-        return f"{how}; {there}" + (f"; go on with: {again}" if again else "")
+        return go_on(f"{how}; {there}", again)
 
     def _over_processes(self, x: Tensor, how: Literal["sum", "mean"]) -> Tensor:
         """The sum or mean over all processes; the tensor that was given stays as it is."""

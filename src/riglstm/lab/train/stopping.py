@@ -36,11 +36,11 @@ class StopNow(BaseException):
 
 
 class Diverged(RuntimeError):  # noqa: N818
-    """The loss, or a weight, is no longer a number; has the updates and seconds until then."""
+    """The loss, or a weight, is no longer a number; `cost`: updates and seconds until then."""
 
-    def __init__(self, words: str, updates: int = 0, seconds: float = 0.0) -> None:
+    def __init__(self, words: str, **cost: float) -> None:
         super().__init__(words)
-        self.updates, self.seconds = updates, seconds
+        self.cost = cost
 
 
 class Pruned(Diverged):
@@ -51,10 +51,14 @@ Hopeless: TypeAlias = Callable[[Path, str], str]
 """Says, of a run's folder and its training condition, why the run has no hope; empty: it has."""
 
 
+def go_on(how: str, again: str) -> str:
+    """The message of a stop; `again`: the command that resumes, empty where nobody said it."""
+    return f"{how}; go on with: {again}" if again else how
+
+
 def untested(again: str) -> str:
-    """The message of a stop between training and tests; `again`: the command that resumes."""
-    how = f"; go on with: {again}" if again else ""
-    return f"trained to the end, and saved; not tested yet{how}"
+    """The message of a stop between training and tests."""
+    return go_on("trained to the end, and saved; not tested yet", again)
 
 
 class Deadline(NamedTuple):
