@@ -219,9 +219,9 @@ def draw_rollout(
         line[0].set_ylabel(name, fontsize=10)
         bce = frame_bce(truth, frames)
         # Balls are of the model's colour, on white.
-        ink = 1 - frames[..., None] * (1 - np.asarray(to_rgb(look.get(name, TRUTH).colour)))
+        tinted = 1 - frames[..., None] * (1 - np.asarray(to_rgb(look.get(name, TRUTH).colour)))
         for f in range(F):
-            picture_axes(line[f]).imshow(ink[f], interpolation="nearest")
+            picture_axes(line[f]).imshow(tinted[f], interpolation="nearest")
             if name in models:
                 line[f].set_xlabel(f"{bce[f]:.3f}", fontsize=8.5, labelpad=2)
     for f in range(F):
