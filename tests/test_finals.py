@@ -200,15 +200,16 @@ def test_a_model_that_lacks_trials_is_refused_with_the_command_that_makes_them(
 ) -> None:
     space = read_space(tiny)
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
-    assert lacking(space, "lstm", lines) == ""
+    assert lacking(space, "lstm", lines, tmp_path) == ""
     failed = [{**said, "failed": "NaN"} for said in lines]
-    assert "lstm must have a trial that did not fail, got 3" in lacking(space, "lstm", failed)
+    said = lacking(space, "lstm", failed, tmp_path)
+    assert "lstm must have a trial that did not fail, got 3" in said
     for said in lines[:2]:
         search.append(tmp_path / "results" / "trials" / "tiny.jsonl", said)
     assert sweep(tiny, "--finals", "--models", "lstm") == 2
     assert (
         "lstm must have all its 3 trials before its final runs, got 2; make the other 1 with: "
-        "riglstm sweep protocol/tiny.toml --models lstm"
+        f"riglstm sweep {tiny} --models lstm"
     ) in capsys.readouterr().err
     assert sweep(tiny, "--finals", "--models", "lstm", "--trials", "0") == 2
     assert "got --trials as well" in capsys.readouterr().err

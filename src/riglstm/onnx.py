@@ -131,9 +131,7 @@ def _export_step(layer: RigLSTM) -> onnx.ModelProto:
             dynamic_shapes=sizes,
             input_names=["h", "c", "x", *weights],
             output_names=["h_new", "c_new", "y"],
-            custom_translation_table={
-                torch.ops.aten.sum.dim_IntList: _sum,
-            },
+            custom_translation_table={torch.ops.aten.sum.dim_IntList: _sum},
             dynamo=True,
             verbose=False,
         )

@@ -17,6 +17,7 @@ import ctypes
 import json
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,9 +114,8 @@ def save_trace(
     `input` is that of `cells`; `probabilities` (T, B, classes): what a model made of each step;
     `classes`: their names. All sequences are written.
     """
-    content = json.dumps(trace_content(trace, input, probabilities=probabilities, classes=classes))
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(content)
+    content = trace_content(trace, input, probabilities=probabilities, classes=classes)
+    Path(path).write_text(json.dumps(content), encoding="utf-8")
 
 
 def trace_content(
@@ -140,16 +140,13 @@ def trace_content(
         raise ValueError(
             f"classes must name those of the probabilities, got {len(classes)} names for {known}"
         )
-    tensors: dict[tuple[int, str], Tensor | None] = {
-        (i, part): getattr(layer.trace, part) for i, layer in enumerate(layers) for part in PARTS
-    }
+    parts = [{part: getattr(layer.trace, part) for part in PARTS} for layer in layers]
     others = {"input": None if shown is None else shown.values, "probabilities": likely}
-    needed = sum(
-        t.numel() * _width(t) for t in (*tensors.values(), *others.values()) if t is not None
-    )
+    tensors = [t for group in (*parts, others) for t in group.values() if t is not None]
+    needed = sum(t.numel() * _width(t) for t in tensors)
     if needed > MOST_BYTES:
         raise ValueError(
-            f"a saved trace must have at most {MOST_BYTES / 2**20:.0f} MiB, got "
+            f"a saved trace must have arrays of at most {MOST_BYTES / 2**20:.0f} MiB, got "
             f"{needed / 2**20:.1f} MiB for {T} steps of {B} sequences; trace fewer of them, as in "
             "rnn.trace(x[:500, :1])"
         )
@@ -162,8 +159,8 @@ def trace_content(
         "classes": None if classes is None else list(map(str, classes)),
         **{name: _array(tensor) for name, tensor in others.items()},
         "layers": [
-            {"name": layer.name, **{part: _array(tensors[i, part]) for part in PARTS}}
-            for i, layer in enumerate(layers)
+            {"name": layer.name, **{part: _array(tensor) for part, tensor in own.items()}}
+            for layer, own in zip(layers, parts, strict=True)
         ],
     }
 

@@ -1,8 +1,7 @@
 """Flags from flat frozen dataclasses: a field is a flag, its docstring the help.
 
 A field without a default, or made by `positional`, is given by its place. The parser is argparse,
-so that the command line needs nothing that torch does not need. At the end: how this process was
-started and when it has to end, so that a message can say how to go on.
+so that the command line needs nothing that torch does not need.
 """
 
 from __future__ import annotations
@@ -55,7 +54,11 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
         add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        formatter_class=_help,
+        formatter_class=partial(
+            argparse.RawDescriptionHelpFormatter,
+            max_help_position=30,
+            width=min(shutil.get_terminal_size().columns, 100),
+        ),
     )
     owners, places = dict[str, str](), ""
     for title, config in groups.items():
@@ -72,8 +75,12 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
     last = parser.add_argument_group("help")
     last.add_argument("-h", "--help", action="help", help="Print this and stop.")
     given, rest = parser.parse_known_args(list(args))
+    if rest and not rest[0].startswith("-"):
+        parser.error(f"{rest[0]!r} was not expected here")
     if rest:
-        parser.error(_unknown(rest[0], parser))
+        known = [name for action in parser._actions for name in action.option_strings]
+        near = did_you_mean(rest[0].partition("=")[0], known)
+        parser.error(f"there is no flag {rest[0]}{near}")
     made = {}
     for title, config in groups.items():
         own = {
@@ -113,11 +120,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): ", r"\1: ", message)
         raise UsageError(f"{message} (`{self.prog} --help` explains the flags)")
-
-
-def _help(prog: str) -> argparse.HelpFormatter:
-    width = min(shutil.get_terminal_size().columns, 100)
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=width)
 
 
 def _add(group: Any, flag: Field[Any], kind: Any, doc: str) -> str:
@@ -176,15 +178,6 @@ def _typed(value: Any) -> str:
         return "yes" if value else "no"
     return "none" if value is None else str(value)
 
-
-def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
-    if not word.startswith("-"):
-        return f"{word!r} was not expected here"
-    flags = [name for action in parser._actions for name in action.option_strings]
-    return f"there is no flag {word}{did_you_mean(word.partition('=')[0], flags)}"
-
-
-# Values from text, typed by the annotations of fields and arguments.
 
 WORDS: dict[Any, tuple[str, str]] = {
     int: ("INT", "a whole number"),
@@ -265,9 +258,6 @@ def strip_none(kind: Any) -> tuple[Any, bool]:
     return Union[inner], len(inner) < len(get_args(kind))  # noqa: UP007
 
 
-# Checks of values, for every verb.
-
-
 def flag_of(name: str) -> str:
     """A field's name as it is typed."""
     return f"--{name.replace('_', '-')}"
@@ -293,18 +283,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {lower[near[0]]}?" if near else ""
 
 
-# How this process was started, and when it has to end.
-
-
 def again(verb: str, args: Sequence[str], *extra: str) -> str:
     """The command that runs a verb with the same arguments, and with `extra` once."""
-    more = [word for word in extra if word not in args]
-    return f"{_program()} {shlex.join([verb, *args, *more])}"
-
-
-def _program() -> str:
-    """`riglstm`, or what stood in its place: a module run by torchrun or by Python."""
+    program = "riglstm"
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return "torchrun … -m riglstm"
-    by_module = Path(sys.argv[0]).name == "__main__.py"
-    return f"{shlex.quote(sys.executable)} -m riglstm" if by_module else "riglstm"
+        program = "torchrun … -m riglstm"
+    elif Path(sys.argv[0]).name == "__main__.py":
+        program = f"{shlex.quote(sys.executable)} -m riglstm"
+    more = [word for word in extra if word not in args]
+    return f"{program} {shlex.join([verb, *args, *more])}"

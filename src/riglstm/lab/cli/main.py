@@ -81,10 +81,11 @@ def main(args: Sequence[str] | None = None) -> int:
 def _main(args: Sequence[str]) -> int:
     try:
         # Of several processes of one run, one speaks.
-        with open(os.devnull, "w") as nowhere:
-            quiet = contextlib.redirect_stdout(nowhere) if rank() else contextlib.nullcontext()
-            with quiet:
-                _run(args)
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere if rank() else sys.stdout),
+        ):
+            _run(args)
     except SystemExit as end:
         # After `--help`, or with a verb's own exit code.
         return int(end.code or 0)

@@ -106,7 +106,8 @@ def _finals(config: Sweep, space: search.Space, path: Path, where: Place, again:
         raise UsageError(f"{config.space} must have final_updates, got none; see docs/protocol.md")
     lines = search.read_lines(path)
     models = config.models or space.models
-    refused = {m: why for m in models if (why := finals.lacking(space, m, lines))}
+    folder = config.space.parent
+    refused = {m: why for m in models if (why := finals.lacking(space, m, lines, folder))}
     reasons = "\n".join(dict.fromkeys(refused.values()))
     # What was asked for by name is made, or the reason is said; else those that can be made are.
     if refused and (config.models or len(refused) == len(models)):

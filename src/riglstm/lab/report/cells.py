@@ -201,11 +201,6 @@ def frame_bce(truth: Array, predicted: Array) -> Array:
     return np.asarray(nats.mean(axis=(1, 2)))
 
 
-def tinted(ink: Array, colour: str) -> Array:
-    """A map (H, W) of 0 to 1 as ink on white paper, (H, W, 3)."""
-    return np.asarray(1 - ink[..., None] * (1 - np.asarray(to_rgb(colour))))
-
-
 @styled()
 def draw_rollout(
     truth: Array, models: Mapping[str, Array], first_frame: int, outlined: Sequence[str]
@@ -222,9 +217,11 @@ def draw_rollout(
     rows = {"truth": truth, **models, "overlay": truth}
     for line, (name, frames) in zip(panels, rows.items(), strict=True):
         line[0].set_ylabel(name, fontsize=10)
-        colour, bce = look.get(name, TRUTH).colour, frame_bce(truth, frames)
+        bce = frame_bce(truth, frames)
+        # Balls are of the model's colour, on white.
+        tinted = 1 - frames[..., None] * (1 - np.asarray(to_rgb(look.get(name, TRUTH).colour)))
         for f in range(F):
-            picture_axes(line[f]).imshow(tinted(frames[f], colour), interpolation="nearest")
+            picture_axes(line[f]).imshow(tinted[f], interpolation="nearest")
             if name in models:
                 line[f].set_xlabel(f"{bce[f]:.3f}", fontsize=8.5, labelpad=2)
     for f in range(F):

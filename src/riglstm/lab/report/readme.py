@@ -211,8 +211,7 @@ def _wanted(found: Results, device: str = "cpu", data_dir: Path | None = None) -
                 draw = partial(shift_picture, what)
                 yield Wanted(f"{table.name}{of}-shift.png", _digest(what), draw)
     if bars := relative(minigrid.comparable(found.grids)[0]):
-        draw = partial(relative_picture, bars)
-        yield Wanted("minigrid-relative.png", _digest(bars), draw)
+        yield Wanted("minigrid-relative.png", _digest(bars), partial(relative_picture, bars))
     for file in sorted(found.folder.glob("trials/*.jsonl")):
         if (trials := slices(file.stem, read_lines(file))) is not None:
             draw = partial(slices_picture, trials)

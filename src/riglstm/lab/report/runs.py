@@ -72,13 +72,12 @@ def without_copies(runs: Sequence[R]) -> tuple[list[R], list[str]]:
     kept: dict[str, R] = {}
     for run in sorted(runs, key=lambda run: run.state != "done"):
         kept.setdefault(run.spec.digest(), run)
-    first = [kept[run.spec.digest()] for run in runs]
     said = [
         f"{run.path}: left out, the same run as {one.path} (configuration and seed)"
-        for run, one in zip(runs, first, strict=True)
-        if run is not one
+        for run in runs
+        if (one := kept[run.spec.digest()]) is not run
     ]
-    return [run for run, one in zip(runs, first, strict=True) if run is one], said
+    return [run for run in runs if kept[run.spec.digest()] is run], said
 
 
 @dataclass(frozen=True)

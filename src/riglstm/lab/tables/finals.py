@@ -7,6 +7,7 @@ as often on the way. Where both rules have chosen one trial, one run serves both
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -73,8 +74,11 @@ def spec(space: Space, model: str, label: str, setting: str, seed: int) -> RunSp
     )
 
 
-def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str:
-    """Why a model has no final runs yet, and what to do; empty where it has all its trials."""
+def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]], folder: Path) -> str:
+    """Why a model has no final runs yet, and what to do; empty where it has all its trials.
+
+    `folder`: of the space's file, and of that of the space that it takes its recipe from.
+    """
     searched, of, asked = _searched(space, model)
     own = [said for said in lines if said["run"] in asked]
     left = len(asked.keys() - {said["run"] for said in own})
@@ -82,7 +86,7 @@ def lacking(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> str
         return (
             f"{of} must have all its {len(asked)} trials before its final runs, got "
             f"{len(asked) - left}; make the other {left} with: riglstm sweep "
-            f"protocol/{searched.name}.toml --models {of}"
+            f"{shlex.quote(str(folder / f'{searched.name}.toml'))} --models {of}"
         )
     if all("failed" in said for said in own):
         return f"{of} must have a trial that did not fail, got {len(own)} that did; see their lines"
