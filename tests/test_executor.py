@@ -21,13 +21,7 @@ from typing import Any
 import pytest
 
 from riglstm.lab.tables import executor
-from riglstm.lab.tables.executor import (
-    LESS_MEMORY,
-    InProcess,
-    Processes,
-    in_words,
-    make_runs,
-)
+from riglstm.lab.tables.executor import LESS_MEMORY, InProcess, Processes, in_words, make_runs
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import reproduce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 import train_task
+from helpers import python
 from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import runs as minigrid
 from riglstm.lab.minigrid.ppo import PPO
@@ -180,29 +182,20 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
     assert [path.read_text()[0] for path in paths] == ["*", "t"]
 
 
-class Gone:
+class Gone(io.StringIO):
     """A stream that takes some writes, and then fails."""
 
     encoding = "utf-8"
 
     def __init__(self, number: int, after: int) -> None:
-        self.number, self.left, self.taken = number, after, ""
+        super().__init__()
+        self.number, self.left = number, after
 
     def write(self, text: str) -> int:
         if self.left == 0:
             raise OSError(self.number, os.strerror(self.number))
         self.left -= 1
-        self.taken += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
-
-    def fileno(self) -> int:
-        raise OSError
+        return super().write(text)
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO, None])
@@ -263,14 +256,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Pat
     script.write_text("from riglstm.lab.cli.main import main\nmain()\n")
     where = os.pathsep.join(map(str, (slow.parent, SOURCE)))
     words = ["-m", "riglstm"] if way == "module" else [str(script)]
-    made = subprocess.run(
-        [sys.executable, *words, "list"],
-        env={**os.environ, "PYTHONPATH": where},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    made = python(*words, "list", env={**os.environ, "PYTHONPATH": where}, timeout=60)
     assert made.stderr == ""
     assert made.returncode == -signal.SIGINT
 
@@ -278,10 +264,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Pat
 def test_who_imports_the_layer_keeps_ctrl_c(tmp_path: Path) -> None:
     code = "import sys, signal; sys.modules['torch'] = None\ntry:\n import riglstm\n"
     code += "except ImportError:\n print(signal.getsignal(2) is signal.default_int_handler)"
-    made = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
-    )
-    assert made.stdout == "True\n"
+    assert python("-c", code, env=ENVIRONMENT).stdout == "True\n"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has none")
