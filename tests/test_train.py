@@ -115,11 +115,8 @@ OF_INPUT = {"tables.weight", "core.layer.weight_in_l0", "core.layer.bias_in_l0"}
 def test_tables_and_views_step_by_their_factor_and_all_else_as_before(tmp_path: Path) -> None:
     # How far one update moves each parameter at the most; Adam's first step is the step size.
     plain, slow = (
-        {n: float((a - b).abs().max()) for n, (a, b) in steps(config, folder).items()}
-        for config, folder in (
-            (ONE, tmp_path / "plain"),
-            (replace(ONE, input_rate=0.125), tmp_path / "slow"),
-        )
+        {n: float((a - b).abs().max()) for n, (a, b) in steps(config, tmp_path / name).items()}
+        for name, config in (("plain", ONE), ("slow", replace(ONE, input_rate=0.125)))
     )
     assert plain.keys() > OF_INPUT
     for name, far in plain.items():

@@ -25,6 +25,7 @@ from riglstm.lab.train.checkpoints import load_weights, save_weights
 from riglstm.lab.train.config import Fit, launched, rank
 from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write
 from riglstm.lab.train.progress import Log
+from test_executor import TASK
 from train_task import Halves, network
 
 CONFIG: dict[str, Any] = {
@@ -33,12 +34,8 @@ CONFIG: dict[str, Any] = {
     "fit": {"lr": 0.1, "device": "cpu"},
     "seed": 1,
 }
-TASK: dict[str, Any] = {
-    **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4",)},
-    **{"batch_size": 16, "validation_size": 20, "test_size": 30},
-}
 FIT = Fit(updates=4, evaluate_every=2, checkpoint_every=2, device="cpu", tensorboard=False)
-SPEC = RunSpec("copying", TASK, "lstm", 8, {}, FIT, seed=1)
+SPEC = RunSpec("copying", {**TASK, "conditions": ("P=4",)}, "lstm", 8, {}, FIT, seed=1)
 
 
 def begun(path: Path) -> RunFolder:
