@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -395,9 +396,7 @@ def test_one_process_downloads_while_others_wait_and_take_what_it_brought(
 def test_what_keeps_a_set_from_being_downloaded_is_said_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     use(monkeypatch, "http://mirror/", "http://other/")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError, match=r"file/tiny cannot be written to"):

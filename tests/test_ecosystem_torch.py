@@ -21,11 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers import close, compiles_steps, eager_backends, kernels, numbers
 from riglstm import BackendError, RigLSTM, RigLSTMCell, no_decay_parameters, scan
-
-
-def build(dtype: torch.dtype = torch.float64, **options: Any) -> RigLSTM:
-    torch.manual_seed(0)
-    return RigLSTM(4, 12, dtype=dtype, **options)
+from test_layer import build
 
 
 def loss_of(layer: nn.Module, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> Tensor:

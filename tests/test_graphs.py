@@ -421,10 +421,8 @@ def test_who_watches_sees_the_loop(
 
 
 def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: cuda_graphs.Cache) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    cache.capture = fail
+    error = RuntimeError("operation not permitted when stream is capturing")
+    cache.capture = Mock(side_effect=error)
     layer = soft()
     losses(layer, 0)
     with pytest.warns(UserWarning, match="could not be captured as a CUDA graph, .* not permitted"):

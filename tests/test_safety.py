@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -107,10 +108,7 @@ def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
 def test_a_run_that_fails_stays_if_it_has_a_checkpoint_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    def fails(*arguments: Any, **options: Any) -> NoReturn:
-        raise MemoryError
-
-    out = tmp_path / "some" / "run"
+    out, fails = tmp_path / "some" / "run", Mock(side_effect=MemoryError)
     with monkeypatch.context() as patch:
         patch.setattr("riglstm.lab.train.loop.Training.run", fails)
         assert main([*SMALL, "--out", str(out)]) == 2

@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -143,9 +144,7 @@ def test_a_file_system_without_locks_is_done_without(
 ) -> None:
     import fcntl
 
-    def none(handle: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    none = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(fcntl, "flock", none)
     with RunFolder(tmp_path / "run").held():
         (tmp_path / "run" / "file").touch()
