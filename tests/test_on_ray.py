@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,8 @@ from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray, reproduce
-from riglstm.lab.tables.executor import Ended, overview
+from riglstm.lab.tables.executor import overview
 from riglstm.lab.tables.on_ray import OnRay
-from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
@@ -285,11 +284,7 @@ def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path
 
 
 def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_path: Path) -> None:
-    class Three:
-        def run(self, runs: Sequence[Planned], make: object, ended: Ended) -> None:
-            for run in runs:
-                ended(run, "")
-
+    three = SimpleNamespace(run=lambda runs, make, ended: [ended(run, "") for run in runs])
     made: list[Rendered] = []
 
     def render() -> Rendered:
@@ -297,6 +292,6 @@ def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_pat
         made.append(Rendered("a table"))
         return made[-1]
 
-    reproduce.complete(several(tmp_path, "abc"), print, render, tmp_path, "table", Three())
+    reproduce.complete(several(tmp_path, "abc"), print, render, tmp_path, "table", three)
     # Before the first run, after it, and when all have ended.
     assert len(made) == 3
