@@ -33,6 +33,14 @@ def finish(process: ForkServerProcess) -> int | None:
     return process.exitcode
 
 
+def weights_of_both(path: Path) -> dict[str, Tensor]:
+    """The last weights of two processes of a run, which have the same."""
+    first, second = (torch.load(path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert_same(first, second)
+    found: dict[str, Tensor] = first
+    return found
+
+
 def outcome(path: Path) -> dict[str, Any]:
     """Everything that a run leaves, but for times."""
     folder = RunFolder(path)
