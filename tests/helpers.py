@@ -401,8 +401,9 @@ def assert_equals_the_reference(
     got, grads = outputs_and_gradients(p.to(dtype), backend)
     assert torch.equal(got[3], want[3])
     if limit is not None:
-        named = (dict(zip("yhc", out, strict=False)) for out in (got, want))
-        assert_within(next(named) | grads, next(named) | want_grads, limit)
+        # The gradients of h and c have these names.
+        outputs = [dict(zip(("y", "h_n", "c_n"), out, strict=False)) for out in (got, want)]
+        assert_within(outputs[0] | grads, outputs[1] | want_grads, limit)
     else:
         for one, other, what in zip(got[:3], want, "yhc", strict=False):
             assert_close(one, other, TOL[dtype].value, what)
