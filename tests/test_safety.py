@@ -262,7 +262,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Pat
 def test_who_imports_the_layer_keeps_ctrl_c(tmp_path: Path) -> None:
     code = "import sys, signal; sys.modules['torch'] = None\ntry:\n import riglstm\n"
     code += "except ImportError:\n print(signal.getsignal(2) is signal.default_int_handler)"
-    assert python("-c", code, env=ENVIRONMENT).stdout == "True\n"
+    assert python("-c", code, env=ENVIRONMENT, check=True).stdout == "True\n"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has none")

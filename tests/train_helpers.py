@@ -29,7 +29,10 @@ def start(target: Callable[..., object], *arguments: object) -> ForkServerProces
 
 def finish(process: ForkServerProcess) -> int | None:
     process.join(60)
-    assert not process.is_alive(), "the run hangs"
+    hangs = process.is_alive()
+    if hangs:
+        process.kill()
+    assert not hangs, "the run hangs"
     return process.exitcode
 
 
