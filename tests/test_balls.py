@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers import seeded, slow_bf16
+from helpers import files_below, seeded, slow_bf16
 from riglstm.lab.tasks import balls_films
 from riglstm.lab.tasks.balls import Balls, BallsNetwork, BallsTask, Doubling
 from riglstm.lab.tasks.balls_films import (
@@ -138,11 +138,7 @@ def test_a_collision_exchanges_velocity_along_the_line_of_the_centres() -> None:
     ("balls", "places", "velocities"),
     [
         # A gap of 0.1, closed at 0.4 a frame: a quarter of the frame before, three after.
-        (
-            [(3, 5, 0.4, 0, 1, 1), (5.1, 5, 0, 0, 1, 1)],
-            [(3.1, 5), (5.4, 5)],
-            [(0, 0), (0.4, 0)],
-        ),
+        ([(3, 5, 0.4, 0, 1, 1), (5.1, 5, 0, 0, 1, 1)], [(3.1, 5), (5.4, 5)], [(0, 0), (0.4, 0)]),
         # They overlap, but move apart.
         (
             [(4, 5, -0.1, 0, 1, 1), (5, 5, 0.1, 0, 1, 6)],
@@ -198,18 +194,16 @@ def test_a_curtain_is_one_square_of_background_that_stays() -> None:
     assert len(corners) > 40
 
 
-SPEC: dict[str, tuple[float, dict[str, float]]] = {
-    "4": (0.103, {"constant": 33.3, "mean image": 31.3, "0.01": 45.6, "0.05": 33.7}),
-    "678": (0.18, {"constant": 47.4, "mean image": 44.0, "0.01": 61.2, "0.05": 43.7}),
-    "curtain": (0.10, {"constant": 32.6, "mean image": 30.4, "0.01": 50.1, "0.05": 36.6}),
+YARDSTICKS = ("constant", "mean image", "last frame 0.01", "last frame 0.05")
+MEASURED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "4": ((0.103, 33.3, 31.3, 45.6, 33.7), (0.011, 2.4, 2.3, 6.6, 4.2)),
+    "678": ((0.18, 47.4, 44.0, 61.2, 43.7), (0.026, 3.9, 3.6, 8.3, 5.3)),
+    "curtain": ((0.10, 32.6, 30.4, 50.1, 36.6), (0.016, 4.5, 4.1, 11.5, 7.4)),
 }
-"""Foreground rate, and 100 times the yardsticks, as measured on 250 other sequences."""
-SPREAD: dict[str, tuple[float, dict[str, float]]] = {
-    "4": (0.011, {"constant": 2.4, "mean image": 2.3, "0.01": 6.6, "0.05": 4.2}),
-    "678": (0.026, {"constant": 3.9, "mean image": 3.6, "0.01": 8.3, "0.05": 5.3}),
-    "curtain": (0.016, {"constant": 4.5, "mean image": 4.1, "0.01": 11.5, "0.05": 7.4}),
-}
-"""Standard deviations of the same between sequences, of 2,000."""
+"""Foreground rate, and 100 times the yardsticks, as measured on 250 other sequences.
+
+And standard deviations of the same between sequences, of 2,000.
+"""
 
 
 def measured(condition: str) -> BallsTask:
@@ -219,16 +213,15 @@ def measured(condition: str) -> BallsTask:
 @pytest.mark.parametrize("condition", PAPER)
 def test_foreground_and_yardsticks_are_those_of_the_measured_films(condition: str) -> None:
     task = measured(condition)
-    (rate, expected), (rate_spread, spread) = SPEC[condition], SPREAD[condition]
+    (rate, *expected), (rate_spread, *spread) = MEASURED[condition]
     # Rates are known to the third digit.
     error = 3 * rate_spread / 150**0.5 + 5e-4
     assert abs(unpack(task.packed(condition, "training")).mean() - rate) < error
     found = task.yardsticks(condition, "validation")
-    assert list(found) == ["constant", "mean image", "last frame 0.01", "last frame 0.05"]
-    for name, value in expected.items():
-        key = name if name in found else f"last frame {name}"
-        error = 3 * spread[name] * (1 / 250 + 1 / 150) ** 0.5
-        assert abs(100 * found[key] - value) < error, name
+    assert tuple(found) == YARDSTICKS
+    for name, value, deviation in zip(YARDSTICKS, expected, spread, strict=True):
+        error = 3 * deviation * (1 / 250 + 1 / 150) ** 0.5
+        assert abs(100 * found[name] - value) < error, name
 
 
 def test_a_constant_of_another_condition_costs_its_cross_entropy() -> None:
@@ -300,11 +293,6 @@ def test_options_that_cannot_be_read_or_do_not_fit_are_refused(
 WANTED = Sequences(scene("4"), "test", 3, 5, 0)
 
 
-def kept(folder: Path) -> list[str]:
-    """The files in a folder of films, but for the lock."""
-    return sorted(name for name in os.listdir(folder) if name != ".lock")
-
-
 def test_films_are_made_once_and_read_after(tmp_path: Path, monkeypatch: Patch) -> None:
     said: list[str] = []
     cache = tmp_path / "new" / "balls"
@@ -314,7 +302,7 @@ def test_films_are_made_once_and_read_after(tmp_path: Path, monkeypatch: Patch) 
     made = load(WANTED, cache, said.append)
     assert "making 3 test sequences of balls=4" in said[0]
     assert torch.equal(made, torch.cat(list(film(WANTED))))
-    assert kept(cache) == [WANTED.file]
+    assert files_below(cache) == [WANTED.file]
     monkeypatch.setattr(balls_films, "film", None)
     assert torch.equal(load(WANTED, cache, said.append), made)
     assert len(said) == 1
@@ -351,14 +339,14 @@ def test_a_damaged_film_is_made_again(tmp_path: Path, damage: str) -> None:
 
 def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: Patch) -> None:
     def full(handle: int) -> None:
-        assert len(kept(tmp_path)) == 1
+        assert len(files_below(tmp_path)) == 1
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(DataError, match=r"No space left on device.*make room for 0 MB"):
             load(WANTED, tmp_path)
-    assert kept(tmp_path) == []
+    assert files_below(tmp_path) == []
     huge = WANTED._replace(size=10**12)
     with pytest.raises(DataError, match=r"No space left.*make room for 2,560,000,000 MB"):
         load(huge, tmp_path)
@@ -390,7 +378,7 @@ def test_a_task_that_is_ready_makes_nothing_later(tmp_path: Path, monkeypatch: P
     task = Balls(conditions=("balls=2",), frames=2, context=1, rollout_frames=1, **sizes).open(CPU)
     assert os.listdir(tmp_path) == []
     task.ready()
-    assert len(kept(tmp_path / "riglstm" / "balls")) == 5
+    assert len(files_below(tmp_path / "riglstm" / "balls")) == 5
     monkeypatch.setattr("riglstm.lab.tasks.balls.load", None)
     task.batch(0, 0)
     net = small_network(task)

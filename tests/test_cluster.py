@@ -22,9 +22,10 @@ import pytest
 import torch
 
 import nodes
+from helpers import python
 from nodes import Node
 from riglstm.lab.tables.result import HEAD
-from train_helpers import assert_same, last_step
+from train_helpers import last_step, weights_of_both
 
 pytestmark = pytest.mark.slow
 MISSING = nodes.missing()
@@ -112,8 +113,7 @@ def figures(path: Path) -> dict[str, list[str]]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same table, one run after another in one process."""
     path = tmp_path_factory.mktemp("alone")
-    command = (sys.executable, "-m", "riglstm", *TABLE, "--device", "cpu")
-    subprocess.run(command, cwd=path, env=ENVIRONMENT, check=True, capture_output=True)
+    python("-m", "riglstm", *TABLE, "--device", "cpu", cwd=path, env=ENVIRONMENT, check=True)
     return path
 
 
@@ -180,20 +180,11 @@ def torchrun(node: Node, path: Path) -> subprocess.Popen[str]:
     )
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    """Of both ranks, which have the same."""
-    first, second = (torch.load(path / f"rank-{rank}.pt") for rank in (0, 1))
-    assert_same(first, second)
-    found: dict[str, torch.Tensor] = first
-    return found
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The weights of the same run in one process."""
     path = tmp_path_factory.mktemp("one")
-    command = (sys.executable, *RANK)
-    subprocess.run(command, cwd=path, env=ENVIRONMENT, check=True, capture_output=True)
+    python(*RANK, cwd=path, env=ENVIRONMENT, check=True)
     found: dict[str, torch.Tensor] = torch.load(path / "rank-0.pt")
     return found
 
@@ -219,6 +210,6 @@ def test_two_torchrun_nodes_train_one_run_whatever_is_killed(
         assert process.returncode == 0, said
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert len(record.get("resumed", [])) == (lost != "nothing")
-    found = weights(tmp_path)
+    found = weights_of_both(tmp_path)
     for name, weight in one.items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)

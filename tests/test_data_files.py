@@ -8,18 +8,19 @@ import hashlib
 import io
 import os
 import pickle
-import socket
 import struct
 import tarfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from helpers import files_below, free_port, seeded
 from riglstm.lab.tasks.datasets import (
     DATASETS,
     DataError,
@@ -61,7 +62,7 @@ def idx_bytes(values: Tensor) -> bytes:
 
 
 def pictures(n: int) -> tuple[Tensor, Tensor]:
-    gen = torch.Generator().manual_seed(n)
+    gen = seeded(n)
     return (
         torch.randint(256, (n, 28, 28), generator=gen, dtype=torch.uint8),
         torch.randint(10, (n,), generator=gen, dtype=torch.uint8),
@@ -97,12 +98,6 @@ def put(folder: Path, files: dict[str, bytes]) -> Path:
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return folder
-
-
-def everything_below(folder: Path) -> list[str]:
-    """All files but the lock."""
-    files = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
-    return sorted(str(p.relative_to(folder)) for p in files)
 
 
 def is_tiny(data_dir: Path) -> bool:
@@ -175,7 +170,7 @@ def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(tmp_path: Pat
 
 def records(n: int, seed: int) -> tuple[bytes, list[int]]:
     """Pixels of n pictures and their labels."""
-    gen = torch.Generator().manual_seed(seed)
+    gen = seeded(seed)
     pixels = torch.randint(256, (n * PIXELS,), generator=gen, dtype=torch.uint8)
     return bytes(pixels.tolist()), torch.randint(10, (n,), generator=gen).tolist()
 
@@ -328,7 +323,7 @@ def test_a_set_is_downloaded_once(server: Server, tmp_path: Path) -> None:
     data, lines = tmp_path / "new" / "data", list[str]()
     for _ in range(2):
         assert fetch("tiny", data, lines.append) == data / "tiny"
-        assert everything_below(data) == sorted(f"tiny/{name}" for name in PACKED)
+        assert files_below(data) == sorted(f"tiny/{name}" for name in PACKED)
         assert len(lines) == len(server.asked) == 4
     assert lines[0] == f"downloading {server.url}/good/{NAMES[0]}.gz (0.0 MB)"
     assert is_tiny(data)
@@ -346,7 +341,7 @@ def test_a_download_goes_on_where_it_was_left_and_replaces_or_names_damaged_file
     plain.unlink()
     fetch("tiny", tmp_path)
     assert server.asked == [f"/good/{name}" for name in names[1:]]
-    assert everything_below(tmp_path / "tiny") == sorted(PACKED)
+    assert files_below(tmp_path / "tiny") == sorted(PACKED)
     assert is_tiny(tmp_path)
 
 
@@ -354,9 +349,7 @@ def test_mirrors_are_asked_in_turn_and_where_all_fail_each_is_named_with_its_rea
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An address at which nobody listens any more.
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        refused = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    refused = f"http://127.0.0.1:{free_port()}/"
     server.files.update({f"/ill/{name}": 503 for name in PACKED})
     server.files.update({f"/other/{name}": b"x" * len(data) for name, data in PACKED.items()})
     kinds = ("ill", "broken", "other")
@@ -375,7 +368,7 @@ def test_mirrors_are_asked_in_turn_and_where_all_fail_each_is_named_with_its_rea
         "check the network, or put the file into",
     ):
         assert words in str(error.value)
-    assert everything_below(tmp_path) == []
+    assert files_below(tmp_path) == []
     server.asked.clear()
     use(monkeypatch, *mirrors, f"{server.url}/good/")
     fetch("tiny", tmp_path)
@@ -403,9 +396,7 @@ def test_one_process_downloads_while_others_wait_and_take_what_it_brought(
 def test_what_keeps_a_set_from_being_downloaded_is_said_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     use(monkeypatch, "http://mirror/", "http://other/")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError, match=r"file/tiny cannot be written to"):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from helpers import close, kernels
+from helpers import close, kernels, python
 from riglstm import BackendError, RigLSTM, RigLSTMCell
 
 pytestmark = [
@@ -36,9 +35,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     "all awake": {"num_cells": 2, "active_cells": 2},
     "soft": {"views": "soft", "peers": "soft"},
 }
-layers = pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
-TRITON = {"num_cells": 2, "backend": "triton"}
-"""Cells of 16, the smallest that the kernels take; they run in Triton's interpreter here."""
 
 
 def build(hidden: int = 12, **options: Any) -> RigLSTM:
@@ -50,7 +46,7 @@ def exported(layer: nn.Module, *args: Tensor) -> Callable[..., Any]:
     return torch.export.export(layer, args, dynamic_shapes=(OPEN,)).module()
 
 
-def traced(layer: nn.Module, *args: Tensor) -> Callable[..., Any]:
+def traced(layer: Callable[..., Any], *args: Tensor) -> Callable[..., Any]:
     return torch.jit.trace(layer, args)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -85,7 +81,8 @@ def test_a_graph_of_the_kernels_made_with_or_without_gradients_has_those_of_the_
     make: Callable[..., Any], learns: bool
 ) -> None:
     kernels("forward")
-    layer = build(32, **TRITON)
+    # Cells of 16, the smallest that the kernels take.
+    layer = build(32, num_cells=2, backend="triton")
     with torch.set_grad_enabled(learns):
         run = make(layer, torch.randn(2, 2, 5))
     assert_same(run, layer, torch.randn(3, 3, 5))
@@ -102,7 +99,7 @@ def test_a_graph_made_without_gradients_saves_nothing_and_one_made_with_them_doe
     assert saves == [False, True]
 
 
-@layers
+@pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
 def test_a_trace_runs_at_another_batch_size_and_length_without_a_warning(
     options: dict[str, Any],
 ) -> None:
@@ -151,17 +148,13 @@ def test_a_trace_of_a_loop_in_python_is_refused(backend: Any) -> None:
 
 
 def test_a_trace_of_a_packed_sequence_is_refused() -> None:
-    class Packs(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return rnn(pack_padded_sequence(x, lengths))[0].data
-
     rnn, lengths = build(), torch.tensor([7, 4, 2])
     message = (
         "torch.jit.trace needs padded sequences, got a PackedSequence, whose lengths the trace "
         "would fix; pass a padded Tensor with mask, True where a sequence has steps"
     )
     with pytest.raises(ValueError, match=message):
-        traced(Packs(), torch.randn(7, 3, 5))
+        traced(lambda x: rnn(pack_padded_sequence(x, lengths))[0].data, torch.randn(7, 3, 5))
     with pytest.raises(ValueError, match=r"must be input_size = 5, got an input of shape \(7, 3,"):
         traced(rnn, torch.randn(7, 3, 4))
 
@@ -225,19 +218,14 @@ print("the same")
 """
 
 
-def load_elsewhere(folder: Path, backend: str) -> subprocess.CompletedProcess[str]:
+def load_elsewhere(folder: Path, backend: str) -> CompletedProcess[str]:
     """Save a model's export, and load it in a process that does not import riglstm."""
     model = Model(backend=backend).eval()
     program = torch.export.export(model, (ids(7, 3),), dynamic_shapes=(OPEN,))
     torch.export.save(program, folder / "model.pt2")
     x = ids(9, 4)
     torch.save((x, model(x).detach()), folder / "example.pt")
-    return subprocess.run(
-        [sys.executable, "-c", LOADED, str(folder / "model.pt2"), str(folder / "example.pt")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python("-c", LOADED, str(folder / "model.pt2"), str(folder / "example.pt"))
 
 
 @pytest.mark.slow
@@ -248,8 +236,7 @@ def test_a_saved_export_says_what_to_import(tmp_path: Path) -> None:
     assert "Please import the custom op" in said.stderr
     code = f"import riglstm\n{LOADED}".replace('assert "riglstm" not in sys.modules\n', "")
     files = [str(tmp_path / name) for name in ("model.pt2", "example.pt")]
-    env = {**os.environ, "PYTHONPATH": str(SRC)}
-    subprocess.run([sys.executable, "-c", code, *files], env=env, check=True)
+    python("-c", code, *files, env={**os.environ, "PYTHONPATH": str(SRC)}, check=True)
 
 
 @pytest.mark.slow

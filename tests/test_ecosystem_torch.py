@@ -21,20 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers import close, compiles_steps, eager_backends, kernels, numbers
 from riglstm import BackendError, RigLSTM, RigLSTMCell, no_decay_parameters, scan
-
-
-def build(dtype: torch.dtype = torch.float64, **options: Any) -> RigLSTM:
-    torch.manual_seed(0)
-    return RigLSTM(4, 12, dtype=dtype, **options)
+from test_layer import build
 
 
 def loss_of(layer: nn.Module, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> Tensor:
     y, (h_n, c_n) = layer(x, hx)
     return (y * y).sum() + h_n.sum() + (c_n * c_n).sum()
-
-
-def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(loss, of)
 
 
 @pytest.mark.slow
@@ -53,7 +45,8 @@ def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> Non
             got = compiled(x, hx)
         expected = layer(x, hx)
         close(got, expected)
-        close(*(gradients(y.pow(2).sum() + c.sum(), x, *leaves) for y, (_, c) in (got, expected)))
+        losses = (y.pow(2).sum() + c.sum() for y, (_, c) in (got, expected))
+        close(*(torch.autograd.grad(loss, (x, *leaves)) for loss in losses))
 
 
 AROUND: dict[str, Any] = {
@@ -93,9 +86,10 @@ def test_parametrized_weights_are_the_ones_that_run(backend: str) -> None:
         plain.weight_gates_l0.mul_(2)
     x = numbers(5, 3, 4)
     close(layer(x), plain(x))
-    (got,) = gradients(loss_of(layer, x), layer.parametrizations.weight_gates_l0.original)
-    (expected,) = gradients(loss_of(plain, x), plain.weight_gates_l0)
-    close(got, 2 * expected)
+    loss_of(layer, x).backward()
+    loss_of(plain, x).backward()
+    got, want = layer.parametrizations.weight_gates_l0.original.grad, plain.weight_gates_l0.grad
+    close(got, 2 * want)
 
 
 @eager_backends
@@ -103,10 +97,11 @@ def test_checkpoint_recomputes_the_same_gradients(backend: str) -> None:
     layer = build(backend=backend, cells="random")
     x = numbers(5, 3, 4).requires_grad_()
     torch.manual_seed(3)
-    expected = gradients(loss_of(layer, x), x, *layer.parameters())
+    leaves = (x, *layer.parameters())
+    expected = torch.autograd.grad(loss_of(layer, x), leaves)
     torch.manual_seed(3)
     loss = checkpoint(loss_of, layer, x, use_reentrant=False)
-    close(gradients(loss, x, *layer.parameters()), expected)
+    close(torch.autograd.grad(loss, leaves), expected)
 
 
 # torch builds its forward-mode formulas with a part of itself that it has since deprecated.
@@ -157,7 +152,7 @@ def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_
         compiled = torch.compile(lambda x, t=transform: t(run, x), backend="aot_eager")
         with pytest.raises(Exception, match="has backward"):
             compiled(x)
-    (dx,) = gradients(loss(leaf := x.clone().requires_grad_()), leaf)
+    (dx,) = torch.autograd.grad(loss(leaf := x.clone().requires_grad_()), leaf)
     want = jacobian(lambda v: run(v).sum(0), x)
     layer.backend = "reference"
     close(grad(loss)(x), dx)

@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,13 +37,12 @@ def raises(message: str, error: type[Exception] = ValueError) -> Any:
     return pytest.raises(error, match=f"^{re.escape(message)}$")
 
 
+fail = Mock(side_effect=AssertionError("work began before the checks were over"))
+
+
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence that reaches the scan, or a trace that starts, fails the test."""
-
-    def fail(*args: object, **kwargs: object) -> NoReturn:
-        raise AssertionError("work began before the checks were over")
-
     monkeypatch.setattr("riglstm.layer.scan", fail)
     monkeypatch.setattr("riglstm.layer.reference.trace", fail)
 
@@ -129,9 +129,6 @@ WRONG_OPTIONS = [
 def test_wrong_options_are_named_before_any_weight_is_made(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object, **kwargs: object) -> NoReturn:
-        raise AssertionError("weights were made before the checks were over")
-
     monkeypatch.setattr(torch, "empty", fail)
     with raises(message):
         RigLSTM(**{"input_size": 4, "hidden_size": 6, "num_cells": 3} | options)
@@ -158,34 +155,31 @@ def test_triton_says_what_it_misses_on_a_cpu(monkeypatch: pytest.MonkeyPatch) ->
     assert str(caught.value).endswith("; use backend='batched' or 'auto'")
 
 
-def scanned(backend: Any) -> None:
-    state = torch.zeros(1, 3, 2)
-    rules = Selection(3, 3, 2, 2, 2)
-    scan(torch.zeros(2, 1, 4), state, state, build().weights(), rules, backend=backend)
+def assert_refused(backend: Any, message: str) -> None:
+    """By the layer, and by the scan below it."""
+    state, rules = torch.zeros(1, 3, 2), Selection(3, 3, 2, 2, 2)
+    with raises(message, BackendError):
+        build(backend=backend)
+    with raises(message, BackendError):
+        scan(torch.zeros(2, 1, 4), state, state, build().weights(), rules, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "Batched", "", None, 3, ["auto"]])
 def test_unknown_backends_are_named(backend: Any) -> None:
-    message = f"backend must be one of auto, reference, batched, compiled, triton, got {backend!r}"
-    with raises(message, BackendError):
-        build(backend=backend)
-    with raises(message, BackendError):
-        scanned(backend)
+    known = "auto, reference, batched, compiled, triton"
+    assert_refused(backend, f"backend must be one of {known}, got {backend!r}")
 
 
 def test_compiled_backend_without_a_compiler_raises_and_never_falls_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda *args, **kwargs: None)
-    message = (
+    assert_refused(
+        "compiled",
         "backend='compiled' needs torch.compile, for a CPU with a C++ compiler on the PATH, for a "
         "GPU from sm_70 on with Triton, got neither; install g++ or clang++, or use "
-        "backend='batched' or 'auto'"
+        "backend='batched' or 'auto'",
     )
-    with raises(message, BackendError):
-        build(backend="compiled")
-    with raises(message, BackendError):
-        scanned("compiled")
 
 
 def packed_zeros(features: int = 4, dtype: torch.dtype = torch.float32) -> PackedSequence:

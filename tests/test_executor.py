@@ -12,22 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from riglstm.lab.tables import executor
-from riglstm.lab.tables.executor import (
-    LESS_MEMORY,
-    InProcess,
-    Processes,
-    in_words,
-    make_runs,
-)
+from riglstm.lab.tables.executor import LESS_MEMORY, InProcess, Processes, in_words, make_runs
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import reproduce
@@ -153,9 +147,7 @@ def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypa
         "if folder.name == 'a': sys.exit()\nsys.stdin.buffer.read(); folder.touch(); sys.exit(130)",
     )
 
-    def full(run: Planned, error: str) -> None:
-        raise OSError("the disk is full")
-
+    full = Mock(side_effect=OSError("the disk is full"))
     with pytest.raises(OSError, match="the disk is full"):
         TWO.run(several(tmp_path, "ab"), print, full)
     assert (tmp_path / "b").exists()
@@ -233,13 +225,6 @@ def test_without_time_the_first_runs_are_begun_and_no_others(
     assert made == {"d": ""}
 
 
-def raises(error: BaseException) -> Callable[..., None]:
-    def make(*_: object, **__: object) -> None:
-        raise error
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("end", "said"),
     [
@@ -252,13 +237,14 @@ def test_a_stop_between_runs_says_how_to_go_on(
 ) -> None:
     runs = [planned(tmp_path / name) for name in "ab"]
     with pytest.raises(KeyboardInterrupt, match=f"^{said}; go on with: more$"):
-        make_runs(runs, raises(end), InProcess(), print, "more")
+        make_runs(runs, Mock(side_effect=end), InProcess(), print, "more")
 
 
 def test_a_run_that_is_out_of_time_is_the_last(tmp_path: Path, capsys: Capture) -> None:
     runs = [planned(tmp_path / name) for name in "ab"]
     ended: list[Path] = []
-    assert make_runs(runs, raises(OutOfTime("time is up")), InProcess(), ended.append) == []
+    make = Mock(side_effect=OutOfTime("time is up"))
+    assert make_runs(runs, make, InProcess(), ended.append) == []
     assert ended == []
     assert capsys.readouterr().err == f"run 1 of 2: {tmp_path / 'a'}\ntime is up\n"
 
@@ -329,7 +315,7 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
 def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
     end: BaseException | None, code: int, said: str, monkeypatch: Patch, capfd: Capture
 ) -> None:
-    make = partial(print, end="") if end is None else raises(end)
+    make = partial(print, end="") if end is None else Mock(side_effect=end)
     monkeypatch.setattr(executor.pickle, "load", lambda _: (make, ["riglstm"]))
     monkeypatch.setattr(executor, "_stop_at_the_end_of_stdin", lambda: None)
     monkeypatch.setattr(executor.signal, "signal", lambda *_: None)

@@ -8,22 +8,20 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers import GUIDE, run_guide
+from helpers import GUIDE, free_port, run_guide
 from riglstm import RigLSTM
+from train_helpers import finish, start
 
 slow = pytest.mark.slow
 
@@ -91,7 +89,6 @@ def test_skorch_trains_as_the_plain_loop_does_and_searches_options() -> None:
     from sklearn.model_selection import GridSearchCV
     from skorch import NeuralNetClassifier
 
-    torch.manual_seed(0)
     net = NeuralNetClassifier(
         Classifier,
         criterion=nn.CrossEntropyLoss,
@@ -165,69 +162,50 @@ def test_lightning_trains_as_the_plain_loop_does_and_goes_on(tmp_path: Path) -> 
     assert_as_plain(own(lit.net))
 
 
-def run_in(title: str, rank: int, port: int) -> None:
-    """Run a section of the guide as torchrun does, in one of two processes."""
+def worker(title: str, rank: int, port: int, folder: Path) -> None:
+    """Run a section of the guide as torchrun does, and train so, in one of two processes."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     names = run_guide("many-gpus", f"Your own loop: {title}")
     assert all(p.grad is not None for p in names["rnn"].parameters())
+    net = model().double()
+    trained: nn.Module = net
+    if title == "FSDP2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2,))
+        fully_shard(net.rnn, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        held = sum(p.to_local().numel() for p in net.parameters())  # type: ignore[attr-defined]
+        assert held < 0.6 * sum(p.numel() for p in net.parameters())
+    else:
+        trained = DistributedDataParallel(net)
+    train(trained, torch.float64, slice(rank, None, 2))
+    whole = {n: getattr(p, "full_tensor", p.detach)() for n, p in net.named_parameters()}
+    torch.save(whole, folder / f"{rank}.pt")
+    dist.destroy_process_group()
 
 
-def two_processes(worker: Callable[[int, int, str], None], folder: Path) -> list[dict[str, Tensor]]:
-    """What each process left in its file."""
+def assert_two_processes_are_as_plain(title: str, folder: Path) -> None:
     if not dist.is_gloo_available():
         pytest.skip("this torch has no gloo")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    processes = mp.start_processes(
-        worker, (port, str(folder)), nprocs=2, join=False, start_method="spawn"
-    )
-    try:
-        # A join returns as soon as one process has ended.
-        assert any(processes.join(timeout=120) for _ in range(2))
-    finally:
-        for process in processes.processes:
-            if process.is_alive():
-                process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
-
-
-def ddp_worker(rank: int, port: int, folder: str) -> None:
-    run_in("DistributedDataParallel", rank, port)
-    net = DistributedDataParallel(model().double())
-    train(net, torch.float64, slice(rank, None, 2))
-    torch.save(own(net.module), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-def fsdp_worker(rank: int, port: int, folder: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    run_in("FSDP2", rank, port)
-    net, mesh = model().double(), init_device_mesh("cpu", (2,))
-    fully_shard(net.rnn, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    held = sum(p.to_local().numel() for p in net.parameters())  # type: ignore[attr-defined]
-    assert held < 0.6 * sum(p.numel() for p in net.parameters())
-    train(net, torch.float64, slice(rank, None, 2))
-    whole = {n: p.full_tensor() for n, p in net.named_parameters()}  # type: ignore[attr-defined]
-    torch.save(whole, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    port = free_port()
+    processes = [start(worker, title, rank, port, folder) for rank in (0, 1)]
+    assert [finish(process) for process in processes] == [0, 0]
+    for rank in (0, 1):
+        assert_as_plain(torch.load(folder / f"{rank}.pt"), torch.float64)
 
 
 @slow
 def test_ddp_trains_as_one_process_does(tmp_path: Path) -> None:
-    for weights in two_processes(ddp_worker, tmp_path):
-        assert_as_plain(weights, torch.float64)
+    assert_two_processes_are_as_plain("DistributedDataParallel", tmp_path)
 
 
 @slow
 def test_fsdp2_trains_as_one_process_does(tmp_path: Path) -> None:
-    for weights in two_processes(fsdp_worker, tmp_path):
-        assert_as_plain(weights, torch.float64)
+    assert_two_processes_are_as_plain("FSDP2", tmp_path)
 
 
 def test_each_row_of_the_guides_tables_has_a_test() -> None:

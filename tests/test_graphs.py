@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from helpers import (
     TOL,
     assert_close,
     assert_equals_the_reference,
+    close,
     random_problem,
     seeded,
     slow_bf16,
@@ -46,19 +48,12 @@ class Repeated:
                 old.copy_(new)
 
 
-class Stream:
-    """A stream that waits for nothing."""
-
-    def wait_stream(self, _: Stream) -> None:
-        pass
-
-
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Captures on a CPU."""
     monkeypatch.setattr(cuda_graphs, "Captured", Repeated)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, Mock)
     for name in ("stream", "device"):
         monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
 
@@ -303,8 +298,7 @@ def test_calls_that_wait_for_each_other_are_differentiated_in_any_order(
     assert sum(captures(cache)) == min(most, waiting)
     layer.backend = "reference"
     want = gradients_of(losses(layer, 1, 2, 3), layer, order)
-    for a, b in zip(got, want, strict=True):
-        assert_close(a, b, EXACT.grad)
+    close(got, want, atol=EXACT.grad)
 
 
 def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(
@@ -384,11 +378,9 @@ def test_gradients_are_those_that_are_asked_for(
         y, (h, c) = layer(x)
         assert y.requires_grad is bool(leaves)
         grads = torch.autograd.grad((y * c).sum() + h.sum(), leaves) if leaves else ()
-        found.append((y, h, c, *grads))
+        found.append([v.detach() for v in (y, h, c, *grads)])
     assert captures(cache) == [1]
-    for got in found[:-1]:
-        for a, b in zip(got, found[-1], strict=True):
-            assert_close(a.detach(), b.detach(), EXACT.grad)
+    close(found[:-1], [found[-1]] * 3, atol=EXACT.grad)
 
 
 def test_changed_weights_are_seen_and_results_are_the_callers(cache: cuda_graphs.Cache) -> None:
@@ -429,10 +421,8 @@ def test_who_watches_sees_the_loop(
 
 
 def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: cuda_graphs.Cache) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    cache.capture = fail
+    error = RuntimeError("operation not permitted when stream is capturing")
+    cache.capture = Mock(side_effect=error)
     layer = soft()
     losses(layer, 0)
     with pytest.warns(UserWarning, match="could not be captured as a CUDA graph, .* not permitted"):
@@ -447,20 +437,15 @@ def test_threads_share_graphs(cache: cuda_graphs.Cache) -> None:
     layer = soft()
     losses(layer, 0), losses(layer, 0)
     want = [loss.item() for loss in losses(layer, *range(8))]
-    got: dict[int, float] = {}
 
-    def work(seed: int) -> None:
+    def work(seed: int) -> float:
         for _ in range(5):
             (loss,) = losses(layer, seed)
-            got[seed] = loss.item()
             torch.autograd.grad(loss, list(layer.parameters()))
+        return loss.item()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [got[seed] for seed in range(8)] == want
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == want
 
 
 def test_auto_on_a_gpu_is_compiled_where_the_kernels_refuse(
@@ -526,7 +511,6 @@ def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(
 @marked
 @pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
 def test_a_compiled_step_has_gradients_of_float64_at_the_tables_size_on_a_gpu(name: str) -> None:
-    torch.manual_seed(0)
     still = {"dropout": 0.0} if "dropout" in options_of(name) else {}
     core = build(name, 600, 600, compile_step=True, **still).cuda()
     exact = build(name, 600, 600, **still).cuda().double()

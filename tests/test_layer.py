@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from helpers import close, eager_backends, numbers
+from helpers import close, eager_backends, numbers, python
 from riglstm import RigLSTM, RigLSTMCell, checks
 
 State = tuple[Tensor, Tensor]
@@ -298,14 +296,9 @@ def test_state_dict_has_the_names_of_the_docs_and_only_what_a_layer_needs() -> N
     names = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_offset")
     suffixes = ("_l0", "_l0_reverse", "_l1", "_l1_reverse")
     assert list(layer.state_dict()) == [n + s for s in suffixes for n in names]
-    shapes = {name: tuple(v.shape) for name, v in layer.state_dict().items()}
-    assert shapes["weight_in_l0"] == (4, 12)
-    assert shapes["weight_in_l1"] == (24, 12)
-    assert shapes["bias_in_l0"] == (12,)
-    assert shapes["weight_gates_l0"] == (6, 24, 8)
-    assert shapes["bias_gates_l0"] == (6, 8)
-    assert shapes["weight_query_l0"] == (22, 2)
-    assert shapes["update_offset_l0"] == (6,)
+    shapes = [tuple(v.shape) for v in layer.state_dict().values()]
+    assert shapes[:6] == [(4, 12), (12,), (6, 24, 8), (6, 8), (22, 2), (6,)]
+    assert shapes[12:18] == [(24, 12), *shapes[1:6]]
     per_cell = build(query="per_cell").state_dict()
     assert tuple(per_cell["weight_query_l0"].shape) == (6, 22, 2)
     bare = build(bias=False).state_dict()
@@ -468,8 +461,7 @@ def test_without_selection_and_soft_update_the_layer_is_nn_lstm(
     ours.load_paper_parameters(paper)
     x, hx = numbers(9, 4, K * d).requires_grad_(), state(ours, 4)
     got, expected = ours(x, hx), theirs(x, hx)
-    close(got[0], expected[0])
-    close(got[1], expected[1])
+    close(got, expected)
     weigh = numbers(9, 4, N * d, seed=5)
     close(
         *(torch.autograd.grad((y * weigh).sum() + c.sum(), x)[0] for y, (_, c) in (got, expected)),
@@ -494,8 +486,7 @@ rnn(x)[0].sum().backward()
 print(time.perf_counter() - start)
 print(*({"torch._dynamo", "torch._inductor", "sympy"} & {*sys.modules}))
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, read = said.stdout.split("\n")[:2]
+    seconds, read = python("-c", code, check=True).stdout.split("\n")[:2]
     assert read == ""
     assert float(seconds) < 1, "0.1 s on an idle machine"
 

@@ -70,14 +70,10 @@ CASES = [
     Case("riglstm", {"num_layers": 2}, repeats=True),
     Case("brim", PRESETS["cifar"], repeats=True),
 ]
-SOLID = [case for case in CASES if not case.draws]
-"""Cases whose sequences do not depend on their neighbours in the batch through shared draws."""
-
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
-every_distinct_case = pytest.mark.parametrize(
-    "case", [case for case in CASES if not case.repeats], ids=str
-)
-every_solid_case = pytest.mark.parametrize("case", SOLID, ids=str)
+every_distinct_case = pytest.mark.parametrize("case", [c for c in CASES if not c.repeats], ids=str)
+# Sequences of the others depend on their neighbours in the batch through shared draws.
+every_solid_case = pytest.mark.parametrize("case", [c for c in CASES if not c.draws], ids=str)
 
 
 def run(model: Any, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -269,9 +265,8 @@ def test_bad_states_are_refused_with_what_was_expected(case: Case) -> None:
     model, x = case.build(), case.input()
     if not model.streaming:
         for bad, got in NO_STATES:
-            with pytest.raises(
-                ValueError, match=rf"expected state=None, got {got}.*pass the whole"
-            ):
+            message = rf"expected state=None, got {got}.*pass the whole"
+            with pytest.raises(ValueError, match=message):
                 model(x, bad)
         for nothing in (None, (), []):
             model(x, nothing)
@@ -365,10 +360,6 @@ def test_the_compiled_step_equals_the_eager_one_forward_and_backward(case: Case)
     close(*results, atol=1e-10)
 
 
-COMPILING = [name for name in MODELS if "compile_step" in options_of(name)]
-"""Models that compile their own step."""
-
-
 @pytest.mark.slow
 @compiles_steps
 @slow_bf16
@@ -404,7 +395,7 @@ def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.Monk
 
 # With gradients, the first step and those from a carried state are two kinds of call.
 @torch.no_grad()
-@pytest.mark.parametrize("name", COMPILING)
+@pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
 def test_compile_step_compiles_once_when_first_called(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +15,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from helpers import python
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray, reproduce
-from riglstm.lab.tables.executor import Ended, overview
+from riglstm.lab.tables.executor import overview
 from riglstm.lab.tables.on_ray import OnRay
-from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.reproduce import Rendered
-from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
 from test_executor import Heard, interrupt_when, several, use_script
@@ -194,9 +192,7 @@ from pathlib import Path
 sys.modules |= dict.fromkeys(("riglstm", "torch"))
 print(pickle.loads(Path("task").read_bytes())("run a", Path("a"), b"", True))
 """
-    done = subprocess.run(
-        (sys.executable, "-c", node), cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = python("-c", node, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (f"{DONE}\n", "")
 
 
@@ -266,16 +262,11 @@ def test_without_ray_it_says_what_to_install(monkeypatch: Patch, capsys: Capture
 
 def test_nothing_imports_ray_before_it_is_asked_for() -> None:
     code = "import sys, riglstm.lab.cli.main; sys.exit('ray' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def planned(root: Path, name: str) -> Planned:
-    spec = RunSpec("copying", {}, "lstm", 8, {}, Fit(updates=200), 0)
-    return Planned(spec, root / name, f"M={name}", "lstm")
+    assert python("-c", code).returncode == 0
 
 
 def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path) -> None:
-    runs = [planned(tmp_path, name) for name in "1248"]
+    runs = several(tmp_path, "1248")
     done, running, failed = (RunFolder(run.folder) for run in runs[:3])
     for folder in (done, running, failed):
         folder.path.mkdir()
@@ -285,19 +276,15 @@ def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path
     running.lock.touch()
     assert overview(runs) == [
         *("4 runs: 1 done, 1 running, 1 waiting, 1 failed", ""),
-        "done     lstm M=1 seed 0",
-        "running  lstm M=2 seed 0",
-        "failed   lstm M=4 seed 0",
-        "waiting  lstm M=8 seed 0",
+        "done     run 1 seed 0",
+        "running  run 2 seed 0",
+        "failed   run 4 seed 0",
+        "waiting  run 8 seed 0",
     ]
 
 
 def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_path: Path) -> None:
-    class Three:
-        def run(self, runs: Sequence[Planned], make: object, ended: Ended) -> None:
-            for run in runs:
-                ended(run, "")
-
+    three = SimpleNamespace(run=lambda runs, make, ended: [ended(run, "") for run in runs])
     made: list[Rendered] = []
 
     def render() -> Rendered:
@@ -305,7 +292,6 @@ def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_pat
         made.append(Rendered("a table"))
         return made[-1]
 
-    runs = [planned(tmp_path, name) for name in "abc"]
-    reproduce.complete(runs, print, render, tmp_path, "table", Three())
+    reproduce.complete(several(tmp_path, "abc"), print, render, tmp_path, "table", three)
     # Before the first run, after it, and when all have ended.
     assert len(made) == 3

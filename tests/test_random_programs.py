@@ -5,11 +5,10 @@ RIGLSTM_SEED=N draws others. A failure names its program's seed, and `run(seed)`
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,24 +23,8 @@ SEED = int(os.environ.get("RIGLSTM_SEED", "31"))
 PARTS, EACH = 10, 50
 
 
-class Program(NamedTuple):
-    """A layer, what it is called with, and how."""
-
-    seed: int
-    options: dict[str, Any]
-    form: str
-    """`padded`, `packed` or `single`."""
-    backend: str
-    learns: bool
-    frozen: bool
-    training: bool
-    T: int
-    B: int
-    given: list[str]
-    """Of `state`, `reset` and `mask`, those that are given."""
-
-
-def draw(seed: int) -> Program:
+def draw(seed: int) -> SimpleNamespace:
+    """A layer's options, what it is called with, and how."""
     r = random.Random(seed)
     N, K, d, layers = r.randint(1, 5), r.randint(1, 4), r.randint(1, 4), r.choice((1, 1, 2, 3))
     slots = ("top", "top", "all", "random", "soft")
@@ -68,15 +51,21 @@ def draw(seed: int) -> Program:
         options |= {"input_views": "split", "input_size": K * d}
     form = r.choice(("padded", "padded", "packed", "single"))
     given = [name for name in ("state", "reset", "mask") if r.random() < 0.4]
-    return Program(
-        *(seed, options, form, r.choice(("auto", "batched"))),
-        *(r.random() < 0.8, r.random() < 0.2, r.random() < 0.7, r.randint(1, 8)),
+    return SimpleNamespace(
+        seed=seed,
+        options=options,
+        form=form,
+        backend=r.choice(("auto", "batched")),
+        learns=r.random() < 0.8,
+        frozen=r.random() < 0.2,
+        training=r.random() < 0.7,
+        T=r.randint(1, 8),
         B=1 if form == "single" else r.randint(1, 4),
         given=[name for name in given if not (form == "packed" and name == "mask")],
     )
 
 
-def arguments(p: Program, gen: torch.Generator) -> dict[str, Tensor]:
+def arguments(p: SimpleNamespace, gen: torch.Generator) -> dict[str, Tensor]:
     """What the layer is called with, by name."""
 
     def numbers(*shape: int) -> Tensor:
@@ -95,43 +84,28 @@ def arguments(p: Program, gen: torch.Generator) -> dict[str, Tensor]:
     return args
 
 
-def call(
-    layer: RigLSTM, args: dict[str, Tensor], lengths: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, h_n and c_n; `lengths`: of the sequences, which are packed then."""
-    x: Tensor | PackedSequence = args["input"]
-    if lengths is not None:
-        x = pack_padded_sequence(x, lengths, layer.batch_first, enforce_sorted=False)
-    hx = (args["h_0"], args["c_0"]) if "h_0" in args else None
-    out, (h, c) = layer(x, hx, reset=args.get("reset"), mask=args.get("mask"))
-    return out if lengths is None else out.data, h, c
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[list[Tensor]]:
-    """Who woke, of each scan that a layer makes."""
-    seen: list[Tensor] = []
-    plain = riglstm.layer.scan
-
-    def scan(*args: Any, **kwargs: Any) -> Any:
-        out = plain(*args, **kwargs)
-        seen.append(out[2].detach())
-        return out
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(riglstm.layer, "scan", scan)
-        yield seen
-
-
 def outcome(
-    p: Program, layer: RigLSTM, args: dict[str, Tensor], lengths: Tensor | None
+    p: SimpleNamespace, layer: RigLSTM, args: dict[str, Tensor], lengths: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
-    """Who woke, what came out, and the gradients."""
+    """Who woke in each scan, what came out, and the gradients; with `lengths`, of a packed call."""
     leaves = {name: a.clone() for name, a in args.items()}
     learned = {n: a.requires_grad_(p.learns) for n, a in leaves.items() if a.is_floating_point()}
+    given, woke, plain = dict(leaves), list[Tensor](), riglstm.layer.scan
+    x: Tensor | PackedSequence = given.pop("input")
+    if lengths is not None:
+        x = pack_padded_sequence(x, lengths, layer.batch_first, enforce_sorted=False)
+    hx = (given.pop("h_0"), given.pop("c_0")) if "h_0" in given else None
+
+    def scan(*args: Any, **kwargs: Any) -> Any:
+        y, state, active = plain(*args, **kwargs)
+        woke.append(active.detach())
+        return y, state, active
+
     torch.manual_seed(p.seed)
-    with watched() as woke, torch.set_grad_enabled(p.learns):
-        out = call(layer, leaves, lengths)
+    with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(p.learns):
+        patch.setattr(riglstm.layer, "scan", scan)
+        y, state = layer(x, hx, **given)
+    out = (y if lengths is None else y.data, *state)
     if not p.learns:
         assert not any(o.requires_grad for o in out)
         return woke, list(out), {}

@@ -138,26 +138,6 @@ def known_dropout(monkeypatch: pytest.MonkeyPatch) -> Callable[..., np.ndarray]:
     return mask
 
 
-def check_against_numpy(model: RIM | BRIM, x: Tensor, state: State) -> None:
-    want = run_oracle(model, x, state)
-    output, (h, c) = model(x, state)
-    T, B = x.shape[:2]
-    for layer, (trace, layer_want) in enumerate(zip(model.trace(x, state), want, strict=True)):
-        assert trace.layer == layer
-        assert np.array_equal(trace.active.numpy(), layer_want["active"])
-        same(trace.output, layer_want["h"].reshape(T, B, -1))
-        same(trace.views, layer_want["views"])
-        same(trace.peers, layer_want["peers"])
-        same(h[layer], layer_want["h"][-1].reshape(B, -1))
-        same(c[layer], layer_want["c"][-1].reshape(B, -1))
-        assert trace.peer_scores.shape == trace.peers.shape
-        assert torch.equal(trace.keep, (~trace.active).double())
-        if isinstance(model, RIM):
-            # With several heads views are their mean, and scores another.
-            assert (trace.view_scores.softmax(dim=3) - trace.views).abs().max() < TOL
-    same(output, want[-1]["h"].reshape(T, B, -1))
-
-
 @pytest.mark.parametrize("make", [a_rim, a_brim])
 @pytest.mark.parametrize("seed", range(5))
 def test_any_sizes_equal_numpy(seed: int, make: Any) -> None:
@@ -177,7 +157,22 @@ def test_any_sizes_equal_numpy(seed: int, make: Any) -> None:
         options |= {"H": 12, "num_cells": pair, "active_cells": tuple(draw(1, n) for n in pair)}
         options["input_heads"] = (1, 2, 4)[draw(0, 2)]
     model = make(gen, **options)
-    check_against_numpy(model, random(gen, T, B, model.input_size), a_state(gen, model, B))
+    x, state = random(gen, T, B, model.input_size), a_state(gen, model, B)
+    want, (output, (h, c)) = run_oracle(model, x, state), model(x, state)
+    for layer, (trace, layer_want) in enumerate(zip(model.trace(x, state), want, strict=True)):
+        assert trace.layer == layer
+        assert np.array_equal(trace.active.numpy(), layer_want["active"])
+        same(trace.output, layer_want["h"].reshape(T, B, -1))
+        same(trace.views, layer_want["views"])
+        same(trace.peers, layer_want["peers"])
+        same(h[layer], layer_want["h"][-1].reshape(B, -1))
+        same(c[layer], layer_want["c"][-1].reshape(B, -1))
+        assert trace.peer_scores.shape == trace.peers.shape
+        assert torch.equal(trace.keep, (~trace.active).double())
+        if isinstance(model, RIM):
+            # With several heads views are their mean, and scores another.
+            assert (trace.view_scores.softmax(dim=3) - trace.views).abs().max() < TOL
+    same(output, want[-1]["h"].reshape(T, B, -1))
 
 
 def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import train_task
+from helpers import python
 from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import runs as minigrid
 from riglstm.lab.minigrid.ppo import PPO
@@ -105,10 +108,7 @@ def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
 def test_a_run_that_fails_stays_if_it_has_a_checkpoint_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    def fails(*arguments: Any, **options: Any) -> NoReturn:
-        raise MemoryError
-
-    out = tmp_path / "some" / "run"
+    out, fails = tmp_path / "some" / "run", Mock(side_effect=MemoryError)
     with monkeypatch.context() as patch:
         patch.setattr("riglstm.lab.train.loop.Training.run", fails)
         assert main([*SMALL, "--out", str(out)]) == 2
@@ -180,29 +180,20 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
     assert [path.read_text()[0] for path in paths] == ["*", "t"]
 
 
-class Gone:
+class Gone(io.StringIO):
     """A stream that takes some writes, and then fails."""
 
     encoding = "utf-8"
 
     def __init__(self, number: int, after: int) -> None:
-        self.number, self.left, self.taken = number, after, ""
+        super().__init__()
+        self.number, self.left = number, after
 
     def write(self, text: str) -> int:
         if self.left == 0:
             raise OSError(self.number, os.strerror(self.number))
         self.left -= 1
-        self.taken += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
-
-    def fileno(self) -> int:
-        raise OSError
+        return super().write(text)
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO, None])
@@ -263,14 +254,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Pat
     script.write_text("from riglstm.lab.cli.main import main\nmain()\n")
     where = os.pathsep.join(map(str, (slow.parent, SOURCE)))
     words = ["-m", "riglstm"] if way == "module" else [str(script)]
-    made = subprocess.run(
-        [sys.executable, *words, "list"],
-        env={**os.environ, "PYTHONPATH": where},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    made = python(*words, "list", env={**os.environ, "PYTHONPATH": where}, timeout=60)
     assert made.stderr == ""
     assert made.returncode == -signal.SIGINT
 
@@ -278,10 +262,7 @@ def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Pat
 def test_who_imports_the_layer_keeps_ctrl_c(tmp_path: Path) -> None:
     code = "import sys, signal; sys.modules['torch'] = None\ntry:\n import riglstm\n"
     code += "except ImportError:\n print(signal.getsignal(2) is signal.default_int_handler)"
-    made = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
-    )
-    assert made.stdout == "True\n"
+    assert python("-c", code, env=ENVIRONMENT, check=True).stdout == "True\n"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has none")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -115,11 +116,8 @@ OF_INPUT = {"tables.weight", "core.layer.weight_in_l0", "core.layer.bias_in_l0"}
 def test_tables_and_views_step_by_their_factor_and_all_else_as_before(tmp_path: Path) -> None:
     # How far one update moves each parameter at the most; Adam's first step is the step size.
     plain, slow = (
-        {n: float((a - b).abs().max()) for n, (a, b) in steps(config, folder).items()}
-        for config, folder in (
-            (ONE, tmp_path / "plain"),
-            (replace(ONE, input_rate=0.125), tmp_path / "slow"),
-        )
+        {n: float((a - b).abs().max()) for n, (a, b) in steps(config, tmp_path / name).items()}
+        for name, config in (("plain", ONE), ("slow", replace(ONE, input_rate=0.125)))
     )
     assert plain.keys() > OF_INPUT
     for name, far in plain.items():
@@ -161,9 +159,7 @@ def test_below_the_flood_an_update_goes_up_the_gradient_and_above_it_down(tmp_pa
 def test_the_same_seed_gives_the_same_run_and_another_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reseeded(seed: int) -> None:
-        raise AssertionError("generators of other devices were seeded")
-
+    reseeded = Mock(side_effect=AssertionError("generators of other devices were seeded"))
     ends: list[dict[str, Tensor]] = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         torch.manual_seed(len(ends))

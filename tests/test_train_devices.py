@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from helpers import free_port, python
 from riglstm.lab.train.stopping import Interrupted
-from train_helpers import assert_same, finish, last_step, outcome, start
+from train_helpers import assert_same, finish, last_step, outcome, start, weights_of_both
 from train_task import QUICK, Halves, Slow, network, train
 
 pytestmark = pytest.mark.slow
@@ -27,23 +26,16 @@ pytestmark = pytest.mark.slow
 def worker(rank: int, port: int, target: Callable[..., None], *arguments: object) -> None:
     """As torchrun starts it."""
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "test",
-    }
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_RUN_ID"] = "test"
     target(*arguments)
 
 
 def both(target: Callable[..., None], *arguments: object) -> list[ForkServerProcess]:
     """Two processes of one run."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     return [start(worker, rank, port, target, *arguments) for rank in (0, 1)]
 
 
@@ -72,14 +64,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def weights(path: Path) -> dict[str, Tensor]:
-    """Of both processes, which have the same."""
-    first, second = (torch.load(path / f"rank-{rank}.pt") for rank in (0, 1))
-    assert_same(first, second)
-    found: dict[str, Tensor] = first
-    return found
-
-
 @pytest.mark.parametrize("flood", [0.0, 0.6])
 def test_two_processes_end_with_the_same_weights_close_to_those_of_one(
     flood: float, tmp_path: Path
@@ -90,7 +74,7 @@ def test_two_processes_end_with_the_same_weights_close_to_those_of_one(
     net = network(Halves())
     net.dropout = nn.Identity()
     train(tmp_path / "one", replace(QUICK, flood=flood), net=net)
-    for name, weight in weights(tmp_path).items():
+    for name, weight in weights_of_both(tmp_path).items():
         torch.testing.assert_close(net.state_dict()[name], weight, rtol=0, atol=1e-5)
     one, two = outcome(tmp_path / "one"), outcome(tmp_path / "run")
     assert one["files"] == two["files"]
@@ -116,7 +100,7 @@ def test_two_processes_that_are_stopped_go_on_to_the_same_end(
         os.kill(processes[1].pid, number)
     assert {finish(process) for process in processes} == {-9 if number == signal.SIGKILL else 130}
     assert [finish(process) for process in both(shared, tmp_path)] == [0, 0]
-    assert_same(weights(tmp_path), weights(pair))
+    assert_same(weights_of_both(tmp_path), weights_of_both(pair))
     assert outcome(tmp_path / "run")["metrics"] == outcome(pair / "run")["metrics"]
 
 
@@ -131,20 +115,14 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused(tmp_path: Path) -> None
 def test_devices_2_starts_the_second_process_itself(tmp_path: Path) -> None:
     script = Path(__file__).with_name("train_task.py")
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script), str(tmp_path), "2"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
+    words = ("-W", "error", str(script), str(tmp_path), "2")
+    done = python(*words, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     # Nothing of Lightning's, and nothing twice.
     assert done.stdout == ""
     steps = [f"update {step} of 60" for _ in range(2) for step in (12, 24, 36, 48, 60)]
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == steps
-    assert_same(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    assert_same(weights_of_both(tmp_path / "first"), weights_of_both(tmp_path / "second"))
     assert len(list((tmp_path / "second" / "checkpoints").iterdir())) == 2
     # Both runs of the command are made by the same two processes.
     assert [(tmp_path / f"started-by-{rank}").read_text() for rank in (0, 1)] == ["1", "0"]

@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from riglstm.lab.train.checkpoints import load_weights, save_weights
 from riglstm.lab.train.config import Fit, launched, rank
 from riglstm.lab.train.folder import BusyError, RunFolder, atomic_write
 from riglstm.lab.train.progress import Log
+from test_executor import TASK
 from train_task import Halves, network
 
 CONFIG: dict[str, Any] = {
@@ -33,12 +35,8 @@ CONFIG: dict[str, Any] = {
     "fit": {"lr": 0.1, "device": "cpu"},
     "seed": 1,
 }
-TASK: dict[str, Any] = {
-    **{"L": 1, "P": 2, "digits": 3, "input_size": 6, "conditions": ("P=4",)},
-    **{"batch_size": 16, "validation_size": 20, "test_size": 30},
-}
 FIT = Fit(updates=4, evaluate_every=2, checkpoint_every=2, device="cpu", tensorboard=False)
-SPEC = RunSpec("copying", TASK, "lstm", 8, {}, FIT, seed=1)
+SPEC = RunSpec("copying", {**TASK, "conditions": ("P=4",)}, "lstm", 8, {}, FIT, seed=1)
 
 
 def begun(path: Path) -> RunFolder:
@@ -146,9 +144,7 @@ def test_a_file_system_without_locks_is_done_without(
 ) -> None:
     import fcntl
 
-    def none(handle: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    none = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     monkeypatch.setattr(fcntl, "flock", none)
     with RunFolder(tmp_path / "run").held():
         (tmp_path / "run" / "file").touch()

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from helpers import kernels
+from helpers import kernels, python
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +39,14 @@ IN_REGISTERS = "wgmma[.]mma_async[^{]*[{][^}]*[}], *[{]"
 launched = []
 
 
+def kind_of(argument):
+    if isinstance(argument, int):
+        return "i32"
+    return None if argument is None else NAMES[argument.dtype]
+
+
 def write_down(self, grid, arguments):
-    kinds = ["i32" if isinstance(a, int) else a and NAMES[a.dtype] for a in map(known, arguments)]
-    launched.append((self.kernel, self.constants, kinds))
-
-
-def known(argument):
-    return argument if argument is None or isinstance(argument, int) else Dtype(argument.dtype)
-
-
-class Dtype:
-    def __init__(self, dtype):
-        self.dtype = dtype
+    launched.append((self.kernel, self.constants, [*map(kind_of, arguments)]))
 
 
 plan.Launch.__call__ = write_down
@@ -171,8 +165,7 @@ def test_every_kernel_compiles_and_fits(
     chip: int, room: int, spills: int, problems: list[Any]
 ) -> None:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", CODE, str(chip), str(room), json.dumps(problems)]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True)
+    ran = python("-c", CODE, str(chip), str(room), json.dumps(problems), env=env)
     assert ran.returncode == 0, ran.stderr[-2000:]
     made = json.loads(ran.stdout)
     kernels = {name.split()[-1] for name in made}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +14,11 @@ from torch.nn.utils.rnn import pack_sequence
 
 from helpers import (
     ON_A_GPU,
+    Outcome,
     Problem,
     kernels,
     outputs_and_gradients,
+    python,
     random_problem,
     relative,
     seeded,
@@ -95,9 +94,6 @@ SIZES |= {
     for B in (20, 70)
 }
 
-MANY = ["a hundred sequences", "many sequences", "more than fit at once"]
-"""At the paper's size on a GPU of 132 multiprocessors, each has tiles of another kind."""
-
 
 def problem(name: str) -> Problem:
     """With the layer's start values: larger weights make any rounding grow from step to step."""
@@ -116,7 +112,6 @@ def in_mode(mode: Mode) -> torch.autocast:
 
 
 def papers_layer() -> RigLSTM:
-    torch.manual_seed(0)
     return RigLSTM(60, 600, backend="triton", device="cuda")
 
 
@@ -130,7 +125,7 @@ def kernel(p: Problem, mode: Mode) -> tuple[tuple[Tensor, ...], dict[str, Tensor
     return out, grads, made[0][3]
 
 
-def forced(p: Problem, bits: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def forced(p: Problem, bits: Tensor) -> Outcome:
     """The equations in float64, with the selections that are given as bits (T, B, N)."""
     slots = torch.arange(p.sel.K + p.sel.N, device=bits.device)
     views, peers = ((bits.unsqueeze(-1) >> slots) & 1).bool().split((p.sel.K, p.sel.N), dim=3)
@@ -261,19 +256,6 @@ def test_a_step_of_one_barrier_is_one_of_two(B: int, mode: str) -> None:
             assert all(map(torch.equal, (y, *state), (want, *last)))
 
 
-def different_beside_a_busy_stream(work: Callable[[], list[Tensor]], times: int) -> int:
-    """How many numbers of so many runs are not those of the first, which has the GPU for itself."""
-    noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
-    want = work()
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(times):
-        with torch.cuda.stream(side):
-            noise = (noise @ noise).tanh()
-        for got, right in zip(work(), want, strict=True):
-            different += (got != right).sum()
-    return int(different)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("B", [64, 130, 512])
 @pytest.mark.parametrize(("learns", "times"), [(False, 1000), (True, 200)])
@@ -288,7 +270,15 @@ def test_many_calls_beside_a_busy_stream_give_the_same_bits(
         leaves = (x, *layer.parameters())
         return [y, *(torch.autograd.grad(y, leaves, torch.ones_like(y)) if learns else ())]
 
-    assert different_beside_a_busy_stream(work, times) == 0
+    noise, side = torch.randn(1024, 1024, device="cuda"), torch.cuda.Stream()
+    want = work()  # it has the GPU for itself
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(times):
+        with torch.cuda.stream(side):
+            noise = (noise @ noise).tanh()
+        for got, right in zip(work(), want, strict=True):
+            different += (got != right).sum()
+    assert int(different) == 0
 
 
 STUCK = """
@@ -307,17 +297,14 @@ torch.cuda.synchronize()
 def test_a_barrier_that_nobody_comes_to_ends_in_an_error(tmp_path: Path) -> None:
     # In a process of its own: CUDA is of no use in one after that. It takes half a minute.
     (tmp_path / "stuck.py").write_text(STUCK)
-    ran = subprocess.run(
-        [sys.executable, str(tmp_path / "stuck.py")], capture_output=True, text=True, timeout=300
-    )
+    ran = python(str(tmp_path / "stuck.py"), timeout=300)
     assert ran.returncode != 0
     assert "CUDA error: unspecified launch failure" in ran.stderr, ran.stderr
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other(half: bool) -> None:
-    torch.manual_seed(0)
-    layers = [RigLSTM(60, 600, backend="triton", device="cuda") for _ in range(2)]
+    layers = [papers_layer() for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in layers]
     x = torch.randn(6, 64, 60, device="cuda")
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=half):
@@ -337,7 +324,6 @@ def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other(half: boo
 def test_what_lies_at_an_odd_address_is_read_after_the_same_at_an_even_one(
     halves: bool, B: int
 ) -> None:
-    torch.manual_seed(0)
     layer = RigLSTM(8, 600, backend="triton", device="cuda")
     x, b = torch.randn(3, B, 8, device="cuda"), layer.bias_gates_l0
 
@@ -374,7 +360,6 @@ def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
 
 
 def test_the_layer_composes_it() -> None:
-    torch.manual_seed(0)
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "num_cells": 3}
     layer = RigLSTM(7, 48, **options, device="cuda")
     other = RigLSTM(7, 48, **options, backend="batched", device="cuda")

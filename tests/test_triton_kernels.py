@@ -21,6 +21,7 @@ from helpers import (
     assert_close,
     assert_equals_the_reference,
     assert_same_gradients,
+    assert_within,
     clear_problem,
     gradients,
     kernels,
@@ -38,7 +39,7 @@ tl, best, comparable, cell = triton.language, common.best, common.comparable, co
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nan_filled_empty")]
 many_sequences = pytest.mark.usefixtures("many")
-few_in_halves = pytest.mark.usefixtures("tf32")
+few_in_halves = pytest.mark.usefixtures("tf32", "nothing_kept")
 on_a_small_gpu = pytest.mark.usefixtures("tf32", "wide")
 FLOAT = TOL[torch.float32]
 LIMIT = 2e-3
@@ -100,12 +101,8 @@ def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPat
         tiles = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
     p = clear_problem(**{**MANY, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
-    want, want_grads = outputs_and_gradients(p, "reference")
+    (got, _), (want, _) = assert_equals_the_reference(p, "triton", limit=LIMIT)
     assert want[3].sum(1).max() > 2
-    got, grads = outputs_and_gradients(p.to(torch.float32), "triton")
-    assert torch.equal(got[3], want[3])
-    pairs = [*zip(got[:3], want[:3], strict=True), *((grads[n], want_grads[n]) for n in grads)]
-    assert all(relative(a, b) < LIMIT for a, b in pairs)
     assert relative(got[0], want[0]) > 1e-5  # halves, indeed
 
 
@@ -227,31 +224,24 @@ OF_FEW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that were launched."""
-    names: list[str] = []
-    run = plan.Launch.__call__
-
-    def spy(self: Any, *args: Any) -> None:
-        names.append(self.kernel.fn.__name__)
-        run(self, *args)
-
-    monkeypatch.setattr(plan.Launch, "__call__", spy)
-    return names
-
-
 @few_in_halves
 @pytest.mark.parametrize(
     ("name", "rounded"), [*((name, False) for name in OF_FEW), ("resets and steps left out", True)]
 )
 def test_weights_in_registers_compute_what_the_kernel_of_tiles_computes(
-    name: str, rounded: bool, launched: list[str], monkeypatch: pytest.MonkeyPatch
+    name: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`rounded`: in bfloat16, whose products the interpreter gets wrong, but both alike."""
     p = clear_problem(**{**SMALL, **OF_FEW[name]}).to(torch.float32)
     # Rows take their time in the interpreter; what is kept for gradients does not depend on them.
     learns = p.h.shape[0] < 9 and not rounded
+    launched, launch = list[str](), plan.Launch.__call__
+
+    def spy(self: Any, *args: Any) -> None:
+        launched.append(self.kernel.fn.__name__)
+        launch(self, *args)
+
+    monkeypatch.setattr(plan.Launch, "__call__", spy)
 
     def run() -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         launched.clear()
@@ -262,7 +252,6 @@ def test_weights_in_registers_compute_what_the_kernel_of_tiles_computes(
     assert "resident_kernel" in launched
     assert "tiled_kernel" not in launched
     # As on a small GPU.
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)  # nothing kept
     monkeypatch.setattr(forward, "resident_tiles", lambda z, B, device: None)
     want, want_grads = run()
     assert "tiled_kernel" in launched
@@ -302,7 +291,6 @@ def test_programs_that_select_or_multiply_compute_as_those_that_do_both(
         seen.append({**tiles(*args), "APART": apart, "RB": rows})
         return seen[-1]
 
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
     monkeypatch.setattr(forward, "resident_tiles", others)
     assert_same(outputs_and_gradients(p, "triton"), want)
     assert seen
@@ -323,13 +311,7 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
     apart = plan.columns
     for module in (plan, forward):
         monkeypatch.setattr(module, "columns", lambda z, BN, by_gate=False: apart(z, BN))
-    monkeypatch.setattr(forward, "plan_forward", forward.plan_forward.__wrapped__)
     assert_same(got, outputs_and_gradients(p, "triton"))
-
-
-def assert_within_the_limit(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    for n in want:
-        assert relative(got[n], want[n]) < LIMIT, n
 
 
 @on_a_small_gpu
@@ -340,7 +322,7 @@ def test_gradients_hold_inputs_of_sizes_far_from_that_of_states(size: float) -> 
     W[:, :views] /= size
     p = replace(p, x=p.x * size, weights=p.weights._replace(W=W))
     want, got = gradients(p, "reference"), gradients(p.to(torch.float32), "triton")
-    assert_within_the_limit(got, want)
+    assert_within(got, want, LIMIT)
     # Each is far below the other in the same product.
     for part in (slice(0, views), slice(views, None)):
         assert relative(got["W"][:, part], want["W"][:, part]) < LIMIT
@@ -356,7 +338,7 @@ def test_gradients_hold_steps_and_sequences_of_very_different_sizes(
     for apart in (1e-6, 1e3):
         share = apart ** ((t + b) % 3 - 1)
         got = gradients(low, "triton", "y", share)
-        assert_within_the_limit(got, gradients(p, "reference", "y", share))
+        assert_within(got, gradients(p, "reference", "y", share), LIMIT)
         with monkeypatch.context() as patch:
             patch.setattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: True)
             exact = gradients(low, "triton", "y", share)["x"].double()
@@ -385,7 +367,7 @@ def test_pieces_may_have_no_gradient_and_products_one_row(
     monkeypatch.setattr(backward, "PRODUCT_ROWS", 1)
     for share in (torch.ones(3, 1), torch.tensor([[1.0], [0.0], [0.0]])):
         got = gradients(p.to(torch.float32), "triton", "y", share)
-        assert_within_the_limit(got, gradients(p, "reference", "y", share))
+        assert_within(got, gradients(p, "reference", "y", share), LIMIT)
     assert not got["x"][1:].any()
 
 
@@ -414,7 +396,7 @@ def test_the_precision_may_change_between_the_passes(before: str) -> None:
     got = torch.autograd.grad(y, leaves.values(), torch.ones_like(y))
     exact = {n: v.requires_grad_() for n, v in p.leaves().items()}
     want = torch.autograd.grad(p.run("reference")[0].sum(), exact.values())
-    assert_within_the_limit(*(dict(zip(leaves, grads, strict=True)) for grads in (got, want)))
+    assert_within(*(dict(zip(leaves, grads, strict=True)) for grads in (got, want)), LIMIT)
 
 
 @on_a_small_gpu

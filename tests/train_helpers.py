@@ -29,8 +29,19 @@ def start(target: Callable[..., object], *arguments: object) -> ForkServerProces
 
 def finish(process: ForkServerProcess) -> int | None:
     process.join(60)
-    assert not process.is_alive(), "the run hangs"
+    hangs = process.is_alive()
+    if hangs:
+        process.kill()
+    assert not hangs, "the run hangs"
     return process.exitcode
+
+
+def weights_of_both(path: Path) -> dict[str, Tensor]:
+    """The last weights of two processes of a run, which have the same."""
+    first, second = (torch.load(path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert_same(first, second)
+    found: dict[str, Tensor] = first
+    return found
 
 
 def outcome(path: Path) -> dict[str, Any]:
