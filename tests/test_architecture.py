@@ -88,18 +88,18 @@ def imported_rooms(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_follow_the_map(path: Path) -> None:
+def test_imports_follow_the_map(path):
     rooms = imported_rooms(ast.parse(path.read_text()))
     assert room(path) in MAY_IMPORT, f"{room(path)} has no place in the map of imports"
     assert rooms <= MAY_IMPORT[room(path)] | {room(path)}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_file_is_read_in_one_sitting(path: Path) -> None:
+def test_a_file_is_read_in_one_sitting(path):
     assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
-def test_the_layer_needs_torch_alone() -> None:
+def test_the_layer_needs_torch_alone():
     allowed = {"torch", "riglstm", "__future__"}
     for path in modules():
         if room(path) in ("onnx", "__main__") or room(path).startswith("lab"):
@@ -119,7 +119,7 @@ def test_the_layer_needs_torch_alone() -> None:
                 assert known, f"{path.name} imports {name}"
 
 
-def test_every_equation_has_a_function_and_a_test() -> None:
+def test_every_equation_has_a_function_and_a_test():
     text = (ROOT / "docs" / "equations.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "`" in line]
     assert len(rows) >= 10
@@ -134,7 +134,7 @@ def test_every_equation_has_a_function_and_a_test() -> None:
         assert not case or f"def {case}(" in source, f"{test[0]} is gone"
 
 
-def test_every_numbered_decision_in_the_code_is_written_down() -> None:
+def test_every_numbered_decision_in_the_code_is_written_down():
     notes = (ROOT / "docs" / "paper_notes.md").read_text()
     written = set(re.findall(r"\*\*P(\d+)\*\*", notes))
     used = set()
@@ -144,7 +144,7 @@ def test_every_numbered_decision_in_the_code_is_written_down() -> None:
     assert len(written) == max(map(int, written))
 
 
-def test_readme_is_short_and_the_guides_map_is_true() -> None:
+def test_readme_is_short_and_the_guides_map_is_true():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     text = (ROOT / "docs" / "README.md").read_text()
     block = text.split("## Map of the repository")[1].split("```")[1]
@@ -154,10 +154,10 @@ def test_readme_is_short_and_the_guides_map_is_true() -> None:
         assert (ROOT / entry).exists(), f"the map names {entry}, which is not there"
 
 
-def test_citation_has_the_version_of_the_package() -> None:
+def test_citation_has_the_version_of_the_package():
     assert f"version: {riglstm.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.name)
-def test_every_study_can_be_imported(file: Path) -> None:
+def test_every_study_can_be_imported(file):
     runpy.run_path(str(file), run_name="study")

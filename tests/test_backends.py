@@ -77,7 +77,7 @@ WAYS = ("awake", "every row", *(("native",) if native.library() else ()))
 
 
 @pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler: the loops in C++")
-def test_the_loops_in_cpp_are_among_the_ways_that_are_tested() -> None:
+def test_the_loops_in_cpp_are_among_the_ways_that_are_tested():
     assert "native" in WAYS
 
 
@@ -125,9 +125,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
 @example({"T": 1, "B": 1, "N": 1, "K": 1, "d": 1, "K_a": 1, "K_x": 1, "K_h": 0}, 0)
 @example({"T": 64, "B": 1, "N": 8, "K": 8, "d": 33, "K_a": 5, "K_x": 5, "K_h": 5}, 1)
 @example({"T": 63, "B": 2, "N": 5, "K": 5, "d": 33, "K_a": 3, "K_x": 1, "K_h": 0}, 2)
-def test_the_oracle_equals_the_backend_at_any_size(
-    backend: str, problem: dict[str, Any], seed: int
-) -> None:
+def test_the_oracle_equals_the_backend_at_any_size(backend, problem, seed):
     p = random_problem(seeded(seed), **problem)
     answer = ask_oracle(p)
     for way in WAYS if backend == "batched" else WAYS[:1]:
@@ -189,7 +187,7 @@ def assert_layer_equals_oracle(
 
 
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_the_oracle_equals_every_variant_of_the_layer_and_of_its_trace(name: str) -> None:
+def test_the_oracle_equals_every_variant_of_the_layer_and_of_its_trace(name):
     for backend in EAGER:
         layer, p = variant_layer(name, backend)
         assert_layer_equals_oracle(call(layer, p), layer, p)
@@ -213,7 +211,7 @@ def test_the_oracle_equals_every_variant_of_the_layer_and_of_its_trace(name: str
 @pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_the_oracle_equals_every_variant_of_the_compiled_layer(name: str) -> None:
+def test_the_oracle_equals_every_variant_of_the_compiled_layer(name):
     """Three variants with their gradients, the others forward only: a compilation takes 10 s.
 
     No vector instructions: without them the compiler needs half the time. The test of ties below
@@ -245,9 +243,7 @@ def layer_gradients(
 
 @pytest.mark.parametrize("query", ["shared", "per_cell"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_every_variant_has_every_gradient_of_the_reference_by_every_way(
-    name: str, query: str
-) -> None:
+def test_every_variant_has_every_gradient_of_the_reference_by_every_way(name, query):
     update = {"update_bias": True, "update_scale": 2.0, "query": query}
     p = random_problem(seeded(21), T=7, live=True, reset=True, **update, **ALL_VARIANTS[name])
     for way in WAYS:
@@ -265,9 +261,7 @@ def saved_by_batched(p: Problem, product: torch.dtype | None = None) -> Any:
 
 
 @given(options(), st.sampled_from(("yhc", "y", "h", "c", "yh", "hc")), st.integers(0, 2**32))
-def test_backends_agree_in_every_gradient_at_any_size_from_any_output(
-    problem: dict[str, Any], upstream: str, seed: int
-) -> None:
+def test_backends_agree_in_every_gradient_at_any_size_from_any_output(problem, upstream, seed):
     problem |= {"T": min(problem["T"], 9), "d": min(problem["d"], 9)}
     p = random_problem(seeded(seed), **problem)
     want = gradients(p, "reference", upstream)
@@ -292,7 +286,7 @@ def small(operators: str) -> Problem:
     return random_problem(seeded(6), T=T, **sizes, dtype=dtype)
 
 
-def test_inputs_and_gradients_need_not_be_contiguous(operators: str, small: Problem) -> None:
+def test_inputs_and_gradients_need_not_be_contiguous(operators, small):
     leaves = small.leaves()
     strided = {name: v.mT.contiguous().mT for name, v in leaves.items() if v.dim() > 1}
     assert not strided["x"].is_contiguous()
@@ -313,9 +307,7 @@ def test_inputs_and_gradients_need_not_be_contiguous(operators: str, small: Prob
 )
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("alone", ["x", "W_in", "W", "b", ""])
-def test_a_gradient_is_the_same_whichever_others_are_asked_for(
-    alone: str, state: bool, operators: str, small: Problem
-) -> None:
+def test_a_gradient_is_the_same_whichever_others_are_asked_for(alone, state, operators, small):
     """Of the input or a weight alone, or of everything but the state."""
 
     def grads(learned: set[str]) -> dict[str, Tensor]:
@@ -332,9 +324,7 @@ def test_a_gradient_is_the_same_whichever_others_are_asked_for(
             assert all(torch.equal(got[n], want[n]) for n in got)
 
 
-def test_a_second_derivative_and_gradients_in_a_batch_are_refused_and_not_misread(
-    operators: str, small: Problem
-) -> None:
+def test_a_second_derivative_and_gradients_in_a_batch_are_refused_and_not_misread(operators, small):
     small.x.requires_grad_()
     y = small.run(operators)[0]
     with pytest.raises(NotImplementedError, match="one gradient at a time, got a batch of them"):
@@ -368,9 +358,7 @@ def tuple_of_leaves(p: Problem, backend: str) -> tuple[Any, tuple[Tensor, ...]]:
     ],
     ids=["default", "soft", "split", "flags"],
 )
-def test_gradcheck_of_inputs_states_and_all_weights(
-    backend: str, extra: dict[str, Any], fast: bool
-) -> None:
+def test_gradcheck_of_inputs_states_and_all_weights(backend, extra, fast):
     """`fast` compares along one random direction per tensor, not entry by entry."""
     f, leaves = tuple_of_leaves(clear_problem(**SMALL, **extra), backend)
     assert torch.autograd.gradcheck(f, leaves, fast_mode=fast)
@@ -379,7 +367,7 @@ def test_gradcheck_of_inputs_states_and_all_weights(
 @pytest.mark.parametrize(
     "extra", [{}, {"views": "soft", "peers": "soft", "update_bias": True}], ids=["default", "soft"]
 )
-def test_the_reference_can_be_differentiated_twice(extra: dict[str, Any]) -> None:
+def test_the_reference_can_be_differentiated_twice(extra):
     tiny = {"T": 2, "B": 1, "N": 3, "K": 2, "d": 1, "D": 2, "K_x": 1}
     f, leaves = tuple_of_leaves(clear_problem(**tiny, **extra), "reference")
     assert torch.autograd.gradgradcheck(f, leaves)
@@ -397,8 +385,8 @@ def test_the_reference_can_be_differentiated_twice(extra: dict[str, Any]) -> Non
 )
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "soft_h", "no_soft_state_updating"])
 def test_short_dtypes_follow_float64_wherever_they_select_alike(
-    name: str, dtype: torch.dtype, product: torch.dtype, of_input: torch.dtype, backend: str
-) -> None:
+    name, dtype, product, of_input, backend
+):
     sizes = {"T": 8, "B": 64, "N": 6, "K": 6, "d": 8, "K_h": 2}
     low = random_problem(seeded(31), **sizes, **ALL_VARIANTS[name], dtype=dtype)
     low = replace(low, x=low.x.to(of_input))
@@ -430,7 +418,7 @@ def test_short_dtypes_follow_float64_wherever_they_select_alike(
 @slow_bf16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["autocast", "bfloat16"])
 @eager_backends
-def test_scores_stay_float32_where_products_are_bf16(backend: str, dtype: torch.dtype) -> None:
+def test_scores_stay_float32_where_products_are_bf16(backend, dtype):
     p = random_problem(seeded(32), T=1, B=256, N=6, K=6, d=8, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
         x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, 6)
@@ -466,9 +454,7 @@ def tied_problem(dtype: torch.dtype, B: int = 4, d: int = 33) -> Problem:
 @pytest.mark.parametrize(
     ("backend", "way"), [("reference", "native"), *(("batched", way) for way in WAYS)]
 )
-def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
-    backend: str, way: str, B: int, d: int, dtype: torch.dtype
-) -> None:
+def test_equal_vectors_tie_exactly_and_the_lower_index_wins(backend, way, B, d, dtype):
     with by(way):
         active, views, peers = selections(tied_problem(dtype, B, d), backend)
     assert torch.equal(active[0], (torch.arange(8) < 5).expand(B, 8))
@@ -480,7 +466,7 @@ def test_equal_vectors_tie_exactly_and_the_lower_index_wins(
 
 @pytest.mark.slow
 @compiles
-def test_compiled_breaks_ties_as_the_reference_does() -> None:
+def test_compiled_breaks_ties_as_the_reference_does():
     p = tied_problem(torch.float32)
     with torch.no_grad():
         got = p.run("compiled")
@@ -493,9 +479,7 @@ def test_compiled_breaks_ties_as_the_reference_does() -> None:
 
 @pytest.mark.parametrize("input_views", ["linear", "split"])
 @eager_backends
-def test_nan_in_the_input_reaches_its_own_sample_from_then_on(
-    backend: str, input_views: str
-) -> None:
+def test_nan_in_the_input_reaches_its_own_sample_from_then_on(backend, input_views):
     p = random_problem(seeded(43), T=6, B=4, input_views=input_views)
     p.x[2, 1, -1] = float("nan")
     y, h, c, active = p.run(backend)
@@ -507,7 +491,7 @@ def test_nan_in_the_input_reaches_its_own_sample_from_then_on(
 
 
 @eager_backends
-def test_nan_in_a_state_wakes_its_cell_and_is_heard_by_the_others(backend: str) -> None:
+def test_nan_in_a_state_wakes_its_cell_and_is_heard_by_the_others(backend):
     p = random_problem(seeded(44), B=4, K_a=1, K_h=1)
     p.h[2, 3, 0] = float("nan")
     active, _, peers = selections(p, backend)
@@ -520,7 +504,7 @@ def test_nan_in_a_state_wakes_its_cell_and_is_heard_by_the_others(backend: str) 
 
 
 @eager_backends
-def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
+def test_scores_that_overflow_still_choose_k_h_others(backend):
     """Not the own state in their place, though its score is set to -inf to keep it out."""
     p = random_problem(seeded(45), T=1, B=1, N=3, d=3, K_h=1)
     h = 1e200 * torch.tensor([[[1.0, -1, 0], [-1, 0, 1], [0, 1, -1]]], dtype=torch.float64)
@@ -534,9 +518,7 @@ def test_scores_that_overflow_still_choose_k_h_others(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])
 @pytest.mark.parametrize("rows_at_once", [1, 13, 20])
-def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
-    rows_at_once: int, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(rows_at_once, name, monkeypatch):
     p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
     monkeypatch.setattr(native, "LARGEST", 0)
     pieces, loop = [], backward._loop
@@ -548,7 +530,7 @@ def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(
     assert len(pieces) > 2
 
 
-def test_steps_are_kept_only_for_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_kept_only_for_a_gradient(monkeypatch):
     kept, run = [], forward.forward
     monkeypatch.setattr(forward, "forward", lambda *args: (kept.append(run(*args)), kept[-1])[1])
     monkeypatch.setattr(native, "LARGEST", 0)
@@ -560,7 +542,7 @@ def test_steps_are_kept_only_for_a_gradient(monkeypatch: pytest.MonkeyPatch) -> 
     assert [{len(v) for v in out[4]} for out in kept] == [{6}, {1}, {1}]
 
 
-def test_the_custom_operators_keep_torch_s_rules() -> None:
+def test_the_custom_operators_keep_torch_s_rules():
     """Fake tensors, schemas and autograd keys, as torch.compile and export rely on them."""
     p = random_problem(seeded(55), live=True, reset=True)
     for weights in (p.weights, p.weights._replace(W_q=None)):

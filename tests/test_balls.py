@@ -68,7 +68,7 @@ def energy(world: World) -> Tensor:
 
 
 @pytest.mark.parametrize("condition", PAPER)
-def test_a_thousand_frames_keep_energy_and_every_ball_in_its_own_place(condition: str) -> None:
+def test_a_thousand_frames_keep_energy_and_every_ball_in_its_own_place(condition):
     first = start(scene(condition), 8, seeded(0))
     x, last = simulate(first, 1000)
     # The issue asks for 1e-6; elastic impacts in float64 leave rounding alone.
@@ -85,7 +85,7 @@ def test_a_thousand_frames_keep_energy_and_every_ball_in_its_own_place(condition
         assert some.max() > -0.01
 
 
-def test_frames_do_not_depend_on_where_the_film_is_cut() -> None:
+def test_frames_do_not_depend_on_where_the_film_is_cut():
     first = start(scene("678"), 5, seeded(8))
     whole, last = simulate(first, 41)
     front, middle = simulate(first, 21)
@@ -104,9 +104,7 @@ def test_frames_do_not_depend_on_where_the_film_is_cut() -> None:
         ("curtain", {3}, 1 / 2, {(1.2, 1.0)}),
     ],
 )
-def test_worlds_start_as_measured(
-    condition: str, counts: set[int], speed: float, kinds: set[tuple[float, float]]
-) -> None:
+def test_worlds_start_as_measured(condition, counts, speed, kinds):
     first = start(scene(condition), 400, seeded(1))
     there = first.radius > 0
     assert set(there.sum(1).tolist()) == counts
@@ -118,7 +116,7 @@ def test_worlds_start_as_measured(
         assert abs(small - 0.5) < 3 * 0.5 / (400 * 4) ** 0.5
 
 
-def test_a_collision_exchanges_velocity_along_the_line_of_the_centres() -> None:
+def test_a_collision_exchanges_velocity_along_the_line_of_the_centres():
     # They touch at once: the line of the centres is the diagonal, at 1.8 = 0.8 + 1.0.
     d = 1.8 * 0.5**0.5
     before = world((4, 4, 0.3, 0.1, 0.8, 1), (4 + d, 4 + d, -0.2, 0.05, 1.0, 6))
@@ -155,9 +153,7 @@ def test_a_collision_exchanges_velocity_along_the_line_of_the_centres() -> None:
         ),
     ],
 )
-def test_a_collision_happens_at_its_own_time_within_the_frame(
-    balls: Any, places: Any, velocities: Any
-) -> None:
+def test_a_collision_happens_at_its_own_time_within_the_frame(balls, places, velocities):
     _, after = simulate(world(*balls), 2)
     for found, expected in ((after.position, places), (after.velocity, velocities)):
         wanted = torch.tensor(expected, dtype=torch.float64)
@@ -168,7 +164,7 @@ CORNERS = world(*((x, y, 0.0, 0.0, 1.2, 1.0) for x in (1.2, 8.8) for y in (1.2, 
 
 
 @pytest.mark.parametrize("first", [start(scene("678"), 2, seeded(2)), CORNERS])
-def test_pixels_are_those_whose_centre_is_in_a_ball(first: World) -> None:
+def test_pixels_are_those_whose_centre_is_in_a_ball(first):
     position = simulate(first, 3)[0]
     pixels = unpack(pack(draw(position, first.radius))).transpose(0, 1)  # (T, B, 64, 64)
     centre = (torch.arange(SIDE, dtype=torch.float64) + 0.5) * BOX / SIDE
@@ -180,7 +176,7 @@ def test_pixels_are_those_whose_centre_is_in_a_ball(first: World) -> None:
     assert torch.equal(pixels, expected)
 
 
-def test_a_curtain_is_one_square_of_background_that_stays() -> None:
+def test_a_curtain_is_one_square_of_background_that_stays():
     rows = torch.full((3, 50, SIDE), -1, dtype=torch.int64)
     hidden = 1 - unpack(pack(hide(rows, seeded(3))))  # (B, T, 64, 64)
     corners = set()
@@ -211,7 +207,7 @@ def measured(condition: str) -> BallsTask:
 
 
 @pytest.mark.parametrize("condition", PAPER)
-def test_foreground_and_yardsticks_are_those_of_the_measured_films(condition: str) -> None:
+def test_foreground_and_yardsticks_are_those_of_the_measured_films(condition):
     task = measured(condition)
     (rate, *expected), (rate_spread, *spread) = MEASURED[condition]
     # Rates are known to the third digit.
@@ -224,7 +220,7 @@ def test_foreground_and_yardsticks_are_those_of_the_measured_films(condition: st
         assert abs(100 * found[name] - value) < error, name
 
 
-def test_a_constant_of_another_condition_costs_its_cross_entropy() -> None:
+def test_a_constant_of_another_condition_costs_its_cross_entropy():
     task = measured("4")
     found = task.yardsticks("678", "validation")["constant"]
     q = unpack(task.packed("4", "training")).mean().item()
@@ -236,7 +232,7 @@ def films(condition: str = "678", split: str = "test", size: int = 6, seed: int 
     return torch.cat(list(film(Sequences(scene(condition), split, size, 4, seed))))
 
 
-def test_films_depend_on_seed_split_and_condition_alone(monkeypatch: Patch) -> None:
+def test_films_depend_on_seed_split_and_condition_alone(monkeypatch):
     assert torch.equal(films(), films())
     state = torch.random.get_rng_state()
     films()
@@ -253,7 +249,7 @@ def test_films_depend_on_seed_split_and_condition_alone(monkeypatch: Patch) -> N
     assert len({bytes(f.tolist()) for f in parts[:, 0]}) == 8
 
 
-def test_names_of_the_paper_are_conditions_like_any_other() -> None:
+def test_names_of_the_paper_are_conditions_like_any_other():
     assert [scene(name) for name in PAPER] == [(4, 4, False), (6, 8, False), (3, 3, True)]
     for name, long in NAMED.items():
         assert scene(long) == scene(name)
@@ -283,9 +279,7 @@ def test_names_of_the_paper_are_conditions_like_any_other() -> None:
         ({"train_rollout": 50}, "train_rollout must be a whole number from 0 to 49, got 50"),
     ],
 )
-def test_options_that_cannot_be_read_or_do_not_fit_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
+def test_options_that_cannot_be_read_or_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Balls(**options)
 
@@ -293,7 +287,7 @@ def test_options_that_cannot_be_read_or_do_not_fit_are_refused(
 WANTED = Sequences(scene("4"), "test", 3, 5, 0)
 
 
-def test_films_are_made_once_and_read_after(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_films_are_made_once_and_read_after(tmp_path, monkeypatch):
     said: list[str] = []
     cache = tmp_path / "new" / "balls"
     cache.mkdir(parents=True)
@@ -314,7 +308,7 @@ def test_films_are_made_once_and_read_after(tmp_path: Path, monkeypatch: Patch) 
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut", "longer", "empty", "another's"])
-def test_a_damaged_film_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_film_is_made_again(tmp_path, damage):
     made = load(WANTED, tmp_path).clone()
     path = tmp_path / WANTED.file
     whole = path.read_bytes()
@@ -337,7 +331,7 @@ def test_a_damaged_film_is_made_again(tmp_path: Path, damage: str) -> None:
     assert path.read_bytes() == whole
 
 
-def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, monkeypatch):
     def full(handle: int) -> None:
         assert len(files_below(tmp_path)) == 1
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -372,7 +366,7 @@ def small_network(task: BallsTask, model: str = "lstm", **options: Any) -> Balls
     return task.network(build(model, 512, 6, **options))
 
 
-def test_a_task_that_is_ready_makes_nothing_later(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_task_that_is_ready_makes_nothing_later(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     sizes = {"sequences": 3, "validation_size": 2, "test_size": 2, "batch_size": 2}
     task = Balls(conditions=("balls=2",), frames=2, context=1, rollout_frames=1, **sizes).open(CPU)
@@ -388,7 +382,7 @@ def test_a_task_that_is_ready_makes_nothing_later(tmp_path: Path, monkeypatch: P
         task.yardsticks(condition, "test")
 
 
-def test_a_batch_shows_films_and_asks_for_the_frames_that_follow(task: BallsTask) -> None:
+def test_a_batch_shows_films_and_asks_for_the_frames_that_follow(task):
     films = unpack(task.packed("4", "training"))
     seen = set()
     for step in range(3):
@@ -403,7 +397,7 @@ def test_a_batch_shows_films_and_asks_for_the_frames_that_follow(task: BallsTask
         task.packed("4", "train")
 
 
-def test_the_network_has_the_published_sizes_and_start_values() -> None:
+def test_the_network_has_the_published_sizes_and_start_values():
     net = BallsNetwork(build("lstm", 512, 250))
 
     def count(part: nn.Module, *kinds: type[nn.Module]) -> int:
@@ -424,7 +418,7 @@ def test_the_network_has_the_published_sizes_and_start_values() -> None:
     assert net(torch.zeros(2, 3, SIDE, SIDE)).shape == (2, 3, SIDE, SIDE)
 
 
-def test_doubling_is_nearest_neighbours_and_a_padded_convolution() -> None:
+def test_doubling_is_nearest_neighbours_and_a_padded_convolution():
     doubling = Doubling(3, 2).double()
     x = torch.randn(4, 3, 5, 6, generator=seeded(6), dtype=torch.float64, requires_grad=True)
     large = F.pad(F.interpolate(x, scale_factor=2, mode="nearest"), (1, 2, 1, 2))
@@ -449,9 +443,7 @@ def pixels_on(frames: Tensor) -> list[set[tuple[int, ...]]]:
 
 
 @CORES
-def test_a_roll_out_is_the_loop_that_feeds_probabilities_back(
-    task: BallsTask, model: str, options: dict[str, Any]
-) -> None:
+def test_a_roll_out_is_the_loop_that_feeds_probabilities_back(task, model, options):
     net = small_network(task, model, **options).eval()
     fed = list(unpack(task.packed("4", "validation")).transpose(0, 1)[:3])  # 3 of (B, 64, 64)
     predicted = []
@@ -486,9 +478,7 @@ def test_a_roll_out_is_the_loop_that_feeds_probabilities_back(
 
 
 @CORES
-def test_training_on_roll_outs_feeds_predictions_back_and_has_their_gradient(
-    task: BallsTask, model: str, options: dict[str, Any]
-) -> None:
+def test_training_on_roll_outs_feeds_predictions_back_and_has_their_gradient(task, model, options):
     rolled = replace(task.config, train_rollout=3).open(CPU)
     net = small_network(task, model, **options)
     batch = task.batch(0, 0)
@@ -518,7 +508,7 @@ def test_training_on_roll_outs_feeds_predictions_back_and_has_their_gradient(
 
 
 @slow_bf16
-def test_scores_under_autocast_are_near_those_without() -> None:
+def test_scores_under_autocast_are_near_those_without():
     task = Balls(test_size=1, frames=3, context=1, rollout_frames=2).open(CPU)
     net = small_network(task)
     exact = means(task.score(net, "4", "test"))
@@ -529,7 +519,7 @@ def test_scores_under_autocast_are_near_those_without() -> None:
     assert rounded != exact
 
 
-def test_a_probability_of_one_costs_no_more_than_the_clip(task: BallsTask) -> None:
+def test_a_probability_of_one_costs_no_more_than_the_clip(task):
     net = small_network(task)
     bias = net.decoder[-2].bias
     assert isinstance(bias, Tensor)
@@ -539,6 +529,6 @@ def test_a_probability_of_one_costs_no_more_than_the_clip(task: BallsTask) -> No
     assert abs(bce - (1 - films.mean().item()) * 13.8155) < 0.1
 
 
-def test_a_model_that_does_not_stream_is_refused(task: BallsTask) -> None:
+def test_a_model_that_does_not_stream_is_refused(task):
     with pytest.raises(ValueError, match=r"got Transformer with streaming=False; use a recurrent"):
         task.network(build("transformer", 512, 8, num_heads=2))

@@ -62,7 +62,7 @@ def check_against_numpy(model: Any, x: Tensor, names: dict[str, str], run: Any) 
     ("T", "B", "D", "S", "heads", "size"),
     [(1, 1, 3, 1, 1, 2), (7, 2, 5, 4, 2, 3), (5, 3, 8, 6, 4, 5), (4, 2, 3, 9, 1, 4)],
 )
-def test_rmc_equals_numpy(T: int, B: int, D: int, S: int, heads: int, size: int) -> None:
+def test_rmc_equals_numpy(T, B, D, S, heads, size):
     torch.manual_seed(S)
     x = torch.randn(T, B, D, dtype=torch.float64)
     run = lambda x, p, *start: oracle.rmc(x, p, S, heads, *start)  # noqa: E731
@@ -72,7 +72,7 @@ def test_rmc_equals_numpy(T: int, B: int, D: int, S: int, heads: int, size: int)
 @pytest.mark.parametrize(
     ("T", "B", "D", "N", "d"), [(1, 1, 2, 1, 1), (7, 3, 5, 4, 3), (12, 2, 9, 6, 8)]
 )
-def test_entnet_equals_numpy(T: int, B: int, D: int, N: int, d: int) -> None:
+def test_entnet_equals_numpy(T, B, D, N, d):
     torch.manual_seed(N)
     model = EntNet(D, N * d, num_slots=N, dtype=torch.float64)
     with torch.no_grad():
@@ -83,14 +83,14 @@ def test_entnet_equals_numpy(T: int, B: int, D: int, N: int, d: int) -> None:
 
 
 @pytest.mark.parametrize(("S", "m"), [(4, 6), (6, 4)])
-def test_the_memory_of_rmc_starts_as_an_identity_cut_or_padded(S: int, m: int) -> None:
+def test_the_memory_of_rmc_starts_as_an_identity_cut_or_padded(S, m):
     (start,) = RMC(3, S * m, num_slots=S, num_heads=2).initial_state(2)
     assert start.shape == (1, 2, S * m)
     for b in range(2):
         assert torch.equal(start[0, b].view(S, m), torch.eye(S, m))
 
 
-def test_a_trace_of_rmc_shows_the_attention_that_made_the_output() -> None:
+def test_a_trace_of_rmc_shows_the_attention_that_made_the_output():
     model = random_rmc(5, 3, 1, 4)
     x = torch.randn(6, 2, 5, dtype=torch.float64)
     (trace,) = model.trace(x)
@@ -105,7 +105,7 @@ def test_a_trace_of_rmc_shows_the_attention_that_made_the_output() -> None:
 
 
 @slow_bf16
-def test_gates_of_rmc_are_applied_in_full_precision_under_autocast() -> None:
+def test_gates_of_rmc_are_applied_in_full_precision_under_autocast():
     model, x = RMC(5, 24), torch.randn(3, 2, 5)
     with torch.autocast("cpu", torch.bfloat16):
         (trace,) = model.trace(x)
@@ -114,7 +114,7 @@ def test_gates_of_rmc_are_applied_in_full_precision_under_autocast() -> None:
     assert not torch.equal(trace.keep, trace.keep.bfloat16().float())
 
 
-def test_a_slot_of_entnet_that_cancels_itself_stays_zero_with_a_finite_gradient() -> None:
+def test_a_slot_of_entnet_that_cancels_itself_stays_zero_with_a_finite_gradient():
     model = EntNet(2, 6, num_slots=2)
     with torch.no_grad():
         for p in model.parameters():
@@ -126,7 +126,7 @@ def test_a_slot_of_entnet_that_cancels_itself_stays_zero_with_a_finite_gradient(
         assert p.grad.isfinite().all()
 
 
-def test_start_values_of_entnet_have_a_spread_of_a_tenth_and_slopes_of_one() -> None:
+def test_start_values_of_entnet_have_a_spread_of_a_tenth_and_slopes_of_one():
     model = EntNet(600, 600)
     assert torch.equal(model.slope, torch.ones(100))
     for name in ("weight_in", "keys", "weight_state", "weight_input", "weight_key"):
@@ -138,7 +138,7 @@ def test_start_values_of_entnet_have_a_spread_of_a_tenth_and_slopes_of_one() -> 
         assert abs(bias.mean().item()) < 0.02
 
 
-def test_the_transformer_equals_torchs_encoder_layers_with_copied_weights() -> None:
+def test_the_transformer_equals_torchs_encoder_layers_with_copied_weights():
     ours = Transformer(5, 16, num_layers=2, num_heads=4, ffn_size=24, dtype=torch.float64).eval()
     with torch.no_grad():
         for p in ours.parameters():
@@ -161,7 +161,7 @@ def test_the_transformer_equals_torchs_encoder_layers_with_copied_weights() -> N
     close(ours(x)[0], ours.norm(z), atol=1e-10)
 
 
-def test_positions_are_the_sinusoids_of_the_index_at_any_length_and_precision() -> None:
+def test_positions_are_the_sinusoids_of_the_index_at_any_length_and_precision():
     p = positions(6, 8, torch.zeros(1, dtype=torch.float64))
     for t in range(6):
         for i in range(4):
@@ -174,7 +174,7 @@ def test_positions_are_the_sinusoids_of_the_index_at_any_length_and_precision() 
     assert torch.equal(positions(1024, 256, torch.zeros(1).bfloat16()), long.bfloat16())
 
 
-def test_the_transformer_does_not_stream_and_says_why() -> None:
+def test_the_transformer_does_not_stream_and_says_why():
     model = Transformer(5, 16, num_layers=1, dropout=0.5)
     x = torch.randn(6, 2, 5)
     assert not torch.equal(model(x)[0], model(x)[0])
@@ -212,7 +212,7 @@ def grid_by_the_paper(x: Tensor, grid: GridLSTM) -> Tensor:
 
 
 @pytest.mark.parametrize(("N", "d"), [(1, 5), (3, 4), (6, 7)])
-def test_cells_of_gridlstm_follow_the_papers_equations(N: int, d: int) -> None:
+def test_cells_of_gridlstm_follow_the_papers_equations(N, d):
     torch.manual_seed(N)
     grid = GridLSTM(5, N * d, num_cells=N, dtype=torch.float64)
     x = torch.randn(9, 3, 5, dtype=torch.float64)
@@ -220,7 +220,7 @@ def test_cells_of_gridlstm_follow_the_papers_equations(N: int, d: int) -> None:
 
 
 @pytest.mark.parametrize("model", [GridLSTM, LSTM])
-def test_with_copied_weights_both_equal_nn_lstm(model: type[GridLSTM] | type[LSTM]) -> None:
+def test_with_copied_weights_both_equal_nn_lstm(model):
     ours, theirs = (m(7, 24).double() for m in (model, nn.LSTM))
     with torch.no_grad():
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -245,8 +245,6 @@ def test_with_copied_weights_both_equal_nn_lstm(model: type[GridLSTM] | type[LST
         (Transformer, 16, {"num_layers": 0}, "num_layers must be .* of at least 1, got 0"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(
-    model: Any, hidden: int, options: dict[str, int], message: str
-) -> None:
+def test_sizes_that_do_not_fit_are_refused(model, hidden, options, message):
     with pytest.raises(ValueError, match=message):
         model(5, hidden, **options)

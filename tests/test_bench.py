@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +58,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 
 
 @pytest.mark.parametrize("work", ["inference", "training"])
-def test_both_layers_are_timed_plain_and_captured_on_the_same_work(
-    work: str, graphs: list[Run]
-) -> None:
+def test_both_layers_are_timed_plain_and_captured_on_the_same_work(work, graphs):
     row = measure("speed", CASE, work, CPU, rounds=3)
     assert set(row.us) == EVERY
     assert row.failed == {}
@@ -75,9 +72,7 @@ def test_both_layers_are_timed_plain_and_captured_on_the_same_work(
     assert [len(lstm) - 1, len(ours) - 1] == learned
 
 
-def test_all_but_training_is_timed_in_eval_mode(
-    graphs: list[Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_but_training_is_timed_in_eval_mode(graphs, monkeypatch):
     # In training mode cuDNN saves for a backward pass, whether torch records one or not.
     modes = set()
     for work, run in list(speed.WORK.items()):
@@ -92,9 +87,7 @@ def test_all_but_training_is_timed_in_eval_mode(
     assert modes == {(work, kind, work == "training") for work in speed.WORK for kind in kinds}
 
 
-def test_a_capture_that_fails_is_recorded_and_the_rest_is_timed(
-    graphs: list[Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_that_fails_is_recorded_and_the_rest_is_timed(graphs, monkeypatch):
     def captured(run: Run) -> Run:
         if not graphs:
             graphs.append(run)
@@ -108,7 +101,7 @@ def test_a_capture_that_fails_is_recorded_and_the_rest_is_timed(
     assert row.failed == {"RigLSTM captured": said}
 
 
-def test_a_case_that_fails_as_a_whole_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_fails_as_a_whole_is_recorded(monkeypatch):
     case = replace(CASE, options={"views": "none"})
     row = measure("rules", case, "training", CPU, rounds=2)
     assert row.us == {}
@@ -122,9 +115,7 @@ def test_a_case_that_fails_as_a_whole_is_recorded(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("options", [{}, {"cells": "random"}, {"views": "soft"}])
 @pytest.mark.parametrize("B", [1, 5])
-def test_ours_is_timed_only_if_it_is_near_float64(
-    training: bool, options: dict[str, Any], B: int
-) -> None:
+def test_ours_is_timed_only_if_it_is_near_float64(training, options, B):
     torch.manual_seed(0)
     layer = RigLSTM(6, 8, num_cells=2, **options)
     check(layer, B, "fp32", training)
@@ -137,7 +128,7 @@ def test_ours_is_timed_only_if_it_is_near_float64(
         check(layer, B, "fp32", training)
 
 
-def test_on_a_cpu_nn_lstm_has_the_faster_of_its_two_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_nn_lstm_has_the_faster_of_its_two_modes(monkeypatch):
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     before = torch.backends.mkldnn.enabled
@@ -152,7 +143,7 @@ def test_on_a_cpu_nn_lstm_has_the_faster_of_its_two_modes(monkeypatch: pytest.Mo
     assert found == {"plain": 0.75, "captured": None, "best": 1.5}
 
 
-def test_ratios_are_of_both_plain_of_both_captured_and_of_each_at_its_best() -> None:
+def test_ratios_are_of_both_plain_of_both_captured_and_of_each_at_its_best():
     us: dict[str, float] = {LSTM: 18, LSTM + " captured": 10, OURS: 9, OURS + " captured": 8}
     assert tuple(ratios(us).values()) == (0.5, 0.8, 0.8)
     del us[OURS + " captured"]
@@ -160,7 +151,7 @@ def test_ratios_are_of_both_plain_of_both_captured_and_of_each_at_its_best() -> 
     assert tuple(ratios({LSTM: 1}).values()) == (None, None, None)
 
 
-def test_a_spread_has_the_outer_tenths_and_rounds_are_interleaved() -> None:
+def test_a_spread_has_the_outer_tenths_and_rounds_are_interleaved():
     s = spread([float(i) for i in range(11)])
     assert s == {"median": 5, "low": 1, "high": 9}
     order: list[str] = []
@@ -174,9 +165,7 @@ def test_a_spread_has_the_outer_tenths_and_rounds_are_interleaved() -> None:
     assert found == {"a": [1, 3, 5], "b": [2, 4, 6]}
 
 
-def test_the_quick_benchmark_prints_every_row_and_writes_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_quick_benchmark_prints_every_row_and_writes_them(tmp_path, capsys):
     path = tmp_path / "bench.json"
     flags = ["--device", "cpu", "--quick", "--tables", "speed", "--json", str(path)]
     assert main(["bench", *flags]) == 0
@@ -196,9 +185,7 @@ def test_the_quick_benchmark_prints_every_row_and_writes_them(
     assert "captured" not in table
 
 
-def test_a_benchmark_that_is_cut_off_leaves_the_rows_it_has_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_benchmark_that_is_cut_off_leaves_the_rows_it_has_measured(tmp_path, monkeypatch, capsys):
     path = tmp_path / "bench.json"
 
     def cut(table: str, case: Case, work: str, *others: Any) -> Any:
@@ -215,7 +202,7 @@ def test_a_benchmark_that_is_cut_off_leaves_the_rows_it_has_measured(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_busy_machine_is_said_to_be_one() -> None:
+def test_a_busy_machine_is_said_to_be_one():
     assert "Other programs are at work" in bench.headline({"device": "cpu", "load": 1.0}, "abc", 7)
     idle = bench.headline({"device": "cpu", "load": 0.1}, "abc", 7)
     assert idle == "device cpu, load 0.1\ncommit abc, 7 rounds"
@@ -225,7 +212,7 @@ def test_a_busy_machine_is_said_to_be_one() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("work", ["inference", "training"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_on_a_gpu_both_are_captured(work: str, precision: Any) -> None:
+def test_on_a_gpu_both_are_captured(work, precision):
     case = Case(600, 8, T=9, precision=precision, captured=True)
     row = measure("speed", case, work, torch.device("cuda"), rounds=2)
     assert (set(row.us), row.failed) == (EVERY, {})

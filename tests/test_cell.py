@@ -21,7 +21,7 @@ B, N, K, D, d = 3, 4, 2, 5, 6
 EXACT = TOL[torch.float64].value
 
 
-def test_input_views_are_k_linear_maps() -> None:
+def test_input_views_are_k_linear_maps():
     x, W, b = numbers(B, D), numbers(K, d, D, seed=2), numbers(K, d, seed=3)
     views = input_views(x, W.flatten(0, 1).t(), b.flatten(), K)
     assert views.shape == (B, K, d)
@@ -30,7 +30,7 @@ def test_input_views_are_k_linear_maps() -> None:
     assert_close(input_views(x, W.flatten(0, 1).t(), None, K), views - b, EXACT)
 
 
-def test_eq13_scores_are_inner_products_with_the_previous_state() -> None:
+def test_eq13_scores_are_inner_products_with_the_previous_state():
     """P1, in `step`: changing h_0 changes the scores, which know nothing of the new state."""
     p = random_problem(seeded(0), T=1)
     for h in (p.h, 2 * p.h):
@@ -40,12 +40,12 @@ def test_eq13_scores_are_inner_products_with_the_previous_state() -> None:
         assert_close(seen.peer_scores, torch.einsum("bjd,bid->bji", h, h), EXACT)
 
 
-def test_eq14_cell_score_is_the_sum_over_views() -> None:
+def test_eq14_cell_score_is_the_sum_over_views():
     s = numbers(B, N, K)
     assert_close(cell_scores(s), s[..., 0] + s[..., 1], EXACT)
 
 
-def test_eq17_h_zeroes_what_is_not_selected() -> None:
+def test_eq17_h_zeroes_what_is_not_selected():
     x, h = numbers(B, K, d), numbers(B, N, d, seed=2)
     views, peers = numbers(B, N, K, seed=3) > 0, numbers(B, N, N, seed=4) > 0
     H = gather(x, h, views, peers)
@@ -59,7 +59,7 @@ def test_eq17_h_zeroes_what_is_not_selected() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_eq18_is_an_lstm_cell(bias: bool) -> None:
+def test_eq18_is_an_lstm_cell(bias):
     """Ours has the gates f, i, o, g, nn.LSTMCell i, f, g, o."""
     width = (K + N) * d
     H, c = numbers(B, N, K + N, d), numbers(B, N, d, seed=2)
@@ -83,7 +83,7 @@ def test_eq18_is_an_lstm_cell(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [((K + N - 1) * d, d), (N, (K + N - 1) * d, d)])
-def test_eq19_query_leaves_out_the_own_state(shape: tuple[int, ...]) -> None:
+def test_eq19_query_leaves_out_the_own_state(shape):
     H, W_q = numbers(B, N, K + N, d), numbers(*shape, seed=2)
     q = query(H, W_q, K)
     assert q.shape == (B, N, d)
@@ -98,7 +98,7 @@ def test_eq19_query_leaves_out_the_own_state(shape: tuple[int, ...]) -> None:
         assert not torch.equal(query(changed, W_q, K)[:, j], q[:, j])
 
 
-def test_eq21_weights_sum_to_one() -> None:
+def test_eq21_weights_sum_to_one():
     """With the same vector as old state and proposal, that vector comes out."""
     h, h_tilde, q = (numbers(B, N, d, seed=seed) for seed in (1, 2, 3))
     mixed, keep = soft_update(h, h, q, 1.0, None)
@@ -113,7 +113,7 @@ def test_eq21_weights_sum_to_one() -> None:
 @slow_bf16
 @pytest.mark.parametrize("soft_update", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_inactive_cells_keep_h_and_c(dtype: torch.dtype, soft_update: bool) -> None:
+def test_inactive_cells_keep_h_and_c(dtype, soft_update):
     """P17: bit for bit, and every active cell moves."""
     p = random_problem(seeded(1), T=1, soft_update=soft_update, dtype=dtype)
     h, c, seen = step(p.x[0], p.h, p.c, p.weights, p.sel)

@@ -67,15 +67,15 @@ def put_run(path: Path, result: dict[str, Any] | None = RESULT) -> Path:
 
 
 @pytest.mark.parametrize("args", [(), *((verb,) for verb in main.VERBS)])
-def test_every_help_shows_an_example(args: tuple[str, ...], capsys: Capture) -> None:
+def test_every_help_shows_an_example(args, capsys):
     assert exit_code(*args, "--help") == 0
     assert f"Example: riglstm {args[0] if args else 'demo'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_a_help_of_its_own_with_an_example_that_can_be_read(
-    task: str, capsys: Capture, monkeypatch: Patch, tmp_path: Path
-) -> None:
+    task, capsys, monkeypatch, tmp_path
+):
     assert exit_code("train", task, "--help") == 0
     out = capsys.readouterr().out
     groups = [line for line in out.splitlines() if line.endswith(":") and line[0] != " "]
@@ -87,9 +87,7 @@ def test_every_task_has_a_help_of_its_own_with_an_example_that_can_be_read(
     assert asked[0]["spec"].task == task
 
 
-def test_help_names_every_verb_and_list_every_name_that_they_take(
-    capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_help_names_every_verb_and_list_every_name_that_they_take(capsys, monkeypatch):
     assert exit_code("--help") == 0
     out = capsys.readouterr().out
     assert all(f"  {verb} " in out for verb in main.VERBS)
@@ -176,8 +174,8 @@ def test_help_names_every_verb_and_list_every_name_that_they_take(
     ],
 )
 def test_a_wrong_request_is_explained_in_one_line_ends_with_2_and_leaves_nothing(
-    args: tuple[str, ...], message: str, capsys: Capture, monkeypatch: Patch, tmp_path: Path
-) -> None:
+    args, message, capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     assert exit_code(*args) == 2
     err = capsys.readouterr().err
@@ -187,9 +185,7 @@ def test_a_wrong_request_is_explained_in_one_line_ends_with_2_and_leaves_nothing
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_package_is_named_with_the_way_to_get_it(
-    monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch, capsys):
     def needs(args: Sequence[str]) -> None:
         import lightning_fabric.plugins  # noqa: F401
 
@@ -229,8 +225,8 @@ def interrupted(args: Sequence[str]) -> None:
     ],
 )
 def test_what_went_wrong_is_one_line_and_an_exit_code(
-    verb: Any, code: int, begins: str, ends: str, monkeypatch: Patch, capsys: Capture
-) -> None:
+    verb, code, begins, ends, monkeypatch, capsys
+):
     monkeypatch.setitem(main.VERBS, "demo", verb)
     assert exit_code("demo") == code
     err = capsys.readouterr().err
@@ -239,7 +235,7 @@ def test_what_went_wrong_is_one_line_and_an_exit_code(
 
 
 @pytest.mark.parametrize("module", ["somewhere", "riglstm.x"])
-def test_a_bug_is_shown_whole(module: str, monkeypatch: Patch) -> None:
+def test_a_bug_is_shown_whole(module, monkeypatch):
     # C code has no frame: the last one may be ours, and it is a bug all the same.
     inside: dict[str, Any] = {"__name__": module}
     exec("def bug(args):\n    int('x')", inside)
@@ -248,7 +244,7 @@ def test_a_bug_is_shown_whole(module: str, monkeypatch: Patch) -> None:
         exit_code("demo")
 
 
-def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch: Patch) -> None:
+def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch):
     args = ["copying", "--out", "my runs"]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/riglstm"])
     assert flags.again("train", args, "--resume") == (
@@ -273,9 +269,7 @@ def catch_runs(monkeypatch: Patch, result: dict[str, Any] = RESULT) -> list[dict
     return asked
 
 
-def test_train_asks_for_the_run_that_its_flags_say(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
+def test_train_asks_for_the_run_that_its_flags_say(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = catch_runs(monkeypatch)
     words = (
@@ -299,9 +293,7 @@ def test_train_asks_for_the_run_that_its_flags_say(
     assert "chosen on validation@P=4" in out
 
 
-def test_a_run_whose_time_is_up_says_how_to_go_on_and_ends_well(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
+def test_a_run_whose_time_is_up_says_how_to_go_on_and_ends_well(monkeypatch, capsys, tmp_path):
     def run(*args: Any, **options: Any) -> None:
         raise OutOfTime(f"{options['deadline'].left:.0f} s; go on with: {options['again']}")
 
@@ -313,9 +305,7 @@ def test_a_run_whose_time_is_up_says_how_to_go_on_and_ends_well(
     assert said.endswith("train copying --minutes 9 --resume")
 
 
-def test_a_variant_has_a_folder_of_its_own_and_no_test_no_legend(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
+def test_a_variant_has_a_folder_of_its_own_and_no_test_no_legend(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = catch_runs(monkeypatch, {**RESULT, "rows": []})
     assert exit_code("train", "mnist", "--set", "variant=all_cells", "--no-test") == 0
@@ -325,9 +315,7 @@ def test_a_variant_has_a_folder_of_its_own_and_no_test_no_legend(
     assert "honest rule" not in out
 
 
-def test_train_never_touches_a_run_that_is_there(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
+def test_train_never_touches_a_run_that_is_there(monkeypatch, capsys, tmp_path):
     asked = catch_runs(monkeypatch)
     done, partial = put_run(tmp_path / "done"), put_run(tmp_path / "partial", None)
     assert exit_code("train", "copying", "--out", str(done)) == 2
@@ -342,7 +330,7 @@ def test_train_never_touches_a_run_that_is_there(
     assert asked[0]["resume"]
 
 
-def test_the_result_is_shown_by_both_rules() -> None:
+def test_the_result_is_shown_by_both_rules():
     title, _, head, _, *lines = text.result_table(RESULT, "title").splitlines()[:6]
     assert (title, head.split("|")[1].strip()) == ("**title**", "test accuracy")
     assert lines[0].split() == ["|", "P=4", "|", "100.0%", "(40)", "|", "100.0%", "(40)", "|"]
@@ -352,7 +340,7 @@ def test_the_result_is_shown_by_both_rules() -> None:
     assert ["|", "P=9", "|", "0.2500", "(40)", "|", "–", "|"] in map(str.split, lone)
 
 
-def test_the_verdict_names_the_largest_difference() -> None:
+def test_the_verdict_names_the_largest_difference():
     other = {**RESULT, "device": "GPU", "rows": [row("P=4", "P=4", 1.0), row("P=8", "P=4", 0.75)]}
     assert evaluate.verdict(other, RESULT) == (
         "This differs from the recorded result, most at P=8, chosen on validation@P=4: "
@@ -375,9 +363,7 @@ def catch_tables(monkeypatch: Patch, *paths: Path, **end: Any) -> list[Any]:
     return asked
 
 
-def test_reproduce_plans_first_and_ends_with_the_table(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
+def test_reproduce_plans_first_and_ends_with_the_table(monkeypatch, capsys, tmp_path):
     asked = catch_tables(monkeypatch, tmp_path / "tables" / "x.md", failed=1)
     assert exit_code("reproduce", "copying", "--models", "lstm", "--out", str(tmp_path)) == 0
     out = capsys.readouterr().out
@@ -391,9 +377,7 @@ def test_reproduce_plans_first_and_ends_with_the_table(
     assert (options["jobs"], options["deadline"]) == (1, NEVER)
 
 
-def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
+def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(monkeypatch, capsys, tmp_path):
     asked = catch_tables(monkeypatch, left=3)
     flags = "--settings M=2 --seed-list 1 4 --precision bf16 --jobs 3 --minutes 9"
     command = ("reproduce", "copying", *flags.split(), "--out", str(tmp_path))
@@ -413,9 +397,7 @@ def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(
     assert "  runs/b: exit code -9" in err
 
 
-def test_data_lists_downloads_and_checks(
-    monkeypatch: Patch, capsys: Capture, tmp_path: Path
-) -> None:
+def test_data_lists_downloads_and_checks(monkeypatch, capsys, tmp_path):
     there = ["mnist"]
     fetched: list[str] = []
 
@@ -456,9 +438,7 @@ def test_data_lists_downloads_and_checks(
     assert "mnist, cifar: missing or damaged" in capsys.readouterr().err
 
 
-def test_the_demo_trains_both_models_alike_and_ends_with_a_curve_and_a_page(
-    capsys: Capture, tmp_path: Path
-) -> None:
+def test_the_demo_trains_both_models_alike_and_ends_with_a_curve_and_a_page(capsys, tmp_path):
     sizes = ("--updates", "2", "--hidden-size", "4", "--num-cells", "2", "--seed", "7")
     for again in (False, True):
         assert exit_code("demo", *sizes, "--out", str(tmp_path)) == 0
@@ -481,7 +461,7 @@ def test_the_demo_trains_both_models_alike_and_ends_with_a_curve_and_a_page(
         assert f">{model}<" in page
 
 
-def test_a_gpu_has_tables_of_its_own(monkeypatch: Patch, capsys: Capture) -> None:
+def test_a_gpu_has_tables_of_its_own(monkeypatch, capsys):
     monkeypatch.setattr(bench, "pick", lambda fit: torch.device("cuda", 0))
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", lambda *given: asked.append(given))

@@ -123,9 +123,7 @@ def trained_on(node: Node, path: Path) -> list[Path]:
     return [path / words for words in found]
 
 
-def test_two_ray_nodes_lose_no_run_to_a_dead_node_nor_to_a_killed_driver(
-    cluster: Sequence[Node], alone: Path, tmp_path: Path
-) -> None:
+def test_two_ray_nodes_lose_no_run_to_a_dead_node_nor_to_a_killed_driver(cluster, alone, tmp_path):
     first, second = cluster
     driver = start(first, tmp_path)
     # Both nodes train, and the second one dies in the middle of a run that has a checkpoint.
@@ -190,9 +188,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("lost", ["nothing", "a rank", "a node"])
-def test_two_torchrun_nodes_train_one_run_whatever_is_killed(
-    lost: str, pair: Sequence[Node], one: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_two_torchrun_nodes_train_one_run_whatever_is_killed(lost, pair, one, tmp_path):
     started = [torchrun(node, tmp_path) for node in pair]
     if lost != "nothing":
         wait_until(lambda: last_step(tmp_path / "run") >= 28, started[0])

@@ -62,7 +62,7 @@ def blank_then_guess(L: int) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize(("L", "B", "M", "P"), [(3, 2, 1, 4), (2, 3, 2, 1), (10, 4, 8, 50)])
-def test_sequences_are_laid_out_as_a_loop_would(L: int, B: int, M: int, P: int) -> None:
+def test_sequences_are_laid_out_as_a_loop_would(L, B, M, P):
     digits = torch.randint(10, (L, B, M), dtype=torch.uint8)
     batch = sequences(digits, P, 10)
     assert batch.inputs.shape == batch.targets.shape == (2 * L + P, B, M)
@@ -74,7 +74,7 @@ def test_sequences_are_laid_out_as_a_loop_would(L: int, B: int, M: int, P: int) 
             assert batch.targets[:, b, m].tolist() == [BLANK] * (L + P) + shown
 
 
-def test_training_draws_dormant_phases_between_p_from_and_p() -> None:
+def test_training_draws_dormant_phases_between_p_from_and_p():
     task = open_task(P=6, P_from=3, batch_size=2)
     lengths = [len(task.batch(0, step).inputs) - 20 for step in range(60)]
     assert set(lengths) == {3, 4, 5, 6}
@@ -82,7 +82,7 @@ def test_training_draws_dormant_phases_between_p_from_and_p() -> None:
     assert lengths != [len(task.batch(1, step).inputs) - 20 for step in range(60)]
 
 
-def test_held_out_sequences_are_the_same_for_every_run() -> None:
+def test_held_out_sequences_are_the_same_for_every_run():
     first, second = open_task(validation_size=50, test_size=50), open_task(test_size=50)
     first.batch(7, 3)
     test = first.examples("P=100", "test")
@@ -95,7 +95,7 @@ def test_held_out_sequences_are_the_same_for_every_run() -> None:
     assert test.inputs[:10, 0, 0].tolist() == [0, 4, 8, 5, 4, 2, 0, 8, 7, 9]
 
 
-def test_every_number_of_a_seed_counts_in_all_its_bits() -> None:
+def test_every_number_of_a_seed_counts_in_all_its_bits():
     lists = ((), (0,), (1,), (-1,), (2**32,), (2**40,), (0, 0), (0, 1), (1, 0), (2**32, 0), (12, 3))
     drawn = [torch.randint(2**40, (2,), generator=generator(CPU, *numbers)) for numbers in lists]
     assert len({tuple(d.tolist()) for d in drawn}) == len(lists)
@@ -104,7 +104,7 @@ def test_every_number_of_a_seed_counts_in_all_its_bits() -> None:
     assert all(0 <= generator(CPU, number).initial_seed() < 2**63 for number in range(100))
 
 
-def test_no_update_draws_from_the_seed_of_held_out_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_update_draws_from_the_seed_of_held_out_data(monkeypatch):
     seeds: list[int] = []
 
     def spy(*args: Any) -> torch.Generator:
@@ -129,7 +129,7 @@ def test_no_update_draws_from_the_seed_of_held_out_data(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("P", [50, 400])
-def test_blank_then_guess_has_the_known_loss_of_all_steps_and_of_the_answer(P: int) -> None:
+def test_blank_then_guess_has_the_known_loss_of_all_steps_and_of_the_answer(P):
     task = open_task(P=P, M=2, test_size=40)
     net = Answers(blank_then_guess(10))
     loss, accuracy = task.loss(net, task.batch(0, 0))
@@ -148,9 +148,7 @@ def test_blank_then_guess_has_the_known_loss_of_all_steps_and_of_the_answer(P: i
 
 
 @pytest.mark.parametrize(("channels", "accuracy"), [(4, 1.0), (1, 0.25)])
-def test_accuracy_is_counted_digit_by_digit_under_every_condition(
-    channels: int, accuracy: float
-) -> None:
+def test_accuracy_is_counted_digit_by_digit_under_every_condition(channels, accuracy):
     task = open_task(M=4, test_size=20, validation_size=20)
     lengths = {"P=50": 10, "P=100": 10, "P=400": 10, "L=20,P=100": 20, "L=1,P=1": 1}
     for condition, L in lengths.items():
@@ -161,7 +159,7 @@ def test_accuracy_is_counted_digit_by_digit_under_every_condition(
     assert task.loss(net, task.batch(0, 0))[1] == accuracy
 
 
-def test_training_drops_something() -> None:
+def test_training_drops_something():
     task = open_task(input_size=8, dropout=0.5)
     net = task.network(build("lstm", 8, 6))
     loss = [task.loss(net, task.batch(0, 0))[0].item() for _ in range(2)]
@@ -169,7 +167,7 @@ def test_training_drops_something() -> None:
 
 
 @pytest.mark.parametrize("M", [1, 2, 4, 8])
-def test_the_network_has_a_table_and_a_reading_for_each_channel(M: int) -> None:
+def test_the_network_has_a_table_and_a_reading_for_each_channel(M):
     task = open_task(M=M, batch_size=2)
     net = task.network(build("lstm", 600, 12))
     assert net.get_parameter("tables.weight").shape == (12 * M, 600 // M)
@@ -181,7 +179,7 @@ def test_the_network_has_a_table_and_a_reading_for_each_channel(M: int) -> None:
     assert torch.equal(seen[0], torch.cat(rows, dim=-1))
 
 
-def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> None:
+def test_conditions_begin_with_that_of_training_and_are_written_in_one_way():
     task = open_task(conditions=("P=100", "L=10,P=50", "L=20,P=50", "L=10,P=100"))
     assert task.trained_on == "P=50"
     assert task.conditions == ("P=50", "P=100", "L=20,P=50")
@@ -206,6 +204,6 @@ def test_conditions_begin_with_that_of_training_and_are_written_in_one_way() -> 
         ),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_work_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Copying(**options)

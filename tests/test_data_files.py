@@ -108,23 +108,19 @@ def is_tiny(data_dir: Path) -> bool:
 
 @pytest.mark.parametrize("below", [".", "tiny", "TINY/raw"])
 @pytest.mark.parametrize("files", [PACKED, CONTENTS, MIXED], ids=["gz", "plain", "mixed"])
-def test_files_are_found_in_every_form_and_place(
-    tmp_path: Path, below: str, files: dict[str, bytes]
-) -> None:
+def test_files_are_found_in_every_form_and_place(tmp_path, below, files):
     put(tmp_path / below, files)
     assert find("tiny", tmp_path) == tmp_path / below
     assert is_tiny(tmp_path)
 
 
-def test_a_folder_with_the_name_of_the_set_comes_first(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_the_set_comes_first(tmp_path):
     put(tmp_path, dict.fromkeys(CONTENTS, b"another set"))
     put(tmp_path / "tiny", PACKED)
     assert is_tiny(tmp_path)
 
 
-def test_the_folder_comes_from_the_argument_or_the_environment_or_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_comes_from_the_argument_or_the_environment_or_the_cache(tmp_path, monkeypatch):
     assert data_folder(None) == tmp_path / "cache" / "riglstm"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert data_folder(None) == Path.home() / ".cache" / "riglstm"
@@ -133,7 +129,7 @@ def test_the_folder_comes_from_the_argument_or_the_environment_or_the_cache(
     assert data_folder(tmp_path) == tmp_path
 
 
-def test_missing_files_are_named_with_the_way_out(tmp_path: Path) -> None:
+def test_missing_files_are_named_with_the_way_out(tmp_path):
     way_out = r"get them with `riglstm data tiny --data-dir .*`, or name the folder that has them"
     expected = rf"expected train-images.*\.gz.* got none or not all; {way_out}"
     with pytest.raises(DataError, match=expected):
@@ -145,7 +141,7 @@ def test_missing_files_are_named_with_the_way_out(tmp_path: Path) -> None:
         find("minst")
 
 
-def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_changed_or_unreadable_is_refused(tmp_path):
     name = NAMES[0]
     put(tmp_path, PACKED)
     packed = tmp_path / f"{name}.gz"
@@ -230,9 +226,7 @@ def little_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["binary", "python", "here", "binary-archive", "python-archive"],
 )
-def test_cifar_is_found_in_every_form_and_place(
-    tmp_path: Path, base: str, files: dict[str, dict[str, bytes]]
-) -> None:
+def test_cifar_is_found_in_every_form_and_place(tmp_path, base, files):
     for below, contents in files.items():
         put(tmp_path / base / below, contents)
     images = load("cifar", tmp_path)
@@ -245,7 +239,7 @@ def test_cifar_is_found_in_every_form_and_place(
 
 
 @pytest.mark.usefixtures("little_cifar")
-def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_refused(tmp_path):
     whole = tar("cifar-10-batches-bin", BIN)
     path = tmp_path / "cifar-10-binary.tar.gz"
     for cut in (0, 10, len(whole) // 2, len(whole) - 1000):
@@ -262,7 +256,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("little_cifar")
-def test_nothing_is_read_from_a_pickle_whose_sum_is_another(tmp_path: Path) -> None:
+def test_nothing_is_read_from_a_pickle_whose_sum_is_another(tmp_path):
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.mkdir, (str(tmp_path / "bomb"),)
@@ -319,7 +313,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def test_a_set_is_downloaded_once(server: Server, tmp_path: Path) -> None:
+def test_a_set_is_downloaded_once(server, tmp_path):
     data, lines = tmp_path / "new" / "data", list[str]()
     for _ in range(2):
         assert fetch("tiny", data, lines.append) == data / "tiny"
@@ -329,9 +323,7 @@ def test_a_set_is_downloaded_once(server: Server, tmp_path: Path) -> None:
     assert is_tiny(data)
 
 
-def test_a_download_goes_on_where_it_was_left_and_replaces_or_names_damaged_files(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_download_goes_on_where_it_was_left_and_replaces_or_names_damaged_files(server, tmp_path):
     names = list(PACKED)
     put(tmp_path / "tiny", {names[0]: PACKED[names[0]], names[1]: b"half"})
     # A file that would be read before what is downloaded.
@@ -346,8 +338,8 @@ def test_a_download_goes_on_where_it_was_left_and_replaces_or_names_damaged_file
 
 
 def test_mirrors_are_asked_in_turn_and_where_all_fail_each_is_named_with_its_reason(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, tmp_path, monkeypatch
+):
     # An address at which nobody listens any more.
     refused = f"http://127.0.0.1:{free_port()}/"
     server.files.update({f"/ill/{name}": 503 for name in PACKED})
@@ -376,9 +368,7 @@ def test_mirrors_are_asked_in_turn_and_where_all_fail_each_is_named_with_its_rea
     assert server.asked == [f"/{kind}/{name}" for name in PACKED for kind in (*kinds, "good")]
 
 
-def test_one_process_downloads_while_others_wait_and_take_what_it_brought(
-    server: Server, tmp_path: Path
-) -> None:
+def test_one_process_downloads_while_others_wait_and_take_what_it_brought(server, tmp_path):
     lines: list[str] = []
     waiting = threading.Thread(target=fetch, args=("tiny", tmp_path, lines.append))
     with alone_in(tmp_path / "tiny", lines.append):
@@ -393,9 +383,7 @@ def test_one_process_downloads_while_others_wait_and_take_what_it_brought(
     assert len(lines) == 1
 
 
-def test_what_keeps_a_set_from_being_downloaded_is_said_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_keeps_a_set_from_being_downloaded_is_said_with_the_way_out(tmp_path, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     use(monkeypatch, "http://mirror/", "http://other/")
     (tmp_path / "file").write_bytes(b"")
@@ -408,9 +396,7 @@ def test_what_keeps_a_set_from_being_downloaded_is_said_with_the_way_out(
             fetch("tiny", tmp_path / "a")
 
 
-def test_a_set_is_downloaded_by_itself_only_into_the_cache(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_is_downloaded_by_itself_only_into_the_cache(server, tmp_path, monkeypatch):
     named = put(tmp_path / "named", {})
     with pytest.raises(DataError, match="got none or not all"):
         obtain("tiny", named)
@@ -426,7 +412,7 @@ def test_a_set_is_downloaded_by_itself_only_into_the_cache(
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
-def test_the_real_files_have_the_pinned_sums() -> None:
+def test_the_real_files_have_the_pinned_sums():
     for file in MNIST.downloads:
         data = (DATA / "mnist" / file.name).read_bytes()
         assert (len(data), sha256(data)) == (file.size, file.checksum)

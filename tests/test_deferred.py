@@ -57,29 +57,27 @@ def assert_as_its_steps(model: RIM, run: Run | None = None, B: int = 3) -> None:
 
 @pytest.mark.parametrize("compile_step", [False, True])
 @pytest.mark.parametrize(("K_a", "B"), [(2, 3), (4, 3), (1, 1)])
-def test_a_sequence_equals_its_steps_forward_and_backward(
-    compile_step: bool, K_a: int, B: int, uncompiled: None
-) -> None:
+def test_a_sequence_equals_its_steps_forward_and_backward(compile_step, K_a, B, uncompiled):
     assert_as_its_steps(a_rim(seeded(20), active_cells=K_a, compile_step=compile_step), B=B)
 
 
 @compiles_steps
 # The compiler makes an instance of every autograd function that it traces.
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'>:DeprecationWarning")
-def test_a_compiled_sequence_equals_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_sequence_equals_its_steps(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     assert_as_its_steps(a_rim(seeded(20), compile_step=True))
     torch.compiler.reset()
 
 
-def test_frozen_weights_leave_the_others_gradients_as_they_are(uncompiled: None) -> None:
+def test_frozen_weights_leave_the_others_gradients_as_they_are(uncompiled):
     model = a_rim(seeded(20), compile_step=True)
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 2 == 0)
     assert_as_its_steps(model)
 
 
-def test_a_step_makes_three_products_and_three_backward(uncompiled: None) -> None:
+def test_a_step_makes_three_products_and_three_backward(uncompiled):
     """All others, those for the gradients of weights too, are made once a sequence."""
     model, counts = a_rim(seeded(20), compile_step=True), []
     names = ("aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm")
@@ -93,7 +91,7 @@ def test_a_step_makes_three_products_and_three_backward(uncompiled: None) -> Non
     assert (counts[2] - counts[0], counts[3] - counts[1]) == (3 * 5, 3 * 5)
 
 
-def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
+def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled):
     """A batch of one has the same layout with cells first: nothing is copied."""
     for compile_step in (False, True):
         model = a_rim(seeded(20), compile_step=compile_step)
@@ -104,7 +102,7 @@ def test_a_changed_start_is_noticed_where_it_is_a_row(uncompiled: None) -> None:
             output.sum().backward()
 
 
-def test_a_kept_graph_gives_the_same_gradients_again(uncompiled: None) -> None:
+def test_a_kept_graph_gives_the_same_gradients_again(uncompiled):
     model = a_rim(seeded(20), compile_step=True)
     output, (_, c) = model(random(seeded(22), 4, 2, 5))
     loss = output.sum() + c.sum()
@@ -117,7 +115,7 @@ def test_a_kept_graph_gives_the_same_gradients_again(uncompiled: None) -> None:
         loss.backward()
 
 
-def test_deferred_gradients_are_not_differentiated_by_mistake(uncompiled: None) -> None:
+def test_deferred_gradients_are_not_differentiated_by_mistake(uncompiled):
     """Of the weights in the gradient of x, which the loop has without their history."""
     model = a_rim(seeded(20), compile_step=True)
     x = random(seeded(22), 3, 2, 5).requires_grad_()
@@ -126,7 +124,7 @@ def test_deferred_gradients_are_not_differentiated_by_mistake(uncompiled: None) 
         slope.square().sum().backward()
 
 
-def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled: None) -> None:
+def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled):
     found = []
     for compile_step in (False, True):
         model = a_rim(seeded(20), compile_step=compile_step)
@@ -138,7 +136,7 @@ def test_the_last_state_alone_can_be_differentiated_and_changed(uncompiled: None
 
 
 @slow_bf16
-def test_a_biass_deferred_gradient_is_summed_in_its_own_precision() -> None:
+def test_a_biass_deferred_gradient_is_summed_in_its_own_precision():
     weight, bias = torch.ones(1, 3, 4, requires_grad=True), torch.zeros(1, 2, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         deferred, x = Deferred(weight, 1, 257, True, bias), torch.ones(1, 257, 3)
@@ -151,14 +149,14 @@ def test_a_biass_deferred_gradient_is_summed_in_its_own_precision() -> None:
 
 
 @compiles_steps
-def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole() -> None:
+def test_a_model_that_compiles_its_step_can_be_compiled_as_a_whole():
     model = a_rim(seeded(20), compile_step=True)
     assert_as_its_steps(model, torch.compile(model, backend="eager", fullgraph=True))
     torch.compiler.reset()
 
 
 @torch.no_grad()
-def test_a_compiled_step_is_for_sequences_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_is_for_sequences_of_any_length(monkeypatch):
     graphs: list[Any] = []
 
     def count(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -173,7 +171,7 @@ def test_a_compiled_step_is_for_sequences_of_any_length(monkeypatch: pytest.Monk
     torch.compiler.reset()
 
 
-def test_every_step_cell_and_sample_draws_its_own_dropout() -> None:
+def test_every_step_cell_and_sample_draws_its_own_dropout():
     model = a_rim(seeded(20), dropout=0.5).train()
     torch.manual_seed(0)
     given, _ = model.cell.lay_out(torch.ones(40, 8, 5, dtype=torch.float64), deferred=False)
@@ -186,7 +184,7 @@ def test_every_step_cell_and_sample_draws_its_own_dropout() -> None:
     assert abs(kept.mean().item() - 1) < 0.1
 
 
-def test_eager_sequences_can_be_differentiated_twice() -> None:
+def test_eager_sequences_can_be_differentiated_twice():
     model = a_rim(seeded(20))
     found = []
     for run in (model, functools.partial(unroll, model.step)):

@@ -65,9 +65,7 @@ def assert_same(run: Callable[..., Any], layer: nn.Module, x: Tensor, atol: floa
 @pytest.mark.parametrize("make", [exported, traced])
 @pytest.mark.parametrize("frozen", [False, True], ids=["no_grad", "frozen"])
 @pytest.mark.parametrize("options", [{}, LAYERS["all awake"]], ids=["one", "all awake"])
-def test_a_graph_made_without_gradients_has_those_of_the_layer(
-    make: Callable[..., Any], frozen: bool, options: dict[str, Any]
-) -> None:
+def test_a_graph_made_without_gradients_has_those_of_the_layer(make, frozen, options):
     layer = build(**options).eval().requires_grad_(not frozen)
     with torch.set_grad_enabled(frozen):
         run = make(layer, torch.randn(7, 3, 5))
@@ -77,9 +75,7 @@ def test_a_graph_made_without_gradients_has_those_of_the_layer(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(("make", "learns"), [(exported, False), (traced, False), (traced, True)])
-def test_a_graph_of_the_kernels_made_with_or_without_gradients_has_those_of_the_layer(
-    make: Callable[..., Any], learns: bool
-) -> None:
+def test_a_graph_of_the_kernels_made_with_or_without_gradients_has_those_of_the_layer(make, learns):
     kernels("forward")
     # Cells of 16, the smallest that the kernels take.
     layer = build(32, num_cells=2, backend="triton")
@@ -88,7 +84,7 @@ def test_a_graph_of_the_kernels_made_with_or_without_gradients_has_those_of_the_
     assert_same(run, layer, torch.randn(3, 3, 5))
 
 
-def test_a_graph_made_without_gradients_saves_nothing_and_one_made_with_them_does() -> None:
+def test_a_graph_made_without_gradients_saves_nothing_and_one_made_with_them_does():
     layer, x = build(), torch.randn(7, 3, 5)
     saves = []
     for learns in (False, True):
@@ -100,14 +96,12 @@ def test_a_graph_made_without_gradients_saves_nothing_and_one_made_with_them_doe
 
 
 @pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
-def test_a_trace_runs_at_another_batch_size_and_length_without_a_warning(
-    options: dict[str, Any],
-) -> None:
+def test_a_trace_runs_at_another_batch_size_and_length_without_a_warning(options):
     layer = build(**options)
     assert_same(traced(layer, torch.randn(7, 3, 5)), layer, torch.randn(9, 4, 5))
 
 
-def test_graphs_of_a_layer_that_draws_draw_anew_by_the_seed() -> None:
+def test_graphs_of_a_layer_that_draws_draw_anew_by_the_seed():
     layer, x = build(cells="random", num_layers=2, dropout=0.5), torch.randn(7, 3, 5)
     for run in (torch.jit.trace(layer, (x,), check_trace=False), exported(layer, x)):
         torch.manual_seed(1)
@@ -117,7 +111,7 @@ def test_graphs_of_a_layer_that_draws_draw_anew_by_the_seed() -> None:
         assert torch.equal(layer(x)[0], got)
 
 
-def test_a_trace_takes_states_resets_and_masks() -> None:
+def test_a_trace_takes_states_resets_and_masks():
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,7 +132,7 @@ def test_a_trace_takes_states_resets_and_masks() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "compiled"])
-def test_a_trace_of_a_loop_in_python_is_refused(backend: Any) -> None:
+def test_a_trace_of_a_loop_in_python_is_refused(backend):
     with pytest.raises(BackendError) as caught:
         traced(build(backend=backend), torch.randn(7, 3, 5))
     assert str(caught.value) == (
@@ -147,7 +141,7 @@ def test_a_trace_of_a_loop_in_python_is_refused(backend: Any) -> None:
     )
 
 
-def test_a_trace_of_a_packed_sequence_is_refused() -> None:
+def test_a_trace_of_a_packed_sequence_is_refused():
     rnn, lengths = build(), torch.tensor([7, 4, 2])
     message = (
         "torch.jit.trace needs padded sequences, got a PackedSequence, whose lengths the trace "
@@ -169,7 +163,7 @@ REFERENCE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [*LAYERS.values(), *REFERENCE], ids=str)
 @pytest.mark.parametrize("learns", [True, False])
-def test_an_export_with_open_sizes_runs_at_others(options: dict[str, Any], learns: bool) -> None:
+def test_an_export_with_open_sizes_runs_at_others(options, learns):
     layer = build(**options)
     with torch.set_grad_enabled(learns):
         run = exported(layer, torch.randn(7, 3, 5))
@@ -178,14 +172,14 @@ def test_an_export_with_open_sizes_runs_at_others(options: dict[str, Any], learn
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_an_export_whose_length_was_not_opened_refuses_another(backend: Any) -> None:
+def test_an_export_whose_length_was_not_opened_refuses_another(backend):
     run = torch.export.export(build(backend=backend), (torch.randn(7, 3, 5),)).module()
     with pytest.raises(AssertionError, match="Guard failed"):
         run(torch.randn(9, 3, 5))
 
 
 @pytest.mark.slow
-def test_an_export_does_not_keep_the_sizes_of_an_earlier_one() -> None:
+def test_an_export_does_not_keep_the_sizes_of_an_earlier_one():
     layer, x = build(backend="reference"), torch.randn(7, 3, 5)
     torch.export.export(layer, (x,))
     torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
@@ -229,7 +223,7 @@ def load_elsewhere(folder: Path, backend: str) -> CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_saved_export_says_what_to_import(tmp_path: Path) -> None:
+def test_a_saved_export_says_what_to_import(tmp_path):
     said = load_elsewhere(tmp_path, "auto")
     assert said.returncode == 1
     assert "failed to resolve torch.ops.riglstm.batched_scan" in said.stderr
@@ -240,16 +234,14 @@ def test_a_saved_export_says_what_to_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_export_of_the_reference_needs_torch_alone(tmp_path: Path) -> None:
+def test_a_saved_export_of_the_reference_needs_torch_alone(tmp_path):
     said = load_elsewhere(tmp_path, "reference")
     assert "the same" in said.stdout, said.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_aotinductor_runs_a_model_at_another_batch_size_and_length(
-    backend: Any, tmp_path: Path
-) -> None:
+def test_aotinductor_runs_a_model_at_another_batch_size_and_length(backend, tmp_path):
     model = Model(backend=backend).eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler about itself
@@ -266,9 +258,7 @@ def test_aotinductor_runs_a_model_at_another_batch_size_and_length(
     "options",
     [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"backend": "reference"}],
 )
-def test_onnx_of_a_model_runs_at_another_batch_size_and_length(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_onnx_of_a_model_runs_at_another_batch_size_and_length(options, tmp_path):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     model, path = Model(**options).eval(), str(tmp_path / "model.onnx")
@@ -284,7 +274,7 @@ def test_onnx_of_a_model_runs_at_another_batch_size_and_length(
 
 
 @pytest.mark.slow
-def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path: Path) -> None:
+def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path):
     pytest.importorskip("onnxscript")
     path = str(tmp_path / "model.onnx")
     graph = torch.export.export(Model().eval(), (ids(7, 3),))
@@ -307,7 +297,7 @@ def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_tensorboard_draws_a_model(tmp_path: Path) -> None:
+def test_tensorboard_draws_a_model(tmp_path):
     pytest.importorskip("tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 

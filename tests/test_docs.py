@@ -47,7 +47,7 @@ def broken(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_every_relative_link_leads_to_a_file_and_a_heading(page):
     assert not broken(page)
 
 
@@ -69,9 +69,7 @@ WITH_CODE = [
 # torch's exporters warn of their own code.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_the_code_of_a_page_runs_from_top_to_bottom(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights").symlink_to(ROOT / "weights")
     # Whether a graph is whole is the question here; building it takes the compiler long.
@@ -81,7 +79,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
         exec(block, names)
 
 
-def test_code_that_is_not_run_here_is_run_elsewhere() -> None:
+def test_code_that_is_not_run_here_is_run_elsewhere():
     for page, tests in ELSEWHERE.items():
         assert guide_blocks(ROOT / "docs" / page)
         for test in tests.split():
@@ -92,7 +90,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^[^#\n]*?\briglstm ([a-z]+)(?: ([a-z]+))?\b([^#\n]*)", re.MULTILINE)
 
 
-def test_every_flag_of_a_command_is_one_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_of_a_command_is_one_of_its_verb(capsys):
     helps: dict[tuple[str, ...], set[str]] = {}
     for page in PAGES:
         fences = FENCE.findall(page.read_text(encoding="utf-8"))
@@ -109,14 +107,14 @@ def test_every_flag_of_a_command_is_one_of_its_verb(capsys: pytest.CaptureFixtur
     assert len(helps) >= 10
 
 
-def test_the_table_of_settings_is_that_of_the_study() -> None:
+def test_the_table_of_settings_is_that_of_the_study():
     study = runpy.run_path(str(ROOT / "benchmarks" / "choosing.py"))
     page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     said = page.split("<!-- choosing: begin -->\n")[1].split("\n<!-- choosing: end -->")[0]
     assert said == study["table"](study["read"](ROOT / study["RESULTS"]))
 
 
-def test_the_small_table_of_speed_is_that_of_the_bench() -> None:
+def test_the_small_table_of_speed_is_that_of_the_bench():
     rows = json.loads((ROOT / "results" / "bench" / "h200.json").read_text())["rows"]
     lines = ["| precision | work | `nn.LSTM` | RigLSTM | ratio |", "|---|---|--:|--:|--:|"]
     for row in rows:
@@ -131,14 +129,14 @@ def test_the_small_table_of_speed_is_that_of_the_bench() -> None:
     assert said == "\n".join(lines)
 
 
-def test_the_guide_and_the_site_name_every_page() -> None:
+def test_the_guide_and_the_site_name_every_page():
     listed, site = ((ROOT / name).read_text() for name in ("docs/README.md", "mkdocs.yml"))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert [page for page in sorted(pages) if f"]({page})" not in listed] == []
     assert [page for page in PAGES if f" {page.relative_to(ROOT)}\n" not in site] == []
 
 
-def test_the_site_has_every_file_that_its_pages_link_to() -> None:
+def test_the_site_has_every_file_that_its_pages_link_to():
     (line,) = re.findall(r"^PAGES := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     copied = set(line.split())
     for page in PAGES:
@@ -148,7 +146,7 @@ def test_the_site_has_every_file_that_its_pages_link_to() -> None:
                 assert path.relative_to(ROOT).parts[0] in copied, f"{page.name}: {link}"
 
 
-def test_the_page_of_kernels_has_the_tables_of_the_bench_on_a_gpu() -> None:
+def test_the_page_of_kernels_has_the_tables_of_the_bench_on_a_gpu():
     page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     bench = json.loads((ROOT / "results" / "bench" / "h200.json").read_text())
     assert bench["commit"][:7] in page
@@ -156,7 +154,7 @@ def test_the_page_of_kernels_has_the_tables_of_the_bench_on_a_gpu() -> None:
         assert table in page
 
 
-def test_the_ratios_on_a_cpu_are_those_of_the_bench() -> None:
+def test_the_ratios_on_a_cpu_are_those_of_the_bench():
     rows = json.loads((ROOT / "results" / "bench" / "cpu.json").read_text())["rows"]
     ratios = {
         (row["hidden_size"], row["B"], row["work"]): row["us"]["RigLSTM"]["median"]

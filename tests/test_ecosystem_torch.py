@@ -32,7 +32,7 @@ def loss_of(layer: nn.Module, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
 @pytest.mark.slow
 # torch's compiler, on its first use in a process, imports modules of torch that warn.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_compiled_layer_equals_eager_forward_and_backward_at_any_length() -> None:
+def test_compiled_layer_equals_eager_forward_and_backward_at_any_length():
     layer = build(backend="batched", bidirectional=True)
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
@@ -58,7 +58,7 @@ AROUND: dict[str, Any] = {
 
 @eager_backends
 @pytest.mark.parametrize("around", AROUND)
-def test_a_call_gives_the_same_numbers_within(around: str, backend: str) -> None:
+def test_a_call_gives_the_same_numbers_within(around, backend):
     layer, x = build(backend=backend, num_layers=2, bidirectional=True), numbers(5, 3, 4)
     packed = pack_sequence([x[:n, b] for b, n in enumerate((3, 5, 2))], enforce_sorted=False)
 
@@ -79,7 +79,7 @@ class Doubled(nn.Module):
 
 
 @eager_backends
-def test_parametrized_weights_are_the_ones_that_run(backend: str) -> None:
+def test_parametrized_weights_are_the_ones_that_run(backend):
     layer, plain = build(backend=backend), build(backend=backend)
     parametrize.register_parametrization(layer, "weight_gates_l0", Doubled())
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_parametrized_weights_are_the_ones_that_run(backend: str) -> None:
 
 
 @eager_backends
-def test_checkpoint_recomputes_the_same_gradients(backend: str) -> None:
+def test_checkpoint_recomputes_the_same_gradients(backend):
     layer = build(backend=backend, cells="random")
     x = numbers(5, 3, 4).requires_grad_()
     torch.manual_seed(3)
@@ -106,7 +106,7 @@ def test_checkpoint_recomputes_the_same_gradients(backend: str) -> None:
 
 # torch builds its forward-mode formulas with a part of itself that it has since deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_does() -> None:
+def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_does():
     layer, x = build(backend="batched"), numbers(5, 3, 4)
     several = torch.stack((x, -x))
 
@@ -174,9 +174,7 @@ TRANSFORMS: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
-    transform: Any, compiled: bool
-) -> None:
+def test_auto_takes_the_reference_where_torch_func_takes_derivatives(transform, compiled):
     answers = []
     for backend in ("auto", "reference"):
         layer = build(backend=backend, num_cells=2)
@@ -196,9 +194,7 @@ def test_auto_takes_the_reference_where_torch_func_takes_derivatives(
 @pytest.mark.slow
 @compiles_steps
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(monkeypatch):
     """Each kind of call has a budget of its own; one version more than it holds would raise.
 
     A batch size, any other and one, each at the first step and later: six versions serve them
@@ -224,7 +220,7 @@ def test_compiled_backend_stays_compiled_over_many_kinds_of_calls(
 
 
 @eager_backends
-def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) -> None:
+def test_two_backward_passes_through_one_graph_agree_and_add_up(backend):
     layer = build(backend=backend, num_layers=2)
     loss = loss_of(layer, numbers(5, 3, 4))
     loss.backward(retain_graph=True)
@@ -236,9 +232,7 @@ def test_two_backward_passes_through_one_graph_agree_and_add_up(backend: str) ->
 
 @eager_backends
 @pytest.mark.parametrize("by_context", [False, True])
-def test_layer_made_on_meta_tells_shapes_and_gets_its_weights_later(
-    by_context: bool, backend: str
-) -> None:
+def test_layer_made_on_meta_tells_shapes_and_gets_its_weights_later(by_context, backend):
     with torch.device("meta" if by_context else "cpu"):
         device = None if by_context else "meta"
         layer = RigLSTM(4, 12, 2, dtype=torch.float64, backend=backend, device=device)
@@ -257,9 +251,7 @@ def test_layer_made_on_meta_tells_shapes_and_gets_its_weights_later(
 
 
 @pytest.mark.parametrize("backend", ["triton", "compiled"])
-def test_a_layer_may_be_made_on_meta_for_a_backend_that_runs_elsewhere(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_may_be_made_on_meta_for_a_backend_that_runs_elsewhere(backend, monkeypatch):
     monkeypatch.setattr(scan.compiled, "available", lambda device: device.type == "cpu")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with torch.device("meta"):
@@ -269,7 +261,7 @@ def test_a_layer_may_be_made_on_meta_for_a_backend_that_runs_elsewhere(
                 RigLSTM(4, 12, backend=wrong)
 
 
-def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch):
     asked = []
     monkeypatch.setattr(scan, "_no_triton", lambda device: asked.append(device.type))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -285,9 +277,7 @@ def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch: pytest.Mo
     "backend", ["reference", "batched", pytest.param("triton", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("of", ["inputs", "weights"])
-def test_vmap_gives_outputs_and_gradients_of_single_calls_without_a_warning(
-    of: str, backend: str
-) -> None:
+def test_vmap_gives_outputs_and_gradients_of_single_calls_without_a_warning(of, backend):
     """Operators make these calls, one after another, and so give their bits."""
     if backend == "triton":
         kernels("forward", on_a_gpu=False)
@@ -317,9 +307,7 @@ STATES = [{}, {"soft_update": False}, {"active_cells": 6}, {"views": "soft"}, {"
 
 @eager_backends
 @pytest.mark.parametrize("options", [*STATES, {"num_layers": 2}, {"bidirectional": True}])
-def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(
-    options: dict[str, Any], backend: str
-) -> None:
+def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(options, backend):
     layer, x = RigLSTM(4, 12, backend=backend, **options), torch.randn(3, 2, 4)
     saved: list[Tensor] = []  # kept, so that no other tensor gets their memory
 
@@ -351,9 +339,7 @@ def test_final_states_can_be_detached_in_place_as_those_of_nn_lstm(
     "options",
     [{}, {"num_layers": 2, "bidirectional": True}, {"cells": "random"}, {"batch_first": True}],
 )
-def test_a_batch_of_no_sequences_is_a_call_like_any_other(
-    options: dict[str, Any], backend: str
-) -> None:
+def test_a_batch_of_no_sequences_is_a_call_like_any_other(options, backend):
     """As of nn.LSTM: a process without data must not keep the others waiting for its gradients."""
     layer = RigLSTM(4, 12, backend=backend, **options)
     known = {k: v for k, v in options.items() if k != "cells"}
@@ -372,7 +358,7 @@ def test_a_batch_of_no_sequences_is_a_call_like_any_other(
     assert RigLSTMCell(4, 12)(x[0])[0].shape == (0, 12)
 
 
-def test_positional_arguments_are_those_of_nn_lstm() -> None:
+def test_positional_arguments_are_those_of_nn_lstm():
     theirs = list(inspect.signature(nn.LSTM.__base__.__init__).parameters)[2:]  # self and mode
     ours = list(inspect.signature(RigLSTM).parameters.values())
     assert [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD] == theirs
@@ -392,9 +378,7 @@ def test_positional_arguments_are_those_of_nn_lstm() -> None:
         {"update_scale": np.float32(0.5), "update_bias": np.float64(2)},
     ],
 )
-def test_numbers_of_numpy_and_switches_by_1_and_0_become_pythons_own(
-    options: dict[str, Any],
-) -> None:
+def test_numbers_of_numpy_and_switches_by_1_and_0_become_pythons_own(options):
     layer = RigLSTM(**{"input_size": 4, "hidden_size": 12, **options})
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in options.items()}
     twin = RigLSTM(**{"input_size": 4, "hidden_size": 12, **plain})
@@ -410,7 +394,7 @@ def test_numbers_of_numpy_and_switches_by_1_and_0_become_pythons_own(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_all_weights_are_one_list_for_each_layer_and_direction(bias: bool) -> None:
+def test_all_weights_are_one_list_for_each_layer_and_direction(bias):
     layer = RigLSTM(4, 12, 2, bias, bidirectional=True)
     listed = layer.all_weights
     assert [len(row) for row in listed] == [6 if bias else 3] * 4
@@ -418,7 +402,7 @@ def test_all_weights_are_one_list_for_each_layer_and_direction(bias: bool) -> No
     assert all(a is b for a, b in zip(flat, layer.parameters(), strict=True))
 
 
-def test_a_loop_that_fills_biases_by_name_leaves_the_soft_update_alone() -> None:
+def test_a_loop_that_fills_biases_by_name_leaves_the_soft_update_alone():
     layer = RigLSTM(4, 12, 2, bidirectional=True)
     for name, p in layer.named_parameters():
         if "bias" in name:
@@ -429,7 +413,7 @@ def test_a_loop_that_fills_biases_by_name_leaves_the_soft_update_alone() -> None
     assert all((layer.weights(k, r).update_bias == 4).all() for k in (0, 1) for r in (False, True))
 
 
-def test_weight_decay_leaves_biases_and_vectors_of_a_whole_model_alone() -> None:
+def test_weight_decay_leaves_biases_and_vectors_of_a_whole_model_alone():
     model = nn.ModuleDict(
         {
             "embed": nn.Embedding(5, 4),

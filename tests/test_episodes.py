@@ -65,7 +65,7 @@ def by_hand(core: Any, x: Tensor, state: Any, reset: Tensor) -> tuple[Tensor, An
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_resets_equal_separate_sequences(name: str) -> None:
+def test_resets_equal_separate_sequences(name):
     core = core_of(name)
     results = []
     for run in (run_with_resets, by_hand):
@@ -81,7 +81,7 @@ def test_resets_equal_separate_sequences(name: str) -> None:
 
 @pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_reset_clears_a_state_that_is_not_finite(name: str, poison: float) -> None:
+def test_a_reset_clears_a_state_that_is_not_finite(name, poison):
     """Outputs, last state and gradients are those of a sequence that began there."""
     core = core_of(name)
     x, state, reset = inputs(core)
@@ -110,9 +110,7 @@ def test_a_reset_clears_a_state_that_is_not_finite(name: str, poison: float) -> 
         ("batched", {"cells": "all", "views": "all", "peers": "all"}),
     ],
 )
-def test_every_backend_clears_a_state_that_is_not_finite(
-    backend: str, options: dict[str, Any]
-) -> None:
+def test_every_backend_clears_a_state_that_is_not_finite(backend, options):
     if backend == "triton":
         kernels("forward", on_a_gpu=False)
     layer = RigLSTM(D, 32, num_cells=2, backend=backend, **options)
@@ -129,7 +127,7 @@ def test_every_backend_clears_a_state_that_is_not_finite(
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_step_with_weights_ready_equals_the_step(name: str) -> None:
+def test_a_step_with_weights_ready_equals_the_step(name):
     core = core_of(name)
     x, state, reset = inputs(core)
     with torch.inference_mode():
@@ -148,9 +146,7 @@ def test_a_step_with_weights_ready_equals_the_step(name: str) -> None:
         ("lstm", {"batch_first": True}, "expected a model with batch_first=False, got True"),
     ],
 )
-def test_models_that_cannot_be_reset_are_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_models_that_cannot_be_reset_are_refused(name, options, message):
     core, reset = build(name, D, H, **options), torch.zeros(B, B, dtype=torch.bool)
     with pytest.raises(ValueError, match=message):
         run_with_resets(core, torch.zeros(B, B, D), core.initial_state(B), reset)

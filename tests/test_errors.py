@@ -126,15 +126,13 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
-def test_wrong_options_are_named_before_any_weight_is_made(
-    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_options_are_named_before_any_weight_is_made(options, message, monkeypatch):
     monkeypatch.setattr(torch, "empty", fail)
     with raises(message):
         RigLSTM(**{"input_size": 4, "hidden_size": 6, "num_cells": 3} | options)
 
 
-def test_dropout_without_layers_between_warns_where_it_was_asked_for() -> None:
+def test_dropout_without_layers_between_warns_where_it_was_asked_for():
     message = re.escape(
         "dropout acts between layers: expected num_layers of at least 2, got 1, so dropout=0.5 "
         "does nothing; use nn.Dropout on the output instead"
@@ -144,7 +142,7 @@ def test_dropout_without_layers_between_warns_where_it_was_asked_for() -> None:
     assert seen[0].filename == __file__
 
 
-def test_triton_says_what_it_misses_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_says_what_it_misses_on_a_cpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     _no_triton.cache_clear()
     with pytest.raises(BackendError) as caught:
@@ -165,14 +163,12 @@ def assert_refused(backend: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cuda", "Batched", "", None, 3, ["auto"]])
-def test_unknown_backends_are_named(backend: Any) -> None:
+def test_unknown_backends_are_named(backend):
     known = "auto, reference, batched, compiled, triton"
     assert_refused(backend, f"backend must be one of {known}, got {backend!r}")
 
 
-def test_compiled_backend_without_a_compiler_raises_and_never_falls_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_backend_without_a_compiler_raises_and_never_falls_back(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *args, **kwargs: None)
     assert_refused(
         "compiled",
@@ -256,9 +252,7 @@ WRONG_CALLS: list[tuple[dict[str, Any], Any, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("way", ["forward", "trace"])
 @pytest.mark.parametrize(("options", "x", "given", "message"), WRONG_CALLS)
-def test_wrong_calls_are_named(
-    options: dict[str, Any], x: Any, given: dict[str, Any], message: str, way: str
-) -> None:
+def test_wrong_calls_are_named(options, x, given, message, way):
     layer = build(**options)
     with raises(message):
         (layer if way == "forward" else layer.trace)(x, **given)
@@ -274,7 +268,7 @@ FORMS: dict[str, tuple[Tensor | PackedSequence, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("which", ["h_0", "c_0"])
 @pytest.mark.parametrize("form", FORMS)
-def test_wrong_states_are_named(form: str, which: str) -> None:
+def test_wrong_states_are_named(form, which):
     x, shape = FORMS[form]
     rows, *batch, _ = shape
     names = "" if form == "unbatched" else ", batch"
@@ -305,7 +299,7 @@ def words(node: ast.AST) -> list[str]:
     ]
 
 
-def test_every_message_has_a_test() -> None:
+def test_every_message_has_a_test():
     """The longest fixed part of each message stands in a text of these tests."""
     here = Path(__file__)
     texts = "\n".join(
@@ -384,6 +378,6 @@ WRONG_KINDS: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG_KINDS, ids=[m for _, m in WRONG_KINDS])
-def test_wrong_kind_of_thing_is_named(call: Callable[[], Any], message: str) -> None:
+def test_wrong_kind_of_thing_is_named(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()

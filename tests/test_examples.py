@@ -43,7 +43,7 @@ def table(printed: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-def test_forecaster_stays_good_on_long_streams(tmp_path: Path) -> None:
+def test_forecaster_stays_good_on_long_streams(tmp_path):
     lines = table(run(tmp_path, EXAMPLES / "forecaster.py"))
     assert list(lines) == ["RigLSTM", "LSTM", "last value"]
     for name in ("RigLSTM", "LSTM"):
@@ -55,9 +55,7 @@ def test_forecaster_stays_good_on_long_streams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["classifier", "sb3_agent"])
-def test_it_is_right_on_sequences_longer_than_those_it_learned_from(
-    example: str, tmp_path: Path
-) -> None:
+def test_it_is_right_on_sequences_longer_than_those_it_learned_from(example, tmp_path):
     """A guess is right in a third of the classifier's cases, and in half of the agent's."""
     if example == "sb3_agent":
         pytest.importorskip("sb3_contrib", reason="needs the extra riglstm[sb3]")
@@ -67,7 +65,7 @@ def test_it_is_right_on_sequences_longer_than_those_it_learned_from(
 
 
 @pytest.mark.slow
-def test_own_task_is_installed_by_pip_and_learned(tmp_path: Path) -> None:
+def test_own_task_is_installed_by_pip_and_learned(tmp_path):
     site = tmp_path / "site"
     quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
     run(tmp_path, "-m", "pip", "install", *quiet, "--target", site, EXAMPLES / "own_task")
@@ -92,7 +90,7 @@ def cells(path: Path, kind: str) -> list[dict[str, Any]]:
     return [cell for cell in found if cell["cell_type"] == kind]
 
 
-def test_notebook_has_the_code_of_its_script_and_the_outputs_of_all_of_it() -> None:
+def test_notebook_has_the_code_of_its_script_and_the_outputs_of_all_of_it():
     script = (EXAMPLES / "forecaster.py").read_text(encoding="utf-8")
     _, *parts = re.split(r"^# %%$", script, flags=re.M)
     code = cells(EXAMPLES / "forecaster.ipynb", "code")
@@ -108,7 +106,7 @@ def test_notebook_has_the_code_of_its_script_and_the_outputs_of_all_of_it() -> N
     assert base64.b64decode(picture).startswith(b"\x89PNG")
 
 
-def test_the_page_on_own_tasks_shows_what_the_example_has() -> None:
+def test_the_page_on_own_tasks_shows_what_the_example_has():
     page = (ROOT / "docs" / "own-tasks.md").read_text(encoding="utf-8")
     own = EXAMPLES / "own_task"
     (entry_point,) = re.findall(r"```toml\n(.*?)```", page, re.S)

@@ -85,9 +85,7 @@ def assert_gone(*pids: str) -> None:
             os.kill(int(pid), 0)
 
 
-def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
-    tmp_path: Path, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(tmp_path, monkeypatch, capfd):
     use_script(
         monkeypatch,
         "begin = time.monotonic(); print('hello', flush=True); time.sleep(0.2)\n"
@@ -108,9 +106,7 @@ def test_no_more_run_at_a_time_than_asked_for_and_all_are_heard_of(
         assert threads == "4"
 
 
-def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(tmp_path, monkeypatch):
     use_script(
         monkeypatch,
         "folder.touch(); sys.stdin.buffer.read(); time.sleep(0.2)\n"
@@ -124,7 +120,7 @@ def test_ctrl_c_lets_all_runs_save_and_leaves_none_behind(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_second_ctrl_c_ends_runs_at_once(tmp_path, monkeypatch):
     use_script(monkeypatch, "folder.write_text(str(os.getpid())); time.sleep(60)")
     interrupt_when([tmp_path / name for name in "ab"], signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped at once, without saving"):
@@ -133,7 +129,7 @@ def test_a_second_ctrl_c_ends_runs_at_once(tmp_path: Path, monkeypatch: Patch) -
     assert not (tmp_path / "c").exists()
 
 
-def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path, monkeypatch):
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit('the disk is full')")
     interrupt_when([tmp_path / "a"])
     words = r"^stopped; 1 runs ended with an error \(run a seed 0: the disk is full\)$"
@@ -141,7 +137,7 @@ def test_a_run_that_does_not_save_when_asked_is_told_of(tmp_path: Path, monkeypa
         TWO.run(several(tmp_path, "a"), print, Heard())
 
 
-def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path, monkeypatch):
     use_script(
         monkeypatch,
         "if folder.name == 'a': sys.exit()\nsys.stdin.buffer.read(); folder.touch(); sys.exit(130)",
@@ -153,9 +149,7 @@ def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path: Path, monkeypa
     assert (tmp_path / "b").exists()
 
 
-def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(tmp_path, monkeypatch):
     use_script(monkeypatch, "print('one', flush=True); time.sleep(0.1); sys.exit('two')")
     ends = Heard()
     reader, writer = os.pipe()
@@ -172,9 +166,7 @@ def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(
     assert ends == {"a": "two"}
 
 
-def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(tmp_path, monkeypatch):
     use_script(
         monkeypatch,
         "if folder.name == 'b': sys.exit()\n"
@@ -201,9 +193,7 @@ def test_a_killed_run_costs_itself_alone_and_takes_along_what_it_has_started(
     assert not lives()
 
 
-def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(tmp_path, monkeypatch):
     use_script(monkeypatch, "sys.stdin.buffer.read(); folder.touch(); sys.exit(130)")
     monkeypatch.setattr(executor, "TO_SAVE", 1.0)
     ends = Heard()
@@ -214,9 +204,7 @@ def test_what_still_runs_shortly_before_the_deadline_is_asked_to_stop(
     assert ends == {"a": ""}
 
 
-def test_without_time_the_first_runs_are_begun_and_no_others(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_without_time_the_first_runs_are_begun_and_no_others(tmp_path, monkeypatch):
     use_script(monkeypatch, "folder.touch()")
     Processes(2, Deadline.after(0.01)).run(several(tmp_path, "abc"), print, Heard())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
@@ -232,15 +220,13 @@ def test_without_time_the_first_runs_are_begun_and_no_others(
         (KeyboardInterrupt(), "stopped; what is done, or was saved, stays so"),
     ],
 )
-def test_a_stop_between_runs_says_how_to_go_on(
-    end: BaseException, said: str, tmp_path: Path
-) -> None:
+def test_a_stop_between_runs_says_how_to_go_on(end, said, tmp_path):
     runs = [planned(tmp_path / name) for name in "ab"]
     with pytest.raises(KeyboardInterrupt, match=f"^{said}; go on with: more$"):
         make_runs(runs, Mock(side_effect=end), InProcess(), print, "more")
 
 
-def test_a_run_that_is_out_of_time_is_the_last(tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_that_is_out_of_time_is_the_last(tmp_path, capsys):
     runs = [planned(tmp_path / name) for name in "ab"]
     ended: list[Path] = []
     make = Mock(side_effect=OutOfTime("time is up"))
@@ -250,7 +236,7 @@ def test_a_run_that_is_out_of_time_is_the_last(tmp_path: Path, capsys: Capture) 
 
 
 @slow
-def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path: Path) -> None:
+def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path):
     wanted = planned(tmp_path / "run", updates=10**6, log_every=5, evaluate_every=10**6)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = (sys.executable, *executor.WORKER)
@@ -275,9 +261,7 @@ def test_a_run_saves_and_ends_when_the_program_that_started_it_is_gone(tmp_path:
 
 
 @slow
-def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
-    tmp_path: Path, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_a_table_is_made_side_by_side_in_spite_of_a_crash(tmp_path, monkeypatch, capfd):
     rows, settings = {"lstm": Row("LSTM", "lstm", 8)}, {"M=1": Setting("P=2", {"M": 1})}
     recipe = Recipe(rows, settings, ("P=4",), TASK, FIT, models=("lstm",))
     table = replace(TABLES["copying"], recipes={"quick": recipe})
@@ -312,9 +296,7 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(
         (MemoryError(), 2, f"out of memory (MemoryError); {LESS_MEMORY}\n"),
     ],
 )
-def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
-    end: BaseException | None, code: int, said: str, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_a_run_ends_with_the_commands_exit_codes_and_a_line(end, code, said, monkeypatch, capfd):
     make = partial(print, end="") if end is None else Mock(side_effect=end)
     monkeypatch.setattr(executor.pickle, "load", lambda _: (make, ["riglstm"]))
     monkeypatch.setattr(executor, "_stop_at_the_end_of_stdin", lambda: None)
@@ -326,7 +308,7 @@ def test_a_run_ends_with_the_commands_exit_codes_and_a_line(
     assert capfd.readouterr().out == said
 
 
-def test_an_error_is_a_line_for_users_and_a_bug_its_traceback() -> None:
+def test_an_error_is_a_line_for_users_and_a_bug_its_traceback():
     assert in_words(OSError("the disk is full")) == "the disk is full"
     assert in_words(ValueError("not raised by us")) is None
     assert in_words(KeyError("x")) is None

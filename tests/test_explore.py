@@ -59,9 +59,7 @@ def asked(**changes: Any) -> bytes:
     return json.dumps({"pixels": SEVEN.tolist(), "side": 14, **changes}).encode()
 
 
-def test_a_reading_is_the_trace_of_the_layer_and_the_answer_of_the_network(
-    port: int, networks: list[Network]
-) -> None:
+def test_a_reading_is_the_trace_of_the_layer_and_the_answer_of_the_network(port, networks):
     status, _, body = ask(port, "POST", "/api/read", asked(side=15))
     assert status == 200
     rig, lstm = json.loads(body)["traces"]
@@ -87,7 +85,7 @@ def test_a_reading_is_the_trace_of_the_layer_and_the_answer_of_the_network(
     assert lstm["layers"][0]["active"] is None
 
 
-def test_noise_turns_pixels_over_and_what_is_hidden_is_black() -> None:
+def test_noise_turns_pixels_over_and_what_is_hidden_is_black():
     plain = disturbed(Request(SEVEN, 14))
     assert torch.equal(plain, SEVEN)
     noisy = disturbed(Request(SEVEN, 14, noise=0.25))
@@ -116,13 +114,13 @@ def test_noise_turns_pixels_over_and_what_is_hidden_is_black() -> None:
         asked(sides=3),
     ],
 )
-def test_a_wrong_request_is_refused_with_what_was_expected(body: bytes, port: int) -> None:
+def test_a_wrong_request_is_refused_with_what_was_expected(body, port):
     status, _, answer = ask(port, "POST", "/api/read", body)
     assert status == 400
     assert json.loads(answer)["error"].startswith("expected JSON with pixels, 28 rows of 28")
 
 
-def test_what_is_too_large_or_of_another_kind_is_refused(port: int) -> None:
+def test_what_is_too_large_or_of_another_kind_is_refused(port):
     json_type = {"Content-Type": "application/json"}
     for path, headers, status, said in (
         ("/api/read", {**json_type, "Content-Length": "65537"}, 413, "at most 65536 bytes, got"),
@@ -136,7 +134,7 @@ def test_what_is_too_large_or_of_another_kind_is_refused(port: int) -> None:
     assert ask(port, "GET", "/../server.py")[0] == 404
 
 
-def test_what_goes_wrong_in_a_reading_is_said(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_in_a_reading_is_said(port, monkeypatch):
     def fails(*_: Any) -> None:
         raise RuntimeError("no memory")
 
@@ -146,7 +144,7 @@ def test_what_goes_wrong_in_a_reading_is_said(port: int, monkeypatch: pytest.Mon
     assert json.loads(answer)["error"] == "the picture could not be read: no memory"
 
 
-def test_the_page_needs_nothing_from_elsewhere(port: int) -> None:
+def test_the_page_needs_nothing_from_elsewhere(port):
     for path in ("", *(file.name for file in server.PAGE.iterdir())):
         status, headers, body = ask(port, "GET", f"/{path}?x=1")
         assert status == 200
@@ -155,7 +153,7 @@ def test_the_page_needs_nothing_from_elsewhere(port: int) -> None:
         assert b"https://" not in body
 
 
-def test_the_page_is_told_what_there_is(port: int) -> None:
+def test_the_page_is_told_what_there_is(port):
     about = json.loads(ask(port, "GET", "/api/about")[2])
     assert [one["name"] for one in about["networks"]] == ["RigLSTM", "LSTM"]
     assert about["networks"][0]["source"].endswith("seed 11, trained on 14x14")
@@ -164,7 +162,7 @@ def test_the_page_is_told_what_there_is(port: int) -> None:
     assert about["examples"]["7"] == SEVEN.tolist()
 
 
-def test_the_examples_are_read_as_what_they_are(networks: list[Network]) -> None:
+def test_the_examples_are_read_as_what_they_are(networks):
     pictures = torch.stack([drawn(strokes) for strokes in STROKES.values()])
     for network, side in product(networks, (14, 15)):
         shown = network.config.prepare(pictures).flatten(1)[:, positions(SIDE, Size(side, side))]
@@ -172,7 +170,7 @@ def test_the_examples_are_read_as_what_they_are(networks: list[Network]) -> None
             assert network.net(shown.T.unsqueeze(2)).argmax(-1).tolist() == list(range(10))
 
 
-def test_only_networks_that_read_digits_are_explored() -> None:
+def test_only_networks_that_read_digits_are_explored():
     weights = ROOT / "weights"
     (one,) = open_networks([weights / "mnist-riglstm.safetensors"])
     assert one.name == "RigLSTM"
@@ -180,15 +178,13 @@ def test_only_networks_that_read_digits_are_explored() -> None:
         open_networks([weights / "copying-riglstm.safetensors"])
 
 
-def test_without_networks_there_is_the_second_tab_alone() -> None:
+def test_without_networks_there_is_the_second_tab_alone():
     with server.Server("127.0.0.1", 0, []) as served:
         assert served.about()["networks"] == []
         assert served.answer(Request(SEVEN, 14)) == []
 
 
-def test_the_command_says_what_it_cannot_serve(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_says_what_it_cannot_serve(capsys, tmp_path):
     assert main(["explore", "--weights", str(tmp_path / "none")]) == 2
     assert "which is not there; the repository of riglstm has a" in capsys.readouterr().err
     assert main(["explore", "--port", "65536"]) == 2

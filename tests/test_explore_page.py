@@ -53,9 +53,7 @@ def array(browser: Chromium, tab: str, name: str) -> Any:
     return np.array(browser.run(f"Array.from({where}.data)")).reshape(browser.run(f"{where}.shape"))
 
 
-def test_a_seven_is_drawn_and_read_at_another_size(
-    browser: Chromium, address: str, networks: list[Network], tmp_path: Path
-) -> None:
+def test_a_seven_is_drawn_and_read_at_another_size(browser, address, networks, tmp_path):
     browser.open(address)
     browser.wait(f"document.body && {READY}")
     assert "RigLSTM reads 7" in browser.run(STATUS)
@@ -139,7 +137,7 @@ def test_a_seven_is_drawn_and_read_at_another_size(
             assert len(np.unique(image.reshape(-1, 3), axis=0)) > 100
 
 
-def test_a_digit_is_picked_without_drawing(browser: Chromium, address: str) -> None:
+def test_a_digit_is_picked_without_drawing(browser, address):
     browser.open(address)
     browser.wait(f"document.body && {READY}")
     pick = "[...document.querySelectorAll('#examples button')]"
@@ -151,9 +149,7 @@ def test_a_digit_is_picked_without_drawing(browser: Chromium, address: str) -> N
     assert browser.run("explorer.pad.rows()") == four
 
 
-def test_a_trace_of_ones_own_is_opened_in_the_second_tab(
-    browser: Chromium, address: str, tmp_path: Path
-) -> None:
+def test_a_trace_of_ones_own_is_opened_in_the_second_tab(browser, address, tmp_path):
     torch.manual_seed(0)
     rnn, x = RigLSTM(3, 12, num_layers=2, num_cells=3), torch.randn(40, 2, 3)
     traces = rnn.trace(x)

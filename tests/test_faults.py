@@ -155,7 +155,7 @@ def kill(root: Path, seed: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_runs_killed_at_any_file_operation_end_as_one_left_alone(tmp_path: Path) -> None:
+def test_runs_killed_at_any_file_operation_end_as_one_left_alone(tmp_path):
     draws("kills")
     made = subprocess.run(
         [sys.executable, __file__, str(tmp_path), f"{SEED} kills"],
@@ -180,7 +180,7 @@ def flipped(file: Path, draw: random.Random) -> Iterator[int]:
     file.write_bytes(whole)
 
 
-def test_a_checkpoint_with_a_flipped_bit_is_never_resumed_from(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_flipped_bit_is_never_resumed_from(tmp_path):
     draw = draws("flips")
     net = train(tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
@@ -192,7 +192,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_never_resumed_from(tmp_path: Path) -
             assert said.getvalue().startswith("step-60.ckpt is damaged")
 
 
-def test_weights_with_a_flipped_bit_are_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_weights_with_a_flipped_bit_are_refused(tmp_path, capsys):
     draw = draws("flips of weights")
     out, file = tmp_path / "run", tmp_path / "file.safetensors"
     assert main([*SMALL, "--updates", "4", "--out", str(out)]) == 0

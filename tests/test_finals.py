@@ -70,7 +70,7 @@ def lines_of(space: Space, model: str, **scores: tuple[float, float]) -> list[di
     return [said(label, *scores[f"t{label}"]) for label in space.labels()]
 
 
-def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny: Path) -> None:
+def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny):
     space = read_space(tiny)
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
     lines += lines_of(space, "riglstm", t0=(0.1, 0.1), t1=(0.2, 0.2), t2=(0.5, 0.6))
@@ -95,7 +95,7 @@ def test_each_rule_has_its_recipe_and_one_run_serves_both_where_they_agree(tiny:
     assert plan(space, space.models, lines, tiny.parent, "cpu", done) == made[:1]
 
 
-def test_a_trial_is_known_by_its_run_and_not_by_the_label_in_its_line(tiny: Path) -> None:
+def test_a_trial_is_known_by_its_run_and_not_by_the_label_in_its_line(tiny):
     space = read_space(tiny)
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
     for label in ("0", "gone"):
@@ -104,7 +104,7 @@ def test_a_trial_is_known_by_its_run_and_not_by_the_label_in_its_line(tiny: Path
         assert plan(space, ["lstm"], other, tiny.parent, "cpu")
 
 
-def test_a_final_run_is_its_trial_for_longer_with_another_seed_and_test_data(tiny: Path) -> None:
+def test_a_final_run_is_its_trial_for_longer_with_another_seed_and_test_data(tiny):
     space = read_space(tiny)
     trial, final = spec(space, "riglstm", "1"), finals.spec(space, "riglstm", "1", "M=2", 3)
     fit = replace(trial.fit, updates=4 * trial.fit.updates, test=True)
@@ -122,7 +122,7 @@ def test_a_final_run_is_its_trial_for_longer_with_another_seed_and_test_data(tin
 
 
 @pytest.mark.parametrize("path", WITH_FINALS, ids=[path.stem for path in WITH_FINALS])
-def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) -> None:
+def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path):
     space = read_space(path)
     assert space.setting in space.final_updates
     assert len(space.final_seeds) >= 3
@@ -134,7 +134,7 @@ def test_every_search_has_final_runs_with_seeds_that_no_trial_had(path: Path) ->
     assert not seeds & {said["seed"] for own in lines for said in own}
 
 
-def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model() -> None:
+def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model():
     space = read_space(ROOT / "protocol" / "ablation.toml")
     lines = search.read_lines(ROOT / "results" / "trials" / "mnist.jsonl")
     mnist = read_space(ROOT / "protocol" / "mnist.toml")
@@ -156,7 +156,7 @@ def test_ablations_take_riglstms_recipe_and_no_two_of_them_are_one_model() -> No
     assert seen["riglstm"][0].K_h < seen["riglstm"][0].N - 1
 
 
-def test_block_zoneout_is_an_lstm_of_which_some_blocks_keep_their_state() -> None:
+def test_block_zoneout_is_an_lstm_of_which_some_blocks_keep_their_state():
     row = block_zoneout(SMALL)
     torch.manual_seed(0)
     layer = build(row.model, 72, row.hidden_size, **row.options).layer.double()
@@ -188,7 +188,7 @@ def test_block_zoneout_is_an_lstm_of_which_some_blocks_keep_their_state() -> Non
         ("trials = 3", 'trials = 3\nrecipe_of = ["tiny2", "lstm"]', "No such file"),
     ],
 )
-def test_wrong_final_runs_are_explained(before: str, after: str, message: str, tiny: Path) -> None:
+def test_wrong_final_runs_are_explained(before, after, message, tiny):
     assert before in TINY
     tiny.write_text(TINY.replace(before, after))
     with pytest.raises(ValueError, match=message):
@@ -196,8 +196,8 @@ def test_wrong_final_runs_are_explained(before: str, after: str, message: str, t
 
 
 def test_a_model_that_lacks_trials_is_refused_with_the_command_that_makes_them(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiny, tmp_path, capsys
+):
     space = read_space(tiny)
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.9, 0.2), t2=(0.5, 0.6))
     assert lacking(space, "lstm", lines, tmp_path) == ""
@@ -227,9 +227,7 @@ ROW = ResultRow(
 )
 
 
-def test_what_the_other_rule_chose_before_is_not_trained_again(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_other_rule_chose_before_is_not_trained_again(tiny, tmp_path, capsys):
     space, results = read_space(tiny), tmp_path / "results"
     lines = lines_of(space, "lstm", t0=(0.1, 0.1), t1=(0.4, 0.2), t2=(0.5, 0.6))
     for said in lines:
@@ -256,7 +254,7 @@ def cells(found: Sequence[ResultRow]) -> tuple[str, str]:
     return line.ours["16x16"].figures(), line.there["16x16"].figures()
 
 
-def test_a_column_of_a_rule_has_the_recipe_of_that_rule_alone() -> None:
+def test_a_column_of_a_rule_has_the_recipe_of_that_rule_alone():
     there = replace(ROW, chosen_on="validation@16x16", value=0.6)
     other = {"recipe": "b", "run": "other", "trial": "4", "rule": SHIFTED}
     found = [ROW, there, replace(ROW, value=0.7, **other), replace(there, value=0.8, **other)]
@@ -273,7 +271,7 @@ def test_a_column_of_a_rule_has_the_recipe_of_that_rule_alone() -> None:
     assert table.lines[0].made["trial"] == f"5 ({AT_HOME}), 4 ({SHIFTED})"
 
 
-def test_a_mean_has_no_two_recipes_where_a_rule_has_chosen_anew() -> None:
+def test_a_mean_has_no_two_recipes_where_a_rule_has_chosen_anew():
     rows_of_both = [
         replace(ROW, seed=seed, run=f"{seed}", value=0.5, rule=BOTH, chosen_on=f"validation@{at}")
         for seed in (1, 2)
@@ -298,17 +296,15 @@ def test_a_mean_has_no_two_recipes_where_a_rule_has_chosen_anew() -> None:
         ({"budget": "tuned", "trial": ""}, "rule"),
     ],
 )
-def test_rows_of_a_search_name_trial_and_rule_and_no_others_do(
-    change: dict[str, str], wrong: str
-) -> None:
+def test_rows_of_a_search_name_trial_and_rule_and_no_others_do(change, wrong):
     assert not list(rows.faults(ROW))
     assert wrong in dict(rows.faults(replace(ROW, **change)))
 
 
 @pytest.mark.slow
 def test_the_command_goes_from_trials_to_rows_and_on_where_it_stopped(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiny, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     words = ["sweep", str(tiny), "--device", "cpu", "--jobs", "2", "--out", "runs"]
     trials = Path("results/trials/tiny.jsonl")

@@ -89,9 +89,7 @@ EVERY = {
         ("--kinds", {"kinds": ()}),
     ],
 )
-def test_what_is_given_is_read_by_its_type_and_the_rest_is_the_default(
-    words: str, given: dict[str, Any]
-) -> None:
+def test_what_is_given_is_read_by_its_type_and_the_rest_is_the_default(words, given):
     assert read("here", *words.split()) == Sizes(Path("here"), **given)
 
 
@@ -112,15 +110,13 @@ def test_what_is_given_is_read_by_its_type_and_the_rest_is_the_default(
         ((), "the following arguments are required: RUN (`riglstm measure --help`"),
     ],
 )
-def test_what_cannot_be_read_is_explained(args: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_read_is_explained(args, message):
     with pytest.raises(UsageError) as error:
         read(*args)
     assert message in str(error.value)
 
 
-def test_help_has_docstrings_types_and_defaults(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_help_has_docstrings_types_and_defaults(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as end:
         read("--help")
@@ -143,9 +139,7 @@ def test_help_has_docstrings_types_and_defaults(
         assert line in lines
 
 
-def test_several_dataclasses_are_groups_of_one_command_line_without_a_flag_in_common(
-    capsys: Capture,
-) -> None:
+def test_several_dataclasses_are_groups_of_one_command_line_without_a_flag_in_common(capsys):
     groups: dict[str, type] = {"sizes": Sizes, "other": Other}
     given = flags.read("riglstm both", "About.", groups, ["x", "--speed", "2", "--steps", "5"])
     assert given == {"sizes": Sizes(Path("x"), steps=5), "other": Other(2.0)}
@@ -158,7 +152,7 @@ def test_several_dataclasses_are_groups_of_one_command_line_without_a_flag_in_co
         flags.read("riglstm both", "", {"a": Other, "b": Child}, [])
 
 
-def test_docstrings_are_inherited_and_not_needed() -> None:
+def test_docstrings_are_inherited_and_not_needed():
     assert flags.docs(Child) == {"speed": "How fast.", "more": "One more."}
     space: dict[str, Any] = {}
     exec("class Made:\n    x: int = 1\n", space)
@@ -184,7 +178,7 @@ def test_docstrings_are_inherited_and_not_needed() -> None:
         (float | Literal["auto"] | None, "none", None),
     ],
 )
-def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> None:
+def test_text_becomes_a_value_of_the_type(kind, word, value):
     assert flags.convert(kind, word) == value
 
 
@@ -200,6 +194,6 @@ def test_text_becomes_a_value_of_the_type(kind: Any, word: str, value: Any) -> N
         (dict, "x", "which cannot be given as text, got 'x'"),
     ],
 )
-def test_text_of_another_type_is_explained(kind: Any, word: str, message: str) -> None:
+def test_text_of_another_type_is_explained(kind, word, message):
     with pytest.raises(ValueError, match=message):
         flags.convert(kind, word)

@@ -85,7 +85,7 @@ def assert_as_plain(weights: dict[str, Tensor], dtype: torch.dtype = torch.float
 @slow
 # skorch calls a part of scikit-learn, or torch, that is on its way out; not ours to mend.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_skorch_trains_as_the_plain_loop_does_and_searches_options() -> None:
+def test_skorch_trains_as_the_plain_loop_does_and_searches_options():
     from sklearn.model_selection import GridSearchCV
     from skorch import NeuralNetClassifier
 
@@ -111,7 +111,7 @@ def test_skorch_trains_as_the_plain_loop_does_and_searches_options() -> None:
 
 
 @slow
-def test_accelerate_trains_as_the_plain_loop_does_and_goes_on(tmp_path: Path) -> None:
+def test_accelerate_trains_as_the_plain_loop_does_and_goes_on(tmp_path):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -138,7 +138,7 @@ def test_accelerate_trains_as_the_plain_loop_does_and_goes_on(tmp_path: Path) ->
 # Lightning's own use of torch, and its advice on logging and on workers for data.
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
-def test_lightning_trains_as_the_plain_loop_does_and_goes_on(tmp_path: Path) -> None:
+def test_lightning_trains_as_the_plain_loop_does_and_goes_on(tmp_path):
     import pytorch_lightning as pl
 
     class Lit(pl.LightningModule):
@@ -199,16 +199,16 @@ def assert_two_processes_are_as_plain(title: str, folder: Path) -> None:
 
 
 @slow
-def test_ddp_trains_as_one_process_does(tmp_path: Path) -> None:
+def test_ddp_trains_as_one_process_does(tmp_path):
     assert_two_processes_are_as_plain("DistributedDataParallel", tmp_path)
 
 
 @slow
-def test_fsdp2_trains_as_one_process_does(tmp_path: Path) -> None:
+def test_fsdp2_trains_as_one_process_does(tmp_path):
     assert_two_processes_are_as_plain("FSDP2", tmp_path)
 
 
-def test_each_row_of_the_guides_tables_has_a_test() -> None:
+def test_each_row_of_the_guides_tables_has_a_test():
     rows = []
     for page, head in (("frameworks", "| framework |"), ("deploying", "| way |")):
         table = (GUIDE / f"{page}.md").read_text().split(head)[1].split("\n\n")[0]

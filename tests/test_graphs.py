@@ -98,7 +98,7 @@ def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients_equal_the_cores_own(name: str) -> None:
+def test_outputs_and_gradients_equal_the_cores_own(name):
     core, twin = models(name)
     compare(core, GraphedCore(core, batch(0)), twin)
 
@@ -134,7 +134,7 @@ def marked(test: Callable[..., None]) -> Callable[..., None]:
         *((n, {"compile_step": True}) for n in MODELS if "compile_step" in options_of(n)),
     ],
 )
-def test_a_captured_core_equals_the_core_on_a_gpu(name: str, options: dict[str, Any]) -> None:
+def test_a_captured_core_equals_the_core_on_a_gpu(name, options):
     core, twin = models(name, **options)[0].cuda(), models(name)[0].cuda()
     compare(core, GraphedCore(core, batch(0, "cuda")), twin, "cuda")
 
@@ -158,9 +158,7 @@ def train(captured: Any, core: Any, seed: int) -> tuple[Tensor, ...]:
         ("riglstm", {"variant": "rand_cells"}),
     ],
 )
-def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(name, options):
     core = models(name, **options)[0].cuda()
     captured = GraphedCore(core, batch(0, "cuda"))
     first, again, other = (train(captured, core, seed) for seed in (3, 3, 4))
@@ -172,7 +170,7 @@ def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused() -> None:
+def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused():
     core, _ = models("entnet")
     captured = GraphedCore(core, batch(0))
     first, _ = captured(batch(1))
@@ -191,7 +189,7 @@ def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused()
 
 @slow_bf16
 @pytest.mark.usefixtures("no_gpu")
-def test_the_capture_keeps_the_autocast_that_was_active() -> None:
+def test_the_capture_keeps_the_autocast_that_was_active():
     core, x = models("rmc", dtype=torch.float32)[0], batch(0).float().detach()
     with torch.autocast("cpu", torch.bfloat16):
         captured = GraphedCore(core, x)
@@ -224,9 +222,7 @@ def captures(cache: cuda_graphs.Cache) -> list[int]:
 
 @pytest.mark.parametrize("flags", [{}, {"live": True, "reset": True}], ids=["plain", "flags"])
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
-    name: str, flags: dict[str, bool], cache: cuda_graphs.Cache
-) -> None:
+def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(name, flags, cache):
     for seed, known in ((1, [0]), (2, [1]), (3, [1])):
         p = random_problem(seeded(seed), T=4, update_bias=True, **ALL_VARIANTS[name], **flags)
         assert_equals_the_reference(p, "compiled", torch.float64)
@@ -234,9 +230,7 @@ def test_the_loop_and_its_graph_equal_the_reference_for_every_rule(
 
 
 @pytest.mark.parametrize("calls", [1, 2], ids=["loop", "graph"])
-def test_a_second_derivative_and_several_gradients_at_once_are_refused(
-    calls: int, cache: cuda_graphs.Cache
-) -> None:
+def test_a_second_derivative_and_several_gradients_at_once_are_refused(calls, cache):
     layer, x = soft(), torch.randn(4, 2, D, dtype=torch.float64, requires_grad=True)
     for _ in range(calls):
         output, _ = layer(x)
@@ -250,7 +244,7 @@ def test_a_second_derivative_and_several_gradients_at_once_are_refused(
         (output.square().mean() + grad.square().sum()).backward()
 
 
-def test_a_loop_leaves_the_filters_of_warnings_alone() -> None:
+def test_a_loop_leaves_the_filters_of_warnings_alone():
     x = torch.ones(3, requires_grad=True)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
@@ -288,8 +282,8 @@ def gradients_of(losses: list[Tensor], layer: RigLSTM, order: tuple[int, ...]) -
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 1, 0, 2, 1)])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
 def test_calls_that_wait_for_each_other_are_differentiated_in_any_order(
-    options: dict[str, Any], order: tuple[int, ...], most: int, cache: cuda_graphs.Cache
-) -> None:
+    options, order, most, cache
+):
     cache.most_graphs = most
     layer = soft(**options)
     losses(layer, 0), losses(layer, 0)
@@ -301,9 +295,7 @@ def test_calls_that_wait_for_each_other_are_differentiated_in_any_order(
     close(got, want, atol=EXACT.grad)
 
 
-def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(
-    cache: cuda_graphs.Cache,
-) -> None:
+def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(cache):
     layer = soft()
     losses(layer, 0)
     assert captures(cache) == [0]
@@ -320,7 +312,7 @@ def test_calls_that_wait_get_a_graph_each_and_leave_it_to_the_next(
         kept[0].backward()
 
 
-def test_the_least_recently_used_kinds_go(cache: cuda_graphs.Cache) -> None:
+def test_the_least_recently_used_kinds_go(cache):
     layer = soft()
 
     def call(T: int) -> None:
@@ -339,7 +331,7 @@ def test_the_least_recently_used_kinds_go(cache: cuda_graphs.Cache) -> None:
     assert captures(cache) == [0] * 6
 
 
-def test_what_a_graph_depends_on_makes_another_kind(cache: cuda_graphs.Cache) -> None:
+def test_what_a_graph_depends_on_makes_another_kind(cache):
     layer = soft(dtype=torch.float32)
     x = torch.randn(3, 2, D)
     state = (torch.randn(1, 2, H), torch.randn(1, 2, H))
@@ -364,9 +356,7 @@ def test_what_a_graph_depends_on_makes_another_kind(cache: cuda_graphs.Cache) ->
 
 @pytest.mark.parametrize("frozen", ["none", "all", "weight_gates_l0", "some"])
 @pytest.mark.parametrize("input_learns", [False, True])
-def test_gradients_are_those_that_are_asked_for(
-    frozen: str, input_learns: bool, cache: cuda_graphs.Cache
-) -> None:
+def test_gradients_are_those_that_are_asked_for(frozen, input_learns, cache):
     layer = soft()
     for i, (name, p) in enumerate(layer.named_parameters()):
         p.requires_grad_(not (frozen in ("all", name) or (frozen == "some" and i % 2)))
@@ -383,7 +373,7 @@ def test_gradients_are_those_that_are_asked_for(
     close(found[:-1], [found[-1]] * 3, atol=EXACT.grad)
 
 
-def test_changed_weights_are_seen_and_results_are_the_callers(cache: cuda_graphs.Cache) -> None:
+def test_changed_weights_are_seen_and_results_are_the_callers(cache):
     layer, twin = soft(), soft()
     twin.backend = "reference"
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (layer, twin)]
@@ -404,9 +394,7 @@ def test_changed_weights_are_seen_and_results_are_the_callers(cache: cuda_graphs
         loss.backward()
 
 
-def test_who_watches_sees_the_loop(
-    cache: cuda_graphs.Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_watches_sees_the_loop(cache, monkeypatch):
     layer = soft()
     x = torch.randn(3, 2, D, dtype=torch.float64)
     with FlopCounterMode(display=False):
@@ -420,7 +408,7 @@ def test_who_watches_sees_the_loop(
     assert captures(cache) == []
 
 
-def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: cuda_graphs.Cache) -> None:
+def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache):
     error = RuntimeError("operation not permitted when stream is capturing")
     cache.capture = Mock(side_effect=error)
     layer = soft()
@@ -433,7 +421,7 @@ def test_a_loop_that_cannot_be_captured_runs_without_and_says_so(cache: cuda_gra
     assert not cuda_graphs.CAPTURING.locked()
 
 
-def test_threads_share_graphs(cache: cuda_graphs.Cache) -> None:
+def test_threads_share_graphs(cache):
     layer = soft()
     losses(layer, 0), losses(layer, 0)
     want = [loss.item() for loss in losses(layer, *range(8))]
@@ -448,9 +436,7 @@ def test_threads_share_graphs(cache: cuda_graphs.Cache) -> None:
         assert list(pool.map(work, range(8))) == want
 
 
-def test_auto_on_a_gpu_is_compiled_where_the_kernels_refuse(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_on_a_gpu_is_compiled_where_the_kernels_refuse(monkeypatch):
     gpu, sel = torch.device("cuda", 0), Selection(6, 6, 4, 4, 4, views="soft")
     capability = [9]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (capability[0], 0))
@@ -464,9 +450,7 @@ def test_auto_on_a_gpu_is_compiled_where_the_kernels_refuse(
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
-def test_auto_keeps_to_operators_where_compilers_and_modes_watch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_keeps_to_operators_where_compilers_and_modes_watch(monkeypatch):
     ran = []
     plain = scan.BACKENDS["batched"]
     monkeypatch.setattr(scan, "resolve", lambda *_: "compiled")
@@ -487,9 +471,7 @@ def test_auto_keeps_to_operators_where_compilers_and_modes_watch(
 
 @marked
 @pytest.mark.parametrize("name", ["soft_inputs", "rand_cells", "default"])
-def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(name, monkeypatch):
     cache = cuda_graphs.Cache()
     monkeypatch.setattr(compiled, "GRAPHS", cache)
     layer = soft(**{"views": "top", **ALL_VARIANTS[name]}).cuda()
@@ -510,7 +492,7 @@ def test_the_graphs_of_the_compiled_step_equal_the_reference_on_a_gpu(
 
 @marked
 @pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
-def test_a_compiled_step_has_gradients_of_float64_at_the_tables_size_on_a_gpu(name: str) -> None:
+def test_a_compiled_step_has_gradients_of_float64_at_the_tables_size_on_a_gpu(name):
     still = {"dropout": 0.0} if "dropout" in options_of(name) else {}
     core = build(name, 600, 600, compile_step=True, **still).cuda()
     exact = build(name, 600, 600, **still).cuda().double()

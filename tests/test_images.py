@@ -51,7 +51,7 @@ SIZES = [(28, f"{s}x{s}") for s in (14, 16, 19, 24)] + [(32, "16x16"), (32, "32x
 
 
 @pytest.mark.parametrize(("n", "size"), [*SIZES, (28, "14x24"), (28, "19x14")])
-def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n: int, size: str) -> None:
+def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n, size):
     pixels = torch.randint(256, (n, n))
     rows, columns = map(int, size.split("x"))
     shown = pixels.flatten()[positions(n, read_size(size))].tolist()
@@ -64,7 +64,7 @@ def test_a_picture_is_resized_from_the_original_by_the_floor_rule(n: int, size: 
     assert shown == legacy.flatten().tolist()
 
 
-def test_a_pixel_is_white_from_the_threshold_on_before_the_picture_is_resized() -> None:
+def test_a_pixel_is_white_from_the_threshold_on_before_the_picture_is_resized():
     images = noise(train=10, test=4)
     rows, columns = (torch.arange(n) * 28 // n for n in (14, 19))
     pixels = images.test_images[:, 0, rows][:, :, columns].flatten(1).mT
@@ -74,7 +74,7 @@ def test_a_pixel_is_white_from_the_threshold_on_before_the_picture_is_resized() 
         assert torch.equal(shown[..., 0].bool(), pixels >= threshold)
 
 
-def test_a_step_of_cifar_shows_red_green_and_blue_of_one_pixel() -> None:
+def test_a_step_of_cifar_shows_red_green_and_blue_of_one_pixel():
     images = noise(train=10, test=4, channels=3, side=32)
     task = ImageTask(CIFAR10(input_size=6), lambda: images, CPU)
     shown, labels = task.examples("24x24", "test")
@@ -86,7 +86,7 @@ def test_a_step_of_cifar_shows_red_green_and_blue_of_one_pixel() -> None:
     assert task.batch(0, 0).inputs.shape == (256, 64, 3)
 
 
-def test_training_pictures_are_shown_like_test_pictures() -> None:
+def test_training_pictures_are_shown_like_test_pictures():
     pixels, numbers = noise(train=10).train_images, torch.arange(10)
     task = small(Images(pixels, numbers, pixels, numbers), size=5)
     drawn, shown = task.batch(0, 0), task.examples("5x5", "test")
@@ -94,7 +94,7 @@ def test_training_pictures_are_shown_like_test_pictures() -> None:
     assert torch.equal(drawn.inputs, shown.inputs[:, drawn.targets])
 
 
-def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
+def test_splits_are_disjoint_fixed_and_leave_nothing_out():
     pixels, numbers = torch.zeros(60_000, 1, 1, 1, dtype=torch.uint8), torch.arange(60_000)
     images = Images(pixels, numbers, pixels, numbers)
     parts = split_up(images, None, None, None)
@@ -111,7 +111,7 @@ def test_splits_are_disjoint_fixed_and_leave_nothing_out() -> None:
     assert again["test"][1].tolist() != list(range(10))
 
 
-def test_a_split_larger_than_its_data_is_refused() -> None:
+def test_a_split_larger_than_its_data_is_refused():
     with pytest.raises(ValueError, match="train_size must be a whole number from 1 to 40, got 41"):
         small(train_size=41).ready()
     with pytest.raises(ValueError, match="validation_size must be a whole number from 1 to 10"):
@@ -119,7 +119,7 @@ def test_a_split_larger_than_its_data_is_refused() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [8, 7, 40, 100])
-def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
+def test_each_picture_is_seen_once_an_epoch(batch_size):
     images = noise(train=50)._replace(train_labels=torch.arange(50))
     task = small(images, batch_size=batch_size)
     steps = -(-160 // batch_size)
@@ -133,7 +133,7 @@ def test_each_picture_is_seen_once_an_epoch(batch_size: int) -> None:
         assert not torch.equal(epoch, seen[0])
 
 
-def test_the_score_is_that_of_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_score_is_that_of_all_pictures_at_once(monkeypatch):
     monkeypatch.setattr("riglstm.lab.tasks.common.CPU_TOKENS", 4 * 25)
     task = small(noise(test=23))
     net = task.network(build("lstm", 6, 6))
@@ -148,8 +148,8 @@ def test_the_score_is_that_of_all_pictures_at_once(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_cross_entropy_smoothed_in_training_with_a_gradient_for_every_parameter(
-    smoothing: float,
-) -> None:
+    smoothing,
+):
     task = small(batch_size=30, label_smoothing=smoothing)
     net = task.network(build("lstm", 6, 6))
     batch = task.batch(0, 0)
@@ -164,7 +164,7 @@ def test_the_loss_is_cross_entropy_smoothed_in_training_with_a_gradient_for_ever
     assert scores[0] == scores[1]
 
 
-def test_there_are_as_many_tables_as_colours() -> None:
+def test_there_are_as_many_tables_as_colours():
     grey = ImageTask(MNIST(), noise, CPU).network(build("lstm", 600, 600))
     assert grey.get_parameter("tables.weight").shape == (2, 600)
     assert sum(p.numel() for p in grey.parameters()) == 2_892_010
@@ -175,7 +175,7 @@ def test_there_are_as_many_tables_as_colours() -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming: bool) -> None:
+def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming):
     class Echo(nn.Module):
         input_size = output_size = 6
         batch_first = False
@@ -201,9 +201,7 @@ def test_the_class_is_read_from_the_last_step_or_from_the_mean(streaming: bool) 
         (CIFAR10(), ("16x16", "19x19", "24x24", "32x32")),
     ],
 )
-def test_conditions_begin_with_the_size_of_training(
-    config: SequentialImages, conditions: tuple[str, ...]
-) -> None:
+def test_conditions_begin_with_the_size_of_training(config, conditions):
     task = ImageTask(config, noise, CPU)
     assert task.conditions == conditions
     assert task.trained_on == conditions[0]
@@ -225,14 +223,12 @@ def test_conditions_begin_with_the_size_of_training(
         ),
     ],
 )
-def test_options_that_cannot_work_are_refused(
-    config: type[SequentialImages], options: dict[str, Any], message: str
-) -> None:
+def test_options_that_cannot_work_are_refused(config, options, message):
     with pytest.raises(ValueError, match=message):
         config(**options)
 
 
-def test_levels_are_evenly_spaced_and_pictures_keep_their_order_of_brightness() -> None:
+def test_levels_are_evenly_spaced_and_pictures_keep_their_order_of_brightness():
     pixels = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(CIFAR10().prepare(pixels), pixels)
     few = CIFAR10(levels=16).prepare(pixels)
@@ -242,7 +238,7 @@ def test_levels_are_evenly_spaced_and_pictures_keep_their_order_of_brightness() 
 
 
 @pytest.mark.parametrize("start_range", [None, 0.1])
-def test_tables_and_readout_start_in_the_range_that_is_asked_for(start_range: float | None) -> None:
+def test_tables_and_readout_start_in_the_range_that_is_asked_for(start_range):
     torch.manual_seed(0)
     core = build("lstm", 64, 64)
     net = TokenNetwork(core, 1, 256, (10,), dropout=0.0, summarise=True, start_range=start_range)
@@ -255,7 +251,7 @@ def test_tables_and_readout_start_in_the_range_that_is_asked_for(start_range: fl
         assert 0.09 < net.readout.weight.abs().max().item() <= 0.1
 
 
-def test_half_of_the_pictures_are_mirrored() -> None:
+def test_half_of_the_pictures_are_mirrored():
     images = noise(channels=3, side=32)
     plain, flipped = (small(images, CIFAR10, batch_size=40, flip=f) for f in (False, True))
     before, after = plain.batch(0, 3).inputs, flipped.batch(0, 3).inputs  # (T, B, C)

@@ -63,7 +63,7 @@ def environment(folder: Path, wheel: Path, packages: set[str]) -> Path:
     return python
 
 
-def test_wheel_runs_the_readme_example_with_torch_alone(tmp_path: Path) -> None:
+def test_wheel_runs_the_readme_example_with_torch_alone(tmp_path):
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("riglstm-*.whl")
     packages = needs(wheel, tmp_path / "wheel.json")
@@ -123,7 +123,7 @@ def run_without(
     return [(code, out, err) for code, out, err in found["said"]], found["heavy"]
 
 
-def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_path: Path) -> None:
+def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_path):
     extras = {"lightning_fabric", "safetensors", "tqdm", "numpy", "pooch"}
     extras |= {"matplotlib", "tensorboard", "gymnasium", "minigrid"}
     verbs = ["demo", "train", "evaluate", "reproduce", "report", "bench", "explore", "data", "list"]
@@ -149,7 +149,7 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
     assert "this needs matplotlib, which is not installed" in err
 
 
-def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path: Path) -> None:
+def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path):
     missing = {"pooch", "gymnasium", "minigrid", "matplotlib", "tensorboard"}
     tiny = ["--hidden-size", "6", "--L", "1", "--P", "2", "--digits", "2", "--conditions", "P=3"]
     sizes = ["--input-size", "4", "--validation-size", "4", "--test-size", "8", "--updates", "3"]
@@ -180,7 +180,7 @@ def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path: Path) -> N
     assert "this needs matplotlib, which is not installed: pip install 'riglstm[lab]'" in shown[2]
 
 
-def test_it_runs_as_a_module_and_a_reader_may_leave_early() -> None:
+def test_it_runs_as_a_module_and_a_reader_may_leave_early():
     command = f"{sys.executable} -m riglstm list | head -1"
     said = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert said.stdout == "tasks: riglstm train NAME\n"

@@ -323,7 +323,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_launches_are_those_of_a_call_in_full() -> None:
+def test_launches_are_those_of_a_call_in_full():
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     ran = python("-c", CODE, env=env)
     assert ran.returncode == 0, ran.stderr[-3000:]

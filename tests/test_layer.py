@@ -74,9 +74,7 @@ def forms(layer: nn.LSTM | RigLSTM, form: str) -> tuple[Tensor | PackedSequence,
 @pytest.mark.parametrize(
     "form", ["batched", "batch_first", "unbatched", "packed", "packed_unsorted"]
 )
-def test_forms_and_shapes_are_those_of_nn_lstm(
-    form: str, num_layers: int, bidirectional: bool, with_state: bool
-) -> None:
+def test_forms_and_shapes_are_those_of_nn_lstm(form, num_layers, bidirectional, with_state):
     arguments = (4, 12, num_layers, True, form == "batch_first", 0.0, bidirectional)
     theirs, ours = nn.LSTM(*arguments), RigLSTM(*arguments)
     x, hx = forms(theirs, form)
@@ -93,7 +91,7 @@ def test_forms_and_shapes_are_those_of_nn_lstm(
         assert (g.shape, g.dtype, g.device) == (e.shape, e.dtype, e.device)
 
 
-def test_other_frameworks_find_what_they_read() -> None:
+def test_other_frameworks_find_what_they_read():
     layer = RigLSTM(4, 12, 2, False, True, 0.25, True)
     theirs = nn.LSTM(4, 12, 2, False, True, 0.25, True)
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
@@ -105,7 +103,7 @@ def test_other_frameworks_find_what_they_read() -> None:
     assert not isinstance(layer, nn.LSTM | nn.RNNBase)
 
 
-def test_a_list_serves_as_the_pair_of_states_and_none_as_zeros() -> None:
+def test_a_list_serves_as_the_pair_of_states_and_none_as_zeros():
     layer = build(num_layers=2, bidirectional=True)
     x, hx, zero = numbers(3, 2, 4), state(layer, 2), torch.zeros(4, 2, 12, dtype=torch.float64)
     assert torch.equal(layer(x, list(hx))[0], layer(x, hx)[0])
@@ -113,7 +111,7 @@ def test_a_list_serves_as_the_pair_of_states_and_none_as_zeros() -> None:
 
 
 @eager_backends
-def test_a_call_changes_neither_input_nor_state(backend: str) -> None:
+def test_a_call_changes_neither_input_nor_state(backend):
     layer = build(backend=backend, num_layers=2)
     x, (h, c), reset = numbers(3, 2, 4), state(layer, 2), torch.ones(3, 2, dtype=torch.bool)
     kept = [v.clone() for v in (x, h, c, reset)]
@@ -121,7 +119,7 @@ def test_a_call_changes_neither_input_nor_state(backend: str) -> None:
     assert all(map(torch.equal, (x, h, c, reset), kept))
 
 
-def test_dropout_acts_between_layers_in_training_alone_and_follows_the_seed() -> None:
+def test_dropout_acts_between_layers_in_training_alone_and_follows_the_seed():
     x, layer, plain = numbers(5, 3, 4), build(num_layers=2, dropout=1.0), build(num_layers=2)
     y, (h_n, _) = layer(x)
     below, (h_below, _) = part(layer, "_l0")(x)
@@ -198,9 +196,7 @@ def called(
 @eager_backends
 @pytest.mark.parametrize("form", ["padded", "unbatched", "packed", "packed_unsorted"])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
-def test_a_call_is_that_of_each_sequence_and_direction_alone_in_its_pieces(
-    options: dict[str, Any], form: str, backend: str
-) -> None:
+def test_a_call_is_that_of_each_sequence_and_direction_alone_in_its_pieces(options, form, backend):
     """Packed, masked and reset, in outputs and gradients, whatever stands where it is left out."""
     gen = torch.Generator().manual_seed(4)
     for left_out in (None, 0.0, float("nan"), float("inf")):
@@ -242,9 +238,7 @@ BIT_OPTIONS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("B", [1, 3, 64])
 @pytest.mark.parametrize("options", BIT_OPTIONS)
-def test_pieces_with_carried_state_equal_one_run_bit_for_bit(
-    options: dict[str, Any], B: int, dtype: torch.dtype, backend: str
-) -> None:
+def test_pieces_with_carried_state_equal_one_run_bit_for_bit(options, B, dtype, backend):
     layer = build(5, 42, 6, dtype, backend=backend, **options)
     x, hx = numbers(9, B, 5, dtype=dtype), state(layer, B)
     y, final = layer(x, hx)
@@ -262,9 +256,7 @@ def test_pieces_with_carried_state_equal_one_run_bit_for_bit(
 @eager_backends
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("B", [None, 1, 3, 64])
-def test_cell_steps_equal_the_layer_bit_for_bit(
-    B: int | None, dtype: torch.dtype, backend: str
-) -> None:
+def test_cell_steps_equal_the_layer_bit_for_bit(B, dtype, backend):
     layer = build(5, 42, 6, dtype, backend=backend)
     cell = RigLSTMCell(5, 42, num_cells=6, dtype=dtype, backend=backend)
     cell.layer.load_state_dict(layer.state_dict())
@@ -280,7 +272,7 @@ def test_cell_steps_equal_the_layer_bit_for_bit(
     assert torch.equal(cell(x[0])[0], layer(x[:1])[0][0])
 
 
-def test_cell_has_the_call_of_nn_lstm_cell() -> None:
+def test_cell_has_the_call_of_nn_lstm_cell():
     cell, theirs = RigLSTMCell(4, 12, False), nn.LSTMCell(4, 12, False)
     for x in (torch.randn(3, 4), torch.randn(4)):
         expected = [v.shape for v in theirs(x)]
@@ -291,7 +283,7 @@ def test_cell_has_the_call_of_nn_lstm_cell() -> None:
     assert all("bias" not in name for name, _ in cell.named_parameters())
 
 
-def test_state_dict_has_the_names_of_the_docs_and_only_what_a_layer_needs() -> None:
+def test_state_dict_has_the_names_of_the_docs_and_only_what_a_layer_needs():
     layer = build(bidirectional=True, num_layers=2, update_bias=0.0)
     names = ("weight_in", "bias_in", "weight_gates", "bias_gates", "weight_query", "update_offset")
     suffixes = ("_l0", "_l0_reverse", "_l1", "_l1_reverse")
@@ -324,8 +316,8 @@ def test_state_dict_has_the_names_of_the_docs_and_only_what_a_layer_needs() -> N
     ],
 )  # fmt: skip
 def test_two_thirds_of_the_cells_wake_by_default_and_counts_follow_them_up_to_their_caps(
-    options: dict[str, int], counts: tuple[int, ...]
-) -> None:
+    options, counts
+):
     sizes = {"hidden_size": 12, "num_cells": 6, **options}
     layer = build(**sizes)
     sel = layer.selection
@@ -342,11 +334,11 @@ def update_of(layer: RigLSTM) -> tuple[bool, float, float | None]:
 
 
 @pytest.mark.parametrize(("N", "d"), [(6, 100), (6, 2), (4, 16), (5, 50), (3, 7), (6, 1)])
-def test_the_default_soft_update_has_a_scale_of_one_by_d_and_a_bias_of_four(N: int, d: int) -> None:
+def test_the_default_soft_update_has_a_scale_of_one_by_d_and_a_bias_of_four(N, d):
     assert update_of(build(4, N * d, N)) == (True, 1 / d, 4.0)
 
 
-def test_repr_shows_sizes_backend_and_every_option_that_is_not_the_default() -> None:
+def test_repr_shows_sizes_backend_and_every_option_that_is_not_the_default():
     assert repr(RigLSTM(4, 12)) == (
         "RigLSTM(4, 12, num_cells=6, num_views=6, active_cells=4, views_per_cell=4, "
         "peers_per_cell=4, backend='auto' -> 'batched')"
@@ -389,8 +381,8 @@ def test_repr_shows_sizes_backend_and_every_option_that_is_not_the_default() -> 
     ],
 )  # fmt: skip
 def test_numbers_of_the_soft_update_that_are_given_count_and_repr_makes_them_again(
-    given: dict[str, Any], update: tuple[bool, float, float | None], said: str
-) -> None:
+    given, update, said
+):
     layer = RigLSTM(4, 12, **given, backend="batched")
     assert update_of(layer) == update
     assert repr(layer).endswith(f"peers_per_cell=4, {said}backend='batched')")
@@ -401,9 +393,7 @@ def test_numbers_of_the_soft_update_that_are_given_count_and_repr_makes_them_aga
 
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
-def test_trace_has_an_entry_for_each_row_of_the_state_in_the_order_of_the_input(
-    options: dict[str, Any],
-) -> None:
+def test_trace_has_an_entry_for_each_row_of_the_state_in_the_order_of_the_input(options):
     layer = build(num_views=5, **options)
     pieces = [numbers(n, 4, seed=n).requires_grad_() for n in LENGTHS]
     x, hx = pack_sequence(pieces, enforce_sorted=False), state(layer, 4)
@@ -440,9 +430,7 @@ def lstm_in_papers_notation(lstm: nn.LSTM, N: int, K: int) -> dict[str, Tensor]:
 @eager_backends
 @pytest.mark.parametrize("input_views", ["linear", "split"])
 @pytest.mark.parametrize(("N", "K"), [(1, 1), (3, 3), (3, 2), (2, 5)])
-def test_without_selection_and_soft_update_the_layer_is_nn_lstm(
-    N: int, K: int, input_views: Any, backend: str
-) -> None:
+def test_without_selection_and_soft_update_the_layer_is_nn_lstm(N, K, input_views, backend):
     """With one cell and one view the default rules select nothing away, so they stay."""
     d = 5
     theirs = nn.LSTM(K * d, N * d, dtype=torch.float64)
@@ -469,7 +457,7 @@ def test_without_selection_and_soft_update_the_layer_is_nn_lstm(
     )
 
 
-def test_under_autocast_a_rounded_state_is_accepted() -> None:
+def test_under_autocast_a_rounded_state_is_accepted():
     layer = build(dtype=torch.float32)
     hx = tuple(s.to(torch.bfloat16) for s in state(layer, 3))
     with torch.autocast("cpu", torch.bfloat16):
@@ -477,7 +465,7 @@ def test_under_autocast_a_rounded_state_is_accepted() -> None:
     assert y.dtype == h_n.dtype == c_n.dtype == torch.float32
 
 
-def test_a_first_call_is_quick_and_reads_no_compiler() -> None:
+def test_a_first_call_is_quick_and_reads_no_compiler():
     code = """
 import sys, time, torch, riglstm
 rnn, x = riglstm.RigLSTM(20, 60), torch.randn(100, 32, 20)
@@ -491,7 +479,7 @@ print(*({"torch._dynamo", "torch._inductor", "sympy"} & {*sys.modules}))
     assert float(seconds) < 1, "0.1 s on an idle machine"
 
 
-def test_functions_are_constant_to_compilers_as_torch_marks_them() -> None:
+def test_functions_are_constant_to_compilers_as_torch_marks_them():
     @torch.compiler.assume_constant_result
     def marked() -> None: ...
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
-def test_a_small_riglstm_learns_to_copy(tmp_path: Path) -> None:
+def test_a_small_riglstm_learns_to_copy(tmp_path):
     task = Copying(
         L=3, P=5, digits=4, conditions=(), batch_size=32, input_size=16, loss_on="answer"
     ).open(CPU)

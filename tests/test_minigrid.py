@@ -77,7 +77,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_levels_are_registered_with_their_actions(name: str) -> None:
+def test_levels_are_registered_with_their_actions(name):
     of = FAMILIES[name]
     for level in of.levels.values():
         env: Any = gymnasium.make(level, disable_env_checker=True).unwrapped
@@ -86,7 +86,7 @@ def test_levels_are_registered_with_their_actions(name: str) -> None:
         assert env.max_steps == LIMITS.get(level, env.max_steps) > 0
 
 
-def test_levels_and_families_by_name() -> None:
+def test_levels_and_families_by_name():
     assert len(FAMILIES) == 16
     assert set(FAMILIES) - set(SHOWN) == {"fetch", "gotodoor", "gotoobject", "putnear"}
     of = FAMILIES["doorkey"]
@@ -97,7 +97,7 @@ def test_levels_and_families_by_name() -> None:
             chosen_levels(of, names)
 
 
-def test_reward_is_one_where_a_recorded_episode_is_solved() -> None:
+def test_reward_is_one_where_a_recorded_episode_is_solved():
     """Two forward, a turn, two forward: the environment's own reward falls with time."""
     actions = (FORWARD, FORWARD, RIGHT, FORWARD, FORWARD)
     env = gymnasium.make(EMPTY)
@@ -117,7 +117,7 @@ def test_reward_is_one_where_a_recorded_episode_is_solved() -> None:
     assert [solved(r) for r in (-1, 0, 0.1, 1)] == [0, 0, 1, 1]
 
 
-def test_workers_give_what_the_environments_give() -> None:
+def test_workers_give_what_the_environments_give():
     levels = [DOORKEY, EMPTY, DOORKEY]
     actions = np.random.default_rng(0).integers(0, 7, (120, 3))
     seen: list[Any] = []
@@ -143,7 +143,7 @@ def test_workers_give_what_the_environments_give() -> None:
         np.testing.assert_array_equal(seen[0][:, i], np.array(expected))
 
 
-def test_environments_go_back_to_where_they_stood() -> None:
+def test_environments_go_back_to_where_they_stood():
     rng = np.random.default_rng(1)
     with Environments([DOORKEY, EMPTY], 0, workers=1) as envs:
         played(envs, rng.integers(0, 7, (130, 2)))
@@ -157,7 +157,7 @@ def test_environments_go_back_to_where_they_stood() -> None:
     np.testing.assert_array_equal(first, again)
 
 
-def test_an_environment_can_be_left_out_and_plays_once() -> None:
+def test_an_environment_can_be_left_out_and_plays_once():
     with Environments([EMPTY, EMPTY], 0, workers=1, once=True, numbers=[3, 3]) as envs:
         np.testing.assert_array_equal(*envs.images)
         before = envs.images.copy()
@@ -171,14 +171,14 @@ def test_an_environment_can_be_left_out_and_plays_once() -> None:
         assert ends == 1
 
 
-def test_there_are_as_many_workers_as_cores_that_may_be_used(monkeypatch: Patch) -> None:
+def test_there_are_as_many_workers_as_cores_that_may_be_used(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     with Environments([EMPTY] * 4, 0) as envs:
         assert len(envs.workers) == 1
 
 
-def test_a_killed_worker_is_reported_and_none_is_left() -> None:
+def test_a_killed_worker_is_reported_and_none_is_left():
     envs = Environments([DOORKEY] * 3, 0, workers=2)
     processes = [worker.process for worker in envs.workers]
     os.kill(processes[1].pid, signal.SIGKILL)
@@ -189,13 +189,13 @@ def test_a_killed_worker_is_reported_and_none_is_left() -> None:
     assert [process.poll() for process in processes] == [0, -9]
 
 
-def test_a_worker_that_fails_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_fails_is_reported(capfd):
     with pytest.raises(WorkerDied, match=r"\(MiniGrid-Nowhere-v0\) ended with exit code 1"):
         Environments(["MiniGrid-Nowhere-v0"], 0)
     assert "MiniGrid-Nowhere" in capfd.readouterr().err
 
 
-def test_workers_do_not_outlive_a_killed_run() -> None:
+def test_workers_do_not_outlive_a_killed_run():
     script = (
         "import sys, time\n"
         "from riglstm.lab.minigrid.envs import Environments\n"
@@ -218,7 +218,7 @@ def test_workers_do_not_outlive_a_killed_run() -> None:
     assert not any(map(alive, pids))
 
 
-def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path) -> None:
+def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path):
     result = run(spec(episodes=3), tmp_path / "a")
     levels = list(FAMILIES["lavagap"].levels)
     assert [r["condition"] for r in result["rows"] if r["metric"] == "success"] == levels
@@ -238,7 +238,7 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path: Path
         evaluate(tmp_path / "a", "cpu")
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(short(256), whole)
 
@@ -261,9 +261,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Pat
     assert (whole / weights).read_bytes() == (parts / weights).read_bytes()
 
 
-def test_no_more_frames_are_used_than_were_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
-) -> None:
+def test_no_more_frames_are_used_than_were_asked_for(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training, "SECONDS", 0.0)
     assert run(short(127), tmp_path / "a")["frames"] == 64
     said = capsys.readouterr().err
@@ -271,7 +269,7 @@ def test_no_more_frames_are_used_than_were_asked_for(
     assert "tested 6 of 6 episodes" in said
 
 
-def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path, monkeypatch):
     save = training.Checkpoints.save
 
     def stopped(self: Any, *args: Any) -> None:
@@ -285,8 +283,8 @@ def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path: Path, monkeypat
 
 
 def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_folder(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+    tmp_path, monkeypatch
+):
     def make() -> Reproduced:
         runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
         return reproduce(runs, tmp_path / "tables")
@@ -307,7 +305,7 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_fold
     assert RunFolder(folder).state == "done"
 
 
-def test_trials_depend_on_the_agent_alone() -> None:
+def test_trials_depend_on_the_agent_alone():
     net = build(spec(), torch.device("cpu"))
     levels = chosen_levels(FAMILIES["lavagap"], ("S5", "S6"))
     scores = training.trials(net, levels, 3, workers=1)
@@ -316,7 +314,7 @@ def test_trials_depend_on_the_agent_alone() -> None:
     assert 0 < scores["S5"]["steps"] <= 100
 
 
-def test_a_memory_of_other_sizes_has_another_name() -> None:
+def test_a_memory_of_other_sizes_has_another_name():
     """So that no table takes it for the paper's."""
     assert [spec(name).name for name in MEMORIES] == list(MEMORIES)
     assert replace(spec(), hidden_size=128).name == "riglstm-other"
@@ -343,6 +341,6 @@ def test_a_memory_of_other_sizes_has_another_name() -> None:
         ({"model_options": {"cells": 3, "depth": 1}}, "'depth' is no model option of 'riglstm'"),
     ],
 )
-def test_runs_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_runs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(spec(), **changes)

@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_finished_run_is_tested_again_and_not_trained(runs: Path, capsys: Capture) -> None:
+def test_a_finished_run_is_tested_again_and_not_trained(runs, capsys):
     out = str(runs / "riglstm")
     assert main(["train", "minigrid", "--family", "lavagap", "--out", out, *TINY.split()]) == 2
     assert "holds a run that is done; `riglstm evaluate" in capsys.readouterr().err
@@ -50,7 +50,7 @@ def test_a_finished_run_is_tested_again_and_not_trained(runs: Path, capsys: Capt
     assert "This equals the recorded result." in said
 
 
-def test_report_draws_the_papers_figure(runs: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_report_draws_the_papers_figure(runs, tmp_path, capsys):
     page, figures = tmp_path / "report.html", tmp_path / "figures"
     assert main(["report", str(runs), "--out", str(page), "--figures", str(figures)]) == 0
     text = page.read_text()
@@ -60,7 +60,7 @@ def test_report_draws_the_papers_figure(runs: Path, tmp_path: Path, capsys: Capt
     assert len(list(figures.glob("*-minigrid-*.png"))) >= 1
 
 
-def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> None:
+def test_no_mean_is_over_runs_of_two_trainings(runs, tmp_path):
     """Two seeds of one training, and a later run of another with figures of its own."""
     for name in ("rim", "rim-copy"):
         shutil.copytree(runs / "rim", tmp_path / name)
@@ -102,9 +102,7 @@ def test_no_mean_is_over_runs_of_two_trainings(runs: Path, tmp_path: Path) -> No
         ("--model transformer", "--model must be one of"),
     ],
 )
-def test_a_run_that_cannot_be_begins_no_folder(
-    flags: str, message: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_run_that_cannot_be_begins_no_folder(flags, message, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", "minigrid", "--out", str(out), *TINY.split(), *flags.split()]) == 2
     assert message in capsys.readouterr().err
@@ -121,8 +119,8 @@ def test_a_run_that_cannot_be_begins_no_folder(
     ],
 )
 def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
-    given: tuple[str, ...], update: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    given, update, monkeypatch
+):
     asked: list[GridSpec] = []
 
     def run(spec: GridSpec, *args: object, **options: object) -> NoReturn:
@@ -136,9 +134,7 @@ def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
     assert (layer.soft_update, layer.selection.update_scale, layer.update_bias) == update
 
 
-def test_reproduce_trains_what_is_missing_and_prints_a_table(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_reproduce_trains_what_is_missing_and_prints_a_table(tmp_path, capsys):
     flags = "--families lavagap --models lstm --seeds 1 --frames 2048 --episodes 2 --workers 1"
     command = ["reproduce", "minigrid", *flags.split(), "--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0
@@ -152,7 +148,7 @@ def test_reproduce_trains_what_is_missing_and_prints_a_table(
     assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("table,model,seed,metric,")
 
 
-def test_minigrid_is_listed_and_comes_before_its_flags(capsys: Capture) -> None:
+def test_minigrid_is_listed_and_comes_before_its_flags(capsys):
     assert main(["list"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in FAMILIES)

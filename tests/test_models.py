@@ -93,7 +93,7 @@ def train(model: Any, x: Tensor) -> dict[str, Tensor | None]:
 
 
 @every_case
-def test_shapes_attributes_and_batch_first_follow_the_contract(case: Case) -> None:
+def test_shapes_attributes_and_batch_first_follow_the_contract(case):
     model = case.build()
     assert (model.input_size, model.hidden_size) == (case.input_size, H)
     assert model.batch_first is False
@@ -117,7 +117,7 @@ def test_shapes_attributes_and_batch_first_follow_the_contract(case: Case) -> No
 
 
 @every_case
-def test_a_carried_state_and_the_step_in_a_loop_equal_one_long_run(case: Case) -> None:
+def test_a_carried_state_and_the_step_in_a_loop_equal_one_long_run(case):
     model, x = case.build(dtype=torch.float64), case.input(dtype=torch.float64)
     whole, last = run(model, x)
     if not model.streaming:
@@ -136,7 +136,7 @@ def test_a_carried_state_and_the_step_in_a_loop_equal_one_long_run(case: Case) -
 
 
 @every_solid_case
-def test_input_and_state_can_be_cut_by_sequence(case: Case) -> None:
+def test_input_and_state_can_be_cut_by_sequence(case):
     model, x = case.build(dtype=torch.float64), case.input(dtype=torch.float64)
     state = run(model, x)[1] if model.streaming else ()
     whole, last = run(model, x, state)
@@ -145,7 +145,7 @@ def test_input_and_state_can_be_cut_by_sequence(case: Case) -> None:
 
 
 @every_case
-def test_a_seed_decides_weights_outputs_and_gradients_of_every_parameter(case: Case) -> None:
+def test_a_seed_decides_weights_outputs_and_gradients_of_every_parameter(case):
     x = case.input()
     first, second, other = case.build(), case.build(), case.build(seed=1)
     assert torch.equal(run(first.train(), x)[0], run(second.train(), x)[0])
@@ -158,7 +158,7 @@ def test_a_seed_decides_weights_outputs_and_gradients_of_every_parameter(case: C
 
 
 @every_case
-def test_reset_parameters_draws_new_start_values_of_the_same_kind(case: Case) -> None:
+def test_reset_parameters_draws_new_start_values_of_the_same_kind(case):
     model: Any = build(case.name, case.input_size, H, **case.options)
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
@@ -174,7 +174,7 @@ def test_reset_parameters_draws_new_start_values_of_the_same_kind(case: Case) ->
 
 
 @every_solid_case
-def test_gradients_reach_the_input_and_the_given_state(case: Case) -> None:
+def test_gradients_reach_the_input_and_the_given_state(case):
     model, x = case.build().train(), case.input().requires_grad_()
     start = tuple(s.detach().clone().requires_grad_() for s in model.initial_state(B))
     output, _ = run(model, x, start)
@@ -185,7 +185,7 @@ def test_gradients_reach_the_input_and_the_given_state(case: Case) -> None:
 
 
 @every_case
-def test_float64_is_float64_throughout(case: Case) -> None:
+def test_float64_is_float64_throughout(case):
     model, low = case.build(dtype=torch.float64), case.build()
     low.load_state_dict(model.state_dict())
     output, state = run(model, case.input(steps=1, dtype=torch.float64))
@@ -197,7 +197,7 @@ def test_float64_is_float64_throughout(case: Case) -> None:
 
 @every_case
 @slow_bf16
-def test_bf16_autocast_rounds_products_and_carries_the_state_in_full(case: Case) -> None:
+def test_bf16_autocast_rounds_products_and_carries_the_state_in_full(case):
     model, x = case.build(), case.input()
     exact, _ = run(model, x[:1])
     with torch.autocast("cpu", torch.bfloat16):
@@ -217,7 +217,7 @@ def test_bf16_autocast_rounds_products_and_carries_the_state_in_full(case: Case)
 
 @every_case
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "a saved state_dict"])
-def test_a_copy_is_equal_and_independent(case: Case, way: str) -> None:
+def test_a_copy_is_equal_and_independent(case, way):
     model, x = case.build(), case.input()
     before, _ = run(model, x)
     if way == "deepcopy":
@@ -238,7 +238,7 @@ def test_a_copy_is_equal_and_independent(case: Case, way: str) -> None:
 
 
 @every_case
-def test_bad_inputs_are_refused_with_what_was_expected(case: Case) -> None:
+def test_bad_inputs_are_refused_with_what_was_expected(case):
     model, x = case.build(), case.input()
     wide = torch.randn(T, B, case.input_size + 1)
     for bad, message in (
@@ -261,7 +261,7 @@ NO_STATES = [
 
 
 @every_case
-def test_bad_states_are_refused_with_what_was_expected(case: Case) -> None:
+def test_bad_states_are_refused_with_what_was_expected(case):
     model, x = case.build(), case.input()
     if not model.streaming:
         for bad, got in NO_STATES:
@@ -296,16 +296,14 @@ def test_bad_states_are_refused_with_what_was_expected(case: Case) -> None:
         ("dtype", torch.int64, r"dtype must be a floating dtype, got torch.int64; use one of"),
     ],
 )
-def test_options_of_the_wrong_kind_are_refused(
-    name: str, option: str, value: Any, message: str
-) -> None:
+def test_options_of_the_wrong_kind_are_refused(name, option, value, message):
     if option not in options_of(name):
         message = rf"'{option}' is no option of the model '{name}'; it takes .*batch_first"
     with pytest.raises(ValueError, match=message):
         build(name, D, H, **{option: value})
 
 
-def test_unknown_models_options_and_variants_are_refused_with_the_known_ones() -> None:
+def test_unknown_models_options_and_variants_are_refused_with_the_known_ones():
     for name, options, message in (
         ("no_such_model", {}, r"one of lstm, gridlstm, .*, riglstm.*, got 'no_such_model'"),
         ("rmc", {"heads": 3}, r"'heads' is no option of the model 'rmc'; it takes num_slots, "
@@ -322,7 +320,7 @@ def test_unknown_models_options_and_variants_are_refused_with_the_known_ones() -
 
 @every_case
 @pytest.mark.parametrize("size", [0, -3, 2.5])
-def test_sizes_that_are_no_sizes_are_refused(case: Case, size: float) -> None:
+def test_sizes_that_are_no_sizes_are_refused(case, size):
     with pytest.raises(ValueError, match=rf"input_size must be .* at least 1, got {size}"):
         build(case.name, size, H, **case.options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"hidden_size must be .* at least 1, got {size}"):
@@ -331,7 +329,7 @@ def test_sizes_that_are_no_sizes_are_refused(case: Case, size: float) -> None:
 
 @pytest.mark.slow
 @every_distinct_case
-def test_the_compiled_step_equals_the_eager_one_forward_and_backward(case: Case) -> None:
+def test_the_compiled_step_equals_the_eager_one_forward_and_backward(case):
     # Every layer is the same code.
     options = {"num_layers": 1} if case.name == "transformer" else {}
     model = case.build(dtype=torch.float64, **options)
@@ -363,7 +361,7 @@ def test_the_compiled_step_equals_the_eager_one_forward_and_backward(case: Case)
 @pytest.mark.slow
 @compiles_steps
 @slow_bf16
-def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch):
     """All models that compile their step do so in one way: one of them is enough."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     case = Case("rmc")
@@ -396,9 +394,7 @@ def test_ordinary_use_stays_within_the_compilers_limits(monkeypatch: pytest.Monk
 # With gradients, the first step and those from a carried state are two kinds of call.
 @torch.no_grad()
 @pytest.mark.parametrize("name", [n for n in MODELS if "compile_step" in options_of(n)])
-def test_compile_step_compiles_once_when_first_called(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_step_compiles_once_when_first_called(name, monkeypatch):
     compiled = []
 
     def count(function: Any, **options: Any) -> Any:
@@ -421,7 +417,7 @@ def test_compile_step_compiles_once_when_first_called(
     assert len(compiled) == 3
 
 
-def test_a_bidirectional_riglstm_does_not_stream_and_has_no_step() -> None:
+def test_a_bidirectional_riglstm_does_not_stream_and_has_no_step():
     model: Any = build("riglstm", D, H, bidirectional=True)
     assert not model.streaming
     assert model.output_size == 2 * H
@@ -432,7 +428,7 @@ def test_a_bidirectional_riglstm_does_not_stream_and_has_no_step() -> None:
         model.step(torch.randn(B, D), state)
 
 
-def test_riglstm_is_the_layer_itself() -> None:
+def test_riglstm_is_the_layer_itself():
     case = Case("riglstm")
     model, x = case.build(), case.input()
     output, _ = model(x)

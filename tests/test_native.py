@@ -9,8 +9,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -55,9 +53,7 @@ def fits(layer: RigLSTM, product: torch.dtype = torch.float64, backward: bool = 
         ({**EVERYTHING, "peers": "soft"}, False),
     ],
 )
-def test_soft_rules_and_rounded_products_are_left_to_python(
-    options: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_soft_rules_and_rounded_products_are_left_to_python(options, expected, monkeypatch):
     layer = RigLSTM(20, 15, **{**SIZES, **options})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert fits(layer) is expected
@@ -75,8 +71,8 @@ def test_soft_rules_and_rounded_products_are_left_to_python(
     ("threads", "forward", "backward"), [(1, True, True), (2, True, False), (3, False, False)]
 )
 def test_torch_s_products_on_more_threads_are_faster_for_large_layers(
-    threads: int, forward: bool, backward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    threads, forward, backward, monkeypatch
+):
     layer = RigLSTM(20, 15, **SIZES)
     monkeypatch.setattr(native, "SMALL", layer.weights().W.numel())
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -99,8 +95,8 @@ def test_torch_s_products_on_more_threads_are_faster_for_large_layers(
     ("N", "d"), [(1, 1), (9, 1), (16, 1), (1, 7), (9, 7), (16, 7), (1, 129), (3, 129), (2, 200)]
 )
 def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
-    N: int, d: int, largest: int, small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    N, d, largest, small, monkeypatch
+):
     monkeypatch.setattr(native, "LARGEST", largest)
     monkeypatch.setattr(native, "SMALL", small)
     monkeypatch.setattr(native, "SMALL_CELL", small)
@@ -113,7 +109,7 @@ def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
 
 
 @pytest.mark.parametrize("views", ["linear", "split"])
-def test_autocast_around_the_backward_pass_alone_changes_nothing(views: str) -> None:
+def test_autocast_around_the_backward_pass_alone_changes_nothing(views):
     layer = RigLSTM(12, 12, input_views=views)
     x = torch.randn(5, 2, 12, requires_grad=True)
     found = []
@@ -132,9 +128,7 @@ def test_autocast_around_the_backward_pass_alone_changes_nothing(views: str) -> 
     ("B", "hidden", "options"),
     [(6, 30, {"num_cells": 5}), (131, 136, {"num_cells": 2}), (131, 80, {"soft_update": False})],
 )
-def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut(
-    B: int, hidden: int, options: Any
-) -> None:
+def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut(B, hidden, options):
     layer = RigLSTM(7, hidden, **options)
     x = torch.randn(9, B, 7)
     y, state = layer(x)
@@ -149,7 +143,7 @@ def test_the_bits_of_a_sample_depend_on_no_other_and_on_no_cut(
 
 @built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sigmoid_and_tanh_are_torch_s_to_the_last_bits(dtype: torch.dtype) -> None:
+def test_sigmoid_and_tanh_are_torch_s_to_the_last_bits(dtype):
     """One cell that sees its bias alone: c = sigmoid(i)·tanh(g), at values from 1e-8 to 1e4."""
     values = torch.logspace(-8, 4, 600, dtype=dtype)
     values = torch.cat((values, -values, torch.tensor([0.0, torch.inf, -torch.inf], dtype=dtype)))
@@ -171,9 +165,7 @@ def test_sigmoid_and_tanh_are_torch_s_to_the_last_bits(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["no compiler", "a compiler that fails"])
-def test_without_a_compiler_the_loops_in_python_run(
-    there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_compiler_the_loops_in_python_run(there, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false" if there else "no-such-compiler")
     monkeypatch.setattr(native, "library", functools.cache(native.library.__wrapped__))
@@ -205,13 +197,13 @@ assert native.library() is not None
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
-def test_clang_builds_loops_that_read_any_address(tmp_path: Path) -> None:
+def test_clang_builds_loops_that_read_any_address(tmp_path):
     env = {**os.environ, "CXX": "clang++", "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run((sys.executable, "-W", "error", "-c", CALL), env=env, check=True)
 
 
 @built
-def test_what_is_given_must_have_one_dtype_and_the_shape_that_the_weights_say() -> None:
+def test_what_is_given_must_have_one_dtype_and_the_shape_that_the_weights_say():
     layer = RigLSTM(3, 12)
     weights, sel = layer.weights(), layer.selection
     x, h = torch.zeros(3, 2, 3), torch.zeros(2, 6, 2)
@@ -235,7 +227,7 @@ def test_what_is_given_must_have_one_dtype_and_the_shape_that_the_weights_say() 
 
 
 @built
-def test_input_that_is_split_must_have_the_width_of_all_views() -> None:
+def test_input_that_is_split_must_have_the_width_of_all_views():
     layer, h = RigLSTM(12, 12, input_views="split"), torch.zeros(2, 6, 2)
     for width, taken in ((12, True), (13, False)):
         x, rest = torch.zeros(3, 2, width), (layer.weights(), layer.selection, torch.float32)
@@ -243,14 +235,14 @@ def test_input_that_is_split_must_have_the_width_of_all_views() -> None:
 
 
 @built
-def test_numbers_that_are_negated_when_read_are_read_so() -> None:
+def test_numbers_that_are_negated_when_read_are_read_so():
     layer, x = RigLSTM(3, 12), torch.randn(2, 2, 3)
     assert torch.equal(layer(torch._neg_view(x))[0], layer(-x)[0])
 
 
 @built
 @pytest.mark.slow
-def test_the_loops_are_built_once_and_whole(tmp_path: Path) -> None:
+def test_the_loops_are_built_once_and_whole(tmp_path):
     """Four processes that begin at once find one file, and leave nothing else behind."""
     code = "from riglstm.scan.batched import native; assert native.library() is not None"
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

@@ -108,8 +108,8 @@ def make_by(monkeypatch: Patch, make: Callable[[str], Outcome]) -> None:
 
 
 def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
-    ray: FakeRay, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+    ray, tmp_path, monkeypatch, capsys
+):
     def make(name: str) -> Outcome:
         if name == "c":
             raise RayError("a long story\n  and the node has died\n")
@@ -127,9 +127,7 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
     assert "Ray: 2 cores and 0 GPUs; a run takes 2 and 0.25\n" in capsys.readouterr().err
 
 
-def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
-    ray: FakeRay, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(ray, tmp_path, monkeypatch):
     saved: list[str] = []
 
     def make(name: str) -> Outcome:
@@ -147,9 +145,7 @@ def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(
     assert set(ray.forced) == {False}
 
 
-def test_a_cluster_that_does_not_answer_is_told_of(
-    ray: FakeRay, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_cluster_that_does_not_answer_is_told_of(ray, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     words = "a cluster that answers at 10.0.0.1:6379, got none"
     with pytest.raises(ConnectionError, match=words):
@@ -169,18 +165,14 @@ def make_run(driver: on_ray.Driver, folder: Path | str, first: bool = True) -> O
 FINISH = "folder.mkdir(exist_ok=True); (folder / 'result.json').write_text('{}')"
 
 
-def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(tmp_path, monkeypatch):
     use_script(monkeypatch, f"{FINISH}; Path('said').write_text(os.environ['RIGLSTM_DATA'])")
     place = driver(tmp_path, variables={"RIGLSTM_DATA": "elsewhere"})
     assert make_run(place, "a") == DONE
     assert (tmp_path / "said").read_text() == "elsewhere"
 
 
-def test_a_task_imports_neither_this_package_nor_torch_on_its_node(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_task_imports_neither_this_package_nor_torch_on_its_node(tmp_path, monkeypatch):
     cloudpickle = pytest.importorskip("cloudpickle")
     use_script(monkeypatch, FINISH)
     task = on_ray.by_value(cloudpickle, driver(tmp_path))
@@ -196,21 +188,19 @@ print(pickle.loads(Path("task").read_bytes())("run a", Path("a"), b"", True))
     assert (done.stdout, done.stderr) == (f"{DONE}\n", "")
 
 
-def test_a_task_says_how_its_process_failed(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_task_says_how_its_process_failed(tmp_path, monkeypatch):
     use_script(monkeypatch, "sys.exit('the disk is full')")
     assert make_run(driver(tmp_path), "a") == ("the disk is full", False)
 
 
-def test_a_node_that_does_not_see_the_folder_makes_no_run(tmp_path: Path) -> None:
+def test_a_node_that_does_not_see_the_folder_makes_no_run(tmp_path):
     place = driver(tmp_path, token=str(tmp_path / "gone"))
     made = make_run(place, "a")
     assert made is not None
     assert made[0].startswith(f"expected a folder that all nodes see, got {tmp_path}, which ")
 
 
-def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_folder_that_a_lost_process_still_holds_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "PAUSE", 0.01)
     # The first attempt finds it held, and passes it over.
     use_script(
@@ -219,13 +209,13 @@ def test_a_folder_that_a_lost_process_still_holds_is_tried_again(
     assert make_run(driver(tmp_path), "a") == DONE
 
 
-def test_a_task_that_ray_cancels_lets_its_process_save(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_task_that_ray_cancels_lets_its_process_save(tmp_path, monkeypatch):
     use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit(130)")
     interrupt_when([tmp_path / "a"])
     assert make_run(driver(tmp_path), "a") == ("", False)
 
 
-def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path) -> None:
+def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path):
     place = driver(tmp_path, deadline=Deadline.after(0.01).at)
     assert make_run(place, "a", first=False) is None
 
@@ -241,31 +231,31 @@ def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path: Path)
         (Engine("cuda:1", on="ray", gpus_per_run=1), "--device must be auto or cuda with"),
     ],
 )
-def test_what_does_not_go_together_is_refused(asked: Engine, words: str) -> None:
+def test_what_does_not_go_together_is_refused(asked, words):
     with pytest.raises(UsageError, match=words):
         place(asked)
 
 
-def test_a_share_of_a_gpu_says_the_device_and_how_many_runs_it_has(ray: FakeRay) -> None:
+def test_a_share_of_a_gpu_says_the_device_and_how_many_runs_it_has(ray):
     assert place(Engine(jobs=3)) == (None, 3, "auto", NEVER)
     made = place(Engine(on="ray", gpus_per_run=0.25, cores_per_run=2))
     assert made == (OnRay("ray", 0.25, 2), 4, "cuda", NEVER)
     assert place(Engine(on="ray://head:10001")).device == "cpu"
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch: Patch, capsys: Capture) -> None:
+def test_without_ray_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["reproduce", "copying", "--on", "ray"]) == 2
     said = "riglstm: this needs ray, which is not installed: pip install 'riglstm[ray]'\n"
     assert capsys.readouterr().err == said
 
 
-def test_nothing_imports_ray_before_it_is_asked_for() -> None:
+def test_nothing_imports_ray_before_it_is_asked_for():
     code = "import sys, riglstm.lab.cli.main; sys.exit('ray' in sys.modules)"
     assert python("-c", code).returncode == 0
 
 
-def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path) -> None:
+def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path):
     runs = several(tmp_path, "1248")
     done, running, failed = (RunFolder(run.folder) for run in runs[:3])
     for folder in (done, running, failed):
@@ -283,7 +273,7 @@ def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path: Path
     ]
 
 
-def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_path: Path) -> None:
+def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_path):
     three = SimpleNamespace(run=lambda runs, make, ended: [ended(run, "") for run in runs])
     made: list[Rendered] = []
 

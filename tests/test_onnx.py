@@ -92,12 +92,12 @@ def assert_equal(session: Any, layer: RigLSTM, x: Tensor, hx: tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize(("T", "B"), [(13, 4), (1, 1), (1, 3), (6, 1)])
-def test_any_length_and_batch_size_equal_the_layer(exported: Exported, T: int, B: int) -> None:
+def test_any_length_and_batch_size_equal_the_layer(exported, T, B):
     layer, _, session = exported
     assert_equal(session, layer, sequence(layer, T, B), state(layer, B))
 
 
-def test_no_state_is_a_zero_state(exported: Exported) -> None:
+def test_no_state_is_a_zero_state(exported):
     """With a zero state all scores tie, and the lower index wins."""
     layer, _, session = exported
     x = sequence(layer, 7, 3)
@@ -106,7 +106,7 @@ def test_no_state_is_a_zero_state(exported: Exported) -> None:
     assert_equal(session, layer, x, (zero, zero))
 
 
-def test_carried_state_continues_a_sequence(exported: Exported) -> None:
+def test_carried_state_continues_a_sequence(exported):
     layer, _, session = exported
     if layer.bidirectional:
         pytest.skip("the reverse direction needs the end of the sequence first")
@@ -118,7 +118,7 @@ def test_carried_state_continues_a_sequence(exported: Exported) -> None:
     np.testing.assert_array_equal(final, last)
 
 
-def test_nan_passes_through(exported: Exported) -> None:
+def test_nan_passes_through(exported):
     layer, _, session = exported
     x = sequence(layer, 4, 2)
     clean = x.clone()
@@ -131,7 +131,7 @@ def test_nan_passes_through(exported: Exported) -> None:
     assert not np.isnan(session.run(["output"], {"input": clean.numpy()})[0]).any()
 
 
-def test_file_is_valid_and_its_sizes_are_open(exported: Exported) -> None:
+def test_file_is_valid_and_its_sizes_are_open(exported):
     layer, path, session = exported
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
@@ -148,7 +148,7 @@ def test_file_is_valid_and_its_sizes_are_open(exported: Exported) -> None:
     assert results == {"output": [*axes, hidden], "h_n": state, "c_n": state}
 
 
-def test_file_holds_each_weight_once_and_no_path(exported: Exported) -> None:
+def test_file_holds_each_weight_once_and_no_path(exported):
     layer, path, _ = exported
     tensors = [onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer]
     count = sum(t.size for t in tensors if t.dtype.kind == "f")
@@ -170,30 +170,26 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("layer", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_exported_is_refused_by_name(
-    layer: Any, error: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_exported_is_refused_by_name(layer, error, message, tmp_path):
     with pytest.raises(error, match=message):
         export(layer(), tmp_path / "layer.onnx")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
-def test_missing_packages_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
+def test_missing_packages_are_named(tmp_path, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=r"onnx and onnxscript.*pip install 'riglstm\[onnx\]'"):
         export(build(), tmp_path / "layer.onnx")
 
 
-def test_importing_the_module_does_not_need_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importing_the_module_does_not_need_onnx(monkeypatch):
     for name in ("onnx", "onnxscript", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     importlib.reload(riglstm.onnx)
 
 
-def test_docstring_has_the_guides_example() -> None:
+def test_docstring_has_the_guides_example():
     code = re.findall(r"^ +>>> (.*)$", export.__doc__ or "", re.M)
     (block,) = guide_blocks(GUIDE / "deploying.md", "ONNX")
     assert sorted(code) == sorted(filter(None, block.splitlines()))

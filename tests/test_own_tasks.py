@@ -102,9 +102,7 @@ def rows(folder: Path) -> Any:
     return json.loads((folder / "result.json").read_text())["rows"]
 
 
-def test_a_packages_task_is_trained_resumed_tested_exported_and_drawn(
-    site: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_a_packages_task_is_trained_resumed_tested_exported_and_drawn(site, capsys, monkeypatch):
     install(site, "larger", {"larger": "larger:Options"})
     assert exit_code("list") == 0
     assert "  larger                  Which half of a sequence" in capsys.readouterr().out
@@ -144,7 +142,7 @@ def test_a_packages_task_is_trained_resumed_tested_exported_and_drawn(
     assert "less is better" in page
 
 
-def test_a_registered_task_is_found_and_can_be_registered_again_by_the_same_cell() -> None:
+def test_a_registered_task_is_found_and_can_be_registered_again_by_the_same_cell():
     tasks.register("larger", Halves)
     assert tasks.find("larger") is Halves
     assert tasks.names() == [*tasks.TASKS, "larger"]
@@ -157,7 +155,7 @@ def test_a_registered_task_is_found_and_can_be_registered_again_by_the_same_cell
     assert tasks.find("larger") is again
 
 
-def test_a_name_twice_is_refused(site: Path, capsys: Capture) -> None:
+def test_a_name_twice_is_refused(site, capsys):
     install(site, "first", {"larger": "first:Options", "copying": "first:Options"})
     install(site, "second", {"larger": "second:Options"})
     with pytest.raises(ValueError, match="must be new, got 'copying', which riglstm has; take"):
@@ -184,8 +182,8 @@ def test_a_name_twice_is_refused(site: Path, capsys: Capture) -> None:
     ],
 )
 def test_a_broken_package_is_named_with_the_reason_and_breaks_no_other_task(
-    site: Path, capsys: Capture, module: str, point: str, message: str
-) -> None:
+    site, capsys, module, point, message
+):
     install(site, "broken", {"lost": point}, module)
     install(site, "larger", {"larger": "larger:Options"})
     sys.modules.pop("broken", None)
@@ -204,12 +202,12 @@ def test_a_broken_package_is_named_with_the_reason_and_breaks_no_other_task(
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a/b", "..", "a b", "1st"])
-def test_a_name_that_is_no_folder_and_no_word_is_refused(name: str) -> None:
+def test_a_name_that_is_no_folder_and_no_word_is_refused(name):
     with pytest.raises(ValueError, match="name must be letters, digits, _ and -"):
         tasks.register(name, Halves)
 
 
-def test_options_that_are_not_frozen_or_clash_with_flags_are_refused(capsys: Capture) -> None:
+def test_options_that_are_not_frozen_or_clash_with_flags_are_refused(capsys):
     @dataclass
     class Loose:
         def open(self, device: torch.device) -> Any: ...
@@ -233,9 +231,7 @@ def test_options_that_are_not_frozen_or_clash_with_flags_are_refused(capsys: Cap
     assert "a flag must be int, float, bool, str, Path, a Literal" in capsys.readouterr().err
 
 
-def test_a_run_whose_task_is_not_there_says_what_to_install(
-    site: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_a_run_whose_task_is_not_there_says_what_to_install(site, tmp_path, capsys, monkeypatch):
     tasks.register("larger", Halves)
     assert exit_code("train", "larger", *SHORT, "--out", "run") == 0
     monkeypatch.setattr(tasks, "_registered", {})
@@ -246,6 +242,6 @@ def test_a_run_whose_task_is_not_there_says_what_to_install(
     assert "got 'larger'; one of your own is found once its package is installed, or after" in said
 
 
-def test_our_own_tasks_are_found_without_a_look_at_what_is_installed(monkeypatch: Patch) -> None:
+def test_our_own_tasks_are_found_without_a_look_at_what_is_installed(monkeypatch):
     monkeypatch.setattr(tasks, "entry_points", None)
     assert [tasks.find(name) for name in tasks.TASKS] == list(tasks.TASKS.values())

@@ -40,7 +40,7 @@ def output(layer: RigLSTM) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_loading_gives_another_layer_the_same_weights_and_outputs(form: str) -> None:
+def test_loading_gives_another_layer_the_same_weights_and_outputs(form):
     layer, other = build(0, **FORMS[form]), build(1, **FORMS[form])
     assert not torch.equal(output(other), output(layer))
     other.load_paper_parameters(layer.paper_parameters())
@@ -48,7 +48,7 @@ def test_loading_gives_another_layer_the_same_weights_and_outputs(form: str) -> 
     assert torch.equal(output(other), output(layer))
 
 
-def test_each_layer_and_direction_has_its_own() -> None:
+def test_each_layer_and_direction_has_its_own():
     layer = build(0, num_layers=3, bidirectional=True, query="per_cell", update_bias=0.0)
     other = build(1, num_layers=3, bidirectional=True, query="per_cell", update_bias=0.0)
     for k in range(3):
@@ -63,7 +63,7 @@ def test_each_layer_and_direction_has_its_own() -> None:
     assert torch.equal(output(other), output(layer))
 
 
-def test_parameters_are_copies_and_loading_keeps_the_layers_own_tensors() -> None:
+def test_parameters_are_copies_and_loading_keeps_the_layers_own_tensors():
     layer, other = build(0), build(1)
     before = output(layer)
     for value in layer.paper_parameters().values():
@@ -79,7 +79,7 @@ def test_parameters_are_copies_and_loading_keeps_the_layers_own_tensors() -> Non
     assert all(p is held[name] and p.requires_grad for name, p in other.named_parameters())
 
 
-def test_shared_query_can_be_loaded_into_a_layer_with_one_per_cell() -> None:
+def test_shared_query_can_be_loaded_into_a_layer_with_one_per_cell():
     layer, other = build(0), build(1, query="per_cell")
     other.load_paper_parameters(layer.paper_parameters())
     close(output(other), output(layer))
@@ -120,7 +120,7 @@ for name, shape in SHAPES.items():
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_does_not_fit_is_refused_and_the_weights_are_as_they_were(what: str) -> None:
+def test_what_does_not_fit_is_refused_and_the_weights_are_as_they_were(what):
     changes, message = REFUSED[what]
     layer = build(0)
     before = {name: v.clone() for name, v in layer.state_dict().items()}
@@ -139,9 +139,7 @@ def test_what_does_not_fit_is_refused_and_the_weights_are_as_they_were(what: str
         ({"reverse": True}, "reverse must be False, got True; the layer is not bidirectional"),
     ],
 )
-def test_layers_and_directions_that_do_not_exist_are_refused(
-    given: dict[str, Any], message: str
-) -> None:
+def test_layers_and_directions_that_do_not_exist_are_refused(given, message):
     rig = build(num_layers=2)
     with pytest.raises(ValueError, match=re.escape(message)):
         rig.paper_parameters(**given)

@@ -51,7 +51,7 @@ def made(awake: list[bool], views: list[list[bool]], numbers: list[list[float]])
     return Trace(0, False, ones, active, taken, peers, scores, scores, ones)
 
 
-def test_a_cell_that_wakes_on_the_stroke_correlates_with_it() -> None:
+def test_a_cell_that_wakes_on_the_stroke_correlates_with_it():
     stroke = torch.tensor([1, 0, 0, 1, 0, 0, 1, 1, 0])
     on, line = stroke.bool(), torch.eye(3).bool().flatten()
     active = torch.stack([on, ~on, torch.ones(9, dtype=torch.bool), line], 1).unsqueeze(1)
@@ -64,7 +64,7 @@ def test_a_cell_that_wakes_on_the_stroke_correlates_with_it() -> None:
     assert [number(r) for r in (-0.5, math.nan)] == ["−0.50", "–"]
 
 
-def test_cells_of_pictures_are_drawn_as_pictures(rnn: RigLSTM) -> None:
+def test_cells_of_pictures_are_drawn_as_pictures(rnn):
     pixels = torch.rand(4, 5, 3, 2)
     traces = rnn.trace(pixels.flatten(1, 2).transpose(0, 1))
     figure = plot.cells(traces, pixels[..., :1].squeeze(3), sequences=[3, 1], labels=["a", "b"])
@@ -81,7 +81,7 @@ def test_cells_of_pictures_are_drawn_as_pictures(rnn: RigLSTM) -> None:
     assert [axes[0].get_xlabel(), axes[4].get_xlabel()] == ["a", "b"]
 
 
-def test_cells_of_any_sequence_are_rows_under_its_input() -> None:
+def test_cells_of_any_sequence_are_rows_under_its_input():
     rnn = RigLSTM(2, 12, num_layers=2, bidirectional=True, batch_first=True, **OPTIONS)
     x = torch.randn(5, 9, 2)
     traces = rnn.trace(x)
@@ -96,7 +96,7 @@ def test_cells_of_any_sequence_are_rows_under_its_input() -> None:
     assert len(with_images(plot.cells(traces[0]))) == 3
 
 
-def test_one_number_a_step_is_a_line_and_no_picture_of_one_column() -> None:
+def test_one_number_a_step_is_a_line_and_no_picture_of_one_column():
     rnn, x = RigLSTM(1, 12, batch_first=True, **OPTIONS), torch.randn(2, 50, 1)
     figure = plot.cells(rnn.trace(x), x)
     assert len(with_images(figure)) == 2
@@ -105,7 +105,7 @@ def test_one_number_a_step_is_a_line_and_no_picture_of_one_column() -> None:
 
 
 @pytest.mark.parametrize("scores", [[[1.0, math.nan], [3.0, -4.0]], [[math.nan] * 2] * 2])
-def test_scores_that_are_no_numbers_are_left_empty(scores: list[list[float]]) -> None:
+def test_scores_that_are_no_numbers_are_left_empty(scores):
     found = made([True, False], [[True, False], [True, True]], scores)
     left = with_images(plot.views(found, step=1))[0]
     said = [text.get_text() for text in left.texts]
@@ -117,9 +117,7 @@ def test_scores_that_are_no_numbers_are_left_empty(scores: list[list[float]]) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keep_is_drawn_where_a_cell_was_awake_in_any_dtype(
-    dtype: torch.dtype, rnn: RigLSTM
-) -> None:
+def test_keep_is_drawn_where_a_cell_was_awake_in_any_dtype(dtype, rnn):
     x = torch.randn(9, 1, 2, dtype=dtype)
     (trace,) = rnn.to(dtype).trace(x)
     trace = trace._replace(keep=trace.keep.to(dtype))
@@ -131,7 +129,7 @@ def test_keep_is_drawn_where_a_cell_was_awake_in_any_dtype(
         figure.draw_without_rendering()
 
 
-def test_views_are_shares_of_the_steps_awake(rnn: RigLSTM) -> None:
+def test_views_are_shares_of_the_steps_awake(rnn):
     (trace,) = rnn.trace(torch.randn(40, 2, 2))
     axes = with_images(plot.views(trace, sequences=[1]))
     maps = [a for a in axes if a.get_xlabel() in ("view of the input", "cell listened to")]
@@ -142,7 +140,7 @@ def test_views_are_shares_of_the_steps_awake(rnn: RigLSTM) -> None:
             np.testing.assert_allclose(shown(where)[j], mine)
 
 
-def test_what_awake_cells_took_in_is_framed() -> None:
+def test_what_awake_cells_took_in_is_framed():
     found = made([True, False], [[True, False], [True, True]], [[1.0, -2.0], [3.0, 4.0]])
     left, right = with_images(plot.views(found, step=1))[:2]
 
@@ -159,7 +157,7 @@ def test_what_awake_cells_took_in_is_framed() -> None:
         assert not frames(axes)
 
 
-def test_a_model_without_a_part_is_refused_by_its_name() -> None:
+def test_a_model_without_a_part_is_refused_by_its_name():
     core: Any = build("rmc", 4, 12, num_slots=3, num_heads=2)
     (trace,) = core.trace(torch.randn(4, 1, 4))
     assert with_images(plot.views(trace))
@@ -167,7 +165,7 @@ def test_a_model_without_a_part_is_refused_by_its_name() -> None:
         plot.cells(trace)
 
 
-def test_what_does_not_fit_the_trace_is_refused(rnn: RigLSTM) -> None:
+def test_what_does_not_fit_the_trace_is_refused(rnn):
     traces = rnn.trace(torch.randn(6, 2, 2))
     with pytest.raises(ValueError, match=r"T = 6 and B = 2, or pictures .* = 6, got shape \(5, 2"):
         plot.cells(traces, torch.randn(5, 2, 2))
@@ -186,7 +184,7 @@ def decoded(array: dict[str, Any]) -> Any:
     return np.frombuffer(base64.b64decode(array["data"]), kind).reshape(array["shape"])
 
 
-def test_a_saved_trace_holds_the_bits_of_the_trace(rnn: RigLSTM, tmp_path: Path) -> None:
+def test_a_saved_trace_holds_the_bits_of_the_trace(rnn, tmp_path):
     x = torch.randn(6, 2, 2)
     (trace,), likely = rnn.trace(x), torch.rand(6, 2, 3)
     file = tmp_path / "trace.json"
@@ -206,9 +204,7 @@ def test_a_saved_trace_holds_the_bits_of_the_trace(rnn: RigLSTM, tmp_path: Path)
     np.testing.assert_array_equal(decoded(said["input"])[:, 1, 0], pictures[1].flatten())
 
 
-def test_a_trace_that_is_too_large_or_does_not_fit_is_not_saved(
-    rnn: RigLSTM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_that_is_too_large_or_does_not_fit_is_not_saved(rnn, tmp_path, monkeypatch):
     file, traces = tmp_path / "trace.json", rnn.trace(torch.randn(6, 2, 2))
     with pytest.raises(ValueError, match=r"\(T, B, classes\) with T = 6 and B = 2, got \(6, 3\)"):
         plot.save_trace(file, traces, probabilities=torch.rand(6, 3))
@@ -221,7 +217,7 @@ def test_a_trace_that_is_too_large_or_does_not_fit_is_not_saved(
     assert not file.exists()
 
 
-def test_without_matplotlib_it_says_what_to_install_and_saves_all_the_same(tmp_path: Path) -> None:
+def test_without_matplotlib_it_says_what_to_install_and_saves_all_the_same(tmp_path):
     code = f"""
 import sys
 for name in ("matplotlib", "numpy"):
@@ -242,7 +238,7 @@ for draw in (plot.cells, plot.keep, plot.views):
 
 
 @pytest.mark.slow
-def test_the_gallery_is_drawn_by_the_code_on_its_page(tmp_path: Path) -> None:
+def test_the_gallery_is_drawn_by_the_code_on_its_page(tmp_path):
     docs = Path(__file__).parents[1] / "docs"
     subprocess.run([sys.executable, docs / "gallery.py", tmp_path], check=True)
     drawn = {path.name for path in tmp_path.glob("*.png")}

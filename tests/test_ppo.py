@@ -59,7 +59,7 @@ def agent_with(name: str, config: PPO = SMALL, dtype: torch.dtype = torch.float3
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_replayed_log_probabilities_are_the_stored_ones(name: str) -> None:
+def test_replayed_log_probabilities_are_the_stored_ones(name):
     """At the old weights, with episodes that end inside the windows."""
     agent = agent_with(name)
     for _ in range(2):  # the second rollout starts from a carried state
@@ -76,12 +76,12 @@ def test_replayed_log_probabilities_are_the_stored_ones(name: str) -> None:
         close(values, rollout.values[part], 1e-5)
 
 
-def test_every_model_that_streams_has_a_memory() -> None:
+def test_every_model_that_streams_has_a_memory():
     assert {m.model for m in MEMORIES.values()} == set(MODELS) - {"transformer"}
 
 
 @pytest.mark.parametrize("name", ["riglstm", "entnet"])
-def test_an_update_moves_every_weight(name: str) -> None:
+def test_an_update_moves_every_weight(name):
     agent = agent_with(name)
     before = {n: p.detach().clone() for n, p in agent.net.named_parameters()}
     figures = agent.update()
@@ -91,7 +91,7 @@ def test_an_update_moves_every_weight(name: str) -> None:
     assert [n for n in before if torch.equal(before[n], after[n])] == []
 
 
-def test_actions_are_drawn_from_the_policy() -> None:
+def test_actions_are_drawn_from_the_policy():
     """The Gumbel rule, over many draws from known probabilities."""
     agent = agent_with("lstm", replace(SMALL, envs=400, steps=60))
     noise = agent._gumbel(60, 400)
@@ -100,7 +100,7 @@ def test_actions_are_drawn_from_the_policy() -> None:
     close(drawn, p, 0.01)
 
 
-def test_frames_are_encoded_once_and_codes_lead_back() -> None:
+def test_frames_are_encoded_once_and_codes_lead_back():
     calls = []
 
     def encode(images: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def test_frames_are_encoded_once_and_codes_lead_back() -> None:
         ({"frames": 0}, "frames must be a whole number from 1 on, got 0"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PPO(**options)
 
@@ -154,9 +154,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
         ("riglstm", {"bidirectional": True}, "that streams, got Rig, which does not"),
     ],
 )
-def test_a_memory_that_cannot_serve_is_refused(
-    model: str, options: dict[str, Any], message: str
-) -> None:
+def test_a_memory_that_cannot_serve_is_refused(model, options, message):
     core: Any = build(model, 64, 64, num_cells=4, **options)
     with pytest.raises(ValueError, match=message):
         ActorCritic(core, 7)
@@ -178,7 +176,7 @@ def one_frame(net: ActorCritic, image: Tensor, state: Any) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_three_rollouts_equal_loops(name: str) -> None:
+def test_three_rollouts_equal_loops(name):
     """Resets, carried states, actions, log-probabilities, values, the value after, advantages."""
     agent = agent_with(name, SMALL, torch.float64)
     envs: Any = agent.envs
@@ -261,9 +259,7 @@ def loss_by_frames(net: ActorCritic, rollout: Rollout, config: PPO) -> tuple[Ten
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("clip_norm", "normalise"), [(1e9, False), (1e9, True), (1e-3, False)])
-def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
-    name: str, clip_norm: float, normalise: bool
-) -> None:
+def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(name, clip_norm, normalise):
     config = replace(WHOLE, clip_norm=clip_norm, normalise=normalise)
     agent = agent_with(name, config, torch.float64)
     agent.collect()
@@ -286,7 +282,7 @@ def test_a_step_of_learning_is_the_gradient_of_the_loss_by_frames(
     close([p.detach() for p in weights], expected, 1e-8)
 
 
-def test_the_second_epoch_starts_from_states_under_the_new_weights() -> None:
+def test_the_second_epoch_starts_from_states_under_the_new_weights():
     """Steps of size 0: windows of epoch 2 start where those before them ended in epoch 1."""
     config = replace(WHOLE, steps=18, minibatch=18, epochs=2)
     agent = agent_with("riglstm", config, torch.float64)

@@ -147,7 +147,7 @@ def run(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_random_program_gives_what_the_reference_gives(part: int) -> None:
+def test_a_random_program_gives_what_the_reference_gives(part):
     first = SEED * PARTS * EACH + part * EACH
     print(f"programs {first} to {first + EACH - 1}, of RIGLSTM_SEED={SEED}")
     for seed in range(first, first + EACH):

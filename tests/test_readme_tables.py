@@ -39,7 +39,7 @@ LIMIT = 16_000_000
 """Bytes of a file of weights in the repository."""
 
 
-def test_readme_and_figures_are_up_to_date_with_the_results() -> None:
+def test_readme_and_figures_are_up_to_date_with_the_results():
     found = outdated(ROOT / "results", ROOT / "README.md", ROOT / "weights")
     assert not found, f"`riglstm report --results results` writes anew: {', '.join(found)}"
 
@@ -62,7 +62,7 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} {count}"
 
 
-def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
+def test_every_mean_in_the_tables_is_that_of_the_rows():
     """Computed anew, from the files alone."""
     found: dict[tuple[str | bool, ...], dict[int, float]] = {}
     lines: list[dict[str, str]] = []
@@ -108,7 +108,7 @@ def test_every_mean_in_the_tables_is_that_of_the_rows() -> None:
     assert seen["README.md"] == {p for p in found if p[:2] == (README, True) and p[5] == "14x14"}
 
 
-def test_the_page_has_the_recorded_success_rates() -> None:
+def test_the_page_has_the_recorded_success_rates():
     runs = sorted((ROOT / "results" / "minigrid").iterdir())
     text = (ROOT / "results" / "README.md").read_text()
     found: dict[tuple[str, ...], list[float]] = {}
@@ -128,7 +128,7 @@ def test_the_page_has_the_recorded_success_rates() -> None:
     assert not found
 
 
-def test_weights_in_the_repository_are_small_and_of_runs_in_the_results() -> None:
+def test_weights_in_the_repository_are_small_and_of_runs_in_the_results():
     files = list((ROOT / "weights").glob("*.safetensors"))
     if not files:
         pytest.skip("there are no weights in the repository yet")
@@ -146,9 +146,7 @@ def test_weights_in_the_repository_are_small_and_of_runs_in_the_results() -> Non
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "weights").glob("*.safetensors")), ids=str)
-def test_weights_in_the_repository_load_without_data(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_the_repository_load_without_data(file, monkeypatch):
     without_digits(monkeypatch, "no data here")
     spec, task, net = load(file, "cpu")
     assert file.stem == f"{spec.task}-{spec.model}"
@@ -221,8 +219,8 @@ TEXTS = {"README.md", "results/README.md"}
 
 
 def test_what_is_published_is_up_to_date_until_a_row_or_a_weight_changes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    folder, monkeypatch, capsys
+):
     monkeypatch.chdir(folder)
     assert stale(folder) == FIGURES | TEXTS
     assert main(["report", "--results", "results"]) == 0
@@ -248,7 +246,7 @@ def test_what_is_published_is_up_to_date_until_a_row_or_a_weight_changes(
     assert stale(folder) == {name for name in FIGURES if "digits" in name}
 
 
-def test_without_data_the_rest_is_published(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_data_the_rest_is_published(folder, monkeypatch):
     without_digits(monkeypatch)
     said: list[str] = []
     publish(*places(folder), show=said.append)
@@ -264,7 +262,7 @@ def cells(text: str, model: str) -> list[str]:
     return next(line for line in lines if model in line)
 
 
-def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold() -> None:
+def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold():
     text = block(tables(FOUND))
     assert text.startswith(
         "**Multi-digit copying, trained on P=50: test accuracy in %, by digit**\n\n| digits"
@@ -288,7 +286,7 @@ def test_readmes_table_has_a_line_for_a_model_and_the_best_of_a_column_in_bold()
     assert "all conditions, the shifted ones included ([how](docs/recipes.md))." in looked_for
 
 
-def test_what_has_no_run_is_named() -> None:
+def test_what_has_no_run_is_named():
     (table,) = tables([*FOUND, FAILURE])
     assert table.missing == "GridLSTM, RIM; M=2, M=4, M=8"
     eight = run_of("lstm", 0, (0.9, 0.9, 0.9, 0.9), setting="M=8", recipe="33333333")
@@ -309,9 +307,7 @@ def test_what_has_no_run_is_named() -> None:
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
-def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
-    average: float | None, folder: Path
-) -> None:
+def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(average, folder):
     digits = on_digits("riglstm", 3)
     run = finish(folder / "averaged", replace(digits, fit=replace(digits.fit, average=average)))
     export(run, folder / "weights" / "digits.safetensors")
@@ -321,7 +317,7 @@ def test_captions_of_cells_say_the_seed_and_whether_weights_are_averaged(
     assert page.count(f"riglstm, seed 3, trained on 4x4, weights of update 7{averaged}, ") == 2
 
 
-def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
+def test_runs_that_failed_are_counted_until_they_have_figures():
     text = block(tables([*FOUND, FAILURE, replace(FAILURE, commit="def")]))
     assert cells(text, "RigLSTM")[2:4] == ["2, 1 failed", "**100.0**"]
     (table,) = tables([*FOUND, FAILURE])
@@ -335,7 +331,7 @@ def test_runs_that_failed_are_counted_until_they_have_figures() -> None:
     assert not list(readme._wanted(found))
 
 
-def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not() -> None:
+def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not():
     lstm = FOUND[8:12]
     newer = run_of("riglstm", 0, (1.0, 1.0, 1.0, 1.0), recipe="22222222", precision="fp32")
     later = [*FOUND, *newer, *(replace(row, recipe="33333333") for row in lstm)]
@@ -352,7 +348,7 @@ def test_a_table_is_of_one_budget_and_precision_or_says_what_is_not() -> None:
     assert cells(block([table]), "LSTM")[:4] == ["M=1", "LSTM", "tf32", "1"]
 
 
-def test_cells_and_label_are_those_of_the_rows_own_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_and_label_are_those_of_the_rows_own_budget(monkeypatch):
     table = TABLES["copying"]
     paper = table.recipes["paper"]
     riglstm = paper.rows["riglstm"]
@@ -369,7 +365,7 @@ def test_cells_and_label_are_those_of_the_rows_own_budget(monkeypatch: pytest.Mo
     assert (line("tuned").label, line("tuned").cells) == ("R", "(6, 2)")
 
 
-def test_what_was_changed_by_hand_is_stale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_changed_by_hand_is_stale(folder, monkeypatch):
     publish(*places(folder))
     figures = folder / "results" / "figures"
     picture = figures / "copying-M1-shift.png"
@@ -388,9 +384,7 @@ def test_what_was_changed_by_hand_is_stale(folder: Path, monkeypatch: pytest.Mon
     assert str(picture) in outdated(*places(folder))
 
 
-def test_figures_of_weights_do_not_go_because_a_folder_is_misspelt(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_weights_do_not_go_because_a_folder_is_misspelt(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     publish(*places(folder))
     assert main(["report", "--results", "results", "--weights", "wieghts"]) == 2
@@ -398,16 +392,14 @@ def test_figures_of_weights_do_not_go_because_a_folder_is_misspelt(
     assert outdated(*places(folder)) == []
 
 
-def test_a_model_has_the_figures_of_its_kind(folder: Path) -> None:
+def test_a_model_has_the_figures_of_its_kind(folder):
     for model in ("lstm", "rmc"):
         run = finish(folder / model, on_digits(model))
         export(run, folder / "weights" / f"{model}.safetensors")
     assert stale(folder) - FIGURES - TEXTS == {"results/figures/rmc-scores.png"}
 
 
-def test_times_of_a_device_replace_its_older_ones_beside_those_of_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_of_a_device_replace_its_older_ones_beside_those_of_others(folder, monkeypatch):
     file = folder / "results" / "complexity.json"
 
     def measure(device: str, ms: float, *models: str) -> None:
@@ -434,7 +426,7 @@ def test_times_of_a_device_replace_its_older_ones_beside_those_of_others(
         complexity.table(["lstm"], results=other)
 
 
-def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:
+def test_a_file_that_was_exported_again_knows_its_run(folder):
     again = export(folder / "weights" / "digits.safetensors", folder / "copy.safetensors")
     assert finished(again).result["run"] == "run"
 
@@ -442,9 +434,7 @@ def test_a_file_that_was_exported_again_knows_its_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     "said", ["not JSON", "[]", '{"config": {}}', '{"config": {}, "result": 3}']
 )
-def test_metadata_of_another_program_is_refused(
-    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metadata_of_another_program_is_refused(said, tmp_path, capsys):
     file = tmp_path / "x.safetensors"
     write_weights({"a": torch.zeros(1)}, file, {"riglstm": said})
     assert main(["evaluate", str(file)]) == 2
@@ -486,7 +476,7 @@ def recipes_of(row: ResultRow) -> set[tuple[str, str]]:
     return {(p.setting, p.spec.recipe()) for p in runs}
 
 
-def test_the_recipes_make_the_runs_of_the_results_again() -> None:
+def test_the_recipes_make_the_runs_of_the_results_again():
     assert not strangers(rows.read_folder(ROOT / "results"))
     (run,) = plan("copying", ["riglstm"], [0], "paper", settings=["M=1"], precision="tf32")
     row = replace(ROW, recipe=run.spec.recipe())
@@ -495,7 +485,7 @@ def test_the_recipes_make_the_runs_of_the_results_again() -> None:
     assert strangers([replace(row, setting="M=2")]) == ["run"]
 
 
-def test_no_picture_is_removed_and_those_that_are_not_wanted_are_named(folder: Path) -> None:
+def test_no_picture_is_removed_and_those_that_are_not_wanted_are_named(folder):
     publish(*places(folder))
     mine = folder / "results" / "figures" / "mine.png"
     mine.write_text("mine")
@@ -526,9 +516,7 @@ def test_no_picture_is_removed_and_those_that_are_not_wanted_are_named(folder: P
         ("NVIDIA H200", "\udcff", "expected a CSV file of results, got 'utf-8'"),
     ],
 )
-def test_rows_that_cannot_be_are_listed_with_their_places(
-    old: str, new: str, said: str, tmp_path: Path
-) -> None:
+def test_rows_that_cannot_be_are_listed_with_their_places(old, new, said, tmp_path):
     file = tmp_path / "runs.csv"
     rows.append(file, FOUND)
     text = file.read_text().replace(old, new, 1)
@@ -542,8 +530,8 @@ def test_rows_that_cannot_be_are_listed_with_their_places(
 
 
 def test_rows_that_cannot_be_stop_the_command_before_anything_is_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    folder, monkeypatch, capsys
+):
     file = folder / "results" / "runs.csv"
     file.write_text(file.read_text().replace("accuracy@P=400,0.97,", "accuracy@P=400,1.97,"))
     monkeypatch.chdir(folder)
@@ -553,7 +541,7 @@ def test_rows_that_cannot_be_stop_the_command_before_anything_is_written(
     assert not (folder / "results" / "README.md").exists()
 
 
-def test_rows_that_contradict_each_other_are_listed_across_files(folder: Path) -> None:
+def test_rows_that_contradict_each_other_are_listed_across_files(folder):
     rows.append(folder / "results" / "more.csv", [replace(FOUND[0], commit="other")])
     assert len(rows.read_folder(folder / "results")) == len(FOUND) + 1
     rows.append(folder / "results" / "most.csv", [replace(FOUND[0], value=0.5)])
@@ -566,13 +554,13 @@ def test_rows_that_contradict_each_other_are_listed_across_files(folder: Path) -
         rows.read_folder(folder / "results")
 
 
-def test_a_readme_without_marks_is_refused(tmp_path: Path) -> None:
+def test_a_readme_without_marks_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("nothing\n")
     with pytest.raises(ValueError, match="must have a line <!-- results: begin -->"):
         outdated(tmp_path, tmp_path / "README.md", tmp_path)
 
 
-def test_figures_by_the_other_rule_that_were_not_kept_are_not_called_not_run() -> None:
+def test_figures_by_the_other_rule_that_were_not_kept_are_not_called_not_run():
     (table,) = tables(FOUND)
     text = markdown(text_table(table))
     assert "no figure" in text

@@ -138,9 +138,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return found
 
 
-def test_activation_images_are_the_trace_in_the_order_of_lines(
-    rig: Loaded, figures: list[Figure]
-) -> None:
+def test_activation_images_are_the_trace_in_the_order_of_lines(rig, figures):
     cells.activation_picture(rig, cells.look(rig, "5x5", (3, 1)))
     task: Any = rig.task
     batch = task.examples("5x5", "test", torch.tensor([3, 1]))
@@ -157,7 +155,7 @@ def test_activation_images_are_the_trace_in_the_order_of_lines(
     assert axes[0].get_xlabel() == f"“{label}”, read as “{read_as}”\ntest no. 3"
 
 
-def test_every_model_with_cells_is_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+def test_every_model_with_cells_is_drawn(tmp_path, figures):
     for model, slots, sizes in (
         ("rmc", ["x"], [3]),
         ("rim", ["null", "x"], [3]),
@@ -177,7 +175,7 @@ def test_every_model_with_cells_is_drawn(tmp_path: Path, figures: list[Figure]) 
         assert not looked.patches, "these weigh, and choose nothing"
 
 
-def test_score_maps_are_of_the_step_counted_from_one(rig: Loaded, figures: list[Figure]) -> None:
+def test_score_maps_are_of_the_step_counted_from_one(rig, figures):
     seen = cells.look(rig, "5x5", (0, 2))
     cells.score_picture(rig, seen, 13)
     trace = seen.traces[0]
@@ -194,9 +192,7 @@ def test_score_maps_are_of_the_step_counted_from_one(rig: Loaded, figures: list[
     assert "step 13: line 3,\npixel 3" in axes[0].get_xlabel()
 
 
-def test_digits_are_of_different_classes_and_in_the_test_set(
-    rig: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digits_are_of_different_classes_and_in_the_test_set(rig, monkeypatch):
     classes = torch.tensor([3, 3, 1, 3, 1, 0, 2, 2, 2, 2, 2, 2])
     files = noise()._replace(test_labels=classes)
     monkeypatch.setattr("riglstm.lab.tasks.images.obtain", lambda *_: files)
@@ -207,7 +203,7 @@ def test_digits_are_of_different_classes_and_in_the_test_set(
         cells.look(rig, "5x5", (12,))
 
 
-def test_a_rollout_has_the_truth_above_and_an_overlay_below() -> None:
+def test_a_rollout_has_the_truth_above_and_an_overlay_below():
     truth = np.zeros((3, 4, 4))
     truth[:, :2] = 1
     models = {"riglstm": np.full((3, 4, 4), 0.25), "rim": truth.copy(), "lstm": truth.copy()}
@@ -224,9 +220,7 @@ def test_a_rollout_has_the_truth_above_and_an_overlay_below() -> None:
     assert axes[3].get_xlabel() == f"{expected:.3f}"
 
 
-def test_balls_are_rolled_out_from_run_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_balls_are_rolled_out_from_run_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     runs = []
     for model in ("lstm", "riglstm"):
@@ -239,7 +233,7 @@ def test_balls_are_rolled_out_from_run_folders(
     assert "validation@4" in picture.caption
 
 
-def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
+def test_the_shift_figure_has_means_spreads_and_the_papers_figures():
     models = {
         "lstm": {"P=50": [90.0, 92.0, 94.0], "P=100": [50.0, 55.0, 60.0]},
         "rim": {"P=50": [80.0, 70.0]},
@@ -278,7 +272,7 @@ def test_the_shift_figure_has_means_spreads_and_the_papers_figures() -> None:
         (["4", "678", "curtain"], False),
     ],
 )
-def test_only_steps_of_one_scale_are_joined(conditions: list[str], scale: bool) -> None:
+def test_only_steps_of_one_scale_are_joined(conditions, scale):
     models = {"lstm": {c: [1.0] for c in conditions}}
     shift = curves.Shift("", conditions, conditions[0], models, "bce", False, {}, {})
     figure = curves.draw_shift(shift)
@@ -288,7 +282,7 @@ def test_only_steps_of_one_scale_are_joined(conditions: list[str], scale: bool) 
     assert "lower is better" in axes.get_ylabel()
 
 
-def test_what_needs_no_model_is_a_line_of_the_table(tmp_path: Path) -> None:
+def test_what_needs_no_model_is_a_line_of_the_table(tmp_path):
     path = finish(tmp_path / "lstm", on_balls("lstm"), {"4": 0.4, "curtain": 0.5}, weights=False)
     result = json.loads((path / "result.json").read_text())
     result["yardsticks"] = {"4": {"mean image": 0.31}, "curtain": {"mean image": 0.32}}
@@ -301,7 +295,7 @@ def test_what_needs_no_model_is_a_line_of_the_table(tmp_path: Path) -> None:
     assert "Grey lines need no model" in curves.shift_picture(what).caption
 
 
-def test_training_curves_have_means_dots_and_ticks_that_are_numbers() -> None:
+def test_training_curves_have_means_dots_and_ticks_that_are_numbers():
     a = Series(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0]))
     b = Series(np.array([1, 2]), np.array([3.0, 4.0]))
     one, steps = Series(np.array([5]), np.array([0.5])), np.arange(1, 50)
@@ -326,7 +320,7 @@ def test_training_curves_have_means_dots_and_ticks_that_are_numbers() -> None:
     assert not any("$" in text for text in texts)
 
 
-def test_no_two_labels_look_alike() -> None:
+def test_no_two_labels_look_alike():
     labels = ["riglstm", "riglstm lr=0.1", "RIM", "all_h", "rand_h", "lstm"]
     given = curves.looks(labels)
     assert len(set(given.values())) == len(labels)
@@ -337,7 +331,7 @@ def test_no_two_labels_look_alike() -> None:
     assert len({look.colour for look in list(nine.values())[:8]}) == 8
 
 
-def test_runs_are_named_by_what_sets_them_apart() -> None:
+def test_runs_are_named_by_what_sets_them_apart():
     specs = [on_digits("lstm"), on_digits("riglstm"), on_digits("riglstm", soft_update=False)]
     specs.append(on_digits("lstm", seed=1))
     labels = runs.label([spec.identity() for spec in specs])
@@ -362,7 +356,7 @@ def assert_needs_nothing(text: str) -> Element:
     return found
 
 
-def test_everything_given_is_escaped() -> None:
+def test_everything_given_is_escaped():
     evil = '<script>alert("x")</script> & \'"'
     parts: list[page.Part] = [evil, [evil], curves.Picture(evil, evil, PNG)]
     parts.append(TextTable(evil, [evil, evil], [[evil, evil]], 1, notes=[evil]))
@@ -387,9 +381,7 @@ def folder(tmp_path: Path) -> Path:
     return runs
 
 
-def test_a_report_holds_figures_tables_records_and_what_is_missing(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_report_holds_figures_tables_records_and_what_is_missing(folder, tmp_path):
     said: list[str] = []
     out = report([folder], tmp_path, size=5, step=3, figures=tmp_path / "png", show=said.append)
     assert out == tmp_path / "report.html"
@@ -415,9 +407,7 @@ def test_a_report_holds_figures_tables_records_and_what_is_missing(
     assert said == ["drawing riglstm, trained on 4x4"]
 
 
-def test_what_weights_would_show_is_missing_and_the_page_is_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_weights_would_show_is_missing_and_the_page_is_written(folder, tmp_path, monkeypatch):
     text = report([folder], tmp_path, size=5, step=3, digits=(99,)).read_text()
     assert "pictures of riglstm" in text
     assert "test images must be numbers from 0 to 11" in text
@@ -428,7 +418,7 @@ def test_what_weights_would_show_is_missing_and_the_page_is_written(
     assert len(list(found.iter("img"))) == 2
 
 
-def test_a_paper_table_is_known_by_its_runs(tmp_path: Path) -> None:
+def test_a_paper_table_is_known_by_its_runs(tmp_path):
     values = {"14x14": 0.9, "16x16": 0.8, "19x19": 0.6, "24x24": 0.3}
     for seed in (0, 12345):
         (planned,) = plan("mnist", ["lstm"], 1, "paper")
@@ -447,7 +437,7 @@ def test_a_paper_table_is_known_by_its_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_quick_table_has_no_figures_of_the_paper(complete: bool, tmp_path: Path) -> None:
+def test_a_quick_table_has_no_figures_of_the_paper(complete, tmp_path):
     """A run without a figure of its table does not lose the page."""
     (planned,) = plan("mnist", ["lstm"], 1, "quick")
     conditions = (planned.setting, *planned.spec.task_options["conditions"])
@@ -477,9 +467,7 @@ def test_a_quick_table_has_no_figures_of_the_paper(complete: bool, tmp_path: Pat
         ("", {"out": "lstm-0/config.json/page.html"}, "File exists|Not a directory"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_before_work(
-    path: str, options: dict[str, Any], said: str, folder: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_drawn_is_refused_before_work(path, options, said, folder, tmp_path):
     options["out"] = folder / options.get("out", tmp_path)
     with pytest.raises((ValueError, OSError), match=said):
         report([folder / path], **options)
@@ -487,9 +475,7 @@ def test_what_cannot_be_drawn_is_refused_before_work(
 
 
 @pytest.mark.parametrize("flag", ["--digits", "--size", "--sequence"])
-def test_numbers_that_nothing_has_are_refused(
-    flag: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_that_nothing_has_are_refused(flag, folder, capsys):
     assert main(["report", str(folder), flag, "-1"]) == 2
     assert f"{flag} must be a whole number from" in capsys.readouterr().err
 
@@ -507,9 +493,7 @@ DAMAGED = {
 """What a damaged folder may have in place of a file; None: a folder."""
 
 
-def test_damaged_runs_are_named_and_the_others_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_runs_are_named_and_the_others_are_shown(tmp_path, capsys):
     finish(tmp_path / "runs" / "good", on_digits("lstm"), weights=False)
     bad = []
     for file, contents in DAMAGED.items():
@@ -543,7 +527,7 @@ def test_damaged_runs_are_named_and_the_others_are_shown(
     assert "What is missing" not in out.read_text()
 
 
-def test_folders_are_read_as_a_stop_or_a_link_leaves_them(tmp_path: Path) -> None:
+def test_folders_are_read_as_a_stop_or_a_link_leaves_them(tmp_path):
     path = tmp_path / "runs" / "a"
     begin(path, on_digits("lstm"), ("4x4",))
     (path / "failed.json").write_text("{}")
@@ -560,9 +544,7 @@ def test_folders_are_read_as_a_stop_or_a_link_leaves_them(tmp_path: Path) -> Non
     assert len(runs.find([tmp_path / "runs"])) <= 2
 
 
-def test_a_loss_beside_the_metric_is_not_drawn_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_beside_the_metric_is_not_drawn_as_one(tmp_path, monkeypatch):
     run = finish(tmp_path, on_digits("lstm"), weights=False)
     lines = "".join(
         f"{step},validation/{name}@{c},{value}\n"
@@ -587,7 +569,7 @@ def test_a_loss_beside_the_metric_is_not_drawn_as_one(
             assert max(max(line.get_ydata()) for line in axes.get_lines()) <= 100
 
 
-def test_a_heading_says_in_words_how_the_data_differ(tmp_path: Path) -> None:
+def test_a_heading_says_in_words_how_the_data_differ(tmp_path):
     for name, size in (("a", 3), ("b", 1000)):
         spec = on_digits("lstm")
         spec = replace(spec, task_options={**spec.task_options, "validation_size": size})
@@ -598,7 +580,7 @@ def test_a_heading_says_in_words_how_the_data_differ(tmp_path: Path) -> None:
     ]
 
 
-def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
+def test_copies_of_a_run_count_once(tmp_path):
     begin(tmp_path / "a", on_digits("lstm"), ("4x4", "5x5"))
     for name, seed in (("b", 0), ("c", 0), ("d", 1)):
         finish(tmp_path / name, on_digits("lstm", seed), weights=False)

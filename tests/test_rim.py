@@ -140,7 +140,7 @@ def known_dropout(monkeypatch: pytest.MonkeyPatch) -> Callable[..., np.ndarray]:
 
 @pytest.mark.parametrize("make", [a_rim, a_brim])
 @pytest.mark.parametrize("seed", range(5))
-def test_any_sizes_equal_numpy(seed: int, make: Any) -> None:
+def test_any_sizes_equal_numpy(seed, make):
     gen = seeded(seed)
 
     def draw(low: int, high: int) -> int:
@@ -175,7 +175,7 @@ def test_any_sizes_equal_numpy(seed: int, make: Any) -> None:
     same(output, want[-1]["h"].reshape(T, B, -1))
 
 
-def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
+def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank():
     """The gain of each is below the rounding of its null weight, float32's 1."""
     model = RIM(1, 4, num_cells=4, active_cells=1, key_size=1)
     scores = torch.tensor([-60.0, -50.0, -40.0, -20.0])
@@ -189,7 +189,7 @@ def test_scores_that_leave_the_null_slot_a_weight_of_1_still_rank() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_cells_are_ranked_by_the_null_slots_mean_weight_over_heads(sign: int) -> None:
+def test_cells_are_ranked_by_the_null_slots_mean_weight_over_heads(sign):
     s = F.pad(3 * random(seeded(16), 50, 5, 4, 2), (1, 0))
     odds, p = log_odds(s), s.softmax(dim=3)[..., 0].mean(dim=2)
     assert (odds - ((1 - p) / p).log()).abs().max() < TOL
@@ -198,7 +198,7 @@ def test_cells_are_ranked_by_the_null_slots_mean_weight_over_heads(sign: int) ->
     assert far.item() == pytest.approx(200.0 if sign > 0 else -50.0, abs=2)
 
 
-def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps() -> None:
+def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps():
     """Start values give scores around 1e-5: rounded as log p is, at log(1/2), some of them tie."""
     model, x = RIM(1, 60, dropout=0.0), torch.randn(20, 16, 1)
     with torch.no_grad():
@@ -209,7 +209,7 @@ def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps() -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_tie_at_the_zero_state_goes_to_the_lower_index(dtype: torch.dtype) -> None:
+def test_the_tie_at_the_zero_state_goes_to_the_lower_index(dtype):
     model = RIM(5, 24, num_cells=6, active_cells=4, dtype=dtype)
     (trace,) = model.trace(torch.randn(1, 3, 5, dtype=dtype))
     assert not trace.view_scores.any()
@@ -222,9 +222,7 @@ both = pytest.mark.parametrize(
 
 
 @both
-def test_gradients_equal_central_differences_with_sleeping_candidates_held(
-    make: Any, options: dict[str, int]
-) -> None:
+def test_gradients_equal_central_differences_with_sleeping_candidates_held(make, options):
     """The gradient mask makes autograd differ from the slope of the output, on purpose.
 
     It is the slope of the function in which the candidates of sleeping cells are constants. The
@@ -255,9 +253,7 @@ def test_gradients_equal_central_differences_with_sleeping_candidates_held(
 
 
 @both
-def test_dropout_falls_on_what_cells_take_in_and_before_the_tanh(
-    make: Any, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_falls_on_what_cells_take_in_and_before_the_tanh(make, options, monkeypatch):
     gen = seeded(15)
     model = make(gen, dropout=0.3, **options).train()
     mask = known_dropout(monkeypatch)
@@ -271,7 +267,7 @@ def test_dropout_falls_on_what_cells_take_in_and_before_the_tanh(
 
 
 @slow_bf16
-def test_dropout_is_drawn_in_the_weights_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_drawn_in_the_weights_precision(monkeypatch):
     """bf16's 1/0.9 is too small by 0.16%, in every element that is kept."""
     seen, dropout = [], F.dropout
 
@@ -293,14 +289,14 @@ def test_dropout_is_drawn_in_the_weights_precision(monkeypatch: pytest.MonkeyPat
     "register",
     ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"],
 )
-def test_hooks_on_parts_are_called_in_every_step(register: str) -> None:
+def test_hooks_on_parts_are_called_in_every_step(register):
     model, calls = a_rim(seeded(12)), []
     getattr(model.cell.lstm, f"register_{register}")(lambda *_: calls.append(1))
     model(random(seeded(13), 3, 2, 5))[0].sum().backward()
     assert len(calls) == 3
 
 
-def test_start_values_are_the_specifications() -> None:
+def test_start_values_are_the_specifications():
     cell = RIM(600, 600).cell
     lstm, attention, communication = cell.lstm, cell.input_attention, cell.communication
     for parameters, bound in (
@@ -337,8 +333,6 @@ def test_start_values_are_the_specifications() -> None:
         (BRIM, {"input_heads": 0}, "input_heads must be a whole number of at least 1, got 0"),
     ],
 )  # fmt: skip
-def test_wrong_options_are_named(
-    model: type[RIM] | type[BRIM], options: dict[str, Any], message: str
-) -> None:
+def test_wrong_options_are_named(model, options, message):
     with pytest.raises(ValueError, match=message):
         model(**{"input_size": 5, "hidden_size": 12, **options})

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_built_at_quick_size(name: str) -> None:
+def test_every_model_is_built_at_quick_size(name):
     row = TABLES["mnist"].recipes["quick"].rows[name]
     options = {"L": 1, "P": 2, "input_size": SMALL.hidden, **row.task}
     spec = RunSpec("copying", options, row.model, row.hidden_size, dict(row.options), Fit(), 0)
@@ -51,7 +51,7 @@ def test_every_model_is_built_at_quick_size(name: str) -> None:
     assert loss.isfinite()
 
 
-def test_start_values_depend_on_the_seed_alone_and_leave_no_trace() -> None:
+def test_start_values_depend_on_the_seed_alone_and_leave_no_trace():
     before = torch.get_rng_state()
     first = build(SPEC)[1].state_dict()
     assert torch.equal(torch.get_rng_state(), before)
@@ -62,7 +62,7 @@ def test_start_values_depend_on_the_seed_alone_and_leave_no_trace() -> None:
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_a_result_has_both_rules_and_its_cost(folder: Path) -> None:
+def test_a_result_has_both_rules_and_its_cost(folder):
     result = json.loads((folder / "result.json").read_text())
     found = [(row["condition"], row["chosen_on"]) for row in result["rows"]]
     assert found == [
@@ -85,7 +85,7 @@ def test_a_result_has_both_rules_and_its_cost(folder: Path) -> None:
     assert said.items() <= config["model_options"].items()
 
 
-def test_evaluating_a_folder_gives_the_recorded_values(folder: Path) -> None:
+def test_evaluating_a_folder_gives_the_recorded_values(folder):
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     recorded = json.loads((folder / "result.json").read_text())
     torch.manual_seed(7)
@@ -94,7 +94,7 @@ def test_evaluating_a_folder_gives_the_recorded_values(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files
 
 
-def test_other_conditions_are_tested_with_what_the_training_condition_chose(folder: Path) -> None:
+def test_other_conditions_are_tested_with_what_the_training_condition_chose(folder):
     again = evaluate(folder, "cpu", conditions=["P=4", "P=9"])
     found = [(row["condition"], row["chosen_on"]) for row in again["rows"]]
     assert found == [
@@ -104,9 +104,7 @@ def test_other_conditions_are_tested_with_what_the_training_condition_chose(fold
     ]
 
 
-def test_an_exported_file_alone_gives_the_recorded_values(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exported_file_alone_gives_the_recorded_values(folder, tmp_path, capsys):
     recorded = json.loads((folder / "result.json").read_text())
     file = tmp_path / "weights" / "copying.safetensors"
     assert main(["export", str(folder), str(file)]) == 0
@@ -138,8 +136,8 @@ NAMES = [
 
 @pytest.mark.parametrize(("table", "row", "budget", "digest"), NAMES)
 def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use(
-    table: str, row: str, budget: Any, digest: str
-) -> None:
+    table, row, budget, digest
+):
     """By the names rows and trials in results/ are found, which are older than some options."""
     found = plan(table, [row], 1, budget)[0]
     assert found.folder.name.endswith(f"-seed0-{digest}")
@@ -150,7 +148,7 @@ def test_a_run_keeps_its_name_when_options_are_added_that_it_does_not_use(
     assert replace(found.spec, model_options=options).digest() != digest
 
 
-def test_a_soft_update_is_one_run_whatever_words() -> None:
+def test_a_soft_update_is_one_run_whatever_words():
     def digest(**given: Any) -> str:
         return RunSpec("copying", {}, "riglstm", 600, given, Fit(), 0).digest()
 
@@ -168,7 +166,7 @@ def test_a_soft_update_is_one_run_whatever_words() -> None:
             digest(**given)
 
 
-def test_a_run_that_is_not_done_has_no_result(tmp_path: Path) -> None:
+def test_a_run_that_is_not_done_has_no_result(tmp_path):
     with pytest.raises(ValueError, match=r"is not a run: expected the file config\.json"):
         evaluate(tmp_path)
     RunFolder(tmp_path).begin(SPEC.resolved(), command="", device="", resume=False)
@@ -215,8 +213,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
 
 
 def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
-    tiny: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny, tmp_path, monkeypatch
+):
     results = tmp_path / "r.csv"
     half = tiny.plan()[0]
     # As if it had been stopped before its first checkpoint.
@@ -253,7 +251,7 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     assert called[2:] == ["rim", "rim"]
 
 
-def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
+def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny):
     for planned in tiny.plan(["lstm"], 2):
         if (planned.setting, planned.spec.seed) != ("M=2", 1):
             run(planned.spec, planned.folder)
@@ -263,9 +261,7 @@ def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny: Table) -> None:
     assert "to run" not in made.rendered.markdown
 
 
-def test_a_stop_leaves_a_table_and_says_how_to_go_on(
-    tiny: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_leaves_a_table_and_says_how_to_go_on(tiny, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt("all are saved")
 
@@ -275,9 +271,7 @@ def test_a_stop_leaves_a_table_and_says_how_to_go_on(
     assert (tiny.out / "copying-quick.md").exists()
 
 
-def test_a_stop_during_the_tests_costs_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_during_the_tests_costs_no_training(tmp_path, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -292,7 +286,7 @@ def test_a_stop_during_the_tests_costs_no_training(
     assert (tmp_path / "metrics.csv").read_bytes() == before
 
 
-def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:
+def test_times_parameters_and_memory_are_measured(tmp_path):
     show: list[str] = []
     table = complexity.table(["lstm", "riglstm"], "quick", "cpu", show.append, (3, 2), 2)
     assert [line.partition(",")[0] for line in show] == ["measuring LSTM", "measuring RigLSTM"]
@@ -308,7 +302,7 @@ def test_times_parameters_and_memory_are_measured(tmp_path: Path) -> None:
     assert "Tesla V100" in table.markdown
 
 
-def test_peak_memory_counts_what_is_held_at_once() -> None:
+def test_peak_memory_counts_what_is_held_at_once():
     megabyte = 250_000
 
     def hold_two_then_one() -> None:
@@ -319,7 +313,7 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
     assert complexity.cpu_peak_bytes(hold_two_then_one) == 2_000_000
 
 
-def test_what_cannot_be_measured_is_said() -> None:
+def test_what_cannot_be_measured_is_said():
     with pytest.raises(
         ValueError, match="models must be some of lstm, rim, riglstm, got 'no_such_model'"
     ):
@@ -334,7 +328,7 @@ def test_what_cannot_be_measured_is_said() -> None:
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is depr:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning")
-def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus() -> None:
+def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus():
     spec = RunSpec("copying", TASK, "rim", 12, {"num_cells": 3}, Fit(), 0)
     assert build(spec, "cuda")[1].get_submodule("core")._compiled is not None  # type: ignore[union-attr]
     assert build(spec, "cpu")[1].get_submodule("core")._compiled is None  # type: ignore[union-attr]

@@ -55,9 +55,7 @@ OTHERS = {
     "names", [[name] for name in OTHERS if name != "riglstm.lock"] + [[*OTHERS]]
 )
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(
-    names: list[str], resume: bool, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(names, resume, tmp_path, capsys):
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(OTHERS[name])
@@ -73,14 +71,14 @@ def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(
     assert tree(tmp_path) == before
 
 
-def test_the_folder_of_a_start_that_was_killed_is_a_new_one(tmp_path: Path) -> None:
+def test_the_folder_of_a_start_that_was_killed_is_a_new_one(tmp_path):
     (tmp_path / "riglstm.lock").touch()
     (tmp_path / "config.json.7.part").write_bytes(b"{")
     assert main([*SMALL, "--out", str(tmp_path)]) == 0
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
+def test_a_run_deletes_only_what_it_has_made(tmp_path):
     out = tmp_path / "run"
     RunFolder(out).begin({"task": "", "fit": {}, "seed": 0}, command="", device="", resume=False)
     mine = ("checkpoints/best.pt", "weights/step-one.safetensors", "draft.part", "notes.txt")
@@ -106,8 +104,8 @@ def test_a_run_deletes_only_what_it_has_made(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_stays_if_it_has_a_checkpoint_and_leaves_nothing_else(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     out, fails = tmp_path / "some" / "run", Mock(side_effect=MemoryError)
     with monkeypatch.context() as patch:
         patch.setattr("riglstm.lab.train.loop.Training.run", fails)
@@ -122,8 +120,8 @@ def test_a_run_that_fails_stays_if_it_has_a_checkpoint_and_leaves_nothing_else(
 
 
 def test_a_run_that_is_done_is_tidied_up_shown_and_exported_over_a_file_only_if_told_to(
-    tmp_path: Path, capsys: Capture
-) -> None:
+    tmp_path, capsys
+):
     out, file = tmp_path / "run", tmp_path / "w.safetensors"
     assert main([*SMALL, "--out", str(out)]) == 0
     before = tree(out)
@@ -149,8 +147,8 @@ def test_a_run_that_is_done_is_tidied_up_shown_and_exported_over_a_file_only_if_
 
 
 def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "tables").mkdir(parents=True)
     for name in ("runs/tables/copying-quick.csv", "report.html", "bench.json"):
@@ -198,9 +196,7 @@ class Gone(io.StringIO):
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO, None])
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_training_goes_on_without_its_output(
-    name: str, number: int | None, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_training_goes_on_without_its_output(name, number, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         # None: the stream was closed.
         gone: Any = number and Gone(number, after=2 if name == "stdout" else 0)
@@ -212,7 +208,7 @@ def test_a_training_goes_on_without_its_output(
     assert RunFolder(tmp_path / "run").state == "done"
 
 
-def test_a_terminal_without_our_signs_gets_others(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_terminal_without_our_signs_gets_others(tmp_path, monkeypatch):
     with (tmp_path / "said").open("w", encoding="ascii") as ascii_only:
         monkeypatch.setattr(sys, "stdout", ascii_only)
         with unbreakable_output():
@@ -227,7 +223,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 @pytest.mark.parametrize(
     "ending", ["2>&- >&-", "2>/dev/full >/dev/full", "2>&1 | head -1", "| head -1", "2>&-", ">&-"]
 )
-def test_a_shell_may_close_fill_and_leave_the_streams(ending: str, tmp_path: Path) -> None:
+def test_a_shell_may_close_fill_and_leave_the_streams(ending, tmp_path):
     words = " ".join([sys.executable, "-m", "riglstm", *SMALL, "--out", str(tmp_path / "run")])
     made = subprocess.run(
         ["bash", "-c", f"{words} {ending}; echo code ${{PIPESTATUS[0]}} >&3"],
@@ -245,7 +241,7 @@ def test_a_shell_may_close_fill_and_leave_the_streams(ending: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("way", ["module", "script"])
-def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way, tmp_path):
     slow, script = tmp_path / "path" / "torch.py", tmp_path / "riglstm"
     slow.parent.mkdir()
     slow.write_text(
@@ -259,14 +255,14 @@ def test_ctrl_c_while_torch_is_loaded_shows_no_traceback(way: str, tmp_path: Pat
     assert made.returncode == -signal.SIGINT
 
 
-def test_who_imports_the_layer_keeps_ctrl_c(tmp_path: Path) -> None:
+def test_who_imports_the_layer_keeps_ctrl_c(tmp_path):
     code = "import sys, signal; sys.modules['torch'] = None\ntry:\n import riglstm\n"
     code += "except ImportError:\n print(signal.getsignal(2) is signal.default_int_handler)"
     assert python("-c", code, env=ENVIRONMENT, check=True).stdout == "True\n"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has none")
-def test_what_nohup_has_silenced_stays_so() -> None:
+def test_what_nohup_has_silenced_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequest(speaks=False) as request:

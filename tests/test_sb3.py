@@ -71,12 +71,12 @@ def rollout(model: Any, observations: Any) -> list[Any]:
     return actions
 
 
-def test_guides_model_is_built_of_rig_lstms(guide: dict[str, Any]) -> None:
+def test_guides_model_is_built_of_rig_lstms(guide):
     assert [m.hidden_size for m in layers(guide["model"])] == [60, 60]
 
 
 @pytest.mark.parametrize("policy", ["RigLSTMPolicy", "FastRigLSTMPolicy"])
-def test_recurrent_ppo_moves_every_weight(guide: dict[str, Any], policy: str) -> None:
+def test_recurrent_ppo_moves_every_weight(guide, policy):
     model = build(guide, policy)
     actor, critic = layers(model)
     before = {n: p.detach().clone() for n, p in model.policy.named_parameters() if "lstm" in n}
@@ -86,7 +86,7 @@ def test_recurrent_ppo_moves_every_weight(guide: dict[str, Any], policy: str) ->
     assert [name for name in before if torch.equal(before[name], after[name])] == []
 
 
-def test_predict_carries_and_resets_the_state(guide: dict[str, Any]) -> None:
+def test_predict_carries_and_resets_the_state(guide):
     model = build(guide, "RigLSTMPolicy")
     observations = np.random.default_rng(0).uniform(-1, 1, (8, 3)).astype(np.float32)
     steps = rollout(model, observations)
@@ -98,7 +98,7 @@ def test_predict_carries_and_resets_the_state(guide: dict[str, Any]) -> None:
         close((torch.from_numpy(h_last), torch.from_numpy(c_last)), (h, c), atol=1e-6)
 
 
-def test_one_call_with_resets_equals_the_loop_of_sb3(guide: dict[str, Any]) -> None:
+def test_one_call_with_resets_equals_the_loop_of_sb3(guide):
     B, T = 3, 7
     layer = RigLSTM(4, 12, num_layers=2, dtype=torch.float64)
     features = torch.randn(B * T, 4, dtype=torch.float64)

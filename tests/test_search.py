@@ -62,13 +62,13 @@ def sweep(space: Path, *more: str) -> int:
 
 
 @pytest.mark.parametrize("path", SPACES, ids=[path.stem for path in SPACES])
-def test_every_space_of_the_protocol_can_be_built(path: Path) -> None:
+def test_every_space_of_the_protocol_can_be_built(path):
     space = read_space(path)
     assert space.searched.labels()
 
 
 @pytest.mark.parametrize("path", SEARCHES, ids=[path.stem for path in SEARCHES])
-def test_models_of_a_search_differ_in_their_own_options_alone(path: Path) -> None:
+def test_models_of_a_search_differ_in_their_own_options_alone(path):
     space = read_space(path)
     if space.source is not None:
         assert (space.trials, space.named) == (0, {})
@@ -91,7 +91,7 @@ def test_models_of_a_search_differ_in_their_own_options_alone(path: Path) -> Non
         assert all(t == task for _, t in common)
 
 
-def test_draws_depend_on_the_option_and_the_trial_alone(tiny: Path) -> None:
+def test_draws_depend_on_the_option_and_the_trial_alone(tiny):
     space = read_space(tiny)
     for label in ("1", "2"):
         lstm, rig = (options(space, model, label) for model in ("lstm", "riglstm"))
@@ -107,9 +107,7 @@ def test_draws_depend_on_the_option_and_the_trial_alone(tiny: Path) -> None:
     assert min(biases.count(value) for value in (0.0, 1.0, 3.0)) >= 9
 
 
-def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_left_out(
-    tiny: Path,
-) -> None:
+def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_left_out(tiny):
     space = read_space(tiny)
     first = options(space, "riglstm", "0")
     updates = options(space, "lstm", "0")["fit.updates"]
@@ -153,16 +151,14 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         ('table = "copying"', "table =", "Invalid value"),
     ],
 )
-def test_a_wrong_space_is_explained(before: str, after: str, message: str, tiny: Path) -> None:
+def test_a_wrong_space_is_explained(before, after, message, tiny):
     assert before in TINY
     tiny.write_text(TINY.replace(before, after))
     with pytest.raises(ValueError, match=message):
         read_space(tiny)
 
 
-def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(tiny, tmp_path, monkeypatch):
     space = read_space(tiny)
     (trial,) = plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu")
     assert (trial.setting, trial.trial) == ("M=1", "start")
@@ -185,9 +181,7 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(
     assert plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu", lines) == []
 
 
-def test_a_trial_without_hope_stops_says_when_and_why_and_is_never_chosen(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_a_trial_without_hope_stops_says_when_and_why_and_is_never_chosen(tiny, tmp_path):
     space = read_space(tiny)
     (one,) = plan(space, ["lstm"], ["1"], tmp_path, "cpu")
     asked = []
@@ -229,9 +223,7 @@ def trials(tiny: Path, tmp_path: Path) -> tuple[Space, list[Planned]]:
     return space, planned
 
 
-def test_optuna_stops_a_trial_that_is_worse_than_the_median_of_five_others(
-    trials: tuple[Space, list[Planned]],
-) -> None:
+def test_optuna_stops_a_trial_that_is_worse_than_the_median_of_five_others(trials):
     pytest.importorskip("optuna")
     _, planned = trials
     judge, own = pickle.loads(pickle.dumps(pruner(planned))), planned[5].folder
@@ -252,9 +244,7 @@ def test_optuna_stops_a_trial_that_is_worse_than_the_median_of_five_others(
 
 
 @pytest.mark.slow
-def test_the_command_stops_hopeless_trials_and_says_so_in_their_lines(
-    trials: tuple[Space, list[Planned]], tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_stops_hopeless_trials_and_says_so_in_their_lines(trials, tiny, capsys):
     pytest.importorskip("optuna")
     _, planned = trials
     for one in planned[:5]:
@@ -265,9 +255,7 @@ def test_the_command_stops_hopeless_trials_and_says_so_in_their_lines(
     assert "trial 5: failed: stopped early after" in capsys.readouterr().err
 
 
-def test_without_optuna_it_says_what_to_install(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_optuna_it_says_what_to_install(tiny, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     tiny.write_text(TINY.replace("trials = 3", "trials = 3\nstop = 'median'"))
     assert sweep(tiny) == 2
@@ -276,7 +264,7 @@ def test_without_optuna_it_says_what_to_install(
     )
 
 
-def test_a_run_has_one_line_and_the_first_stays(tmp_path: Path) -> None:
+def test_a_run_has_one_line_and_the_first_stays(tmp_path):
     path, one = tmp_path / "lines.jsonl", {"run": "a", "model": "lstm", "trial": "0"}
     for seconds in (1, 2):
         search.append(path, {**one, "seconds": seconds})
@@ -293,8 +281,8 @@ def test_a_run_has_one_line_and_the_first_stays(tmp_path: Path) -> None:
     ],
 )
 def test_a_recipe_is_taken_from_a_space_that_has_trials_and_for_one_that_has_none(
-    name: str, trials: str, message: str, tiny: Path
-) -> None:
+    name, trials, message, tiny
+):
     def space(of: str, trials: str = "trials = 0") -> str:
         return (
             f'table = "copying"\nsetting = "M=1"\nbudget = "quick"\nmodels = ["lstm"]\n'
@@ -310,7 +298,7 @@ def test_a_recipe_is_taken_from_a_space_that_has_trials_and_for_one_that_has_non
         read_space(taking)
 
 
-def test_two_trials_that_are_one_run_are_made_once(tiny: Path, tmp_path: Path) -> None:
+def test_two_trials_that_are_one_run_are_made_once(tiny, tmp_path):
     space = read_space(tiny)
     named = {"a": {"model.steady_start": True}, "b": {"model.steady_start": False}}
     both = Space(**{**vars(space), "named": named})
@@ -318,7 +306,7 @@ def test_two_trials_that_are_one_run_are_made_once(tiny: Path, tmp_path: Path) -
     assert len(plan(both, ["lstm"], ["a", "b"], tmp_path, "cpu")) == 1
 
 
-def test_the_two_rules_choose_by_the_data_that_they_name() -> None:
+def test_the_two_rules_choose_by_the_data_that_they_name():
     def said(trial: str, home: float, *shifted: float) -> dict[str, Any]:
         best = {"P=6": {"step": 1, "value": home}}
         best |= {f"P={i}": {"step": 2, "value": value} for i, value in enumerate(shifted)}
@@ -350,7 +338,7 @@ def trial(model: str, label: str, score: float, **changes: Any) -> dict[str, Any
     return said | (found if score else {"failed": "the loss is not a finite number"})
 
 
-def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score() -> None:
+def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score():
     from riglstm.lab.report.trials import draw_slices, slices
 
     lines = [
@@ -380,9 +368,7 @@ def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score
     assert slices("tiny", lines[-1:]) is None
 
 
-def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(tiny, capsys):
     assert main(["sweep", "nowhere.toml"]) == 2
     assert "SPACE must be a TOML file, got nowhere.toml" in capsys.readouterr().err
     assert main(["sweep", str(tiny), "--trials", "strat"]) == 2
@@ -392,8 +378,8 @@ def test_a_space_that_is_not_there_and_a_wrong_trial_are_refused(
 
 
 def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiny, tmp_path, monkeypatch, capsys
+):
     script = "import sys; sys.exit('the disk is full')"
     monkeypatch.setattr("riglstm.lab.tables.executor.WORKER", ("-c", script))
     assert sweep(tiny, "--models", "lstm", "--trials", "0") == 2
@@ -404,9 +390,7 @@ def test_trials_that_end_with_an_error_are_named_and_the_command_fails(
     assert not (tmp_path / "results").exists()
 
 
-def test_data_that_is_not_there_is_said_before_the_first_trial(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_that_is_not_there_is_said_before_the_first_trial(tiny, tmp_path, capsys):
     tiny.write_text('table = "mnist"\nsetting = "7x7"\nbudget = "quick"\nmodels = ["lstm"]\n')
     assert sweep(tiny, "--data-dir", str(tmp_path)) == 2
     assert "mnist" in capsys.readouterr().err
@@ -415,8 +399,8 @@ def test_data_that_is_not_there_is_said_before_the_first_trial(
 
 @pytest.mark.parametrize("content", ["mine", "[]\n", '{"run": 1}\n', "{", "\xff"])
 def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
-    content: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    content, tiny, tmp_path, capsys
+):
     path = tmp_path / "results" / "trials" / "tiny.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(content.encode("latin-1"))
@@ -426,7 +410,7 @@ def test_a_file_of_other_lines_is_refused_before_the_first_trial_and_left_alone(
     assert not (tmp_path / "runs").exists()
 
 
-def test_every_line_is_of_a_trial_of_its_space_and_names_commit_and_device() -> None:
+def test_every_line_is_of_a_trial_of_its_space_and_names_commit_and_device():
     files = sorted((ROOT / "results" / "trials").glob("*.jsonl"))
     assert files
     for path in files:

@@ -44,9 +44,7 @@ def rules(**changes: object) -> Selection:
 
 @settings(max_examples=300)
 @given(ROWS, st.data())
-def test_top_mask_sorts_by_score_and_then_by_index(
-    rows: list[list[float]], data: st.DataObject
-) -> None:
+def test_top_mask_sorts_by_score_and_then_by_index(rows, data):
     k = data.draw(st.integers(0, len(rows[0])))
     mask = top_mask(torch.tensor(rows, dtype=torch.float64), k)
     assert mask.dtype == torch.bool
@@ -57,9 +55,7 @@ def test_top_mask_sorts_by_score_and_then_by_index(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @settings(max_examples=300)
 @given(ROWS, st.data())
-def test_write_top_mask_equals_top_mask(
-    dtype: torch.dtype, rows: list[list[float]], data: st.DataObject
-) -> None:
+def test_write_top_mask_equals_top_mask(dtype, rows, data):
     n = len(rows[0])
     k = data.draw(st.integers(0, n))
     # As the scan uses it: scores and mask are slices of larger buffers.
@@ -71,7 +67,7 @@ def test_write_top_mask_equals_top_mask(
     assert out[:, [0, 1, n + 2]].all()
 
 
-def test_noise_is_of_torch_s_generator_for_random_rules_alone_and_differs_between_steps() -> None:
+def test_noise_is_of_torch_s_generator_for_random_rules_alone_and_differs_between_steps():
     cpu = torch.device("cpu")
     assert draw_noise(rules(views="soft", peers="all"), 3, 2, cpu) is None
     one, two, three = (
@@ -95,14 +91,14 @@ def test_noise_is_of_torch_s_generator_for_random_rules_alone_and_differs_betwee
     assert len({tuple(row) for row in first[:, 0].tolist()}) > 3
 
 
-def test_eq14_top_cells_are_the_k_best() -> None:
+def test_eq14_top_cells_are_the_k_best():
     s = torch.tensor([[0.1, 3.0, -1.0, 2.0, 0.2], [1.0, 1.0, 1.0, 1.0, 2.0]])
     active = choose_cells(s, rules(), None)
     assert active.int().tolist() == [[0, 1, 0, 1, 1], [1, 1, 0, 0, 1]]
 
 
 @pytest.mark.parametrize(("rule", "count"), [("top", 2), ("random", 2), ("all", 4)])
-def test_eq15_each_cell_takes_k_x_views(rule: str, count: int) -> None:
+def test_eq15_each_cell_takes_k_x_views(rule, count):
     noise = numbers(7, 5, 4, seed=2) if rule == "random" else None
     s = numbers(7, 5, 4)
     views = weigh_views(s, rules(views=rule), noise)
@@ -115,7 +111,7 @@ def test_eq15_each_cell_takes_k_x_views(rule: str, count: int) -> None:
 
 @pytest.mark.parametrize("rule", SLOT_RULES)
 @pytest.mark.parametrize("N", [1, 2, 5])
-def test_eq16_own_state_is_always_in(rule: str, N: int) -> None:
+def test_eq16_own_state_is_always_in(rule, N):
     for K_h in range(N):
         sel = rules(N=N, K_a=1, K_h=K_h, peers=rule)
         noise = numbers(7, N, N, seed=2) if rule == "random" else None

@@ -60,9 +60,7 @@ def made(name: str, **given: Any) -> Any:
 
 @every_model
 @pytest.mark.parametrize("option", ["forget_bias", "gate_scale"])
-def test_an_option_changes_its_own_start_values_whenever_they_are_drawn(
-    name: str, option: str
-) -> None:
+def test_an_option_changes_its_own_start_values_whenever_they_are_drawn(name, option):
     changed, plain = made(name, **{option: 2}), made(name)
     clone = copy.deepcopy(changed)
     for again in (False, True):
@@ -81,7 +79,7 @@ def test_an_option_changes_its_own_start_values_whenever_they_are_drawn(
 
 
 @every_model
-def test_a_high_forget_bias_keeps_the_memory_and_a_low_one_drops_it(name: str) -> None:
+def test_a_high_forget_bias_keeps_the_memory_and_a_low_one_drops_it(name):
     given = ALL_AWAKE.get(name, {})
     if name == "riglstm":
         given = {**given, "num_layers": 1, "bidirectional": False}
@@ -95,7 +93,7 @@ def test_a_high_forget_bias_keeps_the_memory_and_a_low_one_drops_it(name: str) -
 
 @every_model
 @pytest.mark.parametrize("option", ["forget_bias", "gate_scale"])
-def test_the_command_line_sets_an_option_and_repr_shows_it(name: str, option: str) -> None:
+def test_the_command_line_sets_an_option_and_repr_shows_it(name, option):
     assert read_options(name, [f"{option}=2"]) == {option: 2.0}
     assert f"{option}=1.5" in repr(made(name, **{option: 1.5}))
     assert option not in repr(made(name))
@@ -111,9 +109,7 @@ def test_the_command_line_sets_an_option_and_repr_shows_it(name: str, option: st
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_without_options_every_start_value_is_the_plain_draw(
-    module: Any, fan_in: dict[str, int]
-) -> None:
+def test_without_options_every_start_value_is_the_plain_draw(module, fan_in):
     torch.manual_seed(2)
     module.reset_parameters()
     torch.manual_seed(2)
@@ -125,7 +121,7 @@ def test_without_options_every_start_value_is_the_plain_draw(
 
 @every_model
 @pytest.mark.parametrize("value", [None, "1", True, float("nan"), float("inf")])
-def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
+def test_numbers_that_are_none_are_refused(name, value):
     with pytest.raises(ValueError, match=rf"forget_bias must be a finite number, got {value!r}"):
         made(name, forget_bias=value)
     for scale in (value, 0, -1.0):
@@ -139,7 +135,7 @@ def wide(**given: Any) -> RigLSTM:
     return RigLSTM(20, 600, active_cells=4, **given)
 
 
-def test_a_steady_start_lets_the_same_cells_wake_whatever_the_input() -> None:
+def test_a_steady_start_lets_the_same_cells_wake_whatever_the_input():
     x = torch.randn(30, 16, 20)
     same = []
     for steady in (True, False):
@@ -151,7 +147,7 @@ def test_a_steady_start_lets_the_same_cells_wake_whatever_the_input() -> None:
     assert same[1] < 0.5
 
 
-def test_a_steady_start_changes_the_views_and_the_bias_of_g_alone() -> None:
+def test_a_steady_start_changes_the_views_and_the_bias_of_g_alone():
     steady, plain = wide(steady_start=True), wide()
     views = steady.weight_in_l0.unflatten(1, (6, 100))
     assert views.sum(1).abs().max() < 1e-6

@@ -78,11 +78,11 @@ def our_rows(table: str) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("table", LABELS)
-def test_the_papers_figures_are_those_of_its_source(table: str) -> None:
+def test_the_papers_figures_are_those_of_its_source(table):
     assert latex_rows(LABELS[table]) == our_rows(table)
 
 
-def test_the_tables_and_the_recipes_are_those_of_the_paper() -> None:
+def test_the_tables_and_the_recipes_are_those_of_the_paper():
     assert set(NAMES) == set(PAPER)
     for table, found in PAPER.items():
         for cells in found.values():
@@ -105,7 +105,7 @@ def test_the_tables_and_the_recipes_are_those_of_the_paper() -> None:
         assert (fit.updates, fit.evaluate_every) == (100 * images / 64, images / 64)
 
 
-def test_the_papers_models_have_the_papers_sizes() -> None:
+def test_the_papers_models_have_the_papers_sizes():
     counted = {}
     for table in ("mnist", "cifar", "balls"):
         recipe = TABLES[table].recipes["paper"]
@@ -136,9 +136,7 @@ def plans() -> list[tuple[str, Budget]]:
 
 
 @pytest.mark.parametrize(("table", "budget"), plans())
-def test_a_plan_is_the_same_every_time_and_fits_its_task(
-    table: str, budget: Budget, tmp_path: Path
-) -> None:
+def test_a_plan_is_the_same_every_time_and_fits_its_task(table, budget, tmp_path):
     recipe = TABLES[table].recipes[budget]
     first = plan(table, list(recipe.rows), 2, budget, tmp_path)
     assert first == plan(table, list(recipe.rows), 2, budget, tmp_path)
@@ -161,13 +159,13 @@ def test_a_plan_is_the_same_every_time_and_fits_its_task(
         assert again.resolved() == p.spec.resolved()
 
 
-def test_two_tables_share_the_run_that_both_have(tmp_path: Path) -> None:
+def test_two_tables_share_the_run_that_both_have(tmp_path):
     (a,) = plan("mnist", ["riglstm"], 1, "paper", tmp_path)
     (b,) = plan("ablation", ["riglstm"], 1, "paper", tmp_path)
     assert a.folder == b.folder
 
 
-def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_path: Path) -> None:
+def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_path):
     found = plan(
         *("copying", ["riglstm", "lstm"], [3, 1], "paper", tmp_path),
         settings=["M=8", "M=1"],
@@ -193,7 +191,7 @@ def test_a_part_of_a_table_is_planned_from_the_first_seed_of_all_models_on(tmp_p
 SPEC = RunSpec("copying", {"M": 2}, "riglstm", 72, {"variant": "all_h"}, Fit(), 3)
 
 
-def test_what_is_only_said_differently_is_the_same_run() -> None:
+def test_what_is_only_said_differently_is_the_same_run():
     assert replace(SPEC, fit=Fit(device="cpu", capture=False)).digest() == SPEC.digest()
     assert replace(SPEC, task_options={"M": 2, "L": 10}).digest() == SPEC.digest()
     conditions = ["P=100", "P=200", "P=400"]
@@ -211,12 +209,12 @@ def test_what_is_only_said_differently_is_the_same_run() -> None:
         ({"seed": -1}, "seed must be a whole number from 0 to 4,294,967,295, got -1"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+def test_a_run_that_cannot_be_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         replace(SPEC, **change)
 
 
-def test_a_file_that_is_no_configuration_is_refused() -> None:
+def test_a_file_that_is_no_configuration_is_refused():
     with pytest.raises(ValueError, match=r"must have the fields task, .*got model; is this"):
         RunSpec.from_json({"model": "lstm"})
     data = SPEC.resolved()
@@ -241,7 +239,7 @@ def finished(planned: Planned, figures: dict[tuple[str, str], float], **more: An
     folder.finish({"rows": result_figures, "chosen": chosen, **said, **more})
 
 
-def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path: Path) -> None:
+def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path):
     asked = ("mnist", ["lstm", "riglstm"], 2, "quick", tmp_path)
     lstm0, rig0, lstm1, rig1 = plan(*asked)  # type: ignore[arg-type]
     home = {(c, "7x7"): 0.5 for c in ("7x7", "8x8", "10x10", "12x12")}
@@ -277,7 +275,7 @@ def test_a_table_is_built_from_the_folders_of_its_runs(tmp_path: Path) -> None:
     assert (gone.chosen_on, gone.updates, gone.seconds) == ("", 7, 2.5)
 
 
-def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> None:
+def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path):
     yardsticks = {c: {"constant": 0.3} for c in ("4", "678", "curtain")}
     others = {"4": ("678", "curtain"), "678": ("4", "curtain")}
     for p in plan("balls", ["lstm"], 1, "paper", tmp_path):
@@ -297,7 +295,7 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path: Path) -> Non
     assert any("best of five" in note for note in shown.notes)
 
 
-def test_a_result_that_lacks_a_figure_or_has_it_twice_is_refused(tmp_path: Path) -> None:
+def test_a_result_that_lacks_a_figure_or_has_it_twice_is_refused(tmp_path):
     (planned,) = plan("mnist", ["lstm"], 1, "quick", tmp_path)
     finished(planned, {("7x7", "7x7"): 0.5})
     with pytest.raises(ValueError, match="must have a figure for 8x8, chosen on 7x7, got none"):
@@ -309,7 +307,7 @@ def test_a_result_that_lacks_a_figure_or_has_it_twice_is_refused(tmp_path: Path)
         table_of_runs("mnist", [planned], "quick")
 
 
-def test_a_finished_run_of_another_seed_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_a_finished_run_of_another_seed_is_not_taken_for_this_one(tmp_path):
     one, other = plan("mnist", ["lstm"], 2, "quick", tmp_path)
     finished(other, {("7x7", "7x7"): 0.5})
     other.folder.rename(one.folder)
@@ -369,7 +367,7 @@ BRIEF = """\
 """
 
 
-def test_a_table_is_printed_whole_and_brief(tmp_path: Path) -> None:
+def test_a_table_is_printed_whole_and_brief(tmp_path):
     assert markdown(text_table(TABLE)) == FULL
     assert markdown(text_table(TABLE, brief=True)) == BRIEF
     paths = Rendered(FULL, [ROW]).write(tmp_path / "out", "toy")
@@ -379,7 +377,7 @@ def test_a_table_is_printed_whole_and_brief(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
-def test_the_best_run_is_the_lowest_where_lower_is_better() -> None:
+def test_the_best_run_is_the_lowest_where_lower_is_better():
     low = text_table(replace(TABLE, best=True, higher_is_better=False))
     assert low.lines[0][4] == "97.0"
     assert text_table(replace(TABLE, best=True)).lines[0][4] == "99.0"
@@ -387,7 +385,7 @@ def test_the_best_run_is_the_lowest_where_lower_is_better() -> None:
     assert (1, 3) in low.best
 
 
-def test_what_a_file_says_is_no_markup_in_a_table() -> None:
+def test_what_a_file_says_is_no_markup_in_a_table():
     bad = "a|b](x) <b> `c` *d* _e_ f_g\nh $i$ \\"
     text = markdown(TextTable(bad, ["head", bad], [[bad, "1"]], 1, [bad]))
     assert text.count(r"a\|b\](x) \<b\> `c` \*d\* \_e\_ f_g h \$i\$ \\") == 4
@@ -402,7 +400,7 @@ ROW = ResultRow(
 )
 
 
-def test_result_rows_are_added_and_read_back(tmp_path: Path) -> None:
+def test_result_rows_are_added_and_read_back(tmp_path):
     path = tmp_path / "results" / "copying.csv"
     other = replace(ROW, seed=1, device='a "device", with signs')
     rows.append(path, [ROW])
@@ -417,9 +415,7 @@ def test_result_rows_are_added_and_read_back(tmp_path: Path) -> None:
     )
 
 
-def test_a_full_disk_at_the_first_write_leaves_a_file_that_can_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_first_write_leaves_a_file_that_can_be_written_to(tmp_path, monkeypatch):
     path = tmp_path / "results.csv"
 
     def full(handle: int) -> None:
@@ -434,9 +430,7 @@ def test_a_full_disk_at_the_first_write_leaves_a_file_that_can_be_written_to(
     assert rows.read(path) == [ROW]
 
 
-def test_who_adds_rows_waits_until_nobody_else_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_adds_rows_waits_until_nobody_else_does(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl", reason="this system has no such locks")
     path = tmp_path / "results.csv"
     read = rows.read
@@ -464,9 +458,7 @@ def test_who_adds_rows_waits_until_nobody_else_does(
         {"jobs": 0},
     ],
 )
-def test_a_row_that_would_not_be_taken_is_not_written(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_row_that_would_not_be_taken_is_not_written(change, tmp_path):
     path = tmp_path / "results.csv"
     (name,) = change
     with pytest.raises(rows.RowError, match=rf", column {name}: expected .*, got "):
@@ -481,9 +473,7 @@ def test_a_row_that_would_not_be_taken_is_not_written(
         ("a,b\n1,2\n", r"line 1: expected the columns table,model,.*got a,b"),
     ],
 )
-def test_a_file_that_rows_contradict_or_that_is_another_is_left_alone(
-    there: str, message: str, tmp_path: Path
-) -> None:
+def test_a_file_that_rows_contradict_or_that_is_another_is_left_alone(there, message, tmp_path):
     path = tmp_path / "results.csv"
     path.write_text(there)
     with pytest.raises(rows.RowError, match=message):
@@ -491,7 +481,7 @@ def test_a_file_that_rows_contradict_or_that_is_another_is_left_alone(
     assert path.read_text() == there
 
 
-def test_scale_and_direction_of_a_table_are_its_tasks() -> None:
+def test_scale_and_direction_of_a_table_are_its_tasks():
     tasks = {"mnist": ImageTask, "cifar": ImageTask, "balls": BallsTask, "copying": CopyingTask}
     for table in TABLES.values():
         metric = tasks[table.task].metric  # type: ignore[attr-defined]

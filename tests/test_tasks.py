@@ -47,16 +47,16 @@ def make(
     return MADE[request.param]
 
 
-def test_every_task_is_held_to_the_contract_and_has_an_example() -> None:
+def test_every_task_is_held_to_the_contract_and_has_an_example():
     assert list(MADE) == list(TASKS) == list(EXAMPLES)
 
 
-def test_tasks_are_found_by_their_names() -> None:
+def test_tasks_are_found_by_their_names():
     assert list(TASKS) == ["copying", "mnist", "cifar", "balls"]
     assert TASKS["copying"] is Copying
 
 
-def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[torch.device], Any]) -> None:
+def test_a_batch_depends_on_seed_and_step_alone(make):
     first, second = make(CPU), make(CPU)
     # Some of them within two epochs.
     steps = [3, 0, 11, 5, 4, 12]
@@ -82,8 +82,8 @@ def test_a_batch_depends_on_seed_and_step_alone(make: Callable[[torch.device], A
 
 
 def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_it_was(
-    make: Callable[[torch.device], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make, monkeypatch
+):
     task = make(CPU)
     net, condition = task.network(build("lstm", task.input_size, 6)), task.conditions[-1]
     net.core.eval()
@@ -107,9 +107,7 @@ def test_a_score_depends_on_neither_shares_nor_batches_and_leaves_every_mode_as_
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_nothing_waits_within_an_epoch_and_data_are_those_of_the_cpu(
-    make: Callable[[torch.device], Any],
-) -> None:
+def test_on_a_gpu_nothing_waits_within_an_epoch_and_data_are_those_of_the_cpu(make):
     there, here = make(torch.device("cuda")), make(CPU)
     there.ready()
     net = there.network(build("lstm", there.input_size, 6)).cuda()
@@ -134,9 +132,7 @@ def test_on_a_gpu_nothing_waits_within_an_epoch_and_data_are_those_of_the_cpu(
     assert on_gpu == pytest.approx(means(here.score(own, condition, "test")), rel=1e-4)
 
 
-def test_a_split_or_a_core_that_does_not_fit_is_refused(
-    make: Callable[[torch.device], Any],
-) -> None:
+def test_a_split_or_a_core_that_does_not_fit_is_refused(make):
     task, split = make(CPU), "training"
     with pytest.raises(ValueError, match="split must be validation or test, got 'training'"):
         task.size(split)
@@ -150,7 +146,7 @@ def test_a_split_or_a_core_that_does_not_fit_is_refused(
         task.network(build("lstm", task.input_size, 6, batch_first=True))
 
 
-def test_a_look_up_of_tokens_is_an_embedding() -> None:
+def test_a_look_up_of_tokens_is_an_embedding():
     ids = torch.randint(0, 3, (7, 2, 2), generator=seeded(0))
     table = torch.randn(3, 4, generator=seeded(1), dtype=torch.float64, requires_grad=True)
     towards = torch.randn(7, 2, 2, 4, generator=seeded(2), dtype=torch.float64)
@@ -164,9 +160,7 @@ def test_a_look_up_of_tokens_is_an_embedding() -> None:
 
 
 @pytest.mark.parametrize(("mode", "warn_only"), [(False, False), (True, True), (True, False)])
-def test_only_the_gradient_of_a_look_up_asks_for_a_fixed_order(
-    mode: bool, warn_only: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_gradient_of_a_look_up_asks_for_a_fixed_order(mode, warn_only, monkeypatch):
     def now() -> tuple[bool, bool]:
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
         return torch.are_deterministic_algorithms_enabled(), warns
@@ -189,7 +183,7 @@ def test_only_the_gradient_of_a_look_up_asks_for_a_fixed_order(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("V", [2, 24, 48])
-def test_a_gradient_of_few_tokens_has_the_same_bits_each_time(V: int) -> None:
+def test_a_gradient_of_few_tokens_has_the_same_bits_each_time(V):
     ids = torch.randint(0, V, (196, 32, 1), generator=seeded(0)).cuda()
     table = torch.randn(V, 600, generator=seeded(1)).cuda().requires_grad_()
     towards = torch.randn(196, 32, 1, 600, generator=seeded(2)).cuda()

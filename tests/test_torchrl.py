@@ -55,7 +55,7 @@ STARTS = [[], [(0, 0), (1, 0)], [(0, 0), (0, 4), (0, 5), (1, 7)]]
 
 
 @pytest.mark.parametrize("starts", STARTS)
-def test_recurrent_mode_equals_stepping(starts: list[tuple[int, int]]) -> None:
+def test_recurrent_mode_equals_stepping(starts):
     module, data = build(), batch(starts)
     stepped, state = in_steps(module, data)
     with set_recurrent_mode(True):
@@ -65,7 +65,7 @@ def test_recurrent_mode_equals_stepping(starts: list[tuple[int, int]]) -> None:
         close(whole["next", f"recurrent_state_{s}"][:, -1], state[f"recurrent_state_{s}"])
 
 
-def test_backends_that_bypass_the_layer_raise() -> None:
+def test_backends_that_bypass_the_layer_raise():
     """As the guide says: no silent arithmetic of another layer."""
     module = build()
     module.recurrent_backend = "scan"
@@ -73,7 +73,7 @@ def test_backends_that_bypass_the_layer_raise() -> None:
         module(batch([(0, 0), (1, 0)]))
 
 
-def test_guides_rollout_equals_its_recurrent_pass() -> None:
+def test_guides_rollout_equals_its_recurrent_pass():
     names = run_guide("frameworks", "torchrl")
     data, features = names["data"], names["features"]
     assert isinstance(names["rnn"].lstm, RigLSTM)

@@ -55,9 +55,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
-def test_an_update_is_clipped_adam_at_the_scheduled_step_size(
-    clip_norm: float | None, tmp_path: Path
-) -> None:
+def test_an_update_is_clipped_adam_at_the_scheduled_step_size(clip_norm, tmp_path):
     config = replace(QUICK, clip_norm=clip_norm)
     task = Halves()
     net, other = (network(task) for _ in range(2))
@@ -78,7 +76,7 @@ def test_an_update_is_clipped_adam_at_the_scheduled_step_size(
         assert found["lr"][step] == rate(config, step - 1)
 
 
-def test_the_step_size_rises_then_falls() -> None:
+def test_the_step_size_rises_then_falls():
     root = math.sqrt(0.5)
     rates: dict[str, dict[int, float]] = {
         "none": dict.fromkeys(range(9, 110), 2.0),
@@ -113,7 +111,7 @@ def steps(config: Fit, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
 OF_INPUT = {"tables.weight", "core.layer.weight_in_l0", "core.layer.bias_in_l0"}
 
 
-def test_tables_and_views_step_by_their_factor_and_all_else_as_before(tmp_path: Path) -> None:
+def test_tables_and_views_step_by_their_factor_and_all_else_as_before(tmp_path):
     # How far one update moves each parameter at the most; Adam's first step is the step size.
     plain, slow = (
         {n: float((a - b).abs().max()) for n, (a, b) in steps(config, tmp_path / name).items()}
@@ -127,12 +125,12 @@ def test_tables_and_views_step_by_their_factor_and_all_else_as_before(tmp_path: 
         assert far > 0
 
 
-def test_a_factor_is_refused_where_there_is_nothing_of_the_kind(tmp_path: Path) -> None:
+def test_a_factor_is_refused_where_there_is_nothing_of_the_kind(tmp_path):
     with pytest.raises(ValueError, match="input_rate must be 1 for a network without tables of"):
         train(tmp_path, replace(QUICK, input_rate=0.5))
 
 
-def test_weights_decay_by_their_own_step_size_and_biases_do_not(tmp_path: Path) -> None:
+def test_weights_decay_by_their_own_step_size_and_biases_do_not(tmp_path):
     plain = steps(replace(ONE, input_rate=0.5), tmp_path / "plain")
     less = steps(replace(ONE, input_rate=0.5, weight_decay=8.0), tmp_path / "less")
     for name, (before, after) in plain.items():
@@ -143,7 +141,7 @@ def test_weights_decay_by_their_own_step_size_and_biases_do_not(tmp_path: Path) 
         assert free or (before.abs().max() * decay > 1e-5), name
 
 
-def test_below_the_flood_an_update_goes_up_the_gradient_and_above_it_down(tmp_path: Path) -> None:
+def test_below_the_flood_an_update_goes_up_the_gradient_and_above_it_down(tmp_path):
     plain = steps(ONE, tmp_path / "plain")
     above = steps(replace(ONE, flood=1e-3), tmp_path / "above")
     below = steps(replace(ONE, flood=1e3), tmp_path / "below")
@@ -156,9 +154,7 @@ def test_below_the_flood_an_update_goes_up_the_gradient_and_above_it_down(tmp_pa
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path, monkeypatch):
     reseeded = Mock(side_effect=AssertionError("generators of other devices were seeded"))
     ends: list[dict[str, Tensor]] = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -173,7 +169,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
     assert not all(torch.equal(w, ends[2][name]) for name, w in ends[0].items())
 
 
-def test_how_often_a_run_is_looked_at_does_not_change_it(tmp_path: Path) -> None:
+def test_how_often_a_run_is_looked_at_does_not_change_it(tmp_path):
     ends: list[dict[str, Tensor]] = []
     for name, every in (("a", 7), ("b", 60)):
         # A model that draws in eval mode too.
@@ -184,7 +180,7 @@ def test_how_often_a_run_is_looked_at_does_not_change_it(tmp_path: Path) -> None
     assert_same(ends[0], ends[1])
 
 
-def test_bf16_trains_weights_of_fp32_under_autocast(tmp_path: Path) -> None:
+def test_bf16_trains_weights_of_fp32_under_autocast(tmp_path):
     seen = Counter[torch.dtype]()
 
     def spy(module: nn.Module, given: Any, output: Tensor) -> None:
@@ -211,9 +207,7 @@ class Scripted(Halves):
         return {"loss": value, "accuracy": 4 * value, "count": torch.tensor(4.0).double()}
 
 
-def test_weights_are_chosen_by_the_training_condition_and_by_each_condition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_chosen_by_the_training_condition_and_by_each_condition(tmp_path, monkeypatch):
     task = Scripted(T_6=[0.5, 0.7, 0.7, 0.6, 0.1], T_10=[0.3, 0.2, 0.4, 0.4, 0.1])
     net, original = network(task), task.batch
     seen: dict[int, dict[str, Tensor]] = {}
@@ -231,7 +225,7 @@ def test_weights_are_chosen_by_the_training_condition_and_by_each_condition(
     assert {*folder.weights.iterdir()} == {folder.weights_of(24), folder.weights_of(36)}
 
 
-def test_what_the_checkpoint_before_the_last_refers_to_is_kept(tmp_path: Path) -> None:
+def test_what_the_checkpoint_before_the_last_refers_to_is_kept(tmp_path):
     task = Scripted(T_6=[0.1, 0.2, 0.3, 0.4, 0.5], T_10=[0.1] * 5)
     train(tmp_path, replace(QUICK, checkpoint_every=12), task=task)
     steps = {"checkpoints": {"48", "60"}, "weights": {"12", "48", "60"}}
@@ -240,7 +234,7 @@ def test_what_the_checkpoint_before_the_last_refers_to_is_kept(tmp_path: Path) -
         assert found == kept
 
 
-def test_a_choice_prefers_the_lower_loss_then_the_earlier_of_equals_and_numbers_to_nan() -> None:
+def test_a_choice_prefers_the_lower_loss_then_the_earlier_of_equals_and_numbers_to_nan():
     error, even = Choice("a", higher_is_better=False, patience=2), {"a": 1.0, "b": 1.0}
     assert error.add(1, {"a": math.nan, "b": 1.0}, even)
     assert error.add(2, {"a": 3.0, "b": 1.0}, even)
@@ -259,7 +253,7 @@ def test_a_choice_prefers_the_lower_loss_then_the_earlier_of_equals_and_numbers_
     assert perfect.exhausted
 
 
-def test_a_run_out_of_patience_stops(tmp_path: Path) -> None:
+def test_a_run_out_of_patience_stops(tmp_path):
     # The other condition improves all the time, and does not count.
     task = Scripted(T_6=[0.2, 0.5, 0.4, 0.5, 0.9], T_10=[0.1, 0.2, 0.3, 0.4, 0.5])
     config = replace(QUICK, patience=2)
@@ -296,9 +290,7 @@ class Watched(Halves):
 
 
 @pytest.mark.parametrize("average", [0.5, 0.999])
-def test_the_mean_of_the_weights_is_scored_and_saved_and_training_keeps_its_own(
-    average: float, tmp_path: Path
-) -> None:
+def test_the_mean_of_the_weights_is_scored_and_saved_and_training_keeps_its_own(average, tmp_path):
     task, config = Watched(), replace(QUICK, decay="none")
     train(tmp_path / "a", replace(config, average=average), task=task, net=task.net)
     plain = train(tmp_path / "b", config)
@@ -321,7 +313,7 @@ def test_the_mean_of_the_weights_is_scored_and_saved_and_training_keeps_its_own(
     assert len(task.places) == 1, "weights have moved, and captured graphs would not know"
 
 
-def test_a_run_with_groups_and_a_mean_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_with_groups_and_a_mean_is_resumed_bit_for_bit(tmp_path):
     more = {"input_rate": 0.125, "weight_decay": 0.1, "average": 0.9}
     config = replace(ONE, updates=6, evaluate_every=3, checkpoint_every=3, **more)
     stop = Deadline.after(1e-6)
@@ -360,8 +352,8 @@ class Failing(Halves):
     ],
 )
 def test_what_is_no_number_stops_the_run_and_never_gets_into_a_checkpoint(
-    step: int, what: str, bad: str, saved: str, tmp_path: Path
-) -> None:
+    step, what, bad, saved, tmp_path
+):
     with pytest.raises(Diverged) as error:
         train(tmp_path, task=Failing(step, what))
     way_out = "Train anew, into another folder, with a smaller --lr"
@@ -371,9 +363,7 @@ def test_what_is_no_number_stops_the_run_and_never_gets_into_a_checkpoint(
     assert all(int(file.stem.removeprefix("step-")) < step for file in files)
 
 
-def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(capfd, monkeypatch):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     progress = Progress(100, "update", 40, shown=True)
@@ -390,8 +380,8 @@ def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(
 
 
 def test_there_is_a_bar_on_a_terminal_and_elsewhere_a_line_for_each_evaluation(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capfd, monkeypatch
+):
     train(tmp_path / "lines")
     out, err = capfd.readouterr()
     lines = err.splitlines()
@@ -409,7 +399,7 @@ def test_there_is_a_bar_on_a_terminal_and_elsewhere_a_line_for_each_evaluation(
         assert words in err
 
 
-def test_tensorboard_gets_what_the_log_has(tmp_path: Path) -> None:
+def test_tensorboard_gets_what_the_log_has(tmp_path):
     with warnings.catch_warnings():
         # Of TensorBoard's own making, at its import.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -443,12 +433,12 @@ def test_tensorboard_gets_what_the_log_has(tmp_path: Path) -> None:
         ({"device": "meta"}, "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_cannot_be_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         Fit(**options)
 
 
-def test_a_device_is_picked_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_picked_or_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick(Fit()) == CPU
     with pytest.raises(ValueError, match="needs 1 GPUs, and torch sees 0; use fewer"):
@@ -475,7 +465,7 @@ class Doubler:
         return 2 * x, state
 
 
-def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_training_calls_like_the_first_are_captured(monkeypatch):
     monkeypatch.setattr("riglstm.lab.train.graphed.GraphedCore", Doubler)
     core = network(Halves()).get_submodule("core")
     x = torch.randn(6, 4, 3)
@@ -495,9 +485,7 @@ def test_only_training_calls_like_the_first_are_captured(monkeypatch: pytest.Mon
     assert torch.equal(core(x)[0], plain)
 
 
-def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(monkeypatch):
     made: list[weakref.ref[Any]] = []
 
     def refusing_once(core: Any, x: Tensor) -> Doubler:
@@ -522,7 +510,7 @@ def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(
         gc.enable()
 
 
-def test_only_the_loop_itself_needs_lightning() -> None:
+def test_only_the_loop_itself_needs_lightning():
     """What reads folders and options must not wait for Lightning to load."""
     for path in Path(riglstm.lab.train.__file__).parent.glob("*.py"):
         heavy = ("lightning_fabric import", "train.loop import")

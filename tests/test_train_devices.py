@@ -65,9 +65,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("flood", [0.0, 0.6])
-def test_two_processes_end_with_the_same_weights_close_to_those_of_one(
-    flood: float, tmp_path: Path
-) -> None:
+def test_two_processes_end_with_the_same_weights_close_to_those_of_one(flood, tmp_path):
     # Each process drops other things, so with dropout two would not be one. The flood is above the
     # loss of one half of many a batch, and below that of the other.
     assert [finish(process) for process in both(shared, tmp_path, False, 8, flood)] == [0, 0]
@@ -85,9 +83,7 @@ def test_two_processes_end_with_the_same_weights_close_to_those_of_one(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_two_processes_that_are_stopped_go_on_to_the_same_end(
-    number: signal.Signals, pair: Path, tmp_path: Path
-) -> None:
+def test_two_processes_that_are_stopped_go_on_to_the_same_end(number, pair, tmp_path):
     processes = both(shared, tmp_path)
     while all(p.is_alive() for p in processes) and last_step(tmp_path / "run") < 21:
         time.sleep(0.001)
@@ -104,7 +100,7 @@ def test_two_processes_that_are_stopped_go_on_to_the_same_end(
     assert outcome(tmp_path / "run")["metrics"] == outcome(pair / "run")["metrics"]
 
 
-def test_a_batch_that_cannot_be_shared_evenly_is_refused(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_shared_evenly_is_refused(tmp_path):
     processes = both(shared, tmp_path, True, 7)
     assert [finish(process) for process in processes] == [2, 2]
     said = (tmp_path / "error-0").read_text()
@@ -112,7 +108,7 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused(tmp_path: Path) -> None
     assert "got parts of [(4,), (3,)]; change batch_size or devices" in said
 
 
-def test_devices_2_starts_the_second_process_itself(tmp_path: Path) -> None:
+def test_devices_2_starts_the_second_process_itself(tmp_path):
     script = Path(__file__).with_name("train_task.py")
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
     words = ("-W", "error", str(script), str(tmp_path), "2")

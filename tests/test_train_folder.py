@@ -46,9 +46,7 @@ def begun(path: Path) -> RunFolder:
     return folder
 
 
-def test_a_run_begins_with_what_it_is_and_what_it_runs_on_and_goes_on_as_itself(
-    tmp_path: Path,
-) -> None:
+def test_a_run_begins_with_what_it_is_and_what_it_runs_on_and_goes_on_as_itself(tmp_path):
     folder = begun(tmp_path)
     assert folder.state == "partial"
     assert folder.read_json(folder.config) == CONFIG
@@ -70,7 +68,7 @@ def test_a_run_begins_with_what_it_is_and_what_it_runs_on_and_goes_on_as_itself(
     assert folder.read_json(folder.config) == CONFIG
 
 
-def test_a_folder_is_not_taken_from_another_run(tmp_path: Path) -> None:
+def test_a_folder_is_not_taken_from_another_run(tmp_path):
     folder = begun(tmp_path)
     with pytest.raises(ValueError, match="holds a run that was stopped; go on with it by --resume"):
         folder.begin(CONFIG, command="", device="", resume=False)
@@ -86,7 +84,7 @@ def test_a_folder_is_not_taken_from_another_run(tmp_path: Path) -> None:
             folder.begin(CONFIG, command="", device="", resume=resume)
 
 
-def test_the_second_process_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_process_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert rank() == 1
     folder = RunFolder(tmp_path / "run")
@@ -100,7 +98,7 @@ def test_the_second_process_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "run").exists()
 
 
-def test_a_rank_counts_where_torchrun_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_counts_where_torchrun_gave_it(monkeypatch):
     for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "3")
@@ -113,7 +111,7 @@ def test_a_rank_counts_where_torchrun_gave_it(monkeypatch: pytest.MonkeyPatch) -
     assert (rank(), launched()) == (3, 4)
 
 
-def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_is_held_by_one_at_a_time(tmp_path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     with first.held():
         with first.held():
@@ -139,9 +137,7 @@ def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="without locks, runs do without")
-def test_a_file_system_without_locks_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_done_without(tmp_path, monkeypatch):
     import fcntl
 
     none = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
@@ -151,7 +147,7 @@ def test_a_file_system_without_locks_is_done_without(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_file_is_whole_or_not_there(tmp_path):
     path = tmp_path / "sub" / "file"
     with atomic_write(path) as file:
         file.write(b"first")
@@ -163,9 +159,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_log_that_is_resumed_drops_what_is_damaged_or_came_after_the_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_a_log_that_is_resumed_drops_what_is_damaged_or_came_after_the_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
     log = Log(folder, 0, tensorboard=False)
     log.add(5, {"train/loss": 0.1 + 0.2, "validation/accuracy@L=2,P=5": 1.0})
@@ -184,7 +178,7 @@ def test_a_log_that_is_resumed_drops_what_is_damaged_or_came_after_the_checkpoin
     )
 
 
-def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
+def test_weights_come_back_as_they_were(tmp_path):
     net, other = network(Halves(), seed=1), network(Halves(), seed=2)
     path = tmp_path / "weights.safetensors"
     save_weights(net, path)
@@ -199,7 +193,7 @@ def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
         load_weights(other, path)
 
 
-def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_that_of_this_code(tmp_path, monkeypatch):
     inside = Path(folders.__file__).parent
     asked = ["git", "-C", str(inside), "rev-parse", "HEAD"]
     head = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -219,9 +213,7 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert folders.commit() == "0123abc"
 
 
-def test_a_result_names_all_devices_and_commits_of_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_names_all_devices_and_commits_of_its_run(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     for commit, resume in (("first", False), (None, True)):
         monkeypatch.setattr("riglstm.lab.train.folder.commit", lambda commit=commit: commit)
@@ -234,15 +226,15 @@ def test_a_result_names_all_devices_and_commits_of_its_run(
     assert folder.read_json(folder.result) == result
 
 
-def test_data_that_cannot_be_had_are_missed_before_there_is_a_run(tmp_path: Path) -> None:
+def test_data_that_cannot_be_had_are_missed_before_there_is_a_run(tmp_path):
     with pytest.raises(ValueError, match=r"mnist: expected .* got none or not all"):
         run(replace(SPEC, task="mnist", task_options={}), tmp_path / "run", tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_holds_its_folder_until_it_is_tested_and_is_tested_again_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     real, refused = runs._test, []
 
     def test(*arguments: Any) -> float:
@@ -278,8 +270,8 @@ def test_a_run_holds_its_folder_until_it_is_tested_and_is_tested_again_elsewhere
     ],
 )
 def test_a_table_looks_at_what_became_of_a_run_since_it_was_planned(
-    now: str, words: str | None, resumed: list[bool], tmp_path: Path, capsys: Any
-) -> None:
+    now, words, resumed, tmp_path, capsys
+):
     started: list[bool] = []
 
     def make(spec: RunSpec, folder: RunFolder, *, resume: bool) -> None:

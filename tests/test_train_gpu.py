@@ -50,9 +50,7 @@ def trained(path: Path, config: Fit, task: Halves | None = None, **options: Any)
 
 @pytest.mark.parametrize("model", ["lstm", "riglstm"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_a_captured_run_is_close_to_one_that_is_not(
-    model: str, precision: Any, tmp_path: Path, captures: list[int]
-) -> None:
+def test_a_captured_run_is_close_to_one_that_is_not(model, precision, tmp_path, captures):
     config = replace(GPU, precision=precision, updates=30)
     options: dict[str, Any] = {"model": model, "hidden_size": 12}
     with_graphs = trained(tmp_path / "a", config, **options)
@@ -66,7 +64,7 @@ def test_a_captured_run_is_close_to_one_that_is_not(
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
-def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path):
     task = Halves(torch.device("cuda", 0))
     whole = trained(tmp_path / "whole", GPU)
 
@@ -87,7 +85,7 @@ def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path: Path
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_products_are_in_the_precision_that_was_asked_for(precision: Any, tmp_path: Path) -> None:
+def test_products_are_in_the_precision_that_was_asked_for(precision, tmp_path):
     seen = set()
 
     class Looks(Halves):

@@ -50,9 +50,7 @@ class NearWhen:
         return self.happened()
 
 
-def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
-    tmp_path: Path, left_alone: Path
-) -> None:
+def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(tmp_path, left_alone):
     seconds, state = 0.0, {}
     for updates in (2, 12, 9, 17):
         left = iter(range(updates - 1))
@@ -77,9 +75,7 @@ def test_a_run_that_stops_in_time_again_and_again_ends_as_one_left_alone(
 
 
 @pytest.mark.parametrize(("conditions", "rules"), [(("T=6", "T=10"), 2), (("T=6",), 1)])
-def test_time_for_the_tests_is_kept_free_and_a_checkpoint_knows_it(
-    conditions: tuple[str, ...], rules: int, tmp_path: Path
-) -> None:
+def test_time_for_the_tests_is_kept_free_and_a_checkpoint_knows_it(conditions, rules, tmp_path):
     task, deadline = Halves(), NearWhen(lambda: False)
     # Ten times as much test as validation data.
     task.size = lambda split: 640 if split == "test" else 64  # type: ignore[method-assign]
@@ -92,7 +88,7 @@ def test_time_for_the_tests_is_kept_free_and_a_checkpoint_knows_it(
     assert deadline.pauses[-1] == pytest.approx(rules * 10 * pause)
 
 
-def test_another_evaluation_has_to_fit_in_the_time_that_is_left(tmp_path: Path) -> None:
+def test_another_evaluation_has_to_fit_in_the_time_that_is_left(tmp_path):
     minute = Deadline.after(1)
     assert not minute.near(20)
     assert minute.near(30)
@@ -117,9 +113,7 @@ def interrupted(path: Path, say: Path) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_run_that_is_stopped_saves_and_says_how_to_resume(
-    number: signal.Signals, tmp_path: Path, left_alone: Path
-) -> None:
+def test_a_run_that_is_stopped_saves_and_says_how_to_resume(number, tmp_path, left_alone):
     path, say = tmp_path / "run", tmp_path / "said"
     process = start(interrupted, path, say)
     while process.is_alive() and last_step(path) < 14:
@@ -172,8 +166,8 @@ class Signalled(Halves):
     ],
 )
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_changes_nothing(
-    number: signal.Signals, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    number, words, tmp_path, capfd
+):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=words):
         train(tmp_path, task=Signalled(number))
@@ -181,16 +175,14 @@ def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_changes_nothing(
     assert capfd.readouterr().err.count("stopping after this update") == 1
 
 
-def test_ctrl_c_in_the_last_evaluation_is_heard(tmp_path: Path, left_alone: Path) -> None:
+def test_ctrl_c_in_the_last_evaluation_is_heard(tmp_path, left_alone):
     words = r"^trained to the end, and saved; not tested yet; go on with: riglstm --resume$"
     with pytest.raises(Interrupted, match=words):
         train(tmp_path, task=Signalled(signal.SIGINT, late=True), again="riglstm --resume")
     assert_same(outcome(tmp_path), outcome(left_alone))
 
 
-def test_a_checkpoint_that_was_not_written_is_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_was_not_written_is_not_named(tmp_path, monkeypatch):
     real, calls = torch.save, itertools.count(1)
 
     def save(*arguments: Any) -> None:
@@ -210,7 +202,7 @@ def copy(left_alone: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(left_alone, tmp_path / "copy"))
 
 
-def test_a_run_that_is_over_is_not_trained_again(copy: Path) -> None:
+def test_a_run_that_is_over_is_not_trained_again(copy):
     before = outcome(copy)
     net = network(Halves(), seed=5)
     result = fitted(copy, net=net, resume=True)
@@ -244,8 +236,8 @@ def other_seed(file: Path) -> None:
     ],
 )
 def test_an_unusable_checkpoint_is_named_and_the_one_before_it_used(
-    damage: Callable[[Path], None], words: str, copy: Path, left_alone: Path, capsys: Any
-) -> None:
+    damage, words, copy, left_alone, capsys
+):
     damage(copy / "checkpoints" / "step-60.ckpt")
     train(copy, resume=True)
     said = capsys.readouterr().err
@@ -254,7 +246,7 @@ def test_an_unusable_checkpoint_is_named_and_the_one_before_it_used(
     assert_same(outcome(copy), outcome(left_alone))
 
 
-def test_without_a_usable_checkpoint_a_run_is_not_resumed(copy: Path) -> None:
+def test_without_a_usable_checkpoint_a_run_is_not_resumed(copy):
     truncate(copy / "checkpoints" / "step-60.ckpt")
     other_seed(copy / "checkpoints" / "step-54.ckpt")
     words = r"no checkpoint in .*step-60.ckpt is damaged.*step-54.ckpt is of another run.*anew"
@@ -262,12 +254,12 @@ def test_without_a_usable_checkpoint_a_run_is_not_resumed(copy: Path) -> None:
         train(copy, resume=True)
 
 
-def test_another_networks_checkpoint_is_named(copy: Path) -> None:
+def test_another_networks_checkpoint_is_named(copy):
     with pytest.raises(CheckpointError, match=r"weights.core.weight_ih_l0 is"):
         train(copy, net=network(Halves(), hidden_size=4), resume=True)
 
 
-def test_a_stray_checkpoint_does_not_push_good_ones_out(copy: Path) -> None:
+def test_a_stray_checkpoint_does_not_push_good_ones_out(copy):
     checkpoints = copy / "checkpoints"
     (checkpoints / "step-60.ckpt").unlink()
     (checkpoints / "step-56.ckpt").write_bytes(random.Random(0).randbytes(5000))
@@ -299,9 +291,7 @@ def fill_up(path: Path, size: int, config: Fit) -> None:
         (1200, replace(QUICK, log_every=1), r"metrics\.csv could not be written \(.*\); make room"),
     ],
 )
-def test_a_disk_that_gets_full_is_said_with_the_way_out(
-    size: int, config: Fit, words: str, tmp_path: Path
-) -> None:
+def test_a_disk_that_gets_full_is_said_with_the_way_out(size, config, words, tmp_path):
     assert finish(start(fill_up, tmp_path, size, config)) == 3
     assert re.search(words, (tmp_path / "said").read_text())
     assert not list(tmp_path.rglob("*.ckpt*"))

@@ -65,7 +65,7 @@ def one_step(**more: Any) -> Problem:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_kernels_equal_the_reference(name: str) -> None:
+def test_the_kernels_equal_the_reference(name):
     assert_equals_the_reference(clear_problem(**{**SMALL, **PROBLEMS[name]}), "triton")
 
 
@@ -91,14 +91,14 @@ def cells(name: str) -> Problem:
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("name", ALL)
-def test_cells_of_any_size_equal_the_reference(name: str) -> None:
+def test_cells_of_any_size_equal_the_reference(name):
     assert_equals_the_reference(cells(name), "triton")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tf32", "wide")
 @pytest.mark.parametrize("name", [name for name in CELLS if name != "as large as can be"])
-def test_products_in_halves_are_within_their_limit_at_any_size(name: str) -> None:
+def test_products_in_halves_are_within_their_limit_at_any_size(name):
     p = cells(name)
     # Halves hold these as they are, so that the map rounds nothing: the limit is that of the rest.
     W_in = p.weights.W_in.bfloat16().double()
@@ -106,7 +106,7 @@ def test_products_in_halves_are_within_their_limit_at_any_size(name: str) -> Non
     assert_equals_the_reference(p, "triton", limit=2e-3)
 
 
-def test_draws_become_bits_up_to_the_sign() -> None:
+def test_draws_become_bits_up_to_the_sign():
     from riglstm.scan.triton.forward import drawn
 
     sizes: dict[str, Any] = {"N": 16, "K": 16, "K_a": 5, "K_x": 4, "K_h": 3, "T": 3, "B": 4}
@@ -121,7 +121,7 @@ def test_draws_become_bits_up_to_the_sign() -> None:
     assert (take < 0).any()
 
 
-def test_without_gradients_outputs_are_the_same_to_the_bit_and_nobody_elses() -> None:
+def test_without_gradients_outputs_are_the_same_to_the_bit_and_nobody_elses():
     p = one_step()
     given, want = (p.h.clone(), p.c.clone()), outputs_and_gradients(p, "triton")[0]
     got = p.run("triton")
@@ -130,7 +130,7 @@ def test_without_gradients_outputs_are_the_same_to_the_bit_and_nobody_elses() ->
 
 
 @pytest.mark.usefixtures("precision_as_before")
-def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
+def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights():
     p = one_step()
     outputs = []
     for precision in ("highest", "high", "highest"):
@@ -144,7 +144,7 @@ def test_what_is_kept_of_a_call_follows_the_precision_and_the_weights() -> None:
 
 
 @pytest.mark.parametrize("zeros", [1, 9000])  # more than all programs set to zero at once
-def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) -> None:
+def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros):
     from riglstm.scan.triton import forward
 
     p = one_step(B=300)
@@ -170,8 +170,8 @@ def test_packing_sets_counters_and_states_and_nothing_beside_them(zeros: int) ->
 )
 @pytest.mark.parametrize("backend", ["reference", "batched", "triton"])
 def test_what_is_not_given_of_a_state_is_zero_and_has_no_gradient(
-    backend: str, given: str, learns: bool, precision: str
-) -> None:
+    backend, given, learns, precision
+):
     torch.set_float32_matmul_precision(precision)
     p = one_step(K_h=1)
     state = {"h": p.h, "c": p.c}
@@ -186,7 +186,7 @@ def test_what_is_not_given_of_a_state_is_zero_and_has_no_gradient(
     assert all(map(torch.equal, *results))
 
 
-def test_a_state_of_another_batch_is_refused_and_nothing_behind_it_read() -> None:
+def test_a_state_of_another_batch_is_refused_and_nothing_behind_it_read():
     p = one_step()
     words = r"h must be \(B, N, d\) = \(2, 2, 18\), got \(1, 2, 18\)"
     with pytest.raises(ValueError, match=words):
@@ -197,7 +197,7 @@ def test_a_state_of_another_batch_is_refused_and_nothing_behind_it_read() -> Non
 
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize(("views", "state"), [(1e-8, 1.0), (1e8, 1.0), (1.0, 1e4)])
-def test_halves_hold_inputs_and_given_states_of_sizes_far_apart(views: float, state: float) -> None:
+def test_halves_hold_inputs_and_given_states_of_sizes_far_apart(views, state):
     p = clear_problem(**{**SMALL, "input_views": "split", "soft_update": False, "T": 1})
     W, first = p.weights.W.clone(), p.sel.K * p.h.shape[2]
     W[:, :first] /= views
@@ -210,7 +210,7 @@ def test_halves_hold_inputs_and_given_states_of_sizes_far_apart(views: float, st
 
 @pytest.mark.usefixtures("precision_as_before")
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_nan_in_a_state_is_not_hidden(precision: str) -> None:
+def test_nan_in_a_state_is_not_hidden(precision):
     torch.set_float32_matmul_precision(precision)
     p = one_step(cells="all", K_h=1)
     h = p.h.clone()
@@ -222,7 +222,7 @@ def test_nan_in_a_state_is_not_hidden(precision: str) -> None:
         assert other.isnan().any()
 
 
-def test_of_equal_scores_the_lower_index_wins_and_nan_wins_over_all() -> None:
+def test_of_equal_scores_the_lower_index_wins_and_nan_wins_over_all():
     p = one_step(N=3, K_a=2)
     # All scores of a zero state tie.
     h = torch.zeros_like(p.h)
@@ -232,7 +232,7 @@ def test_of_equal_scores_the_lower_index_wins_and_nan_wins_over_all() -> None:
 
 
 @pytest.mark.parametrize("upstream", ["h", "c"])
-def test_gradients_come_from_each_output_alone(upstream: str) -> None:
+def test_gradients_come_from_each_output_alone(upstream):
     p = clear_problem(**{**SMALL, "T": 1})
     got = gradients(p.to(torch.float32), "triton", upstream)
     assert_same_gradients(got, gradients(p, "reference", upstream), FLOAT.grad)
@@ -244,7 +244,7 @@ def refused(p: Problem) -> str:
     return str(caught.value)
 
 
-def test_what_it_does_not_support_it_refuses_by_name() -> None:
+def test_what_it_does_not_support_it_refuses_by_name():
     low = torch.float32
     for options, words in (
         ({"views": "soft"}, "views='soft'"),
@@ -267,7 +267,7 @@ def test_what_it_does_not_support_it_refuses_by_name() -> None:
         assert "float16" in refused(p)
 
 
-def test_auto_leaves_what_it_refuses_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_leaves_what_it_refuses_to_others(monkeypatch):
     monkeypatch.setattr("riglstm.scan._no_triton", lambda device: None)
     monkeypatch.setattr("riglstm.scan.compiled.available", lambda device: True)
     p = random_problem(seeded(0), **{**SMALL, "B": 1, "N": 8, "K": 8, "d": 128})
@@ -279,7 +279,7 @@ def test_auto_leaves_what_it_refuses_to_others(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 # Of torch's own, as it makes fake tensors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_backward_pass_that_is_compiled_sees_operators() -> None:
+def test_a_backward_pass_that_is_compiled_sees_operators():
     p = one_step()
     leaves = {n: v.detach().requires_grad_() for n, v in p.leaves().items()}
     want = torch.autograd.grad(p.with_leaves(leaves).run("triton")[0].sum(), leaves["x"])
@@ -289,7 +289,7 @@ def test_a_backward_pass_that_is_compiled_sees_operators() -> None:
     assert torch.equal(leaves["x"].grad, want[0])  # type: ignore[arg-type]
 
 
-def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same() -> None:
+def test_who_looks_at_operators_sees_them_and_the_numbers_are_the_same():
     seen: list[str] = []
 
     class Look(TorchDispatchMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock
 
@@ -152,11 +151,11 @@ def assert_equals_float64(p: Problem, mode: Mode, gradients: bool = True) -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SIZES)
-def test_outputs_and_gradients_equal_float64_with_the_same_masks(name: str, mode: str) -> None:
+def test_outputs_and_gradients_equal_float64_with_the_same_masks(name, mode):
     assert_equals_float64(problem(name), MODES[mode])
 
 
-def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() -> None:
+def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16():
     p = problem("the paper's")
     x = torch.randn(400, *p.x.shape[1:], generator=seeded(3)).cuda()
     b = torch.zeros_like(p.h).repeat(1, 1, 4)[0]  # (N, 4d): f, i, o, g
@@ -168,9 +167,7 @@ def test_gates_that_are_nearly_closed_do_not_drift_in_a_long_sequence_in_bf16() 
 @pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("multiprocessors", [16, 64, 108])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_part_of_a_gpu_computes_the_same(
-    mode: str, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_a_gpu_computes_the_same(mode, multiprocessors, monkeypatch):
     from riglstm.scan.triton import plan
 
     room = plan.chip(torch.device("cuda"))[1]
@@ -191,7 +188,7 @@ def test_a_part_of_a_gpu_computes_the_same(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("B", [33, 64, 150])
-def test_ties_nan_and_infinities_choose_as_the_reference_does(B: int, mode: str) -> None:
+def test_ties_nan_and_infinities_choose_as_the_reference_does(B, mode):
     # Small whole numbers: scores are exact in every precision, and many are equal.
     sizes = {**PAPER, "B": B, "T": 1, "D": 600, "input_views": "split", "update_bias": True}
     p = whole_numbers(random_problem(seeded(1), **sizes).to(torch.float32), "cuda")
@@ -205,7 +202,7 @@ def test_ties_nan_and_infinities_choose_as_the_reference_does(B: int, mode: str)
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("B", [100, 512])
-def test_a_nan_stays_in_its_sequence_whatever_its_bits(B: int, mode: str) -> None:
+def test_a_nan_stays_in_its_sequence_whatever_its_bits(B, mode):
     # All set is what stands where a number is waited for.
     layer = papers_layer()
     x = torch.randn(5, B, 60, device="cuda")
@@ -228,7 +225,7 @@ def whole_numbers(p: Problem, device: str) -> Problem:
 
 
 @pytest.mark.parametrize("mode", ["tf32", "bf16"])
-def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode: str) -> None:
+def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode):
     from riglstm.scan import triton
 
     p = problem("more than fit at once")
@@ -245,7 +242,7 @@ def test_a_sequence_is_the_same_in_tiles_of_every_kind(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["tf32", "bf16"])
 @pytest.mark.parametrize("B", [100, 200, 600])
-def test_a_step_of_one_barrier_is_one_of_two(B: int, mode: str) -> None:
+def test_a_step_of_one_barrier_is_one_of_two(B, mode):
     # Where there are resets, even none, `select` waits for all programs.
     layer = papers_layer()
     for T in (1, 2, 12):
@@ -259,9 +256,7 @@ def test_a_step_of_one_barrier_is_one_of_two(B: int, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("B", [64, 130, 512])
 @pytest.mark.parametrize(("learns", "times"), [(False, 1000), (True, 200)])
-def test_many_calls_beside_a_busy_stream_give_the_same_bits(
-    learns: bool, times: int, B: int, mode: str
-) -> None:
+def test_many_calls_beside_a_busy_stream_give_the_same_bits(learns, times, B, mode):
     layer, x = papers_layer(), torch.randn(6, B, 60, device="cuda", requires_grad=True)
 
     def work() -> list[Tensor]:
@@ -294,7 +289,7 @@ torch.cuda.synchronize()
 """
 
 
-def test_a_barrier_that_nobody_comes_to_ends_in_an_error(tmp_path: Path) -> None:
+def test_a_barrier_that_nobody_comes_to_ends_in_an_error(tmp_path):
     # In a process of its own: CUDA is of no use in one after that. It takes half a minute.
     (tmp_path / "stuck.py").write_text(STUCK)
     ran = python(str(tmp_path / "stuck.py"), timeout=300)
@@ -303,7 +298,7 @@ def test_a_barrier_that_nobody_comes_to_ends_in_an_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other(half: bool) -> None:
+def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other(half):
     layers = [papers_layer() for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in layers]
     x = torch.randn(6, 64, 60, device="cuda")
@@ -321,9 +316,7 @@ def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other(half: boo
 
 @pytest.mark.parametrize("B", [8, 65])
 @pytest.mark.parametrize("halves", [False, True])
-def test_what_lies_at_an_odd_address_is_read_after_the_same_at_an_even_one(
-    halves: bool, B: int
-) -> None:
+def test_what_lies_at_an_odd_address_is_read_after_the_same_at_an_even_one(halves, B):
     layer = RigLSTM(8, 600, backend="triton", device="cuda")
     x, b = torch.randn(3, B, 8, device="cuda"), layer.bias_gates_l0
 
@@ -340,7 +333,7 @@ def test_what_lies_at_an_odd_address_is_read_after_the_same_at_an_even_one(
 
 
 @pytest.mark.parametrize("halves", [False, True])
-def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
+def test_neither_b_nor_t_compiles_anything_anew(halves):
     from riglstm.scan.triton.kernels.resident import resident_kernel
     from riglstm.scan.triton.kernels.tiled import tiled_kernel
 
@@ -359,7 +352,7 @@ def test_neither_b_nor_t_compiles_anything_anew(halves: bool) -> None:
     assert variants() == before
 
 
-def test_the_layer_composes_it() -> None:
+def test_the_layer_composes_it():
     options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "num_cells": 3}
     layer = RigLSTM(7, 48, **options, device="cuda")
     other = RigLSTM(7, 48, **options, backend="batched", device="cuda")
@@ -378,7 +371,7 @@ def test_the_layer_composes_it() -> None:
 # torch leaves weights of bf16 in pieces, and says so; 6 MB of what is compared.
 @pytest.mark.filterwarnings("ignore:RNN module weights are not part")
 @pytest.mark.parametrize("half", [False, True])
-def test_training_takes_at_most_twice_the_memory_of_an_lstm(half: bool) -> None:
+def test_training_takes_at_most_twice_the_memory_of_an_lstm(half):
     def peak(layer: nn.Module, dtype: torch.dtype) -> int:
         x = torch.randn(1024, 64, 600, device="cuda", dtype=dtype, requires_grad=True)
         torch.cuda.synchronize()
@@ -395,7 +388,7 @@ def test_training_takes_at_most_twice_the_memory_of_an_lstm(half: bool) -> None:
     assert ours <= 2 * peak(nn.LSTM(600, 600, device="cuda", dtype=dtype), dtype)
 
 
-def test_a_batch_of_no_sequences_on_a_gpu() -> None:
+def test_a_batch_of_no_sequences_on_a_gpu():
     layer = RigLSTM(20, 96, backend="triton", device="cuda")
     x = torch.randn(3, 0, 20, device="cuda", requires_grad=True)
     for _ in range(4):
@@ -424,9 +417,7 @@ def same(layer: RigLSTM, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("T", "B", "given"), [(1, 1, True), (7, 64, False), (7, 130, True)])
-def test_cached_launches_give_the_bits_of_calls_in_full(
-    T: int, B: int, given: bool, mode: str, played: list[bool]
-) -> None:
+def test_cached_launches_give_the_bits_of_calls_in_full(T, B, given, mode, played):
     layer = papers_layer()
     with torch.no_grad(), in_mode(MODES[mode]):
         for _ in range(5):
@@ -436,7 +427,7 @@ def test_cached_launches_give_the_bits_of_calls_in_full(
     assert played == ([] if mode == "fp32" else [True] * 3)
 
 
-def test_weights_of_cached_launches_may_change_and_go(played: list[bool]) -> None:
+def test_weights_of_cached_launches_may_change_and_go(played):
     torch.set_float32_matmul_precision("high")
     layer, x = papers_layer(), torch.randn(3, 5, 60, device="cuda")
     with torch.no_grad():
@@ -460,9 +451,7 @@ def test_weights_of_cached_launches_may_change_and_go(played: list[bool]) -> Non
         assert played[-1:] == [True]
 
 
-def test_a_cached_launch_runs_on_the_stream_of_the_caller_and_is_captured_there(
-    played: list[bool],
-) -> None:
+def test_a_cached_launch_runs_on_the_stream_of_the_caller_and_is_captured_there(played):
     torch.set_float32_matmul_precision("high")
     layer, x = papers_layer(), torch.randn(5, 70, 60, device="cuda")
     with torch.no_grad():

@@ -83,12 +83,12 @@ OF_MANY: dict[str, dict[str, Any]] = {
 
 @many_sequences
 @pytest.mark.parametrize("name", OF_MANY)
-def test_many_sequences_equal_the_reference(name: str) -> None:
+def test_many_sequences_equal_the_reference(name):
     assert_equals_the_reference(clear_problem(**{**MANY, **OF_MANY[name]}), "triton")
 
 
 @many_sequences
-def test_tiles_may_be_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_may_be_wide(monkeypatch):
     """As where there are not multiprocessors enough: four sequences at a time, eight warps."""
     monkeypatch.setattr(plan, "_shorter", lambda B, tiles, device: None)
     p = clear_problem(**{**MANY, **OF_MANY["vectors of two pieces"], "reset": True})
@@ -96,7 +96,7 @@ def test_tiles_may_be_wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("many", "tf32")
-def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch):
     for place, name in ((forward, "forward_tiles"), (backward, "backward_tiles")):
         tiles = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
@@ -114,7 +114,7 @@ def bits(p: Problem) -> tuple[Tensor, Tensor]:
 
 
 @many_sequences
-def test_equal_vectors_tie_and_the_lower_index_wins_and_nan_comes_first() -> None:
+def test_equal_vectors_tie_and_the_lower_index_wins_and_nan_comes_first():
     sizes = {"N": 4, "K": 4, "d": 40, "D": 160, "K_a": 2, "K_x": 2, "K_h": 1}
     p = random_problem(seeded(0), **{**MANY, **sizes, "T": 1, "input_views": "split"})
     p = p.to(torch.float32)
@@ -133,7 +133,7 @@ def test_equal_vectors_tie_and_the_lower_index_wins_and_nan_comes_first() -> Non
 
 
 @many_sequences
-def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_sequence_is_once_in_the_lists_of_its_cells(monkeypatch):
     made: list[Any] = []
     working, launch = forward.working, plan.Launch.__call__
     monkeypatch.setattr(forward, "working", lambda *a: made.append(working(*a)) or made[-1])
@@ -169,7 +169,7 @@ def _best(SCORES, OUT, k: tl.constexpr, n: tl.constexpr, R: tl.constexpr):
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 8), (2, 3), (4, 6), (7, 8), (8, 9), (1, 16), (15, 16)])
-def test_the_best_are_those_with_fewer_ahead(k: int, n: int) -> None:
+def test_the_best_are_those_with_fewer_ahead(k, n):
     scores = torch.randint(-3, 4, (n, 256), generator=seeded(k)).float()
     # Subnormal numbers differ, too; of both zeros the lower index wins, and NaN comes first.
     inf = float("inf")
@@ -195,7 +195,7 @@ def _units(ARGUMENTS, OUT, R: tl.constexpr):
         tl.store(OUT + n * R + r, made[n])
 
 
-def test_units_that_share_a_reciprocal_are_exact_however_large_and_keep_nan() -> None:
+def test_units_that_share_a_reciprocal_are_exact_however_large_and_keep_nan():
     x = torch.randn(5, 512, generator=seeded(0), dtype=torch.float64) * 3
     x[:4] *= torch.tensor([1, 1e-3, 10, 1e3]).repeat(128)
     x[0, 0], x[1, 0], x[2, 0] = -1e30, -float("inf"), float("inf")
@@ -228,9 +228,7 @@ OF_FEW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "rounded"), [*((name, False) for name in OF_FEW), ("resets and steps left out", True)]
 )
-def test_weights_in_registers_compute_what_the_kernel_of_tiles_computes(
-    name: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_registers_compute_what_the_kernel_of_tiles_computes(name, rounded, monkeypatch):
     """`rounded`: in bfloat16, whose products the interpreter gets wrong, but both alike."""
     p = clear_problem(**{**SMALL, **OF_FEW[name]}).to(torch.float32)
     # Rows take their time in the interpreter; what is kept for gradients does not depend on them.
@@ -263,7 +261,7 @@ def test_weights_in_registers_compute_what_the_kernel_of_tiles_computes(
 
 
 @few_in_halves
-def test_programs_that_have_no_tile_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_have_no_tile_change_nothing(monkeypatch):
     p = clear_problem(**{**SMALL, "T": 1}).to(torch.float32)
     want, plan_forward = p.run("triton"), forward.plan_forward
 
@@ -282,8 +280,8 @@ def test_programs_that_have_no_tile_change_nothing(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_programs_that_select_or_multiply_compute_as_those_that_do_both(
-    apart: bool, rows: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    apart, rows, more, monkeypatch
+):
     p = clear_problem(**{**SMALL, **more}).to(torch.float32)
     want, tiles, seen = outputs_and_gradients(p, "triton"), plan.resident_tiles, []
 
@@ -297,9 +295,7 @@ def test_programs_that_select_or_multiply_compute_as_those_that_do_both(
 
 
 @few_in_halves
-def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its_own(monkeypatch):
     # 33 numbers: one is left, and of the seven lanes that have no unit six stay free.
     more = {"d": 33, "K_a": 2, "K_h": 1, "query": "per_cell", "T": 1}
     p = clear_problem(**{**SMALL, **more}).to(torch.float32)
@@ -316,7 +312,7 @@ def test_the_last_of_w_q_q_is_the_same_beside_the_last_units_as_in_a_tile_of_its
 
 @on_a_small_gpu
 @pytest.mark.parametrize("size", [1e-8, 1e8])
-def test_gradients_hold_inputs_of_sizes_far_from_that_of_states(size: float) -> None:
+def test_gradients_hold_inputs_of_sizes_far_from_that_of_states(size):
     p = clear_problem(**{**SMALL, "input_views": "split", "soft_update": False})
     W, views = p.weights.W.clone(), p.sel.K * p.h.shape[2]
     W[:, :views] /= size
@@ -329,9 +325,7 @@ def test_gradients_hold_inputs_of_sizes_far_from_that_of_states(size: float) -> 
 
 
 @on_a_small_gpu
-def test_gradients_hold_steps_and_sequences_of_very_different_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_hold_steps_and_sequences_of_very_different_sizes(monkeypatch):
     p = clear_problem(**{**SMALL, "T": 3, "B": 3})
     t, b = torch.arange(3, dtype=torch.float64)[:, None], torch.arange(3, dtype=torch.float64)
     low = p.to(torch.float32)
@@ -348,7 +342,7 @@ def test_gradients_hold_steps_and_sequences_of_very_different_sizes(
 
 
 @on_a_small_gpu
-def test_gradients_of_any_size_have_the_same_bits() -> None:
+def test_gradients_of_any_size_have_the_same_bits():
     p = clear_problem(**SMALL).to(torch.float32)
     want = gradients(p, "triton", "y")
     for power in (-60, 40):
@@ -359,9 +353,7 @@ def test_gradients_of_any_size_have_the_same_bits() -> None:
 
 @on_a_small_gpu
 @pytest.mark.parametrize("rows", [4, 16384])
-def test_pieces_may_have_no_gradient_and_products_one_row(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_may_have_no_gradient_and_products_one_row(rows, monkeypatch):
     p = clear_problem(**{**SMALL, "T": 3})
     monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows)
     monkeypatch.setattr(backward, "PRODUCT_ROWS", 1)
@@ -374,7 +366,7 @@ def test_pieces_may_have_no_gradient_and_products_one_row(
 # The interpreter's own, of a maximum that on a GPU is what it is of.
 @on_a_small_gpu
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
-def test_nan_in_a_gradient_is_not_hidden() -> None:
+def test_nan_in_a_gradient_is_not_hidden():
     p = random_problem(seeded(0), **{**SMALL, "cells": "all"}).to(torch.float32)
     share = torch.ones(2, 2)
     share[1, 0] = float("nan")
@@ -387,7 +379,7 @@ def test_nan_in_a_gradient_is_not_hidden() -> None:
 
 @on_a_small_gpu
 @pytest.mark.parametrize("before", ["high", "highest"])
-def test_the_precision_may_change_between_the_passes(before: str) -> None:
+def test_the_precision_may_change_between_the_passes(before):
     p = clear_problem(**SMALL)
     torch.set_float32_matmul_precision(before)
     leaves = {n: v.float().requires_grad_() for n, v in p.leaves().items()}
@@ -401,7 +393,7 @@ def test_the_precision_may_change_between_the_passes(before: str) -> None:
 
 @on_a_small_gpu
 @pytest.mark.parametrize("d", [16, 20])
-def test_bfloat16_has_its_biases_from_the_same_product(d: int) -> None:
+def test_bfloat16_has_its_biases_from_the_same_product(d):
     p = clear_problem(**{**SMALL, "d": d, "K_a": 2})
     want = gradients(p, "reference")
     with torch.autocast("cpu", torch.bfloat16):
@@ -414,9 +406,7 @@ def test_bfloat16_has_its_biases_from_the_same_product(d: int) -> None:
     ("R", "N", "K", "in_units"),
     [(7, 3, 2, True), (70, 3, 2, False), (70, 1, 3, False), (20, 8, 8, True)],
 )
-def test_the_gradient_of_a_view_is_that_of_who_took_it_in(
-    R: int, N: int, K: int, in_units: bool
-) -> None:
+def test_the_gradient_of_a_view_is_that_of_who_took_it_in(R, N, K, in_units):
     from riglstm.scan.triton.kernels.backward import views_kernel
 
     d, L, BM, rng = 5, 32, 16, seeded(R)

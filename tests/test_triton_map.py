@@ -90,7 +90,7 @@ def in_short_tiles(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
+def test_the_map_in_bf16_puts_views_to_their_places(bias):
     p = problem(b_in=normal(K * d) if bias else None)
     views, XH, _, want = mapped(p, normal(10, B, D), torch.bfloat16)
     assert views is XH
@@ -100,7 +100,7 @@ def test_the_map_in_bf16_puts_views_to_their_places(bias: bool) -> None:
     assert XH[:, K:].eq(7).all()
 
 
-def test_halves_hold_rows_and_features_of_any_size() -> None:
+def test_halves_hold_rows_and_features_of_any_size():
     sizes = 10.0 ** torch.arange(-9, 9).repeat(2)[:D]
     W_in = normal(D, K * d) * sizes[:, None]
     W_in[:, d:], W_in[7] = W_in[:, :d], 0
@@ -127,7 +127,7 @@ def test_halves_hold_rows_and_features_of_any_size() -> None:
     assert XH[:, K:].eq(7).all()
 
 
-def test_the_unit_of_a_row_holds_a_bias_that_no_half_does_and_states_of_one() -> None:
+def test_the_unit_of_a_row_holds_a_bias_that_no_half_does_and_states_of_one():
     x = normal(1, B, D) * 1e-6
     views, XH, unit, want = mapped(problem(b_in=normal(K * d) * 1e6), x)
     assert want.abs().amax() > 65504
@@ -138,7 +138,7 @@ def test_the_unit_of_a_row_holds_a_bias_that_no_half_does_and_states_of_one() ->
     assert (1 / mapped(problem(), x)[2] < 2**15).all()
 
 
-def test_no_view_is_beyond_what_its_row_leaves_room_for() -> None:
+def test_no_view_is_beyond_what_its_row_leaves_room_for():
     # Weights are almost twice their lines' size. One feature just below a power of two, which
     # halves round up to it; in the next row all features add to the same views.
     x = torch.zeros(1, B, D)
@@ -148,7 +148,7 @@ def test_no_view_is_beyond_what_its_row_leaves_room_for() -> None:
     assert ((in_XH(XH, unit) - want).abs() <= 2 * ULP * want).all()
 
 
-def test_an_infinite_weight_takes_no_bits_from_the_others() -> None:
+def test_an_infinite_weight_takes_no_bits_from_the_others():
     W_in, x = normal(D, K * d), normal(1, B, D)
     W_in[3, 5] = float("inf")
     views, _, _, want = mapped(problem(W_in), x)
@@ -159,7 +159,7 @@ def test_an_infinite_weight_takes_no_bits_from_the_others() -> None:
     assert ((got - want).abs() <= ULP * reach.view(B, K, d))[others].all()
 
 
-def test_numbers_near_the_ends_of_float32_are_as_good_as_others_and_infinity_has_a_sign() -> None:
+def test_numbers_near_the_ends_of_float32_are_as_good_as_others_and_infinity_has_a_sign():
     W_in, x = torch.linspace(1, 1.2, D * K * d).view(D, K * d), torch.zeros(1, B, D)
     W_in[3] *= 2.0**-130
     x[:, :, 2], x[:, 4, 2:4] = 1.5 * 2.0**127, torch.tensor([0, 2.0**100])
@@ -170,7 +170,7 @@ def test_numbers_near_the_ends_of_float32_are_as_good_as_others_and_infinity_has
     assert ((views[:, :, :d] - want).abs() <= ULP * want)[2:].all()
 
 
-def test_a_view_far_below_another_has_all_bits_of_a_half() -> None:
+def test_a_view_far_below_another_has_all_bits_of_a_half():
     # Each view has a feature of its own: x, or else the weights, have to hold them far apart.
     x, W_in, far = 1 + torch.rand(1, B, D, generator=seeded(1)), torch.zeros(D, K * d), 2**-25
     W_in[0, :d], W_in[1, d:] = 1 + torch.rand(2, d, generator=seeded(2))
@@ -183,7 +183,7 @@ def test_a_view_far_below_another_has_all_bits_of_a_half() -> None:
 
 
 @pytest.mark.parametrize("product", [torch.float32, torch.bfloat16])
-def test_weights_may_be_of_another_dtype(product: torch.dtype) -> None:
+def test_weights_may_be_of_another_dtype(product):
     b_in, x = normal(K * d), normal(1, B, D)
     p = problem(b_in=b_in)
     wide = problem(p.weights.W_in.double(), b_in.double())
@@ -201,9 +201,7 @@ def test_weights_may_be_of_another_dtype(product: torch.dtype) -> None:
         (torch.float32, torch.float32, 3),
     ],
 )
-def test_the_forward_kernel_maps_the_input_of_all_steps(
-    product: torch.dtype, kind: torch.dtype, idle: int, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_forward_kernel_maps_the_input_of_all_steps(product, kind, idle, bias, monkeypatch):
     """By all programs, where there is none without a tile, or by those that have none."""
     plans, plan_forward = [], forward.plan_forward
 
@@ -235,7 +233,7 @@ def test_the_forward_kernel_maps_the_input_of_all_steps(
 
 
 @pytest.mark.usefixtures("many")
-def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch):
     """Three tiles of rows by three of columns, by programs without a tile or with an empty one."""
     in_short_tiles(monkeypatch, more=5)
     sizes = {"T": 2, "B": 37, "N": 4, "K": 3, "d": 50, "D": 260, "K_a": 1, "K_x": 1, "K_h": 0}
@@ -264,9 +262,7 @@ def test_a_map_of_many_tiles_and_parts_is_whole(monkeypatch: pytest.MonkeyPatch)
         *((4, 70, 6, False), (4, 70, 3, True)),
     ],
 )
-def test_an_input_is_rounded_a_step_before_it_is_mapped(
-    T: int, B: int, programs: int | None, save: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_is_rounded_a_step_before_it_is_mapped(T, B, programs, save, monkeypatch):
     """To the views, and to what an input gives that comes rounded, of which nothing is kept."""
     in_short_tiles(monkeypatch, programs=programs)
     sizes = {"T": T, "B": B, "N": N, "K": K, "d": d, "D": 13, "K_a": 1, "K_x": 1, "K_h": 0}
@@ -291,7 +287,7 @@ def test_an_input_is_rounded_a_step_before_it_is_mapped(
 
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("bias", [True, False])
-def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: bool) -> None:
+def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias):
     p = clear_problem(T=2, B=2, N=2, K=2, d=18, D=7, K_a=1, K_x=1, K_h=1)
     if not bias:
         p = replace(p, weights=p.weights._replace(b_in=None))
@@ -304,7 +300,7 @@ def test_an_input_that_the_forward_kernel_maps_has_the_right_gradients(bias: boo
 
 
 @pytest.mark.parametrize("save", [False, True])
-def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save: bool) -> None:
+def test_what_is_kept_of_it_has_the_size_that_a_compiler_is_told(save):
     from riglstm.inputs import flat
 
     p = clear_problem(T=1, B=65, N=1, K=1, d=16, D=5, K_a=1, K_x=1, K_h=0).to(torch.float32)

@@ -35,9 +35,7 @@ def assert_tiles_are_legal(tile: dict[str, Any], room: int, dtype: torch.dtype) 
 
 
 @pytest.mark.usefixtures("precision_as_before")
-def test_plans_are_legal_and_within_the_limits_of_any_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_plans_are_legal_and_within_the_limits_of_any_device(monkeypatch):
     for module in (plan, forward):
         monkeypatch.setattr(module, "interpreted", lambda: False)
     kinds, r = set(), random.Random(0)
@@ -82,7 +80,7 @@ def test_plans_are_legal_and_within_the_limits_of_any_device(
 
 
 @pytest.mark.usefixtures("tf32")
-def test_sums_in_halves_are_not_risked() -> None:
+def test_sums_in_halves_are_not_risked():
     assert plan.sizes(18, TWO, True, SINGLE).back == HALF
     torch.backends.cuda.matmul.allow_fp16_accumulation = True
     try:
@@ -138,8 +136,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 @pytest.mark.parametrize("why", ["", "another Triton", "a hook", "a tensor elsewhere"])
 def test_the_second_launch_goes_straight_to_what_was_compiled_where_addresses_do(
-    kernel: Kernel, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kernel, why, monkeypatch
+):
     """Elsewhere Triton launches what it compiled, with the tensors."""
     if why == "a hook":
         hooks = plan.knobs.runtime.launch_exit_hook
@@ -157,7 +155,7 @@ def test_the_second_launch_goes_straight_to_what_was_compiled_where_addresses_do
     assert kernel.direct == [((4, 2, 1), (*((other,) if why else straight), None, 7, True, 2))]
 
 
-def test_the_compiled_kernel_of_this_triton_has_what_a_launch_uses() -> None:
+def test_the_compiled_kernel_of_this_triton_has_what_a_launch_uses():
     if not plan.KNOWN:
         pytest.skip("of this version of Triton nothing is known")
     from triton.compiler import CompiledKernel
@@ -167,7 +165,7 @@ def test_the_compiled_kernel_of_this_triton_has_what_a_launch_uses() -> None:
     assert call + "launch_metadata," in names
 
 
-def test_buffers_lie_apart_in_one_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_lie_apart_in_one_allocation(monkeypatch):
     monkeypatch.setattr(plan, "interpreted", lambda: False)
     wanted = ((torch.float16, (3, 5)), (torch.int32, (1,)), (torch.float32, (0, 4)))
     layout = plan.Layout(*wanted, (torch.bool, (129,)))
@@ -182,9 +180,7 @@ def test_buffers_lie_apart_in_one_allocation(monkeypatch: pytest.MonkeyPatch) ->
     assert (part.dtype, part.address, part.memory) == (torch.int32, 1060, memory)
 
 
-def test_whatever_a_kernel_is_compiled_for_compiles_anew(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_kernel_is_compiled_for_compiles_anew(kernel, monkeypatch):
     x, usual = torch.zeros(16), {"WIDE": 1, "TALL": 2}
     (place,) = plan.Layout((torch.float32, (16,))).make(torch.zeros(1))
     for device, given, y, n, constants, anew in (
@@ -208,7 +204,7 @@ def test_whatever_a_kernel_is_compiled_for_compiles_anew(
         assert (len(kernel.compiled), len(kernel.direct)) == ((1, 0) if anew else (0, 1)), case
 
 
-def test_a_trace_is_to_hear_of_everything() -> None:
+def test_a_trace_is_to_hear_of_everything():
     heard = []
 
     def called(x: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ def recorded_of(file: str, condition: str) -> float:
 
 
 @pytest.mark.parametrize("condition", ["P=50", "P=200"])
-def test_the_copying_weights_copy(condition: str) -> None:
+def test_the_copying_weights_copy(condition):
     recorded = recorded_of("copying-riglstm.safetensors", condition)
     # Three standard deviations of 320 digits.
     least = recorded - 3 * (recorded * (1 - recorded) / 320) ** 0.5
@@ -47,7 +47,7 @@ def test_the_copying_weights_copy(condition: str) -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no real pictures in {DATA}")
-def test_the_mnist_weights_read_digits_at_another_size() -> None:
+def test_the_mnist_weights_read_digits_at_another_size():
     # Of ten thousand, at a size not trained on; within three standard deviations of 128.
     recorded = recorded_of("mnist-riglstm.safetensors", "16x16")
     spread = 3 * (recorded * (1 - recorded) / 128) ** 0.5
