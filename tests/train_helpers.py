@@ -16,13 +16,13 @@ from riglstm.lab.train.checkpoints import read_checkpoint
 from riglstm.lab.train.folder import RunFolder
 
 # Its children are forked from one process that has torch and Lightning loaded: a start costs
-# milliseconds, and still each is a process that can be killed.
+# milliseconds, and still each is a process that can be killed. What hangs ends with the tests.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["riglstm.lab.train.loop"])
 
 
 def start(target: Callable[..., object], *arguments: object) -> ForkServerProcess:
-    process = PROCESSES.Process(target=target, args=arguments)
+    process = PROCESSES.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 

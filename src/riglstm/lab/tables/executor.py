@@ -252,7 +252,7 @@ def attend(
 class RunProcess:
     """A run's process; `job`: what it reads from stdin, `cwd`: where it runs, None: here.
 
-    A Ray worker has this class without this module, see `on_ray`: it uses no other of ours.
+    A Ray worker gets this module and `progress` by value: the class uses no other of ours.
     """
 
     def __init__(
