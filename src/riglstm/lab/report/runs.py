@@ -72,12 +72,13 @@ def without_copies(runs: Sequence[R]) -> tuple[list[R], list[str]]:
     kept: dict[str, R] = {}
     for run in sorted(runs, key=lambda run: run.state != "done"):
         kept.setdefault(run.spec.digest(), run)
+    first = [kept[run.spec.digest()] for run in runs]
     said = [
         f"{run.path}: left out, the same run as {one.path} (configuration and seed)"
-        for run in runs
-        if (one := kept[run.spec.digest()]) is not run
+        for run, one in zip(runs, first, strict=True)
+        if run is not one
     ]
-    return [run for run in runs if kept[run.spec.digest()] is run], said
+    return [run for run, one in zip(runs, first, strict=True) if run is one], said
 
 
 @dataclass(frozen=True)

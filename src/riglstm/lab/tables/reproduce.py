@@ -152,11 +152,12 @@ def complete(
         raise
     rendered = render()
     paths = rendered.write(out, file)
+    states = [p.state for p in asked]
     return Reproduced(
         rendered,
         paths,
-        failed=sum(p.state == "failed" for p in asked),
-        left=len(unfinished(asked)),
+        failed=states.count("failed"),
+        left=states.count("new") + states.count("partial"),
         errors=tuple(errors),
     )
 
