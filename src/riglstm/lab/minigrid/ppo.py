@@ -173,7 +173,7 @@ def advantages(
 class Agent:
     """An agent that learns in its environments: `update` after `update`.
 
-    There are as many of these as `config` says; all that is drawn here is drawn from `seed`.
+    `envs` has as many environments as `config` says; all draws depend on `seed`.
     """
 
     def __init__(self, net: ActorCritic, envs: Environments, config: PPO, seed: int) -> None:
@@ -269,7 +269,9 @@ class Agent:
             """(T, B) to (w, windows), the windows in the order of time, then of environments."""
             return v.view(-1, w, config.envs).transpose(0, 1).flatten(1)
 
-        codes, reset, actions, log_probs, values, gained = map(cut, rollout[:6])
+        codes, reset, actions = cut(rollout.codes), cut(rollout.reset), cut(rollout.actions)
+        log_probs, values = cut(rollout.log_probs), cut(rollout.values)
+        gained = cut(rollout.advantages)
         states = tuple(torch.cat(s, dim=1) for s in zip(*rollout.states, strict=True))
         images = rollout.frames.images.to(self.device)
         total = torch.zeros(4, device=self.device)

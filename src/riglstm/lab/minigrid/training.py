@@ -34,10 +34,9 @@ from riglstm.models.episodes import stepper
 def train(
     net: ActorCritic, spec: GridSpec, folder: RunFolder, *, again: str = ""
 ) -> dict[str, Any]:
-    """Train `net` in place on its family's easiest level, for whole updates; what that took.
+    """Train `net` in place on its family's easiest level; the updates, frames and seconds in all.
 
-    The updates, frames and seconds are of all the sessions. As `riglstm.lab.train.loop.fit`, in a
-    folder that is begun; raises the same, and WorkerDied.
+    As `riglstm.lab.train.loop.fit`, in a folder that is begun; raises the same, and WorkerDied.
     """
     config, frames = spec.ppo, spec.ppo.whole(spec.frames)
     level = next(iter(FAMILIES[spec.family].levels.values()))
