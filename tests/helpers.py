@@ -384,10 +384,10 @@ def assert_same_gradients(got: dict[str, Tensor], want: dict[str, Tensor], tol: 
 
 
 def assert_within(got: dict[str, Tensor], want: dict[str, Tensor], limit: float) -> None:
-    """Every tensor within a limit of `relative`."""
+    """Every tensor below a limit of `relative`."""
     assert got.keys() == want.keys()
     for name in want:
-        assert relative(got[name], want[name]) <= limit, name
+        assert relative(got[name], want[name]) < limit, name
 
 
 def assert_equals_the_reference(

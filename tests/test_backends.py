@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,11 +77,6 @@ WAYS = ("awake", "every row", *(("native",) if native.library() else ()))
 """Of `batched`: that of large layers, of other devices (a row for every cell), of small layers."""
 
 
-@pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler: the loops in C++")
-def test_the_loops_in_cpp_are_among_the_ways_that_are_tested():
-    assert "native" in WAYS
-
-
 @contextlib.contextmanager
 def by(way: str) -> Iterator[None]:
     """Within it `batched` runs that way."""
@@ -90,6 +86,17 @@ def by(way: str) -> Iterator[None]:
         if way == "every row":
             patch.setattr(forward, "awake_only", lambda device, sel: False)
         yield
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler: the loops in C++")
+def test_the_loops_in_cpp_are_among_the_ways_and_run_in_their_own_alone(monkeypatch):
+    assert "native" in WAYS
+    for way in WAYS:
+        run = Mock(wraps=native._run)
+        with by(way), monkeypatch.context() as patch:
+            patch.setattr(native, "_run", run)
+            random_problem(seeded(0)).run("batched")
+        assert run.called == (way == "native"), way
 
 
 @st.composite
