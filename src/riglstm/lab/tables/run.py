@@ -185,7 +185,7 @@ def tested(
     rows = []
     for chooser in dict.fromkeys((task.trained_on, *conditions)):
         tested = conditions if chooser == task.trained_on else (chooser,)
-        if chooser not in chosen:
+        if chooser not in chosen or not tested:
             continue
         step = chosen[chooser]["step"]
         load_weights(net, weights_of(step))

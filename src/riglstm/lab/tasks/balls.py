@@ -273,20 +273,22 @@ class Doubling(nn.Conv2d):
     """
 
     fold: Tensor
-    """(2, 3, 4): which of the 4 taps an even and an odd pixel sum up for each of 3 neighbours."""
+    """(36, 16): which taps each pixel of a square of two by two sums up for its 9 neighbours."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, 4)
         even = ((1, 0, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1))
         odd = ((0, 0, 0, 0), (1, 1, 0, 0), (0, 0, 1, 1))
-        fold = torch.tensor((even, odd), dtype=self.weight.dtype)
+        line = torch.tensor((even, odd), dtype=self.weight.dtype)  # 2 pixels, 3 neighbours, 4 taps
+        fold = torch.einsum("apk,bql->abpqkl", line, line).reshape(36, 16)
         self.register_buffer("fold", fold, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, h, w) to (B, outputs, 2·h, 2·w)."""
-        taps = torch.einsum("apk,bql,oikl->oabipq", self.fold, self.fold, self.weight)
+        taps = F.linear(self.weight.flatten(2), self.fold)  # (outputs, inputs, 36)
+        taps = taps.unflatten(2, (4, 9)).transpose(1, 2).reshape(-1, x.shape[1], 3, 3)
         assert self.bias is not None
-        y = F.conv2d(x, taps.flatten(0, 2), self.bias.repeat_interleave(4), padding=1)
+        y = F.conv2d(x, taps, self.bias.repeat_interleave(4), padding=1)
         return F.pixel_shuffle(y, 2)
 
 
