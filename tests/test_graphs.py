@@ -27,7 +27,8 @@ from helpers import (
     slow_bf16,
 )
 from riglstm import RigLSTM, cuda_graphs, scan
-from riglstm.lab.train.graphed import GraphedCore
+from riglstm.lab.tasks.balls import FEATURES, BallsNetwork
+from riglstm.lab.train.graphed import GraphedModule
 from riglstm.models import MODELS, build, options_of
 from riglstm.scan import compiled
 from riglstm.selection import Selection
@@ -76,7 +77,7 @@ def batch(seed: int, device: str = "cpu") -> Tensor:
 
 def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
     """Two batches, gradients accumulated; the second from the first one's state if it streams."""
-    state, twin_state, kept = None, None, []
+    state, twin_state, kept = core.initial_state(B), twin.initial_state(B), []
     for seed in (1, 2):
         x, twin_x = batch(seed, device), batch(seed, device)
         y, state = captured(x, state)
@@ -88,7 +89,7 @@ def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
             (output.square().sum() + sum(s.sin().sum() for s in last)).backward()
         torch.testing.assert_close(x.grad, twin_x.grad)
         state, twin_state = (
-            tuple(s.detach() for s in last) if twin.streaming else None
+            tuple(s.detach() for s in last) if twin.streaming else twin.initial_state(B)
             for last in (state, twin_state)
         )
     for p, q in zip(core.parameters(), twin.parameters(), strict=True):
@@ -100,7 +101,7 @@ def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_equal_the_cores_own(name):
     core, twin = models(name)
-    compare(core, GraphedCore(core, batch(0)), twin)
+    compare(core, GraphedModule(core, batch(0), core.initial_state(B)), twin)
 
 
 # torch, when the first product of a process runs in the backward thread; the compiler, which asks
@@ -136,7 +137,33 @@ def marked(test: Callable[..., None]) -> Callable[..., None]:
 )
 def test_a_captured_core_equals_the_core_on_a_gpu(name, options):
     core, twin = models(name, **options)[0].cuda(), models(name)[0].cuda()
-    compare(core, GraphedCore(core, batch(0, "cuda")), twin, "cuda")
+    captured = GraphedModule(core, batch(0, "cuda"), core.initial_state(B))
+    compare(core, captured, twin, "cuda")
+
+
+def rolled_out(device: str) -> None:
+    """The whole network of the balls, captured with its roll-out, beside its twin."""
+    nets = [BallsNetwork(build("riglstm", FEATURES, H)).to(device) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    frames = torch.rand(T, B, 64, 64, device=device)
+    captured = GraphedModule(nets[0], frames, 3)
+    for _ in range(2):
+        made = [captured(frames, 3), nets[1](frames, 3)]
+        torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+        for logits in made:
+            logits.square().mean().backward()
+    for p, q in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_network_is_captured_with_its_roll_out():
+    rolled_out("cpu")
+
+
+@marked
+def test_a_network_is_captured_with_its_roll_out_on_a_gpu():
+    rolled_out("cuda")
 
 
 def train(captured: Any, core: Any, seed: int) -> tuple[Tensor, ...]:
@@ -160,7 +187,7 @@ def train(captured: Any, core: Any, seed: int) -> tuple[Tensor, ...]:
 )
 def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(name, options):
     core = models(name, **options)[0].cuda()
-    captured = GraphedCore(core, batch(0, "cuda"))
+    captured = GraphedModule(core, batch(0, "cuda"))
     first, again, other = (train(captured, core, seed) for seed in (3, 3, 4))
     for a, b in zip(first, again, strict=True):
         assert torch.equal(a, b)
@@ -172,7 +199,7 @@ def test_each_replay_draws_anew_and_a_seed_repeats_it_on_a_gpu(name, options):
 @pytest.mark.usefixtures("no_gpu")
 def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused():
     core, _ = models("entnet")
-    captured = GraphedCore(core, batch(0))
+    captured = GraphedModule(core, batch(0))
     first, _ = captured(batch(1))
     captured(batch(2))
     with pytest.raises(RuntimeError, match="expected backward through that one, got another"):
@@ -192,7 +219,7 @@ def test_a_backward_through_an_earlier_pass_or_a_second_through_one_is_refused()
 def test_the_capture_keeps_the_autocast_that_was_active():
     core, x = models("rmc", dtype=torch.float32)[0], batch(0).float().detach()
     with torch.autocast("cpu", torch.bfloat16):
-        captured = GraphedCore(core, x)
+        captured = GraphedModule(core, x)
         expected, _ = core(x)
     assert torch.equal(captured(x)[0], expected)
     assert not torch.equal(core(x)[0], expected)

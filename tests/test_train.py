@@ -468,7 +468,7 @@ class Doubler:
 
 
 def test_only_training_calls_like_the_first_are_captured(monkeypatch):
-    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedCore", Doubler)
+    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedModule", Doubler)
     core = network(Halves()).get_submodule("core")
     x = torch.randn(6, 4, 3)
     plain = core(x)[0]
@@ -477,6 +477,7 @@ def test_only_training_calls_like_the_first_are_captured(monkeypatch):
             assert torch.equal(core(x)[0], plain)
         assert torch.equal(core(x)[0], 2 * x)
         assert core(torch.randn(7, 4, 3))[0].shape == (7, 4, 8)
+        assert core(x, core.initial_state(4))[0].shape == (6, 4, 8)
         assert core(x.clone().requires_grad_())[0].shape == (6, 4, 8)
         with torch.autocast("cpu", torch.bfloat16):
             assert core(x)[0].shape == (6, 4, 8)
@@ -498,7 +499,7 @@ def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(mon
         made.append(weakref.ref(doubler))
         return doubler
 
-    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedCore", refusing_once)
+    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedModule", refusing_once)
     core, x = network(Halves()).get_submodule("core"), torch.randn(6, 4, 3)
     gc.disable()
     try:

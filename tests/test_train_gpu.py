@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import riglstm.lab.train.graphed
 from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.config import Fit
-from riglstm.lab.train.graphed import GraphedCore
+from riglstm.lab.train.graphed import GraphedModule
 from train_helpers import outcome
 from train_task import QUICK, Halves, network, train
 
@@ -30,7 +30,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
 
     def counted(core: Any, x: Tensor) -> Any:
-        call, number = GraphedCore(core, x), len(calls)
+        call, number = GraphedModule(core, x), len(calls)
         calls.append(0)
 
         def count(x: Tensor, state: Any = None) -> Any:
@@ -39,7 +39,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(riglstm.lab.train.graphed, "GraphedCore", counted)
+    monkeypatch.setattr(riglstm.lab.train.graphed, "GraphedModule", counted)
     return calls
 
 

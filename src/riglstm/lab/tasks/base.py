@@ -68,7 +68,11 @@ class Task(Protocol):
         """Sequences of each condition that are scored."""
 
     def network(self, core: Core) -> nn.Module:
-        """Encoder, core (as the attribute `core`) and head."""
+        """Encoder, core (as the attribute `core`) and head.
+
+        On a GPU the core's training step is captured, or that of the part whose name the network
+        has as the attribute `captured`; "" is all of it.
+        """
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
         """The training batch of an update, and of it the sequences `rows`.

@@ -1,95 +1,112 @@
-"""A model's training step as captured CUDA graphs, which read its parameters where they are."""
+"""A module's training step as captured CUDA graphs, which read its parameters where they are."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from riglstm.cuda_graphs import CAPTURING, Graphed
 from riglstm.lab.train.config import fork_rng
-from riglstm.models.base import State
 
 
-class GraphedCore:
-    """The training step of a core, forward and backward, captured for inputs like `example_x`.
+class GraphedModule:
+    """The training step of a module, forward and backward, captured for arguments like `given`.
 
-    Called like the core, with its present parameters, and differentiated like it; gradients may be
-    accumulated. The capture holds for the shape, dtype and device of `example_x`, whose
-    requires_grad says whether gradients of the input are wanted, and under the autocast that is
-    active now. Parameters stay where they are, frozen or not as they are. A core built with
+    Called like the module, with its present parameters, and differentiated like it; gradients may
+    be accumulated. Arguments and results are tensors, and tuples of them; any other argument must
+    be the same in every call. The capture holds for the tensors' shapes, dtypes and devices, whose
+    requires_grad says whether their gradients are wanted, and under the autocast that is active
+    now. Parameters stay where they are, frozen or not as they are. A model built with
     compile_step=True is compiled before it is captured. What it must not do, `Graphed` says.
     """
 
-    def __init__(self, core: Any, example_x: Tensor) -> None:
-        self.core, self.batch = core, example_x.shape[0 if core.batch_first else 1]
-        parameters = [p for p in core.parameters() if p.requires_grad]
-        # Gradients of the state are always there: a start may be learned, or carried on.
-        state = (s.detach().requires_grad_() for s in core.initial_state(self.batch))
+    results: TreeSpec
+    """What the module returns, without its tensors."""
+
+    def __init__(self, module: nn.Module, *given: Any) -> None:
+        leaves, arguments = tree_flatten(given)
+        # Without the tensors: what is captured lives longer than the call.
+        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        results: TreeSpec
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            nonlocal results
+            filled = list(others)
+            for i, tensor in zip(places, tensors, strict=True):
+                filled[i] = tensor
+            made, results = tree_flatten(module(*tree_unflatten(filled, arguments)))
+            return tuple(made)
+
+        parameters = [p for p in module.parameters() if p.requires_grad]
         with CAPTURING, torch.enable_grad():
-            self.graph = Graphed(functools.partial(_run, core), (example_x, *state), parameters)
+            self.graph = Graphed(run, _tensors(given), parameters)
+        self.results = results
 
-    def __call__(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """The core's forward pass; the results are the caller's to keep."""
-        state = self.core.initial_state(self.batch) if state is None else state
-        y, *state_out = self.graph(x, *state)
-        return y, tuple(state_out)
-
-
-def _run(core: Any, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-    y, state = core(x, state)
-    return y, *state
+    def __call__(self, *given: Any) -> Any:
+        """The module's forward pass; the results are the caller's to keep."""
+        return tree_unflatten(self.graph(*_tensors(given)), self.results)
 
 
 @contextlib.contextmanager
-def captured(core: nn.Module) -> Iterator[None]:
-    """Within it, `core(x)` in training is a captured call, recorded when it is first made.
+def captured(module: nn.Module) -> Iterator[None]:
+    """Within it, a call of the module in training is captured, recorded when it is first made.
 
-    Calls of another shape or under another autocast than the first, in eval mode or without
-    gradients are the core's own.
+    Calls of another kind than the first, in eval mode or without gradients are the module's own.
     """
-    plain: Callable[..., tuple[Tensor, State]] = core.forward
-    graphed: GraphedCore | None = None
+    plain: Callable[..., Any] = module.forward
+    graphed: GraphedModule | None = None
     kind: tuple[Any, ...] = ()
 
-    def forward(x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(*given: Any) -> Any:
         nonlocal graphed, kind
-        if not core.training or not torch.is_grad_enabled():
-            return plain(x, state)
+        if not module.training or not torch.is_grad_enabled():
+            return plain(*given)
         if graphed is None:
-            # The capture calls the core itself. `forward` must not name itself: such a cycle would
-            # keep the graphs' memory beyond the training.
-            this, core.forward = core.forward, plain
+            # The capture calls the module itself. `forward` must not name itself: such a cycle
+            # would keep the graphs' memory beyond the training.
+            this, module.forward = module.forward, plain
             try:
-                graphed, kind = _capture(core, x), _kind(x)
+                graphed, kind = _capture(module, given), _kind(given)
             finally:
-                core.forward = this
-        return (graphed if _kind(x) == kind else plain)(x, state)
+                module.forward = this
+        return (graphed if _kind(given) == kind else plain)(*given)
 
-    core.forward = forward
+    module.forward = forward
     try:
         yield
     finally:
-        del core.forward
+        del module.forward
 
 
-def _capture(core: nn.Module, x: Tensor) -> GraphedCore:
+def _capture(module: nn.Module, given: tuple[Any, ...]) -> GraphedModule:
     try:
         # What is drawn in order to capture must not shift what the run draws.
-        with fork_rng(x.device):
-            return GraphedCore(core, x)
+        with fork_rng(_tensors(given)[0].device):
+            return GraphedModule(module, *given)
     except RuntimeError as error:
         raise RuntimeError(
-            f"the training step of {type(core).__name__} could not be captured as CUDA graphs; "
+            f"the training step of {type(module).__name__} could not be captured as CUDA graphs; "
             "train it without (--no-capture)"
         ) from error
 
 
-def _kind(x: Tensor) -> tuple[Any, ...]:
-    device = x.device.type
+def _tensors(given: tuple[Any, ...]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+
+
+def _kind(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All that a capture depends on, but the numbers in the tensors."""
+    leaves, form = tree_flatten(given)
+    told = [
+        (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
+    ]
+    device = _tensors(given)[0].device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return x.shape, x.dtype, x.requires_grad, cast
+    return form, told, cast

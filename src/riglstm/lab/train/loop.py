@@ -107,12 +107,13 @@ def _train(training: Training, request: StopRequest, again: str) -> None:
     """Run the loop to its end; Interrupted or OutOfTime where it has stopped before."""
     task, config = training.task, training.config
     capture = config.capture and task.device.type == "cuda"
+    part = training.net.get_submodule(getattr(training.net, "captured", "core"))
     try:
         with (
             _quiet(),
             fork_rng(task.device),
             products(config.precision, task.device),
-            captured(training.net.get_submodule("core")) if capture else contextlib.nullcontext(),
+            captured(part) if capture else contextlib.nullcontext(),
         ):
             training.start(_launch(config, task.device))
             with contextlib.closing(training.log), contextlib.closing(training.progress), request:
