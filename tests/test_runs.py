@@ -104,6 +104,13 @@ def test_other_conditions_are_tested_with_what_the_training_condition_chose(fold
     ]
 
 
+def test_an_export_is_the_same_bytes_every_time(folder, tmp_path):
+    files = [tmp_path / f"{n}.safetensors" for n in range(10)]
+    for file in files:
+        assert main(["export", str(folder), str(file)]) == 0
+    assert len({file.read_bytes() for file in files}) == 1
+
+
 def test_an_exported_file_alone_gives_the_recorded_values(folder, tmp_path, capsys):
     recorded = json.loads((folder / "result.json").read_text())
     file = tmp_path / "weights" / "copying.safetensors"

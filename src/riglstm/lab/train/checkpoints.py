@@ -162,7 +162,13 @@ def write_weights(
     """Write a whole file, or none."""
     # Copies, as safetensors refuses tensors that share memory.
     copies = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
-    content = save(copies, {**(metadata or {}), "sha256": NONE_YET})
+    content = save(copies)
+    # safetensors writes metadata in any order, and the same weights are to be the same bytes.
+    size = int.from_bytes(content[:8], "little")
+    said = {"__metadata__": {**(metadata or {}), "sha256": NONE_YET}}
+    head = json.dumps(said | json.loads(content[8 : 8 + size]), separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    content = len(head).to_bytes(8, "little") + head + content[8 + size :]
     own = hashlib.sha256(content).hexdigest()
     with atomic_write(path) as file:
         file.write(content.replace(_field(NONE_YET), _field(own), 1))
