@@ -75,33 +75,32 @@ def batch(seed: int, device: str = "cpu") -> Tensor:
     return x.to(device).requires_grad_()
 
 
-def compare(core: Any, captured: Any, twin: Any, device: str = "cpu") -> None:
+def compare(core: Any, twin: Any, with_state: bool, device: str = "cpu") -> None:
     """Two batches, gradients accumulated; the second from the first one's state if it streams."""
-    state, twin_state, kept = core.initial_state(B), twin.initial_state(B), []
+    given, twin_given = ((m.initial_state(B),) if with_state else () for m in (core, twin))
+    captured, kept = GraphedModule(core, batch(0, device), *given), []
     for seed in (1, 2):
         x, twin_x = batch(seed, device), batch(seed, device)
-        y, state = captured(x, state)
-        twin_y, twin_state = twin(twin_x, twin_state)
+        y, state = captured(x, *given)
+        twin_y, twin_state = twin(twin_x, *twin_given)
         torch.testing.assert_close(y, twin_y)
         torch.testing.assert_close(state, twin_state)
         kept.append((y, y.clone()))
         for output, last in ((y, state), (twin_y, twin_state)):
             (output.square().sum() + sum(s.sin().sum() for s in last)).backward()
         torch.testing.assert_close(x.grad, twin_x.grad)
-        state, twin_state = (
-            tuple(s.detach() for s in last) if twin.streaming else twin.initial_state(B)
-            for last in (state, twin_state)
-        )
+        if with_state and twin.streaming:
+            given, twin_given = ((tuple(s.detach() for s in last),) for last in (state, twin_state))
     for p, q in zip(core.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
     assert all(torch.equal(y, then) for y, then in kept), "results are the caller's"
 
 
 @pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("with_state", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients_equal_the_cores_own(name):
-    core, twin = models(name)
-    compare(core, GraphedModule(core, batch(0), core.initial_state(B)), twin)
+def test_outputs_and_gradients_equal_the_cores_own(name, with_state):
+    compare(*models(name), with_state)
 
 
 # torch, when the first product of a process runs in the backward thread; the compiler, which asks
@@ -128,6 +127,7 @@ def marked(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @marked
+@pytest.mark.parametrize("with_state", [True, False])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -135,10 +135,9 @@ def marked(test: Callable[..., None]) -> Callable[..., None]:
         *((n, {"compile_step": True}) for n in MODELS if "compile_step" in options_of(n)),
     ],
 )
-def test_a_captured_core_equals_the_core_on_a_gpu(name, options):
+def test_a_captured_core_equals_the_core_on_a_gpu(name, options, with_state):
     core, twin = models(name, **options)[0].cuda(), models(name)[0].cuda()
-    captured = GraphedModule(core, batch(0, "cuda"), core.initial_state(B))
-    compare(core, captured, twin, "cuda")
+    compare(core, twin, with_state, "cuda")
 
 
 def rolled_out(device: str) -> None:

@@ -22,12 +22,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import riglstm.lab.train
+from riglstm.lab.tasks.balls import FEATURES, BallsNetwork
 from riglstm.lab.tasks.base import Batch, Totals, means
 from riglstm.lab.tasks.copying import Copying, CopyingTask
+from riglstm.lab.train import graphed
 from riglstm.lab.train.checkpoints import Choice, Chosen
 from riglstm.lab.train.config import Fit, pick, rate, score
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.graphed import captured
+from riglstm.lab.train.graphed import GraphedModule, captured
 from riglstm.lab.train.progress import Progress
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, OutOfTime
 from riglstm.models import build
@@ -365,6 +367,26 @@ def test_what_is_no_number_stops_the_run_and_never_gets_into_a_checkpoint(
     assert all(int(file.stem.removeprefix("step-")) < step for file in files)
 
 
+class Steep(Halves):
+    """In some updates the loss is a number, and the gradient's norm overflows."""
+
+    def __init__(self, steps: range) -> None:
+        super().__init__()
+        self.steps, self.seen = steps, 0
+
+    def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        self.seen += 1
+        loss, metric = super().loss(net, batch)
+        return loss * (1e30 if self.seen in self.steps else 1), metric
+
+
+def test_a_run_that_learned_nothing_since_the_last_line_of_the_log_has_diverged(tmp_path):
+    config = replace(QUICK, log_every=5)
+    train(tmp_path / "once", config, task=Steep(range(7, 15)))
+    with pytest.raises(Diverged, match="the gradient's norm in each of the last 5 updates is not"):
+        train(tmp_path / "always", config, task=Steep(range(7, 16)))
+
+
 def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(capfd, monkeypatch):
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -457,27 +479,29 @@ def test_a_device_is_picked_or_refused(monkeypatch):
         pick(Fit(devices=8))
 
 
-class Doubler:
-    """Stands in for a captured core, on a machine without a GPU."""
+class Doubler(GraphedModule):
+    """Stands in for a captured module, on a machine without a GPU: it gives twice its input."""
 
-    def __init__(self, core: nn.Module, x: Tensor) -> None:
-        core(x)
+    def __init__(self, module: nn.Module, *given: Any, **named: Any) -> None:
+        self.kind = graphed._kind(given, named)
+        module(*given, **named)
 
     def __call__(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         return 2 * x, state
 
 
 def test_only_training_calls_like_the_first_are_captured(monkeypatch):
-    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedModule", Doubler)
-    core = network(Halves()).get_submodule("core")
-    x = torch.randn(6, 4, 3)
+    monkeypatch.setattr(graphed, "GraphedModule", Doubler)
+    net = network(Halves())
+    core, x = net.get_submodule("core"), torch.randn(6, 4, 3)
     plain = core(x)[0]
-    with captured(core):
+    with captured(net):
         with torch.no_grad():
             assert torch.equal(core(x)[0], plain)
         assert torch.equal(core(x)[0], 2 * x)
         assert core(torch.randn(7, 4, 3))[0].shape == (7, 4, 8)
         assert core(x, core.initial_state(4))[0].shape == (6, 4, 8)
+        assert core(x, state=None)[0].shape == (6, 4, 8)
         assert core(x.clone().requires_grad_())[0].shape == (6, 4, 8)
         with torch.autocast("cpu", torch.bfloat16):
             assert core(x)[0].shape == (6, 4, 8)
@@ -488,22 +512,33 @@ def test_only_training_calls_like_the_first_are_captured(monkeypatch):
     assert torch.equal(core(x)[0], plain)
 
 
+def test_the_balls_are_captured_whole_for_one_length_of_roll_out(monkeypatch):
+    monkeypatch.setattr(graphed, "GraphedModule", Doubler)
+    net, frames = BallsNetwork(build("lstm", FEATURES, 8)), torch.rand(3, 2, 64, 64)
+    with captured(net):
+        doubled, own_steps = net(frames, 2)
+        assert torch.equal(doubled, 2 * frames)
+        assert own_steps == 2
+        assert net(frames, 1).shape == (4, 2, 64, 64)
+
+
 def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(monkeypatch):
     made: list[weakref.ref[Any]] = []
 
-    def refusing_once(core: Any, x: Tensor) -> Doubler:
+    def refusing_once(module: Any, *given: Any) -> Doubler:
         if not made:
-            made.append(weakref.ref(core))
+            made.append(weakref.ref(module))
             raise RuntimeError("no")
-        doubler = Doubler(core, x)
+        doubler = Doubler(module, *given)
         made.append(weakref.ref(doubler))
         return doubler
 
-    monkeypatch.setattr("riglstm.lab.train.graphed.GraphedModule", refusing_once)
-    core, x = network(Halves()).get_submodule("core"), torch.randn(6, 4, 3)
+    monkeypatch.setattr(graphed, "GraphedModule", refusing_once)
+    net, x = network(Halves()), torch.randn(6, 4, 3)
+    core = net.get_submodule("core")
     gc.disable()
     try:
-        with captured(core):
+        with captured(net):
             with pytest.raises(RuntimeError, match="could not be captured"):
                 core(x)
             assert torch.equal(core(x)[0], 2 * x)

@@ -29,17 +29,17 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Calls of each captured core."""
     calls: list[int] = []
 
-    def counted(core: Any, x: Tensor) -> Any:
-        call, number = GraphedModule(core, x), len(calls)
-        calls.append(0)
+    class Counted(GraphedModule):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.number = len(calls)
+            calls.append(0)
 
-        def count(x: Tensor, state: Any = None) -> Any:
-            calls[number] += 1
-            return call(x, state)
+        def __call__(self, *given: Any) -> Any:
+            calls[self.number] += 1
+            return super().__call__(*given)
 
-        return count
-
-    monkeypatch.setattr(riglstm.lab.train.graphed, "GraphedModule", counted)
+    monkeypatch.setattr(riglstm.lab.train.graphed, "GraphedModule", Counted)
     return calls
 
 

@@ -184,13 +184,13 @@ def tested(
 
     rows = []
     for chooser in dict.fromkeys((task.trained_on, *conditions)):
-        tested = conditions if chooser == task.trained_on else (chooser,)
-        if chooser not in chosen or not tested:
+        asked = conditions if chooser == task.trained_on else (chooser,)
+        if chooser not in chosen or not asked:
             continue
         step = chosen[chooser]["step"]
         load_weights(net, weights_of(step))
-        say(f"testing on {', '.join(tested)} with the weights of update {step}")
-        for condition in tested:
+        say(f"testing on {', '.join(asked)} with the weights of update {step}")
+        for condition in asked:
             rows.append(
                 {
                     "table": None,

@@ -318,8 +318,8 @@ def decoder(width: int) -> nn.Sequential:
 class BallsNetwork(nn.Module):
     """Encoder, core and decoder: frames (T, B, 64, 64) to logits of the next ones."""
 
-    captured = ""
-    """All of it, as a roll-out runs all of it step by step."""
+    capture_whole = True
+    """A roll-out runs all of it step by step."""
 
     def __init__(self, core: Core) -> None:
         super().__init__()

@@ -70,8 +70,8 @@ class Task(Protocol):
     def network(self, core: Core) -> nn.Module:
         """Encoder, core (as the attribute `core`) and head.
 
-        On a GPU the core's training step is captured, or that of the part whose name the network
-        has as the attribute `captured`; "" is all of it.
+        On a GPU the core's training step runs as CUDA graphs; with the attribute `capture_whole`
+        set, the whole network's does.
         """
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:

@@ -163,10 +163,11 @@ def write_weights(
     # Copies, as safetensors refuses tensors that share memory.
     copies = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
     content = save(copies)
-    # safetensors writes metadata in any order, and the same weights are to be the same bytes.
+    # safetensors writes metadata in random order, and the same weights are to be the same bytes.
     size = int.from_bytes(content[:8], "little")
-    said = {"__metadata__": {**(metadata or {}), "sha256": NONE_YET}}
-    head = json.dumps(said | json.loads(content[8 : 8 + size]), separators=(",", ":")).encode()
+    entries = json.loads(content[8 : 8 + size])
+    entries["__metadata__"] = {**(metadata or {}), "sha256": NONE_YET}
+    head = json.dumps(entries, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     content = len(head).to_bytes(8, "little") + head + content[8 + size :]
     own = hashlib.sha256(content).hexdigest()

@@ -70,8 +70,8 @@ class Fit:
     devices: int = 1
     """Processes that share each batch, one to a GPU; torchrun's number goes before this one."""
     capture: bool = True
-    """On a GPU: the core's forward and backward pass as captured CUDA graphs; of bouncing balls the
-    whole network's."""
+    """On a GPU: the core's forward and backward pass as captured CUDA graphs; for bouncing balls,
+    that of the whole network."""
     test: bool = True
     """Score the chosen weights on test data at the end. A trial of a search does not: test data is
     for the recipe that was found."""

@@ -15,21 +15,22 @@ from riglstm.lab.train.config import fork_rng
 
 
 class GraphedModule:
-    """The training step of a module, forward and backward, captured for arguments like `given`.
+    """The training step of a module, forward and backward, captured for arguments like the given.
 
     Called like the module, with its present parameters, and differentiated like it; gradients may
-    be accumulated. Arguments and results are tensors, and tuples of them; any other argument must
-    be the same in every call. The capture holds for the tensors' shapes, dtypes and devices, whose
-    requires_grad says whether their gradients are wanted, and under the autocast that is active
-    now. Parameters stay where they are, frozen or not as they are. A model built with
+    be accumulated. The module must return tensors, or tuples of them. The capture holds for calls
+    that it `takes`: those with tensors of the same shapes, dtypes, devices and requires_grad, which
+    says whether their gradients are wanted, with the same other arguments, and under the same
+    autocast. Parameters stay where they are, frozen or not as they are. A model built with
     compile_step=True is compiled before it is captured. What it must not do, `Graphed` says.
     """
 
     results: TreeSpec
     """What the module returns, without its tensors."""
 
-    def __init__(self, module: nn.Module, *given: Any) -> None:
-        leaves, arguments = tree_flatten(given)
+    def __init__(self, module: nn.Module, *given: Any, **named: Any) -> None:
+        self.kind = _kind(given, named)
+        leaves, arguments = tree_flatten((given, named))
         # Without the tensors: what is captured lives longer than the call.
         others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -40,42 +41,48 @@ class GraphedModule:
             filled = list(others)
             for i, tensor in zip(places, tensors, strict=True):
                 filled[i] = tensor
-            made, results = tree_flatten(module(*tree_unflatten(filled, arguments)))
+            given, named = tree_unflatten(filled, arguments)
+            made, results = tree_flatten(module(*given, **named))
             return tuple(made)
 
         parameters = [p for p in module.parameters() if p.requires_grad]
         with CAPTURING, torch.enable_grad():
-            self.graph = Graphed(run, _tensors(given), parameters)
+            self.graph = Graphed(run, _tensors(given, named), parameters)
         self.results = results
 
-    def __call__(self, *given: Any) -> Any:
+    def takes(self, *given: Any, **named: Any) -> bool:
+        """True for a call of the kind that was captured."""
+        return _kind(given, named) == self.kind
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
         """The module's forward pass; the results are the caller's to keep."""
-        return tree_unflatten(self.graph(*_tensors(given)), self.results)
+        return tree_unflatten(self.graph(*_tensors(given, named)), self.results)
 
 
 @contextlib.contextmanager
-def captured(module: nn.Module) -> Iterator[None]:
-    """Within it, a call of the module in training is captured, recorded when it is first made.
+def captured(net: nn.Module) -> Iterator[None]:
+    """Within it, calls of the network's core in training are captured: those like the first.
 
-    Calls of another kind than the first, in eval mode or without gradients are the module's own.
+    Other calls, in eval mode or without gradients too, are the core's own. If the network's
+    attribute `capture_whole` is true, its own calls are captured in place of the core's.
     """
+    module = net if getattr(net, "capture_whole", False) else net.get_submodule("core")
     plain: Callable[..., Any] = module.forward
     graphed: GraphedModule | None = None
-    kind: tuple[Any, ...] = ()
 
-    def forward(*given: Any) -> Any:
-        nonlocal graphed, kind
+    def forward(*given: Any, **named: Any) -> Any:
+        nonlocal graphed
         if not module.training or not torch.is_grad_enabled():
-            return plain(*given)
+            return plain(*given, **named)
         if graphed is None:
             # The capture calls the module itself. `forward` must not name itself: such a cycle
             # would keep the graphs' memory beyond the training.
             this, module.forward = module.forward, plain
             try:
-                graphed, kind = _capture(module, given), _kind(given)
+                graphed = _capture(module, *given, **named)
             finally:
                 module.forward = this
-        return (graphed if _kind(given) == kind else plain)(*given)
+        return (graphed if graphed.takes(*given, **named) else plain)(*given, **named)
 
     module.forward = forward
     try:
@@ -84,11 +91,11 @@ def captured(module: nn.Module) -> Iterator[None]:
         del module.forward
 
 
-def _capture(module: nn.Module, given: tuple[Any, ...]) -> GraphedModule:
+def _capture(module: nn.Module, *given: Any, **named: Any) -> GraphedModule:
     try:
         # What is drawn in order to capture must not shift what the run draws.
-        with fork_rng(_tensors(given)[0].device):
-            return GraphedModule(module, *given)
+        with fork_rng(_tensors(given, named)[0].device):
+            return GraphedModule(module, *given, **named)
     except RuntimeError as error:
         raise RuntimeError(
             f"the training step of {type(module).__name__} could not be captured as CUDA graphs; "
@@ -96,17 +103,19 @@ def _capture(module: nn.Module, given: tuple[Any, ...]) -> GraphedModule:
         ) from error
 
 
-def _tensors(given: tuple[Any, ...]) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+def _tensors(*arguments: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
 
 
-def _kind(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All that a capture depends on, but the numbers in the tensors."""
-    leaves, form = tree_flatten(given)
+def _kind(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """What a capture holds for."""
+    leaves, form = tree_flatten((given, named))
     told = [
-        (leaf.shape, leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
+        if isinstance(leaf, Tensor)
+        else leaf
         for leaf in leaves
     ]
-    device = _tensors(given)[0].device.type
+    device = _tensors(given, named)[0].device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return form, told, cast

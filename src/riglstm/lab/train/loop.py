@@ -107,13 +107,12 @@ def _train(training: Training, request: StopRequest, again: str) -> None:
     """Run the loop to its end; Interrupted or OutOfTime where it has stopped before."""
     task, config = training.task, training.config
     capture = config.capture and task.device.type == "cuda"
-    part = training.net.get_submodule(getattr(training.net, "captured", "core"))
     try:
         with (
             _quiet(),
             fork_rng(task.device),
             products(config.precision, task.device),
-            captured(part) if capture else contextlib.nullcontext(),
+            captured(training.net) if capture else contextlib.nullcontext(),
         ):
             training.start(_launch(config, task.device))
             with contextlib.closing(training.log), contextlib.closing(training.progress), request:
@@ -292,6 +291,9 @@ class Training:
         for number, loss in enumerate(rows[:, 0].tolist(), self.step - len(rows) + 1):
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss of update {number}")
+        # One such gradient is clipped to zero, and forgotten; with no other nothing is learned.
+        if len(rows) == self.config.log_every and not torch.isfinite(rows[:, 2]).any():
+            raise self._diverged(f"the gradient's norm in each of the last {len(rows)} updates")
         # All processes now hold the means over all, as one checkpoint has to serve them all.
         self.figures = [row.unbind() for row in rows.unbind()]
         if not torch.isfinite(nn.utils.get_total_norm([w.detach() for w in self.weights])):
