@@ -21,6 +21,7 @@ from helpers import (
     TOL,
     assert_close,
     assert_equals_the_reference,
+    assert_same_gradients,
     close,
     random_problem,
     seeded,
@@ -140,7 +141,7 @@ def test_a_captured_core_equals_the_core_on_a_gpu(name, options, with_state):
     compare(core, twin, with_state, "cuda")
 
 
-def rolled_out(device: str) -> None:
+def rolled_out(device: str, tol: float) -> None:
     """The whole network of the balls, captured with its roll-out, beside its twin."""
     nets = [BallsNetwork(build("riglstm", FEATURES, H)).to(device) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
@@ -148,21 +149,20 @@ def rolled_out(device: str) -> None:
     captured = GraphedModule(nets[0], frames, 3)
     for _ in range(2):
         made = [captured(frames, 3), nets[1](frames, 3)]
-        torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+        assert_close(*made, tol)
         for logits in made:
             logits.square().mean().backward()
-    for p, q in zip(*(net.parameters() for net in nets), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    assert_same_gradients(*({n: p.grad for n, p in net.named_parameters()} for net in nets), tol)
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_network_is_captured_with_its_roll_out():
-    rolled_out("cpu")
+    rolled_out("cpu", 1e-6)
 
 
 @marked
 def test_a_network_is_captured_with_its_roll_out_on_a_gpu():
-    rolled_out("cuda")
+    rolled_out("cuda", 1e-3)
 
 
 def train(captured: Any, core: Any, seed: int) -> tuple[Tensor, ...]:

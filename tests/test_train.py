@@ -385,6 +385,7 @@ def test_a_run_that_learned_nothing_since_the_last_line_of_the_log_has_diverged(
     train(tmp_path / "once", config, task=Steep(range(7, 15)))
     with pytest.raises(Diverged, match="the gradient's norm in each of the last 5 updates is not"):
         train(tmp_path / "always", config, task=Steep(range(7, 16)))
+    train(tmp_path / "each", replace(QUICK, log_every=1), task=Steep(range(7, 8)))
 
 
 def test_speed_and_what_is_left_are_said_now_and_then_and_with_evaluations(capfd, monkeypatch):

@@ -162,14 +162,12 @@ def write_weights(
     """Write a whole file, or none."""
     # Copies, as safetensors refuses tensors that share memory.
     copies = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
-    content = save(copies)
-    # safetensors writes metadata in random order, and the same weights are to be the same bytes.
-    size = int.from_bytes(content[:8], "little")
-    entries = json.loads(content[8 : 8 + size])
+    entries, numbers = _parts(save(copies))
+    # safetensors writes metadata in random order, and equal weights are to be equal bytes.
     entries["__metadata__"] = {**(metadata or {}), "sha256": NONE_YET}
     head = json.dumps(entries, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    content = len(head).to_bytes(8, "little") + head + content[8 + size :]
+    content = len(head).to_bytes(8, "little") + head + numbers
     own = hashlib.sha256(content).hexdigest()
     with atomic_write(path) as file:
         file.write(content.replace(_field(NONE_YET), _field(own), 1))
@@ -182,10 +180,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file."""
-    content = _verified(path)
-    size = int.from_bytes(content[:8], "little")
-    said: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
+    said: dict[str, str] = _parts(_verified(path))[0]["__metadata__"]
     return said
+
+
+def _parts(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """What the header of safetensors says, and the tensors' numbers behind it."""
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
 
 
 def _verified(path: Path) -> bytes:

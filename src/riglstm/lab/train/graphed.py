@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,14 @@ class GraphedModule:
     """What the module returns, without its tensors."""
 
     def __init__(self, module: nn.Module, *given: Any, **named: Any) -> None:
-        self.kind = _kind(given, named)
-        leaves, arguments = tree_flatten((given, named))
-        # Without the tensors: what is captured lives longer than the call.
-        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.kind = kind = _kind(given, named)
         results: TreeSpec
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             nonlocal results
-            filled = list(others)
-            for i, tensor in zip(places, tensors, strict=True):
-                filled[i] = tensor
-            given, named = tree_unflatten(filled, arguments)
+            rest = iter(tensors)
+            leaves = [next(rest) if isinstance(leaf, _Like) else leaf for leaf in kind.leaves]
+            given, named = tree_unflatten(leaves, kind.form)
             made, results = tree_flatten(module(*given, **named))
             return tuple(made)
 
@@ -107,15 +102,33 @@ def _tensors(*arguments: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
 
 
-def _kind(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+class _Like(NamedTuple):
+    """A tensor that is given, without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
+class _Kind(NamedTuple):
     """What a capture holds for."""
+
+    form: TreeSpec
+    leaves: list[Any]
+    """All arguments, `_Like` for tensors."""
+    cast: torch.dtype | None
+    """Of autocast; None: it is off."""
+
+
+def _kind(given: tuple[Any, ...], named: dict[str, Any]) -> _Kind:
     leaves, form = tree_flatten((given, named))
-    told = [
-        (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
+    leaves = [
+        _Like(leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
         if isinstance(leaf, Tensor)
         else leaf
         for leaf in leaves
     ]
-    device = _tensors(given, named)[0].device.type
+    device = next(leaf.device.type for leaf in leaves if isinstance(leaf, _Like))
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return form, told, cast
+    return _Kind(form, leaves, cast)

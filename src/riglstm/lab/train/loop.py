@@ -292,7 +292,7 @@ class Training:
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss of update {number}")
         # One such gradient is clipped to zero, and forgotten; with no other nothing is learned.
-        if len(rows) == self.config.log_every and not torch.isfinite(rows[:, 2]).any():
+        if 1 < len(rows) == self.config.log_every and not torch.isfinite(rows[:, 2]).any():
             raise self._diverged(f"the gradient's norm in each of the last {len(rows)} updates")
         # All processes now hold the means over all, as one checkpoint has to serve them all.
         self.figures = [row.unbind() for row in rows.unbind()]
