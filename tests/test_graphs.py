@@ -78,8 +78,10 @@ def batch(seed: int, device: str = "cpu") -> Tensor:
 
 def compare(core: Any, twin: Any, with_state: bool, device: str = "cpu") -> None:
     """Two batches, gradients accumulated; the second from the first one's state if it streams."""
+    # A state that is learned has an autograd graph, which must not be there at the capture.
+    like = [tuple(s.detach().requires_grad_(s.requires_grad) for s in core.initial_state(B))]
+    captured, kept = GraphedModule(core, batch(0, device), *like[: int(with_state)]), []
     given, twin_given = ((m.initial_state(B),) if with_state else () for m in (core, twin))
-    captured, kept = GraphedModule(core, batch(0, device), *given), []
     for seed in (1, 2):
         x, twin_x = batch(seed, device), batch(seed, device)
         y, state = captured(x, *given)

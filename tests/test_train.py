@@ -478,6 +478,12 @@ def test_a_device_is_picked_or_refused(monkeypatch):
     assert pick(Fit(devices=2)) == torch.device("cuda:1")
     with pytest.raises(ValueError, match="needs 8 GPUs, and torch sees 4"):
         pick(Fit(devices=8))
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "16")
+    with pytest.raises(ValueError, match=r"here 16 %, cuBLAS may .* by RIGLSTM_MUL"):
+        pick(Fit(devices=2))
+    assert pick(Fit(device="cpu")) == CPU
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")
+    assert pick(Fit(devices=2)) == torch.device("cuda:1")
 
 
 class Doubler(GraphedModule):

@@ -34,6 +34,19 @@ def assert_tiles_are_legal(tile: dict[str, Any], room: int, dtype: torch.dtype) 
     assert held < room or tile["STAGES"] == 1
 
 
+def test_kernels_may_be_kept_to_some_multiprocessors(monkeypatch):
+    found = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232_448)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    chip, name = plan.chip.__wrapped__, "RIGLSTM_MULTIPROCESSORS"
+    assert chip(CUDA) == (132, 232_448)
+    monkeypatch.setenv(name, "20")
+    assert chip(CUDA) == (20, 232_448)
+    for wrong in ("0", "133", "20 %", ""):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(ValueError, match=f"{name} must be a number from 1 to 132, got"):
+            chip(CUDA)
+
+
 @pytest.mark.usefixtures("precision_as_before")
 def test_plans_are_legal_and_within_the_limits_of_any_device(monkeypatch):
     for module in (plan, forward):

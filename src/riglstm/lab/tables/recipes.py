@@ -414,7 +414,7 @@ TABLES: dict[str, PaperTable] = {
     ),
     "balls": PaperTable(
         "Bouncing balls",
-        *("balls", "100 × BCE in nats per pixel and frame, of frames rolled out after true ones"),
+        *("balls", "100 × BCE in nats per pixel of rolled-out frames"),
         recipes={
             "paper": Recipe(
                 printed(ball_rows(FULL, 5, 50)),

@@ -187,6 +187,14 @@ def pick(config: Fit) -> torch.device:
 
 
 def _gpu(device: torch.device, devices: int) -> torch.device:
+    share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")
+    if float(share) < 100:
+        # Seen on an H200 by torch 2.11 and CUDA 13.0 (docs/many-gpus.md).
+        raise ValueError(
+            f"on a part of a GPU, here {share} %, cuBLAS may leave products unfinished; unset "
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, and let runs share the GPU by "
+            "RIGLSTM_MULTIPROCESSORS, such as 20 for six runs on an H200"
+        )
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     several = (launched() or devices) > 1
     if several and device.index is not None:

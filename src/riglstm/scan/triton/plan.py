@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -163,9 +164,17 @@ def empty_unit(T: int, B: int, z: Sizes, like: Tensor) -> Tensor:
 
 @functools.cache
 def chip(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that a program can have."""
+    """Multiprocessors that kernels may take, and bytes of shared memory that a program can have.
+
+    The variable RIGLSTM_MULTIPROCESSORS leaves some to other processes, whose kernels would else
+    wait for these, or these for them, for a whole sequence.
+    """
     of = torch.cuda.get_device_properties(device)
-    return of.multi_processor_count, int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    every, own = of.multi_processor_count, os.environ.get("RIGLSTM_MULTIPROCESSORS")
+    if own is not None and not (own.isdecimal() and 1 <= int(own) <= every):
+        raise ValueError(f"RIGLSTM_MULTIPROCESSORS must be a number from 1 to {every}, got {own!r}")
+    room = int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return every if own is None else int(own), room
 
 
 def programs_on(device: torch.device, most: int | None = None) -> int:
