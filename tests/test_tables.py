@@ -291,7 +291,7 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path):
     assert shown.lines[1][:5] == ["4", "no model: constant", "30.0", "–", "–"]
     assert shown.lines[2][4] == "54.53"
     assert shown.lines[2][-3:] == [f"{x} (1 run, 1 to run)" for x in ("35.0", "40.0", "35.0")]
-    assert shown.title.endswith("after true ones, less is better")
+    assert shown.title.endswith("rolled-out frames, less is better")
     assert any("best of five" in note for note in shown.notes)
 
 
