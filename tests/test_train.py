@@ -27,7 +27,7 @@ from riglstm.lab.tasks.base import Batch, Totals, means
 from riglstm.lab.tasks.copying import Copying, CopyingTask
 from riglstm.lab.train import graphed
 from riglstm.lab.train.checkpoints import Choice, Chosen
-from riglstm.lab.train.config import Fit, pick, rate, score
+from riglstm.lab.train.config import Fit, device_name, pick, rate, score
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.graphed import GraphedModule, captured
 from riglstm.lab.train.progress import Progress
@@ -484,6 +484,13 @@ def test_a_device_is_picked_or_refused(monkeypatch):
     assert pick(Fit(device="cpu")) == CPU
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")
     assert pick(Fit(devices=2)) == torch.device("cuda:1")
+
+
+def test_a_device_is_named_with_the_part_that_kernels_take(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    assert device_name(torch.device("cuda")) == "NVIDIA H200"
+    monkeypatch.setenv("RIGLSTM_MULTIPROCESSORS", "20")
+    assert device_name(torch.device("cuda")) == "NVIDIA H200 (20 multiprocessors)"
 
 
 class Doubler(GraphedModule):

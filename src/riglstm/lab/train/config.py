@@ -293,7 +293,11 @@ def seed_rng(seed: int, device: torch.device) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as tables name it: "NVIDIA H200", "CPU (aarch64, 2 threads)"."""
+    """The device as tables name it: "NVIDIA H200", "CPU (aarch64, 2 threads)".
+
+    What a kernel adds up in which order depends on how many multiprocessors it takes.
+    """
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        name, own = torch.cuda.get_device_name(device), os.environ.get("RIGLSTM_MULTIPROCESSORS")
+        return name if own is None else f"{name} ({own} multiprocessors)"
     return f"{device.type.upper()} ({platform.machine()}, {torch.get_num_threads()} threads)"
