@@ -364,8 +364,8 @@ _COPIED = (
 )
 _IN_DOUBT = (
     "RigLSTM, its variants and GridLSTM were trained on parts of a GPU, where cuBLAS may leave "
-    "products unfinished. These rows are in doubt until they are trained again "
-    "(docs/log/recipes.md)."
+    "products unfinished: docs/log/recipes.md says which rows are in doubt until they are trained "
+    "again."
 )
 
 TABLES: dict[str, PaperTable] = {
