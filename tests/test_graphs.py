@@ -164,6 +164,7 @@ def test_a_network_is_captured_with_its_roll_out():
 
 @marked
 def test_a_network_is_captured_with_its_roll_out_on_a_gpu():
+    # cuDNN's convolutions are in TF32.
     rolled_out("cuda", 1e-3)
 
 

@@ -65,7 +65,7 @@ def spread(values: Sequence[float]) -> str:
 def test_every_mean_in_the_tables_is_that_of_the_rows():
     """Computed anew, from the files alone."""
     found: dict[tuple[str | bool, ...], dict[int, float]] = {}
-    rules: dict[tuple[str | bool, ...], str] = {}
+    rules: dict[tuple[str | bool, ...], set[str]] = {}
     lines: list[dict[str, str]] = []
     for path in sorted((ROOT / "results").glob("*.csv")):
         with path.open(newline="") as file:
@@ -80,7 +80,7 @@ def test_every_mean_in_the_tables_is_that_of_the_rows():
         # What was searched has a table of its own, where each recipe counts by its own rule.
         if rule in (row["rule"] or rule):
             place = (what.title, row["budget"] == "searched", row["setting"], row["model"])
-            rules[place] = row["rule"]
+            rules.setdefault(place, set()).update((row["rule"] or rule).split(", "))
             figures = found.setdefault((*place, condition, chooser), {})
             figures[int(row["seed"])] = 100 * float(row["value"])
     seen: dict[str, set[tuple[str | bool, ...]]] = {"README.md": set(), "results/README.md": set()}
@@ -100,7 +100,7 @@ def test_every_mean_in_the_tables_is_that_of_the_rows():
                 of_rule = "shifted conditions" if chooser else "training condition"
                 chooser = chooser.split()[-1] if chooser else home
                 place = (title, searched, setting, key, condition, chooser)
-                if place in found and of_rule not in (rules[place[:4]] or of_rule):
+                if place in found and of_rule not in rules[place[:4]]:
                     assert cell == "not run", place
                     continue
                 if place not in found:
@@ -242,6 +242,12 @@ def test_what_is_published_is_up_to_date_until_a_row_or_a_weight_changes(
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
         assert f"](figures/{Path(name).name})" in page
     assert publish(*places(folder)) == []
+
+    (folder / "results" / "NOTES.md").write_text("Mind the second row.\n")
+    assert stale(folder) == {"results/README.md"}
+    publish(*places(folder))
+    page = (folder / "results" / "README.md").read_text()
+    assert page.index("Mind the second row.") < page.index("**Multi-digit copying")
 
     file = folder / "results" / "runs.csv"
     kept = file.read_text()

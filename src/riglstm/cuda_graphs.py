@@ -138,8 +138,8 @@ class Graphed(Loop):
     """A function of tensors, captured for arguments like the given ones, on their GPU.
 
     Its arguments must have their shapes, dtypes, devices and requires_grad. The function must wait
-    nowhere for the GPU (`.item()`, shapes that depend on data). No autograd graph of the tensors in
-    `fixed` may be there when it is captured, such as that of a state computed from them.
+    nowhere for the GPU (`.item()`, shapes that depend on data). Nothing that was computed from
+    `fixed`, such as a learned state, may still hold an autograd graph when it is captured.
     """
 
     lock = _REPLAYING

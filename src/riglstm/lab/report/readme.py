@@ -38,6 +38,8 @@ SIZE, STEP = 16, 129
 lower half, but not at 24x24, where these networks read few digits."""
 SOURCES = "sources.json"
 COMPLEXITY = "complexity.json"
+NOTES = "NOTES.md"
+"""What is to be said of the rows, by hand: it stands above the tables."""
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 """Around what is generated in README."""
@@ -171,6 +173,8 @@ def page(found: Results, sources: Mapping[str, Mapping[str, str]]) -> str:
         "table shows the recipe and precision of its newest run. `bench/` has measured speeds.",
         f"{RULES} {recipes(found.tables, '../')}" if found.tables else NOTHING,
     ]
+    if (above := found.folder / NOTES).is_file():
+        parts.append(above.read_text(encoding="utf-8").strip())
     parts += [markdown(text_table(table)).rstrip() for table in found.tables]
     there = {table.name for table in found.tables}
     if rest := ", ".join(table.title for name, table in TABLES.items() if name not in there):

@@ -362,11 +362,6 @@ _COPIED = (
     "The paper's rows for other models are mostly those of earlier papers, each with a protocol of "
     "its own; GridLSTM and LSTM are the same function with other start values (P26)."
 )
-_IN_DOUBT = (
-    "RigLSTM, its variants and GridLSTM were trained on parts of a GPU, where cuBLAS may leave "
-    "products unfinished: docs/log/recipes.md says which rows are in doubt until they are trained "
-    "again."
-)
 
 TABLES: dict[str, PaperTable] = {
     "mnist": PaperTable(
@@ -378,7 +373,6 @@ TABLES: dict[str, PaperTable] = {
             "quick": _quick_pictures(image_rows(SMALL, 5, "mnist"), (7, 8, 10, 12), _SOME, 250),
         },
         notes=(_COPIED,),
-        notes_of={SEARCHED: _IN_DOUBT},
     ),
     "cifar": PaperTable(
         "Sequential CIFAR-10",
@@ -414,7 +408,7 @@ TABLES: dict[str, PaperTable] = {
             "rand_cells cannot have.",
             SEARCHED: "Five of six cells wake, and read five of six views and four of five "
             "peers. The rest is the recipe that the search found for RigLSTM on MNIST; none was "
-            f"searched for a row. {_IN_DOUBT}",
+            "searched for a row.",
         },
         found="by RigLSTM's searched recipe",
     ),
@@ -475,7 +469,6 @@ TABLES: dict[str, PaperTable] = {
         },
         settings="digits a step",
         notes=("GridLSTM and LSTM are the same function with other start values (P26).",),
-        notes_of={SEARCHED: _IN_DOUBT},
     ),
 }
 

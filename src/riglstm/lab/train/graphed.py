@@ -129,6 +129,6 @@ def _kind(given: tuple[Any, ...], named: dict[str, Any]) -> _Kind:
         else leaf
         for leaf in leaves
     ]
-    device = next(leaf.device.type for leaf in leaves if isinstance(leaf, _Like))
+    device = next((leaf.device.type for leaf in leaves if isinstance(leaf, _Like)), "cpu")
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return _Kind(form, leaves, cast)

@@ -28,6 +28,7 @@ from riglstm.lab.train.checkpoints import Checkpoints, Choice, Chosen, save_weig
 from riglstm.lab.train.config import (
     Fit,
     autocast,
+    check_products,
     fork_rng,
     launched,
     make_optimizer,
@@ -53,6 +54,9 @@ from riglstm.lab.train.stopping import (
     go_on,
     untested,
 )
+
+LOST = 50
+"""Updates in a row with an infinite norm of the gradient, by which a run has diverged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +94,10 @@ def fit(
     `hopeless`: is asked after each evaluation but the last.
 
     Raises Diverged, Pruned, Interrupted, OutOfTime, CheckpointError; ValueError for options that
-    do not fit.
+    do not fit, and for a GPU whose products are wrong.
     """
+    if task.device.type == "cuda":
+        check_products(task.device)
     training = Training(net, task, config, seed, folder)
     training.hopeless = hopeless
     state = training.checkpoints.latest()
@@ -168,6 +174,8 @@ class Training:
     log: Log
     progress: Progress
     hopeless: Hopeless | None = None
+    last_finite: int
+    """The last update whose gradient's norm was a finite number, or where the process began."""
 
     def __init__(
         self, net: nn.Module, task: Task, config: Fit, seed: int, folder: RunFolder
@@ -198,7 +206,7 @@ class Training:
     def start(self, fabric: Fabric) -> None:
         """Begin or resume, in all processes: network, rows of each batch, log, generators."""
         rank, world = fabric.global_rank, fabric.world_size
-        self.fabric, self.net = fabric, self.net.train()
+        self.fabric, self.net, self.last_finite = fabric, self.net.train(), self.step
         self.model = self.net if world == 1 else fabric.setup_module(self.net)
         self.rows = slice(None) if world == 1 else slice(rank, None, world)
         if world > 1:
@@ -291,9 +299,13 @@ class Training:
         for number, loss in enumerate(rows[:, 0].tolist(), self.step - len(rows) + 1):
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss of update {number}")
-        # One such gradient is clipped to zero, and forgotten; with no other nothing is learned.
-        if 1 < len(rows) == self.config.log_every and not torch.isfinite(rows[:, 2]).any():
-            raise self._diverged(f"the gradient's norm in each of the last {len(rows)} updates")
+        # A gradient whose norm is infinite is clipped to zero. With no other, nothing is learned.
+        finite = torch.isfinite(rows[:, 2]).nonzero()
+        if len(finite):
+            self.last_finite = self.step - len(rows) + 1 + int(finite[-1])
+        elif self.step - self.last_finite >= LOST:
+            lost = self.step - self.last_finite
+            raise self._diverged(f"the gradient's norm in each of the last {lost} updates")
         # All processes now hold the means over all, as one checkpoint has to serve them all.
         self.figures = [row.unbind() for row in rows.unbind()]
         if not torch.isfinite(nn.utils.get_total_norm([w.detach() for w in self.weights])):

@@ -164,17 +164,19 @@ def empty_unit(T: int, B: int, z: Sizes, like: Tensor) -> Tensor:
 
 @functools.cache
 def chip(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors that kernels may take, and bytes of shared memory that a program can have.
+    """Multiprocessors to plan for, and bytes of shared memory that a program can have.
 
-    The variable RIGLSTM_MULTIPROCESSORS leaves some to other processes, whose kernels would else
-    wait for these, or these for them, for a whole sequence.
+    Persistent kernels have no more programs than that. Where several processes share a GPU, the
+    variable RIGLSTM_MULTIPROCESSORS makes these fit on it together.
     """
     of = torch.cuda.get_device_properties(device)
-    every, own = of.multi_processor_count, os.environ.get("RIGLSTM_MULTIPROCESSORS")
-    if own is not None and not (own.isdecimal() and 1 <= int(own) <= every):
-        raise ValueError(f"RIGLSTM_MULTIPROCESSORS must be a number from 1 to {every}, got {own!r}")
+    there, limit = of.multi_processor_count, os.environ.get("RIGLSTM_MULTIPROCESSORS")
+    if limit is not None and not (limit.isdecimal() and 1 <= int(limit) <= there):
+        raise ValueError(
+            f"RIGLSTM_MULTIPROCESSORS must be a number from 1 to {there}, got {limit!r}"
+        )
     room = int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
-    return every if own is None else int(own), room
+    return there if limit is None else int(limit), room
 
 
 def programs_on(device: torch.device, most: int | None = None) -> int:
