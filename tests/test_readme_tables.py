@@ -479,7 +479,8 @@ def recipes_of(row: ResultRow) -> set[tuple[str, str]]:
     """Settings and recipes of the runs that a row's table, model and seed have today."""
     if row.budget == SEARCHED:
         space, chosen = choices(row.table, row.model)
-        assert row.rule.split(", ") == [rule for rule in chosen if chosen[rule] == row.trial]
+        assert row.rule
+        assert {rule: row.trial for rule in row.rules}.items() <= chosen.items()
         made = finals.spec(space, row.model, row.trial, row.setting, row.seed)
         assert folder_name(made) == row.run
         return {(row.setting, made.recipe())}
