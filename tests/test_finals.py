@@ -213,6 +213,10 @@ def test_a_model_that_lacks_trials_is_refused_with_the_command_that_makes_them(
     ) in capsys.readouterr().err
     assert sweep(tiny, "--finals", "--models", "lstm", "--trials", "0") == 2
     assert "got --trials as well" in capsys.readouterr().err
+    assert sweep(tiny, "--rules", AT_HOME) == 2
+    assert "got them without --finals" in capsys.readouterr().err
+    assert sweep(tiny, "--finals", "--rules", "home") == 2
+    assert "training condition" in capsys.readouterr().err
     leads = str(ROOT / "protocol" / "leads-mnist.toml")
     assert main(["sweep", leads, "--finals"]) == 2
     assert "must have final_updates, got none" in capsys.readouterr().err
@@ -241,6 +245,9 @@ def test_what_the_other_rule_chose_before_is_not_trained_again(tiny, tmp_path, c
             **{"recipe": final.spec.recipe(), "run": final.folder.name, "rule": SHIFTED},
         )
         rows.append(results / "copying.csv", [row])
+    before = (results / "copying.csv").read_text()
+    assert sweep(tiny, "--finals", "--models", "lstm", "--rules", SHIFTED) == 0
+    assert (results / "copying.csv").read_text() == before
     assert sweep(tiny, "--finals", "--models", "lstm") == 0
     assert "0 final runs to make" in capsys.readouterr().out
     found = {(row.run, row.rule) for row in rows.read(results / "copying.csv")}

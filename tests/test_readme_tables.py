@@ -480,7 +480,7 @@ def recipes_of(row: ResultRow) -> set[tuple[str, str]]:
     if row.budget == SEARCHED:
         space, chosen = choices(row.table, row.model)
         assert row.rule
-        assert {rule: row.trial for rule in row.rules}.items() <= chosen.items()
+        assert dict.fromkeys(row.rules, row.trial).items() <= chosen.items()
         made = finals.spec(space, row.model, row.trial, row.setting, row.seed)
         assert folder_name(made) == row.run
         return {(row.setting, made.recipe())}

@@ -46,6 +46,8 @@ class Sweep:
     """Rows of the table; none: all of the space, of final runs those that have all their trials."""
     trials: tuple[str, ...] | None = None
     """Trials by number or name; none: all of the space."""
+    rules: tuple[str, ...] | None = None
+    """Of the final runs those that these rules choose, such as "training condition"; none: all."""
     out: Path = Path("runs/sweep")
     """Folder of the runs."""
     results: Path = Path("results")
@@ -70,12 +72,16 @@ def main(args: Sequence[str]) -> None:
         flags.check_name("--models", name, space.models)
     for name in config.trials or ():
         flags.check_name("--trials", name, space.labels())
+    for name in config.rules or ():
+        flags.check_name("--rules", name, space.rules)
     path = config.results / "trials" / f"{space.searched.name}.jsonl"
     again = flags.again("sweep", args)
     (_finals if config.finals else _trials)(config, space, path, where, again)
 
 
 def _trials(config: Sweep, space: search.Space, path: Path, where: Place, again: str) -> None:
+    if config.rules is not None:
+        raise UsageError("--rules choose among final runs, got them without --finals")
     models, labels = config.models or space.models, config.trials or space.labels()
     done = search.read_lines(path)
     waiting = search.plan(space, models, labels, config.out, where.device, done)
@@ -104,6 +110,7 @@ def _finals(config: Sweep, space: search.Space, path: Path, where: Place, again:
         raise UsageError("--finals are of the trials that were chosen, got --trials as well")
     if not space.final_updates:
         raise UsageError(f"{config.space} must have final_updates, got none; see docs/protocol.md")
+    space = replace(space, rules=config.rules or space.rules)
     lines = search.read_lines(path)
     models = config.models or space.models
     folder = config.space.parent
