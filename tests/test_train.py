@@ -380,12 +380,13 @@ class Steep(Halves):
         return loss * (1e30 if self.seen in self.steps else 1), metric
 
 
-@pytest.mark.parametrize("log_every", [1, 5, 50])
-def test_a_run_that_learns_nothing_any_more_has_diverged(log_every, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("log_every", "lost"), [(1, 10), (5, 14), (100, 54)])
+def test_a_run_that_learns_nothing_any_more_has_diverged(log_every, lost, monkeypatch, tmp_path):
     monkeypatch.setattr("riglstm.lab.train.loop.LOST", 10)
-    config = replace(QUICK, log_every=log_every)
+    # With nothing in between, it is seen when the log is written.
+    config = replace(QUICK, log_every=log_every, evaluate_every=60, checkpoint_every=60)
     train(tmp_path / "nine", config, task=Steep(range(7, 16)))
-    with pytest.raises(Diverged, match=r"the gradient's norm in each of the last \d\d updates is"):
+    with pytest.raises(Diverged, match=f"norm in each of the last {lost} updates is not"):
         train(tmp_path / "all", config, task=Steep(range(7, 61)))
 
 

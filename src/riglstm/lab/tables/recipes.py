@@ -443,7 +443,7 @@ TABLES: dict[str, PaperTable] = {
         higher_is_better=False,
         best=True,
         notes=(
-            "10 frames are rolled out after 15.",
+            "10 frames are rolled out after 15 true ones.",
             "The paper's figures are the best of five runs, and it does not print how its BCE is "
             "normalised: compare the order of models, not the numbers.",
         ),

@@ -166,6 +166,9 @@ class RunFolder:
         if not self.writes:
             return
         session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
+        # What part of a GPU a run had says which bits it has, and once whether they are right.
+        shares = ("RIGLSTM_MULTIPROCESSORS", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+        session |= {name: os.environ[name] for name in shares if name in os.environ}
         session["started"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         if self.state == "new":
             self.write_json(self.config, config)

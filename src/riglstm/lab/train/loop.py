@@ -303,8 +303,7 @@ class Training:
         finite = torch.isfinite(rows[:, 2]).nonzero()
         if len(finite):
             self.last_finite = self.step - len(rows) + 1 + int(finite[-1])
-        elif self.step - self.last_finite >= LOST:
-            lost = self.step - self.last_finite
+        if (lost := self.step - self.last_finite) >= LOST:
             raise self._diverged(f"the gradient's norm in each of the last {lost} updates")
         # All processes now hold the means over all, as one checkpoint has to serve them all.
         self.figures = [row.unbind() for row in rows.unbind()]

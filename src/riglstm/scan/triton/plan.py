@@ -167,13 +167,14 @@ def chip(device: torch.device) -> tuple[int, int]:
     """Multiprocessors to plan for, and bytes of shared memory that a program can have.
 
     Persistent kernels have no more programs than that. Where several processes share a GPU, the
-    variable RIGLSTM_MULTIPROCESSORS makes these fit on it together.
+    variable RIGLSTM_MULTIPROCESSORS makes these fit on it together. It is read once.
     """
     of = torch.cuda.get_device_properties(device)
     there, limit = of.multi_processor_count, os.environ.get("RIGLSTM_MULTIPROCESSORS")
     if limit is not None and not (limit.isdecimal() and 1 <= int(limit) <= there):
         raise ValueError(
-            f"RIGLSTM_MULTIPROCESSORS must be a number from 1 to {there}, got {limit!r}"
+            f"RIGLSTM_MULTIPROCESSORS must be a number from 1 to {there}, got {limit!r}; unset it "
+            "for the whole GPU"
         )
     room = int(of.shared_memory_per_block_optin)  # type: ignore[attr-defined]
     return there if limit is None else int(limit), room
