@@ -19,7 +19,7 @@ from riglstm.lab.tables.executor import Processes
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import SMALL, TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
-from riglstm.lab.tables.run import build, evaluate, load, run
+from riglstm.lab.tables.run import build, evaluate, load, run, training
 from riglstm.lab.train.checkpoints import write_weights
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
@@ -51,6 +51,17 @@ def test_every_model_is_built_at_quick_size(name):
     batch = task.batch(0, 0, slice(2))
     loss, _ = task.loss(net, batch)
     assert loss.isfinite()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_run_on_a_gpu_begins_with_products_that_are_known(kind, monkeypatch, tmp_path):
+    asked: list[torch.device] = []
+    monkeypatch.setattr("riglstm.lab.tables.run.check_products", asked.append)
+    monkeypatch.setattr("riglstm.lab.tables.run.device_name", str)
+    folder, device = RunFolder(tmp_path / "run"), torch.device(kind)
+    with folder.held(), training(folder, SPEC.resolved(), device, resume=False):
+        assert folder.read_json(folder.run)["device"] == kind
+    assert asked == [device] * (kind == "cuda")
 
 
 def test_start_values_depend_on_the_seed_alone_and_leave_no_trace():

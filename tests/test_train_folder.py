@@ -46,7 +46,11 @@ def begun(path: Path) -> RunFolder:
     return folder
 
 
-def test_a_run_begins_with_what_it_is_and_what_it_runs_on_and_goes_on_as_itself(tmp_path):
+def test_a_run_begins_with_what_it_is_and_what_it_runs_on_and_goes_on_as_itself(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("RIGLSTM_MULTIPROCESSORS", "22")
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     folder = begun(tmp_path)
     assert folder.state == "partial"
     assert folder.read_json(folder.config) == CONFIG
@@ -55,6 +59,7 @@ def test_a_run_begins_with_what_it_is_and_what_it_runs_on_and_goes_on_as_itself(
     assert run["versions"]["torch"] == torch.__version__
     assert run["command"] == "riglstm train copying"
     assert run["device"] == "CPU"
+    assert run["share"] == {"RIGLSTM_MULTIPROCESSORS": "22"}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", run["started"])
     assert "resumed" not in run
     assert socket.gethostname() not in json.dumps(run)

@@ -22,7 +22,14 @@ from riglstm import models
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record, refused
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.config import check_precision, device_name, fork_rng, pick, score
+from riglstm.lab.train.config import (
+    check_precision,
+    check_products,
+    device_name,
+    fork_rng,
+    pick,
+    score,
+)
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Hopeless, Interrupted, untested
@@ -126,6 +133,8 @@ def training(
     resume: bool,
 ) -> Iterator[None]:
     """Begin a run in its folder, or go on with it; if it diverges, the folder says why."""
+    if device.type == "cuda":
+        check_products(device)
     command = shlex.join((Path(sys.argv[0]).name, *sys.argv[1:]))
     folder.begin(config, command=command, device=device_name(device), jobs=jobs, resume=resume)
     if folder.writes:

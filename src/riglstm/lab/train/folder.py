@@ -41,6 +41,8 @@ from riglstm.lab.train.stopping import Diverged
 
 PACKAGES = ("pytorch-lightning", "numpy", "safetensors", "triton")
 """Recorded with every run, beside torch."""
+SHARES = ("RIGLSTM_MULTIPROCESSORS", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+"""Variables that say which part of a GPU a run has, recorded where they are set."""
 PART = ".part"
 MADE: dict[str, str] = {
     "": r"(config|run|result|failed)\.json|metrics\.csv",
@@ -166,9 +168,6 @@ class RunFolder:
         if not self.writes:
             return
         session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
-        # What part of a GPU a run had says which bits it has, and once whether they are right.
-        shares = ("RIGLSTM_MULTIPROCESSORS", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-        session |= {name: os.environ[name] for name in shares if name in os.environ}
         session["started"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         if self.state == "new":
             self.write_json(self.config, config)
@@ -328,7 +327,7 @@ def unwritten(path: Path, error: OSError, rest: str = "") -> OSError:
 
 
 def surroundings() -> dict[str, Any]:
-    """The versions of everything that could change a result, and the commit; no host names."""
+    """The versions and shares that could change a result, and the commit; no host names."""
     versions: dict[str, str | None] = {
         "riglstm": riglstm.__version__,
         "python": platform.python_version(),
@@ -345,6 +344,7 @@ def surroundings() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "system": f"{platform.system()} {platform.machine()}",
         "commit": commit(),
+        "share": {name: os.environ[name] for name in SHARES if name in os.environ},
     }
 
 

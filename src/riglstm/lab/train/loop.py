@@ -28,7 +28,6 @@ from riglstm.lab.train.checkpoints import Checkpoints, Choice, Chosen, save_weig
 from riglstm.lab.train.config import (
     Fit,
     autocast,
-    check_products,
     fork_rng,
     launched,
     make_optimizer,
@@ -94,10 +93,8 @@ def fit(
     `hopeless`: is asked after each evaluation but the last.
 
     Raises Diverged, Pruned, Interrupted, OutOfTime, CheckpointError; ValueError for options that
-    do not fit, and for a GPU whose products are wrong.
+    do not fit.
     """
-    if task.device.type == "cuda":
-        check_products(task.device)
     training = Training(net, task, config, seed, folder)
     training.hopeless = hopeless
     state = training.checkpoints.latest()
