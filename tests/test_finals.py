@@ -245,6 +245,8 @@ def test_what_the_other_rule_chose_before_is_not_trained_again(tiny, tmp_path, c
             **{"recipe": final.spec.recipe(), "run": final.folder.name, "rule": SHIFTED},
         )
         rows.append(results / "copying.csv", [row])
+    twice = plan(replace(space, rules=(AT_HOME, AT_HOME)), ["lstm", "lstm"], lines, tmp_path, "cpu")
+    assert {final.rule for final in twice} == {AT_HOME}
     before = (results / "copying.csv").read_text()
     assert sweep(tiny, "--finals", "--models", "lstm", "--rules", SHIFTED) == 0
     assert (results / "copying.csv").read_text() == before

@@ -110,9 +110,9 @@ def _finals(config: Sweep, space: search.Space, path: Path, where: Place, again:
         raise UsageError("--finals are of the trials that were chosen, got --trials as well")
     if not space.final_updates:
         raise UsageError(f"{config.space} must have final_updates, got none; see docs/protocol.md")
-    space = replace(space, rules=tuple(dict.fromkeys(config.rules or space.rules)))
+    space = replace(space, rules=config.rules or space.rules)
     lines = search.read_lines(path)
-    models = tuple(dict.fromkeys(config.models or space.models))
+    models = config.models or space.models
     folder = config.space.parent
     refused = {m: why for m in models if (why := finals.lacking(space, m, lines, folder))}
     reasons = "\n".join(dict.fromkeys(refused.values()))

@@ -39,7 +39,7 @@ def plan(
     chosen = {model: choices(space, model, lines) for model in models}
     settings = sorted(space.final_updates, key=lambda name: -space.final_updates[name])
     every = product(space.rules, settings, space.all_final_seeds(), models)
-    for rule, setting, seed, model in every:
+    for rule, setting, seed, model in dict.fromkeys(every):
         if seed not in space.final_seeds_of.get(model, space.final_seeds):
             continue
         label = chosen[model][rule]
