@@ -483,8 +483,7 @@ def test_a_device_is_picked_or_refused(monkeypatch):
 
 
 def test_a_gpu_whose_products_are_unfinished_is_refused(monkeypatch):
-    check = check_products.__wrapped__
-    check(CPU)
+    check_products(CPU)
     bmm = torch.bmm
 
     def unfinished(a: Tensor, b: Tensor) -> Tensor:
@@ -495,7 +494,7 @@ def test_a_gpu_whose_products_are_unfinished_is_refused(monkeypatch):
 
     monkeypatch.setattr(torch, "bmm", unfinished)
     with pytest.raises(ValueError, match=r"products on cpu come out wrong.* unset CUDA_MPS"):
-        check(CPU)
+        check_products(CPU)
 
 
 class Doubler(GraphedModule):

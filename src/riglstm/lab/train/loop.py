@@ -203,7 +203,8 @@ class Training:
     def start(self, fabric: Fabric) -> None:
         """Begin or resume, in all processes: network, rows of each batch, log, generators."""
         rank, world = fabric.global_rank, fabric.world_size
-        self.fabric, self.net, self.last_finite = fabric, self.net.train(), self.step
+        self.fabric, self.net = fabric, self.net.train()
+        self.last_finite = self.step
         self.model = self.net if world == 1 else fabric.setup_module(self.net)
         self.rows = slice(None) if world == 1 else slice(rank, None, world)
         if world > 1:
@@ -293,13 +294,12 @@ class Training:
 
     def _check_finite(self) -> None:
         rows = self._over_processes(self._rows(), "mean")
-        for number, loss in enumerate(rows[:, 0].tolist(), self.step - len(rows) + 1):
+        for number, (loss, _, norm) in enumerate(rows.tolist(), self.step - len(rows) + 1):
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss of update {number}")
+            if math.isfinite(norm):
+                self.last_finite = number
         # A gradient whose norm is infinite is clipped to zero. With no other, nothing is learned.
-        finite = torch.isfinite(rows[:, 2]).nonzero()
-        if len(finite):
-            self.last_finite = self.step - len(rows) + 1 + int(finite[-1])
         if (lost := self.step - self.last_finite) >= LOST:
             raise self._diverged(f"the gradient's norm in each of the last {lost} updates")
         # All processes now hold the means over all, as one checkpoint has to serve them all.
