@@ -5,7 +5,7 @@ N slots of size d; RIM and BRIM: N cells of size d, S slots beside the null slot
 are for column vectors.
 
 Of RIM and BRIM: an input map W_k[s] is (M, d_k, D_s), a map per cell C_k (N, M, d_k, d), and gates
-are in the order i, f, g, o. Dropout is off, unless the weights hold factors for it: `drop_u`
+are in the order f, i, o, g. Dropout is off, unless the weights hold factors for it: `drop_u`
 (N, M·d_v) on what a cell takes in and `drop_update` (N, d) on F a_j + b_f. `held` (T, B, N, d) is
 what the communication reads of a cell that sleeps, in place of its candidate. With the candidates
 of another run it makes the gradient mask visible to finite differences: the candidates of sleeping
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from oracle import sigmoid, softmax
+from oracle import lstm, sigmoid, softmax, weigh
 
 Array = np.ndarray
 Weights = dict[str, Any]
@@ -31,29 +31,26 @@ def layer_norm(z: Array, gain: Array, shift: Array) -> Array:
     return normal
 
 
+def attend(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Rows of q (R, d_k) weigh those of k (S, d_k): v (S, d_v) mixed, (R, d_v), and the weights."""
+    mixed, weights = np.zeros((len(q), v.shape[1])), np.zeros((len(q), len(k)))
+    for r in range(len(q)):
+        weights[r] = softmax(np.array([q[r] @ k_s / np.sqrt(len(k_s)) for k_s in k]))
+        for s in range(len(k)):
+            mixed[r] += weights[r, s] * v[s]
+    return mixed, weights
+
+
 def attention(Z: Array, p: dict[str, Array], heads: int) -> Array:
     """Multi-head attention of all rows of Z (S+1, m) to all rows.
 
     One map gives each row's q, k and v, of which the row is normalised as a whole; it holds head
     after head, each with q, k, v in this order.
     """
-    rows, m = Z.shape
-    size = m // heads
-    qkv = [
-        layer_norm(p["W_qkv"] @ Z[r] + p["b_qkv"], p["gain_qkv"], p["shift_qkv"])
-        for r in range(rows)
-    ]
-    out = np.zeros((rows, m))
-    for n in range(heads):
-        at = 3 * n * size
-        q = [v[at : at + size] / np.sqrt(size) for v in qkv]
-        k = [v[at + size : at + 2 * size] for v in qkv]
-        v = [v[at + 2 * size : at + 3 * size] for v in qkv]
-        for r in range(rows):
-            weights = softmax(np.array([np.dot(q[r], k[s]) for s in range(rows)]))
-            for s in range(rows):
-                out[r, n * size : (n + 1) * size] += weights[s] * v[s]
-    return out
+    qkv = [layer_norm(p["W_qkv"] @ z + p["b_qkv"], p["gain_qkv"], p["shift_qkv"]) for z in Z]
+    of_heads = np.array(qkv).reshape(len(Z), heads, 3, -1)
+    out = [attend(*(of_heads[:, n, i] for i in range(3)))[0] for n in range(heads)]
+    return np.concatenate(out, axis=1)
 
 
 def rmc_step(x: Array, M: Array, p: dict[str, Array], heads: int) -> Array:
@@ -114,40 +111,17 @@ def entnet(x: Array, p: dict[str, Array], start: Array | None = None) -> Array:
     return outputs(x, given, lambda x, h: entnet_step(x, h, p))
 
 
-def keep_best(score: Array, count: int) -> Array:
-    """True for the `count` largest; of equals, for the lower index."""
-    order = sorted(range(len(score)), key=lambda j: (-score[j], j))
-    chosen = np.zeros(len(score), dtype=bool)
-    chosen[order[:count]] = True
-    return chosen
-
-
-def rim_lstm(u: Array, h: Array, c: Array, p: Weights, j: int) -> tuple[Array, Array]:
-    """Cell j's candidates h~, c~."""
-    gates = []
-    for gate in range(4):
-        z = p["W_ih"][j][gate] @ u + p["W_hh"][j][gate] @ h
-        gates.append(z + p["b_ih"][j][gate] + p["b_hh"][j][gate])
-    i, f, g, o = sigmoid(gates[0]), sigmoid(gates[1]), np.tanh(gates[2]), sigmoid(gates[3])
-    c = f * c + i * g
-    return o * np.tanh(c), c
-
-
 def rim_attention(h: Array, p: Weights) -> tuple[Array, Array]:
     """Communication: a_j (N, M·d_v) and the weights (N, M, N)."""
     N, M = p["C_q"].shape[:2]
-    a = [[np.zeros(0)] * M for _ in range(N)]
-    weights = np.zeros((N, M, N))
-    for j in range(N):
-        for m in range(M):
-            q = p["C_q"][j, m] @ h[j]
-            s = np.zeros(N)
-            for i in range(N):
-                k = p["C_k"][i, m] @ h[i]
-                s[i] = q @ k / np.sqrt(len(k))
-            weights[j, m] = softmax(s)
-            a[j][m] = sum(weights[j, m, i] * (p["C_v"][i, m] @ h[i]) for i in range(N))
-    return np.array([np.concatenate(heads) for heads in a]), weights
+    heads, weights = [], []
+    for m in range(M):
+        maps = (p[name][:, m] for name in ("C_q", "C_k", "C_v"))
+        q, k, v = (np.array([C[j] @ h[j] for j in range(N)]) for C in maps)
+        a, of_head = attend(q, k, v)
+        heads.append(a)
+        weights.append(of_head)
+    return np.concatenate(heads, axis=1), np.stack(weights, axis=1)
 
 
 def rim_step(
@@ -157,23 +131,20 @@ def rim_step(
     N, M = p["W_q"].shape[:2]
     views = np.zeros((N, M, 1 + len(slots)))
     u = np.zeros((N, M, p["W_v"][0].shape[1]))
-    for j in range(N):
-        for m in range(M):
-            q = p["W_q"][j, m] @ h[j]
-            keys, values = [np.zeros(len(q))], [np.zeros(u.shape[2])]
-            for s, x in enumerate(slots):
-                keys.append(p["W_k"][s][m] @ x)
-                values.append(p["W_v"][s][m] @ x)
-            views[j, m] = softmax(np.array([q @ k / np.sqrt(len(q)) for k in keys]))
-            for s in range(len(values)):
-                u[j, m] += views[j, m, s] * values[s]
+    for j, m in np.ndindex(N, M):
+        q = p["W_q"][j, m] @ h[j]
+        keys, values = [np.zeros(len(q))], [np.zeros(u.shape[2])]
+        for s, x in enumerate(slots):
+            keys.append(p["W_k"][s][m] @ x)
+            values.append(p["W_v"][s][m] @ x)
+        (u[j, m],), (views[j, m],) = attend(q[None], np.array(keys), np.array(values))
     null = np.array([np.mean([views[j, m, 0] for m in range(M)]) for j in range(N)])
-    active = keep_best(-null, K_a)
+    active = weigh("top", -null, K_a, list(range(N))) > 0
 
     h_tilde, c_tilde = np.zeros_like(h), np.zeros_like(c)
     for j in range(N):
         taken = u[j].reshape(-1) * p["drop_u"][j] if "drop_u" in p else u[j].reshape(-1)
-        h_tilde[j], c_tilde[j] = rim_lstm(taken, h[j], c[j], p, j)
+        h_tilde[j], c_tilde[j] = lstm(np.concatenate([taken, h[j]]), c[j], p["W"][j], p["b"][j])
     read = h_tilde.copy()
     if held is not None:
         read[~active] = held[~active]

@@ -82,14 +82,6 @@ def test_entnet_equals_numpy(T, B, D, N, d):
     )
 
 
-@pytest.mark.parametrize(("S", "m"), [(4, 6), (6, 4)])
-def test_the_memory_of_rmc_starts_as_an_identity_cut_or_padded(S, m):
-    (start,) = RMC(3, S * m, num_slots=S, num_heads=2).initial_state(2)
-    assert start.shape == (1, 2, S * m)
-    for b in range(2):
-        assert torch.equal(start[0, b].view(S, m), torch.eye(S, m))
-
-
 def test_a_trace_of_rmc_shows_the_attention_that_made_the_output():
     model = random_rmc(5, 3, 1, 4)
     x = torch.randn(6, 2, 5, dtype=torch.float64)

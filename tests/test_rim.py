@@ -59,10 +59,10 @@ def group(weight: Tensor, M: int) -> np.ndarray:
 def oracle_weights(cell: RIMCell) -> models_oracle.Weights:
     """A cell's parameters under the specification's names."""
     lstm, attention, comm = cell.lstm, cell.input_attention, cell.communication
-    gates, d = group(lstm.weight, 4), lstm.weight.shape[2] // 4  # (N, 4, d, in + d)
-    p: models_oracle.Weights = {"W_ih": gates[..., :-d], "W_hh": gates[..., -d:]}
-    for name, bias in (("b_ih", lstm.bias_ih), ("b_hh", lstm.bias_hh)):
-        p[name] = bias.detach().unflatten(1, (4, d)).numpy()
+    order = [1, 0, 3, 2]  # from i, f, g, o
+    p: models_oracle.Weights = {"W": group(lstm.weight, 4)[:, order]}
+    bias = (lstm.bias_ih + lstm.bias_hh).detach()
+    p["b"] = bias.unflatten(1, (4, -1)).numpy()[:, order]
     p["W_q"] = group(attention.query.weight, attention.heads)
     for name, maps in (("W_k", attention.keys), ("W_v", attention.values)):
         p[name] = [group(W.unsqueeze(0), attention.heads)[0] for W in maps]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from riglstm.checks import check_positive
-from riglstm.models.base import State, Trace, changed_start
-from riglstm.models.rim import Mechanisms, RIMCell, cell_counts
+from riglstm.models.base import State, Trace, Traced, changed_start
+from riglstm.models.rim import RIMCell, cell_counts
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"num_cells": (6, 3), "active_cells": (4, 2), "input_heads": 4, "key_size": 64},
@@ -22,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Keyword arguments of `BRIM`: its authors' two set-ups, both with 300 as input and hidden size."""
 
 
-class BRIM(Mechanisms):
+class BRIM(Traced):
     r"""Two layers of mechanisms, the lower one reading the input and the upper one's last state.
 
     .. math::
@@ -48,6 +48,7 @@ class BRIM(Mechanisms):
         gate_scale: factor on the start values of the LSTMs' weight matrices (biases keep theirs).
 
     The state is (h, c), each (2, B, hidden_size), the lower layer first; zero if not given.
+    In a trace `views` are the weights of null, x and h^2 below, and of null and h^1 above.
 
     At 300, 300 there are 1,797,900 parameters with the `mnist` preset and 1,089,000 with `cifar`.
     """

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm import checks
-from riglstm.models.base import Factory, Recurrent, State, Trace, changed_start, prepare
+from riglstm.models.base import Factory, State, Trace, Traced, changed_start, prepare
 from riglstm.models.deferred import Deferred, Gather, deferred_product
 from riglstm.models.lstm import gated
 from riglstm.selection import top_mask, two_thirds
@@ -307,41 +307,7 @@ class RIMCell(nn.Module):
         return (h.clone(), *rows), (h, c)
 
 
-class Mechanisms(Recurrent):
-    """A model of one or more layers of mechanisms, with the states of the last as its output."""
-
-    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, ...]]:
-        """One step for x (B, D): the next state, and what each layer did, head by head."""
-        raise NotImplementedError
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step for x (B, D): the output (B, hidden_size), and the state."""
-        state, seen = self._advance(x, state)
-        return seen[-1].output, state
-
-    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
-        """What the cells of each layer did, the lowest first, time first.
-
-        `views` are the weights of the slots: null, x in RIM; null, x, h^2 below and null, h^1 above
-        in BRIM.
-        """
-        x, state = prepare(self, x, state)
-        steps = []
-        for x_t in x.unbind():
-            state, seen = self._advance(x_t, state)
-            steps.append(seen)
-        traces = []
-        for layer, of_layer in enumerate(zip(*steps, strict=True)):
-            parts = zip(*(one[:6] for one in of_layer), strict=True)
-            output, active, *by_head = (torch.stack(part) for part in parts)
-            views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
-            keep = (~active).to(output.dtype)
-            trace = Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
-            traces.append(trace)
-        return traces
-
-
-class RIM(Mechanisms):
+class RIM(Traced):
     r"""Recurrent Independent Mechanisms.
 
     In each step the cells ask what the input holds for them; the K_a cells that the null slot
@@ -373,6 +339,7 @@ class RIM(Mechanisms):
 
     Inputs: x (T, B, D); state = (h, c), each (1, B, hidden_size), zero if not given.
     Outputs: h of every step, all cells (T, B, hidden_size); the last state.
+    In a trace `views` are the weights of null and x.
 
     At 600, 600 there are 1,777,800 parameters; 1,649,800 with the authors' comm_size=16. All of
     them learn: the null slot's matrices and off-block LSTM weights of the authors' code, which do
