@@ -2,7 +2,7 @@
 
 Shapes: T steps, B samples, D input size; RMC: S slots of size m = heads · head size; EntNet:
 N slots of size d; RIM and BRIM: N cells of size d, S slots beside the null slot, M heads. Matrices
-are for column vectors.
+are for column vectors. Weights of RMC and EntNet have the models' names.
 
 Of RIM and BRIM: an input map W_k[s] is (M, d_k, D_s), a map per cell C_k (N, M, d_k, d), and gates
 are in the order f, i, o, g. Dropout is off, unless the weights hold factors for it: `drop_u`
@@ -23,12 +23,18 @@ Array = np.ndarray
 Weights = dict[str, Any]
 
 
-def layer_norm(z: Array, gain: Array, shift: Array) -> Array:
+def linear(z: Array, p: dict[str, Array], name: str) -> Array:
+    """The affine map of that name."""
+    y: Array = p[f"{name}.weight"] @ z + p[f"{name}.bias"]
+    return y
+
+
+def layer_norm(z: Array, p: dict[str, Array], name: str) -> Array:
     """A row with mean 0 and variance 1, then scaled and shifted."""
     mean = sum(z) / len(z)
     variance = sum((v - mean) ** 2 for v in z) / len(z)
-    normal: Array = (z - mean) / np.sqrt(variance + 1e-5) * gain + shift
-    return normal
+    normal: Array = (z - mean) / np.sqrt(variance + 1e-5)
+    return normal * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def attend(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
@@ -47,7 +53,7 @@ def attention(Z: Array, p: dict[str, Array], heads: int) -> Array:
     One map gives each row's q, k and v, of which the row is normalised as a whole; it holds head
     after head, each with q, k, v in this order.
     """
-    qkv = [layer_norm(p["W_qkv"] @ z + p["b_qkv"], p["gain_qkv"], p["shift_qkv"]) for z in Z]
+    qkv = [layer_norm(linear(z, p, "qkv"), p, "norm_qkv") for z in Z]
     of_heads = np.array(qkv).reshape(len(Z), heads, 3, -1)
     out = [attend(*(of_heads[:, n, i] for i in range(3)))[0] for n in range(heads)]
     return np.concatenate(out, axis=1)
@@ -56,15 +62,15 @@ def attention(Z: Array, p: dict[str, Array], heads: int) -> Array:
 def rmc_step(x: Array, M: Array, p: dict[str, Array], heads: int) -> Array:
     """One step of the Relational Memory Core: the memory M (S, m) after the input x (D,)."""
     S, m = M.shape
-    x = p["W"] @ x + p["b"]
+    x = linear(x, p, "input")
     Z = np.concatenate([M, x[None]])
     attended = attention(Z, p, heads)
     new = np.zeros((S, m))
     for r in range(S):  # the input's own row is dropped
-        z = layer_norm(Z[r] + attended[r], p["gain_1"], p["shift_1"])
-        hidden = np.maximum(p["W_mlp1"] @ z + p["b_mlp1"], 0.0)
-        z = layer_norm(z + p["W_mlp2"] @ hidden + p["b_mlp2"], p["gain_2"], p["shift_2"])
-        gates = p["W_x"] @ x + p["b_x"] + p["W_m"] @ np.tanh(M[r]) + p["b_m"]
+        z = layer_norm(Z[r] + attended[r], p, "norm_attention")
+        hidden = np.maximum(linear(z, p, "mlp_in"), 0.0)
+        z = layer_norm(z + linear(hidden, p, "mlp_out"), p, "norm_mlp")
+        gates = linear(x, p, "gates_input") + linear(np.tanh(M[r]), p, "gates_memory")
         i, f = gates[:m], gates[m:]
         new[r] = sigmoid(i + 0.0) * np.tanh(z) + sigmoid(f + 1.0) * M[r]
     return new
@@ -82,7 +88,7 @@ def outputs(x: Array, start: Array, step: Callable[[Array, Array], Array]) -> Ar
 
 def rmc(x: Array, p: dict[str, Array], S: int, heads: int, start: Array | None = None) -> Array:
     """A sequence x (T, B, D), from `start` (B, S·m) or its own, to outputs (T, B, S·m)."""
-    own = np.zeros((x.shape[1], S, len(p["b"])))
+    own = np.zeros((x.shape[1], S, len(p["input.bias"])))
     for s in range(min(own.shape[1:])):
         own[:, s, s] = 1.0
     given = own if start is None else start.reshape(own.shape)
@@ -91,11 +97,12 @@ def rmc(x: Array, p: dict[str, Array], S: int, heads: int, start: Array | None =
 
 def entnet_step(x: Array, h: Array, p: dict[str, Array]) -> Array:
     """One step of the Recurrent Entity Network: the slots h (N, d) after the input x (D,)."""
-    s = p["W_in"] @ x
+    s = p["weight_in"] @ x
     new = np.zeros_like(h)
     for j in range(len(h)):
-        g = sigmoid(np.dot(s, h[j]) + np.dot(s, p["w"][j]) + p["b_gate"][j])
-        z = p["U"] @ h[j] + p["V"] @ s + p["W"] @ p["w"][j] + p["b"]
+        key = p["keys"][j]
+        g = sigmoid(np.dot(s, h[j]) + np.dot(s, key) + p["bias_gate"][j])
+        z = p["weight_state"] @ h[j] + p["weight_input"] @ s + p["weight_key"] @ key + p["bias"]
         candidate = np.array([v if v > 0 else a * v for v, a in zip(z, p["slope"], strict=True)])
         new[j] = h[j] + g * candidate
         norm = np.sqrt(sum(v * v for v in new[j]))
@@ -106,7 +113,7 @@ def entnet_step(x: Array, h: Array, p: dict[str, Array]) -> Array:
 
 def entnet(x: Array, p: dict[str, Array], start: Array | None = None) -> Array:
     """A sequence x (T, B, D), from `start` (B, N·d) or the slots' keys, to outputs (T, B, N·d)."""
-    own = np.stack([p["w"]] * x.shape[1])
+    own = np.stack([p["keys"]] * x.shape[1])
     given = own if start is None else start.reshape(own.shape)
     return outputs(x, given, lambda x, h: entnet_step(x, h, p))
 

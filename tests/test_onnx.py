@@ -93,17 +93,12 @@ def assert_equal(session: Any, layer: RigLSTM, x: Tensor, hx: tuple[Tensor, Tens
 
 @pytest.mark.parametrize(("T", "B"), [(13, 4), (1, 1), (1, 3), (6, 1)])
 def test_any_length_and_batch_size_equal_the_layer(exported, T, B):
+    """From any state; from a zero one, which is that of no state, all scores tie."""
     layer, _, session = exported
-    assert_equal(session, layer, sequence(layer, T, B), state(layer, B))
-
-
-def test_no_state_is_a_zero_state(exported):
-    """With a zero state all scores tie, and the lower index wins."""
-    layer, _, session = exported
-    x = sequence(layer, 7, 3)
-    assert_equal(session, layer, x, None)
-    zero = torch.zeros_like(state(layer, 3)[0])
-    assert_equal(session, layer, x, (zero, zero))
+    x, hx = sequence(layer, T, B), state(layer, B)
+    zero = torch.zeros_like(hx[0])
+    for given in (hx, (zero, zero), None):
+        assert_equal(session, layer, x, given)
 
 
 def test_carried_state_continues_a_sequence(exported):

@@ -61,16 +61,6 @@ def layers(model: Any) -> list[RigLSTM]:
     return found
 
 
-def rollout(model: Any, observations: Any) -> list[Any]:
-    """What the policy does, one step at a time, with its state carried and once reset."""
-    state, actions = None, []
-    for t, observation in enumerate(observations):
-        start = np.array([t in (0, 4)])
-        action, state = model.predict(observation, state, episode_start=start, deterministic=True)
-        actions.append((action, *state))
-    return actions
-
-
 def test_guides_model_is_built_of_rig_lstms(guide):
     assert [m.hidden_size for m in layers(guide["model"])] == [60, 60]
 
@@ -89,13 +79,13 @@ def test_recurrent_ppo_moves_every_weight(guide, policy):
 def test_predict_carries_and_resets_the_state(guide):
     model = build(guide, "RigLSTMPolicy")
     observations = np.random.default_rng(0).uniform(-1, 1, (8, 3)).astype(np.float32)
-    steps = rollout(model, observations)
-    actor = layers(model)[0]
-    for piece in (slice(0, 4), slice(4, 8)):
+    actor, state = layers(model)[0], None
+    for t, observation in enumerate(observations):
+        first = 4 * (t // 4)
+        _, state = model.predict(observation, state, episode_start=np.array([t == first]))
         with torch.no_grad():
-            _, (h, c) = actor(torch.from_numpy(observations[piece]).unsqueeze(1))
-        _, h_last, c_last = steps[piece.stop - 1]
-        close((torch.from_numpy(h_last), torch.from_numpy(c_last)), (h, c), atol=1e-6)
+            _, expected = actor(torch.from_numpy(observations[first : t + 1]).unsqueeze(1))
+        close(tuple(map(torch.from_numpy, state)), expected, atol=1e-6)
 
 
 def test_one_call_with_resets_equals_the_loop_of_sb3(guide):
