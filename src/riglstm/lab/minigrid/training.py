@@ -121,7 +121,7 @@ def trials(
     ids = [*levels.values()] * 2 * episodes
     numbers = [episode for episode in range(episodes) for _ in range(2 * count)]
     with (
-        Environments(ids, TEST_SEED, workers=workers, once=True, numbers=numbers) as envs,
+        Environments(ids, TEST_SEED, workers=workers, numbers=numbers) as envs,
         small_products(1),
     ):
         solved, lengths = _play(net, envs, count, episodes)
