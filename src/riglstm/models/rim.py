@@ -205,16 +205,16 @@ LaidOut: TypeAlias = tuple[Sequence[tuple[Tensor, ...]], Sequence[Deferred]]
 class RIMCell(nn.Module):
     """One layer of mechanisms; BRIM stacks two of them.
 
-    `slot_sizes`: the width of each input beside the null slot. The LSTMs start in ±1/√(N·d), the
-    range of one LSTM of the joint size.
+    `slot_sizes`: the width of each input beside the null slot. `active_cells`: two thirds of the
+    cells if it is None. The LSTMs start in ±1/√(N·d), the range of one LSTM of the joint size.
     """
 
     def __init__(
         self,
         slot_sizes: Sequence[int],
-        N: int,
-        d: int,
-        K_a: int,
+        hidden_size: int,
+        num_cells: int,
+        active_cells: int | None,
         *,
         key_size: int,
         comm_heads: int,
@@ -226,9 +226,18 @@ class RIMCell(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        checks.check_positive("key_size", key_size)
-        checks.check_positive("comm_heads", comm_heads)
-        checks.check_positive("comm_size", comm_size)
+        sizes = {"num_cells": num_cells, "input_heads": input_heads, "key_size": key_size}
+        for name, size in {**sizes, "comm_heads": comm_heads, "comm_size": comm_size}.items():
+            checks.check_positive(name, size)
+        checks.check_divides(hidden_size, num_cells)
+        N, d = num_cells, hidden_size // num_cells
+        if 4 * d % input_heads:
+            raise ValueError(
+                f"input_heads must divide the value size 4 * hidden_size / num_cells = {4 * d} "
+                f"of the layer with num_cells = {N}, got {input_heads}; take 1, 2 or 4"
+            )
+        K_a = two_thirds(N) if active_cells is None else active_cells
+        checks.check_count("active_cells", K_a, 1, N, "[1, num_cells]")
         checks.check_dropout(dropout, num_layers=2)
         checks.check_forget_bias(forget_bias)
         checks.check_gate_scale(gate_scale)
@@ -367,10 +376,8 @@ class RIM(Traced):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
-        N, d, K_a = cell_counts(hidden_size, num_cells, active_cells)
-        self.num_cells, self.cell_size, self.active_cells = N, d, K_a
         self.cell = RIMCell(
-            *((input_size,), N, d, K_a),
+            *((input_size,), hidden_size, num_cells, active_cells),
             key_size=key_size,
             comm_heads=comm_heads,
             comm_size=comm_size,
@@ -380,6 +387,8 @@ class RIM(Traced):
             device=device,
             dtype=dtype,
         )
+        self.num_cells, self.active_cells = num_cells, self.cell.K_a
+        self.cell_size = hidden_size // num_cells
         self.start = changed_start(float(forget_bias), float(gate_scale))
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -419,15 +428,6 @@ class RIM(Traced):
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace]]:
         h, c, seen = self.cell((x,), *self._by_cell(state))
         return (h.flatten(1).unsqueeze(0), c.flatten(1).unsqueeze(0)), (seen,)
-
-
-def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> tuple[int, int, int]:
-    """N, d and K_a, checked; two thirds of the cells are active if not said otherwise."""
-    checks.check_positive("num_cells", num_cells)
-    checks.check_divides(hidden_size, num_cells)
-    K_a = two_thirds(num_cells) if active_cells is None else active_cells
-    checks.check_count("active_cells", K_a, 1, num_cells, "[1, num_cells]")
-    return num_cells, hidden_size // num_cells, K_a
 
 
 def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:
