@@ -6,7 +6,6 @@ different frames.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -158,8 +157,7 @@ class Frames:
             self.images = torch.cat((self.images, fresh))
             self.features = torch.cat((self.features, self.encode(fresh.to(self.device))))
         self.seen.update(codes)
-        # Four times as quick as torch.tensor of a list.
-        return torch.frombuffer(array("q", codes), dtype=torch.int64).to(self.device)
+        return torch.tensor(codes, device=self.device)
 
     def again(self) -> Tensor:
         """Those to be `known` next time: what was seen, then what was seen before that."""
