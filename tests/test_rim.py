@@ -210,7 +210,7 @@ def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_tie_at_the_zero_state_goes_to_the_lower_index(dtype):
-    model = RIM(5, 24, num_cells=6, active_cells=4, dtype=dtype)
+    model = RIM(5, 24, dtype=dtype)  # 4 of 6 are active
     (trace,) = model.trace(torch.randn(1, 3, 5, dtype=dtype))
     assert not trace.view_scores.any()
     assert trace.active[0].tolist() == [[True] * 4 + [False] * 2] * 3

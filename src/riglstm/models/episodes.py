@@ -94,10 +94,8 @@ def stepper(core: Core) -> Step:
     """
     if isinstance(core, GridLSTM):
         core = core.stack
-    return _lstm(core) if isinstance(core, LSTM) else cast(Recurrent, core).step
-
-
-def _lstm(core: LSTM) -> Step:
+    if not isinstance(core, LSTM):
+        return cast(Recurrent, core).step
     W_x, W_h, b_x, b_h = core.weights()
     H = core.hidden_size
     W, b = torch.cat((W_x, W_h), dim=1).t().contiguous(), b_x + b_h
