@@ -42,9 +42,6 @@ TINY = PPO(
 )  # fmt: skip
 
 
-Patch = pytest.MonkeyPatch
-
-
 def spec(model: str = "riglstm", ppo: PPO = TINY, **changes: Any) -> GridSpec:
     memory = MEMORIES[model]
     options = dict(memory.options)

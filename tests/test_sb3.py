@@ -17,39 +17,21 @@ gymnasium = pytest.importorskip("gymnasium", reason="needs the extra riglstm[sb3
 pytestmark = pytest.mark.slow
 
 
-class FiveSteps(gymnasium.Env):  # type: ignore[name-defined, misc]
-    """Episodes shorter than a rollout, so that they start inside the sequences PPO learns from."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self._look(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        return self._look(), float(action), self.t == 5, False, {}
-
-    def _look(self) -> Any:
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
-
-
 @pytest.fixture(scope="module")
 def guide() -> dict[str, Any]:
     """What the page's section defines."""
     return run_guide("frameworks", "sb3-contrib")
 
 
-def build(guide: dict[str, Any], policy: str, **options: Any) -> Any:
+def build(guide: dict[str, Any], policy: str) -> Any:
     return guide["RecurrentPPO"](
         guide[policy],
-        FiveSteps(),
+        # Episodes shorter than a rollout start inside the sequences that PPO learns from.
+        gymnasium.make("CartPole-v1", max_episode_steps=5),
         n_steps=32,
         batch_size=32,
         n_epochs=1,
-        policy_kwargs={"lstm_hidden_size": 12, "n_lstm_layers": 2, "net_arch": [], **options},
+        policy_kwargs={"lstm_hidden_size": 12, "n_lstm_layers": 2, "net_arch": []},
         seed=0,
         device="cpu",
     )
@@ -78,7 +60,7 @@ def test_recurrent_ppo_moves_every_weight(guide, policy):
 
 def test_predict_carries_and_resets_the_state(guide):
     model = build(guide, "RigLSTMPolicy")
-    observations = np.random.default_rng(0).uniform(-1, 1, (8, 3)).astype(np.float32)
+    observations = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
     actor, state = layers(model)[0], None
     for t, observation in enumerate(observations):
         first = 4 * (t // 4)
