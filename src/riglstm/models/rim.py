@@ -8,7 +8,7 @@ vectors. `RIMCell` puts the parts of a step in their order; BRIM stacks two of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -90,8 +90,9 @@ class InputAttention(nn.Module):
     """p_j = softmax([0, q_j · k / √d_k]), u_j = Σ p_j v: what each cell takes from the slots.
 
     Queries are the cells' own, q_j = h_j W^q_j; keys and values belong to the slots,
-    k = x W^k and v = x W^v. The null slot's input is 0, so its key and value are exactly 0: it
-    needs no matrices, and with one slot beside it p_j = σ(q_j · k / √d_k).
+    k = x W^k and v = x W^v, of 4·d features over all heads. The null slot's input is 0, so its key
+    and value are exactly 0: it needs no matrices, and with one slot beside it
+    p_j = σ(q_j · k / √d_k).
     """
 
     def __init__(
@@ -101,7 +102,6 @@ class InputAttention(nn.Module):
         slot_sizes: Sequence[int],
         heads: int,
         key_size: int,
-        value_size: int,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class InputAttention(nn.Module):
         self.query = GroupLinear(N, d, heads * key_size, **factory)
         self.keys, self.values = (
             nn.ParameterList(torch.empty(D, heads * size, **factory) for D in slot_sizes)
-            for size in (key_size, value_size)
+            for size in (key_size, 4 * d // heads)
         )
         self.reset_parameters()
 
@@ -198,10 +198,6 @@ def merge(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(active.unsqueeze(-1), new, old)
 
 
-LaidOut: TypeAlias = tuple[Sequence[tuple[Tensor, ...]], Sequence[Deferred]]
-"""Of each thing that a step is given its T tensors; and products."""
-
-
 class RIMCell(nn.Module):
     """One layer of mechanisms; BRIM stacks two of them.
 
@@ -242,9 +238,7 @@ class RIMCell(nn.Module):
         checks.check_forget_bias(forget_bias)
         checks.check_gate_scale(gate_scale)
         self.K_a, self.dropout = K_a, dropout
-        self.input_attention = InputAttention(
-            N, d, slot_sizes, input_heads, key_size, 4 * d // input_heads, **factory
-        )
+        self.input_attention = InputAttention(N, d, slot_sizes, input_heads, key_size, **factory)
         self.lstm = BlockLSTM(N, 4 * d, d, (N * d) ** -0.5, forget_bias, gate_scale, **factory)
         self.communication = Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
@@ -261,9 +255,12 @@ class RIMCell(nn.Module):
         h, c = merge(active, h_new, h), merge(active, c_tilde, c)
         return h, c, Trace(h.flatten(1), active, p, a, s, r)
 
-    def lay_out(self, x: Tensor, deferred: bool) -> LaidOut:
+    def lay_out(
+        self, x: Tensor, deferred: bool
+    ) -> tuple[list[tuple[Tensor, ...]], tuple[Deferred, ...]]:
         """What the steps over x (T, B, D) need no state for: keys, drives, dropout, and products.
 
+        Of all but the products T tensors each.
         A cell's weight p_j is one number, and dropout does not look at the state:
         Dropout(p_j v) W = p_j (Dropout(v) W), of which only p_j is left to the step.
         """
