@@ -2,10 +2,10 @@
 
 Shapes: T steps, B samples, D input size; RMC: S slots of size m = heads · head size; EntNet:
 N slots of size d; RIM and BRIM: N cells of size d, S slots beside the null slot, M heads. Matrices
-are for column vectors.
+are for column vectors. Weights of RMC and EntNet have the models' names.
 
 Of RIM and BRIM: an input map W_k[s] is (M, d_k, D_s), a map per cell C_k (N, M, d_k, d), and gates
-are in the order i, f, g, o. Dropout is off, unless the weights hold factors for it: `drop_u`
+are in the order f, i, o, g. Dropout is off, unless the weights hold factors for it: `drop_u`
 (N, M·d_v) on what a cell takes in and `drop_update` (N, d) on F a_j + b_f. `held` (T, B, N, d) is
 what the communication reads of a cell that sleeps, in place of its candidate. With the candidates
 of another run it makes the gradient mask visible to finite differences: the candidates of sleeping
@@ -17,18 +17,34 @@ from typing import Any
 
 import numpy as np
 
-from oracle import sigmoid, softmax
+from oracle import lstm, sigmoid, softmax, weigh
 
 Array = np.ndarray
 Weights = dict[str, Any]
 
 
-def layer_norm(z: Array, gain: Array, shift: Array) -> Array:
+def linear(z: Array, p: dict[str, Array], name: str) -> Array:
+    """The affine map of that name."""
+    y: Array = p[f"{name}.weight"] @ z + p[f"{name}.bias"]
+    return y
+
+
+def layer_norm(z: Array, p: dict[str, Array], name: str) -> Array:
     """A row with mean 0 and variance 1, then scaled and shifted."""
     mean = sum(z) / len(z)
     variance = sum((v - mean) ** 2 for v in z) / len(z)
-    normal: Array = (z - mean) / np.sqrt(variance + 1e-5) * gain + shift
-    return normal
+    normal: Array = (z - mean) / np.sqrt(variance + 1e-5)
+    return normal * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def attend(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Rows of q (R, d_k) weigh those of k (S, d_k): v (S, d_v) mixed, (R, d_v), and the weights."""
+    mixed, weights = np.zeros((len(q), v.shape[1])), np.zeros((len(q), len(k)))
+    for r in range(len(q)):
+        weights[r] = softmax(np.array([q[r] @ k_s / np.sqrt(len(k_s)) for k_s in k]))
+        for s in range(len(k)):
+            mixed[r] += weights[r, s] * v[s]
+    return mixed, weights
 
 
 def attention(Z: Array, p: dict[str, Array], heads: int) -> Array:
@@ -37,37 +53,24 @@ def attention(Z: Array, p: dict[str, Array], heads: int) -> Array:
     One map gives each row's q, k and v, of which the row is normalised as a whole; it holds head
     after head, each with q, k, v in this order.
     """
-    rows, m = Z.shape
-    size = m // heads
-    qkv = [
-        layer_norm(p["W_qkv"] @ Z[r] + p["b_qkv"], p["gain_qkv"], p["shift_qkv"])
-        for r in range(rows)
-    ]
-    out = np.zeros((rows, m))
-    for n in range(heads):
-        at = 3 * n * size
-        q = [v[at : at + size] / np.sqrt(size) for v in qkv]
-        k = [v[at + size : at + 2 * size] for v in qkv]
-        v = [v[at + 2 * size : at + 3 * size] for v in qkv]
-        for r in range(rows):
-            weights = softmax(np.array([np.dot(q[r], k[s]) for s in range(rows)]))
-            for s in range(rows):
-                out[r, n * size : (n + 1) * size] += weights[s] * v[s]
-    return out
+    qkv = [layer_norm(linear(z, p, "qkv"), p, "norm_qkv") for z in Z]
+    of_heads = np.array(qkv).reshape(len(Z), heads, 3, -1)
+    out = [attend(*(of_heads[:, n, i] for i in range(3)))[0] for n in range(heads)]
+    return np.concatenate(out, axis=1)
 
 
 def rmc_step(x: Array, M: Array, p: dict[str, Array], heads: int) -> Array:
     """One step of the Relational Memory Core: the memory M (S, m) after the input x (D,)."""
     S, m = M.shape
-    x = p["W"] @ x + p["b"]
+    x = linear(x, p, "input")
     Z = np.concatenate([M, x[None]])
     attended = attention(Z, p, heads)
     new = np.zeros((S, m))
     for r in range(S):  # the input's own row is dropped
-        z = layer_norm(Z[r] + attended[r], p["gain_1"], p["shift_1"])
-        hidden = np.maximum(p["W_mlp1"] @ z + p["b_mlp1"], 0.0)
-        z = layer_norm(z + p["W_mlp2"] @ hidden + p["b_mlp2"], p["gain_2"], p["shift_2"])
-        gates = p["W_x"] @ x + p["b_x"] + p["W_m"] @ np.tanh(M[r]) + p["b_m"]
+        z = layer_norm(Z[r] + attended[r], p, "norm_attention")
+        hidden = np.maximum(linear(z, p, "mlp_in"), 0.0)
+        z = layer_norm(z + linear(hidden, p, "mlp_out"), p, "norm_mlp")
+        gates = linear(x, p, "gates_input") + linear(np.tanh(M[r]), p, "gates_memory")
         i, f = gates[:m], gates[m:]
         new[r] = sigmoid(i + 0.0) * np.tanh(z) + sigmoid(f + 1.0) * M[r]
     return new
@@ -85,7 +88,7 @@ def outputs(x: Array, start: Array, step: Callable[[Array, Array], Array]) -> Ar
 
 def rmc(x: Array, p: dict[str, Array], S: int, heads: int, start: Array | None = None) -> Array:
     """A sequence x (T, B, D), from `start` (B, S·m) or its own, to outputs (T, B, S·m)."""
-    own = np.zeros((x.shape[1], S, len(p["b"])))
+    own = np.zeros((x.shape[1], S, len(p["input.bias"])))
     for s in range(min(own.shape[1:])):
         own[:, s, s] = 1.0
     given = own if start is None else start.reshape(own.shape)
@@ -94,11 +97,12 @@ def rmc(x: Array, p: dict[str, Array], S: int, heads: int, start: Array | None =
 
 def entnet_step(x: Array, h: Array, p: dict[str, Array]) -> Array:
     """One step of the Recurrent Entity Network: the slots h (N, d) after the input x (D,)."""
-    s = p["W_in"] @ x
+    s = p["weight_in"] @ x
     new = np.zeros_like(h)
     for j in range(len(h)):
-        g = sigmoid(np.dot(s, h[j]) + np.dot(s, p["w"][j]) + p["b_gate"][j])
-        z = p["U"] @ h[j] + p["V"] @ s + p["W"] @ p["w"][j] + p["b"]
+        key = p["keys"][j]
+        g = sigmoid(np.dot(s, h[j]) + np.dot(s, key) + p["bias_gate"][j])
+        z = p["weight_state"] @ h[j] + p["weight_input"] @ s + p["weight_key"] @ key + p["bias"]
         candidate = np.array([v if v > 0 else a * v for v, a in zip(z, p["slope"], strict=True)])
         new[j] = h[j] + g * candidate
         norm = np.sqrt(sum(v * v for v in new[j]))
@@ -109,45 +113,22 @@ def entnet_step(x: Array, h: Array, p: dict[str, Array]) -> Array:
 
 def entnet(x: Array, p: dict[str, Array], start: Array | None = None) -> Array:
     """A sequence x (T, B, D), from `start` (B, N·d) or the slots' keys, to outputs (T, B, N·d)."""
-    own = np.stack([p["w"]] * x.shape[1])
+    own = np.stack([p["keys"]] * x.shape[1])
     given = own if start is None else start.reshape(own.shape)
     return outputs(x, given, lambda x, h: entnet_step(x, h, p))
-
-
-def keep_best(score: Array, count: int) -> Array:
-    """True for the `count` largest; of equals, for the lower index."""
-    order = sorted(range(len(score)), key=lambda j: (-score[j], j))
-    chosen = np.zeros(len(score), dtype=bool)
-    chosen[order[:count]] = True
-    return chosen
-
-
-def rim_lstm(u: Array, h: Array, c: Array, p: Weights, j: int) -> tuple[Array, Array]:
-    """Cell j's candidates h~, c~."""
-    gates = []
-    for gate in range(4):
-        z = p["W_ih"][j][gate] @ u + p["W_hh"][j][gate] @ h
-        gates.append(z + p["b_ih"][j][gate] + p["b_hh"][j][gate])
-    i, f, g, o = sigmoid(gates[0]), sigmoid(gates[1]), np.tanh(gates[2]), sigmoid(gates[3])
-    c = f * c + i * g
-    return o * np.tanh(c), c
 
 
 def rim_attention(h: Array, p: Weights) -> tuple[Array, Array]:
     """Communication: a_j (N, M·d_v) and the weights (N, M, N)."""
     N, M = p["C_q"].shape[:2]
-    a = [[np.zeros(0)] * M for _ in range(N)]
-    weights = np.zeros((N, M, N))
-    for j in range(N):
-        for m in range(M):
-            q = p["C_q"][j, m] @ h[j]
-            s = np.zeros(N)
-            for i in range(N):
-                k = p["C_k"][i, m] @ h[i]
-                s[i] = q @ k / np.sqrt(len(k))
-            weights[j, m] = softmax(s)
-            a[j][m] = sum(weights[j, m, i] * (p["C_v"][i, m] @ h[i]) for i in range(N))
-    return np.array([np.concatenate(heads) for heads in a]), weights
+    heads, weights = [], []
+    for m in range(M):
+        maps = (p[name][:, m] for name in ("C_q", "C_k", "C_v"))
+        q, k, v = (np.array([C[j] @ h[j] for j in range(N)]) for C in maps)
+        a, of_head = attend(q, k, v)
+        heads.append(a)
+        weights.append(of_head)
+    return np.concatenate(heads, axis=1), np.stack(weights, axis=1)
 
 
 def rim_step(
@@ -157,23 +138,20 @@ def rim_step(
     N, M = p["W_q"].shape[:2]
     views = np.zeros((N, M, 1 + len(slots)))
     u = np.zeros((N, M, p["W_v"][0].shape[1]))
-    for j in range(N):
-        for m in range(M):
-            q = p["W_q"][j, m] @ h[j]
-            keys, values = [np.zeros(len(q))], [np.zeros(u.shape[2])]
-            for s, x in enumerate(slots):
-                keys.append(p["W_k"][s][m] @ x)
-                values.append(p["W_v"][s][m] @ x)
-            views[j, m] = softmax(np.array([q @ k / np.sqrt(len(q)) for k in keys]))
-            for s in range(len(values)):
-                u[j, m] += views[j, m, s] * values[s]
+    for j, m in np.ndindex(N, M):
+        q = p["W_q"][j, m] @ h[j]
+        keys, values = [np.zeros(len(q))], [np.zeros(u.shape[2])]
+        for s, x in enumerate(slots):
+            keys.append(p["W_k"][s][m] @ x)
+            values.append(p["W_v"][s][m] @ x)
+        (u[j, m],), (views[j, m],) = attend(q[None], np.array(keys), np.array(values))
     null = np.array([np.mean([views[j, m, 0] for m in range(M)]) for j in range(N)])
-    active = keep_best(-null, K_a)
+    active = weigh("top", -null, K_a, list(range(N))) > 0
 
     h_tilde, c_tilde = np.zeros_like(h), np.zeros_like(c)
     for j in range(N):
         taken = u[j].reshape(-1) * p["drop_u"][j] if "drop_u" in p else u[j].reshape(-1)
-        h_tilde[j], c_tilde[j] = rim_lstm(taken, h[j], c[j], p, j)
+        h_tilde[j], c_tilde[j] = lstm(np.concatenate([taken, h[j]]), c[j], p["W"][j], p["b"][j])
     read = h_tilde.copy()
     if held is not None:
         read[~active] = held[~active]

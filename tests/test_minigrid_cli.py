@@ -26,7 +26,6 @@ TINY = (
     "--frames 64 --envs 4 --steps 16 --window 8 --minibatch 32 --epochs 1 --episodes 2 "
     "--workers 1 --device cpu --no-tensorboard"
 )
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

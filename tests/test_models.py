@@ -121,7 +121,7 @@ def test_a_carried_state_and_the_step_in_a_loop_equal_one_long_run(case):
     model, x = case.build(dtype=torch.float64), case.input(dtype=torch.float64)
     whole, last = run(model, x)
     if not model.streaming:
-        with pytest.raises(ValueError, match="does not stream"):
+        with pytest.raises(ValueError, match="does not stream: every output attends to every step"):
             model(x, last)
         return
     torch.manual_seed(2)

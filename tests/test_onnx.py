@@ -91,19 +91,14 @@ def assert_equal(session: Any, layer: RigLSTM, x: Tensor, hx: tuple[Tensor, Tens
         np.testing.assert_allclose(value, expected.numpy(), rtol=0, atol=tol)
 
 
-@pytest.mark.parametrize(("T", "B"), [(13, 4), (1, 1), (1, 3), (6, 1)])
+@pytest.mark.parametrize(("T", "B"), [(13, 4), (7, 3), (1, 1), (1, 3), (6, 1)])
 def test_any_length_and_batch_size_equal_the_layer(exported, T, B):
+    """From any state; from a zero one, which is that of no state, all scores tie."""
     layer, _, session = exported
-    assert_equal(session, layer, sequence(layer, T, B), state(layer, B))
-
-
-def test_no_state_is_a_zero_state(exported):
-    """With a zero state all scores tie, and the lower index wins."""
-    layer, _, session = exported
-    x = sequence(layer, 7, 3)
-    assert_equal(session, layer, x, None)
-    zero = torch.zeros_like(state(layer, 3)[0])
-    assert_equal(session, layer, x, (zero, zero))
+    x, hx = sequence(layer, T, B), state(layer, B)
+    zero = torch.zeros_like(hx[0])
+    for given in (hx, (zero, zero), None):
+        assert_equal(session, layer, x, given)
 
 
 def test_carried_state_continues_a_sequence(exported):
@@ -177,16 +172,11 @@ def test_what_cannot_be_exported_is_refused_by_name(layer, error, message, tmp_p
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
-def test_missing_packages_are_named(tmp_path, monkeypatch, missing):
+def test_missing_packages_are_named_by_a_call_and_not_by_an_import(tmp_path, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
+    module = importlib.reload(riglstm.onnx)
     with pytest.raises(ImportError, match=r"onnx and onnxscript.*pip install 'riglstm\[onnx\]'"):
-        export(build(), tmp_path / "layer.onnx")
-
-
-def test_importing_the_module_does_not_need_onnx(monkeypatch):
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        monkeypatch.setitem(sys.modules, name, None)
-    importlib.reload(riglstm.onnx)
+        module.export(build(), tmp_path / "layer.onnx")
 
 
 def test_docstring_has_the_guides_example():

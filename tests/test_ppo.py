@@ -58,24 +58,6 @@ def agent_with(name: str, config: PPO = SMALL, dtype: torch.dtype = torch.float3
     return Agent(net, envs, config, seed=3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_replayed_log_probabilities_are_the_stored_ones(name):
-    """At the old weights, with episodes that end inside the windows."""
-    agent = agent_with(name)
-    for _ in range(2):  # the second rollout starts from a carried state
-        rollout = agent.collect()
-    w, images = SMALL.window, rollout.frames.images
-    assert rollout.reset[1:w].any(), "no episode begins inside a window"
-    for i, state in enumerate(rollout.states):
-        part = slice(i * w, (i + 1) * w)
-        with torch.no_grad():
-            log_probs, values, _, _ = agent.replay(
-                *(images, rollout.codes[part], rollout.reset[part], rollout.actions[part], state)
-            )
-        close(log_probs, rollout.log_probs[part], 1e-5)
-        close(values, rollout.values[part], 1e-5)
-
-
 def test_every_model_that_streams_has_a_memory():
     assert {m.model for m in MEMORIES.values()} == set(MODELS) - {"transformer"}
 

@@ -59,10 +59,10 @@ def group(weight: Tensor, M: int) -> np.ndarray:
 def oracle_weights(cell: RIMCell) -> models_oracle.Weights:
     """A cell's parameters under the specification's names."""
     lstm, attention, comm = cell.lstm, cell.input_attention, cell.communication
-    gates, d = group(lstm.weight, 4), lstm.weight.shape[2] // 4  # (N, 4, d, in + d)
-    p: models_oracle.Weights = {"W_ih": gates[..., :-d], "W_hh": gates[..., -d:]}
-    for name, bias in (("b_ih", lstm.bias_ih), ("b_hh", lstm.bias_hh)):
-        p[name] = bias.detach().unflatten(1, (4, d)).numpy()
+    order = [1, 0, 3, 2]  # from i, f, g, o
+    p: models_oracle.Weights = {"W": group(lstm.weight, 4)[:, order]}
+    bias = (lstm.bias_ih + lstm.bias_hh).detach()
+    p["b"] = bias.unflatten(1, (4, -1)).numpy()[:, order]
     p["W_q"] = group(attention.query.weight, attention.heads)
     for name, maps in (("W_k", attention.keys), ("W_v", attention.values)):
         p[name] = [group(W.unsqueeze(0), attention.heads)[0] for W in maps]
@@ -210,7 +210,7 @@ def test_small_scores_wake_the_same_cells_in_a_sequence_and_in_its_steps():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_tie_at_the_zero_state_goes_to_the_lower_index(dtype):
-    model = RIM(5, 24, num_cells=6, active_cells=4, dtype=dtype)
+    model = RIM(5, 24, dtype=dtype)  # 4 of 6 are active
     (trace,) = model.trace(torch.randn(1, 3, 5, dtype=dtype))
     assert not trace.view_scores.any()
     assert trace.active[0].tolist() == [[True] * 4 + [False] * 2] * 3

@@ -17,39 +17,21 @@ gymnasium = pytest.importorskip("gymnasium", reason="needs the extra riglstm[sb3
 pytestmark = pytest.mark.slow
 
 
-class FiveSteps(gymnasium.Env):  # type: ignore[name-defined, misc]
-    """Episodes shorter than a rollout, so that they start inside the sequences PPO learns from."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self._look(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        return self._look(), float(action), self.t == 5, False, {}
-
-    def _look(self) -> Any:
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
-
-
 @pytest.fixture(scope="module")
 def guide() -> dict[str, Any]:
     """What the page's section defines."""
     return run_guide("frameworks", "sb3-contrib")
 
 
-def build(guide: dict[str, Any], policy: str, **options: Any) -> Any:
+def build(guide: dict[str, Any], policy: str) -> Any:
     return guide["RecurrentPPO"](
         guide[policy],
-        FiveSteps(),
+        # Episodes shorter than a rollout start inside the sequences that PPO learns from.
+        gymnasium.make("CartPole-v1", max_episode_steps=5),
         n_steps=32,
         batch_size=32,
         n_epochs=1,
-        policy_kwargs={"lstm_hidden_size": 12, "n_lstm_layers": 2, "net_arch": [], **options},
+        policy_kwargs={"lstm_hidden_size": 12, "n_lstm_layers": 2, "net_arch": []},
         seed=0,
         device="cpu",
     )
@@ -59,16 +41,6 @@ def layers(model: Any) -> list[RigLSTM]:
     found = [m for m in model.policy.modules() if isinstance(m, RigLSTM)]
     assert not any(isinstance(m, torch.nn.LSTM) for m in model.policy.modules())
     return found
-
-
-def rollout(model: Any, observations: Any) -> list[Any]:
-    """What the policy does, one step at a time, with its state carried and once reset."""
-    state, actions = None, []
-    for t, observation in enumerate(observations):
-        start = np.array([t in (0, 4)])
-        action, state = model.predict(observation, state, episode_start=start, deterministic=True)
-        actions.append((action, *state))
-    return actions
 
 
 def test_guides_model_is_built_of_rig_lstms(guide):
@@ -88,14 +60,14 @@ def test_recurrent_ppo_moves_every_weight(guide, policy):
 
 def test_predict_carries_and_resets_the_state(guide):
     model = build(guide, "RigLSTMPolicy")
-    observations = np.random.default_rng(0).uniform(-1, 1, (8, 3)).astype(np.float32)
-    steps = rollout(model, observations)
-    actor = layers(model)[0]
-    for piece in (slice(0, 4), slice(4, 8)):
+    observations = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
+    actor, state = layers(model)[0], None
+    for t, observation in enumerate(observations):
+        first = 4 * (t // 4)
+        _, state = model.predict(observation, state, episode_start=np.array([t == first]))
         with torch.no_grad():
-            _, (h, c) = actor(torch.from_numpy(observations[piece]).unsqueeze(1))
-        _, h_last, c_last = steps[piece.stop - 1]
-        close((torch.from_numpy(h_last), torch.from_numpy(c_last)), (h, c), atol=1e-6)
+            _, expected = actor(torch.from_numpy(observations[first : t + 1]).unsqueeze(1))
+        close(tuple(map(torch.from_numpy, state)), expected, atol=1e-6)
 
 
 def test_one_call_with_resets_equals_the_loop_of_sb3(guide):

@@ -132,6 +132,41 @@ class Trace(NamedTuple):
     layer: int = 0
 
 
+class Traced(Recurrent):
+    """A recurrent model that shows what its layers do in each step."""
+
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, ...]]:
+        """One step for x (B, D): the next state, and what each layer did, head by head."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step for x (B, D): the output (B, hidden_size), and the state."""
+        state, seen = self._advance(x, state)
+        return seen[-1].output, state
+
+    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
+        """What the cells of each layer did, the lowest first, time first."""
+        x, state = prepare(self, x, state)
+        steps = []
+        for x_t in x.unbind():
+            state, seen = self._advance(x_t, state)
+            steps.append(seen)
+        traces = []
+        for layer, of_layer in enumerate(zip(*steps, strict=True)):
+            parts: list[Any] = [
+                None if part[0] is None else torch.stack(part)
+                for part in zip(*(one[:-1] for one in of_layer), strict=True)
+            ]
+            output, active, *by_head, keep = parts
+            if active is not None:
+                # A cell that sleeps keeps all of its state, and one that wakes none.
+                keep = (~active).to(output.dtype)
+            views, peers, view_scores, peer_scores = (part.mean(dim=3) for part in by_head)
+            trace = Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
+            traces.append(trace)
+        return traces
+
+
 class CompiledSteps:
     """A model's step through torch.compile, once for each kind of call.
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from riglstm.models.base import Core, Recurrent, State, Step, prepare
 from riglstm.models.lstm import LSTM, GridLSTM
 from riglstm.models.rig import Rig
-from riglstm.scan import scan
 
 
 def run_with_resets(core: Core, x: Tensor, state: State, reset: Tensor) -> tuple[Tensor, State]:
@@ -89,23 +88,14 @@ def _in_pieces(core: LSTM, x: Tensor, state: State, reset: Tensor) -> tuple[Tens
 
 
 def stepper(core: Core) -> Step:
-    """`core.step` for the weights as they are now, without gradients and checks.
+    """`core.step`; an LSTM's has its weights laid out once, as they are now, and has no gradients.
 
-    The products of a step are small, and half of its time would go into checks; an LSTM's weights
-    are laid out once, for as many steps as follow.
+    The products of a step are small, and laying the weights out would take half of its time.
     """
     if isinstance(core, GridLSTM):
         core = core.stack
-    if isinstance(core, LSTM):
-        return _lstm(core)
-    if isinstance(core, Rig) and core.streaming:
-        layer = core.layer
-        if layer.num_layers == 1 and not layer.selection.draws:
-            return _rig(core)
-    return cast(Recurrent, core).step
-
-
-def _lstm(core: LSTM) -> Step:
+    if not isinstance(core, LSTM):
+        return cast(Recurrent, core).step
     W_x, W_h, b_x, b_h = core.weights()
     H = core.hidden_size
     W, b = torch.cat((W_x, W_h), dim=1).t().contiguous(), b_x + b_h
@@ -118,19 +108,5 @@ def _lstm(core: LSTM) -> Step:
         c = (f * c[0]).addcmul_(i, g.tanh_())
         y = o.sigmoid_() * c.tanh()
         return y, (y.unsqueeze(0), c.unsqueeze(0))
-
-    return step
-
-
-def _rig(core: Rig) -> Step:
-    layer = core.layer
-    weights, sel = layer.weights(), layer.selection
-    cells = (layer.num_cells, layer.cell_size)
-
-    def step(x: Tensor, state: State) -> tuple[Tensor, State]:
-        h, c = (s[0].unflatten(1, cells) for s in state)
-        y, (_, c), _ = scan(x.unsqueeze(0), h, c, weights, sel, backend=layer.backend)
-        y = y.flatten(2)
-        return y[0], (y, c.flatten(1).unsqueeze(0))
 
     return step

@@ -8,14 +8,14 @@ vectors. `RIMCell` puts the parts of a step in their order; BRIM stacks two of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm import checks
-from riglstm.models.base import Factory, Recurrent, State, Trace, changed_start, prepare
+from riglstm.models.base import Factory, State, Trace, Traced, changed_start, prepare
 from riglstm.models.deferred import Deferred, Gather, deferred_product
 from riglstm.models.lstm import gated
 from riglstm.selection import top_mask, two_thirds
@@ -90,8 +90,9 @@ class InputAttention(nn.Module):
     """p_j = softmax([0, q_j · k / √d_k]), u_j = Σ p_j v: what each cell takes from the slots.
 
     Queries are the cells' own, q_j = h_j W^q_j; keys and values belong to the slots,
-    k = x W^k and v = x W^v. The null slot's input is 0, so its key and value are exactly 0: it
-    needs no matrices, and with one slot beside it p_j = σ(q_j · k / √d_k).
+    k = x W^k and v = x W^v, of 4·d features over all heads. The null slot's input is 0, so its key
+    and value are exactly 0: it needs no matrices, and with one slot beside it
+    p_j = σ(q_j · k / √d_k).
     """
 
     def __init__(
@@ -101,7 +102,6 @@ class InputAttention(nn.Module):
         slot_sizes: Sequence[int],
         heads: int,
         key_size: int,
-        value_size: int,
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class InputAttention(nn.Module):
         self.query = GroupLinear(N, d, heads * key_size, **factory)
         self.keys, self.values = (
             nn.ParameterList(torch.empty(D, heads * size, **factory) for D in slot_sizes)
-            for size in (key_size, value_size)
+            for size in (key_size, 4 * d // heads)
         )
         self.reset_parameters()
 
@@ -198,23 +198,19 @@ def merge(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(active.unsqueeze(-1), new, old)
 
 
-LaidOut: TypeAlias = tuple[Sequence[tuple[Tensor, ...]], Sequence[Deferred]]
-"""Of each thing that a step is given its T tensors; and products."""
-
-
 class RIMCell(nn.Module):
     """One layer of mechanisms; BRIM stacks two of them.
 
-    `slot_sizes`: the width of each input beside the null slot. The LSTMs start in ±1/√(N·d), the
-    range of one LSTM of the joint size.
+    `slot_sizes`: the width of each input beside the null slot. `active_cells`: two thirds of the
+    cells if it is None. The LSTMs start in ±1/√(N·d), the range of one LSTM of the joint size.
     """
 
     def __init__(
         self,
         slot_sizes: Sequence[int],
-        N: int,
-        d: int,
-        K_a: int,
+        hidden_size: int,
+        num_cells: int,
+        active_cells: int | None,
         *,
         key_size: int,
         comm_heads: int,
@@ -226,16 +222,23 @@ class RIMCell(nn.Module):
         **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        checks.check_positive("key_size", key_size)
-        checks.check_positive("comm_heads", comm_heads)
-        checks.check_positive("comm_size", comm_size)
+        sizes = {"num_cells": num_cells, "input_heads": input_heads, "key_size": key_size}
+        for name, size in {**sizes, "comm_heads": comm_heads, "comm_size": comm_size}.items():
+            checks.check_positive(name, size)
+        checks.check_divides(hidden_size, num_cells)
+        N, d = num_cells, hidden_size // num_cells
+        if 4 * d % input_heads:
+            raise ValueError(
+                f"input_heads must divide the value size 4 * hidden_size / num_cells = {4 * d} "
+                f"of the layer with num_cells = {N}, got {input_heads}; take 1, 2 or 4"
+            )
+        K_a = two_thirds(N) if active_cells is None else active_cells
+        checks.check_count("active_cells", K_a, 1, N, "[1, num_cells]")
         checks.check_dropout(dropout, num_layers=2)
         checks.check_forget_bias(forget_bias)
         checks.check_gate_scale(gate_scale)
         self.K_a, self.dropout = K_a, dropout
-        self.input_attention = InputAttention(
-            N, d, slot_sizes, input_heads, key_size, 4 * d // input_heads, **factory
-        )
+        self.input_attention = InputAttention(N, d, slot_sizes, input_heads, key_size, **factory)
         self.lstm = BlockLSTM(N, 4 * d, d, (N * d) ** -0.5, forget_bias, gate_scale, **factory)
         self.communication = Communication(N, d, comm_heads, comm_size, dropout, **factory)
 
@@ -252,9 +255,12 @@ class RIMCell(nn.Module):
         h, c = merge(active, h_new, h), merge(active, c_tilde, c)
         return h, c, Trace(h.flatten(1), active, p, a, s, r)
 
-    def lay_out(self, x: Tensor, deferred: bool) -> LaidOut:
+    def lay_out(
+        self, x: Tensor, deferred: bool
+    ) -> tuple[list[tuple[Tensor, ...]], tuple[Deferred, ...]]:
         """What the steps over x (T, B, D) need no state for: keys, drives, dropout, and products.
 
+        Of all but the products T tensors each.
         A cell's weight p_j is one number, and dropout does not look at the state:
         Dropout(p_j v) W = p_j (Dropout(v) W), of which only p_j is left to the step.
         """
@@ -307,41 +313,7 @@ class RIMCell(nn.Module):
         return (h.clone(), *rows), (h, c)
 
 
-class Mechanisms(Recurrent):
-    """A model of one or more layers of mechanisms, with the states of the last as its output."""
-
-    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, ...]]:
-        """One step for x (B, D): the next state, and what each layer did, head by head."""
-        raise NotImplementedError
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step for x (B, D): the output (B, hidden_size), and the state."""
-        state, seen = self._advance(x, state)
-        return seen[-1].output, state
-
-    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
-        """What the cells of each layer did, the lowest first, time first.
-
-        `views` are the weights of the slots: null, x in RIM; null, x, h^2 below and null, h^1 above
-        in BRIM.
-        """
-        x, state = prepare(self, x, state)
-        steps = []
-        for x_t in x.unbind():
-            state, seen = self._advance(x_t, state)
-            steps.append(seen)
-        traces = []
-        for layer, of_layer in enumerate(zip(*steps, strict=True)):
-            parts = zip(*(one[:6] for one in of_layer), strict=True)
-            output, active, *by_head = (torch.stack(part) for part in parts)
-            views, peers, view_scores, peer_scores = (v.mean(dim=3) for v in by_head)
-            keep = (~active).to(output.dtype)
-            trace = Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
-            traces.append(trace)
-        return traces
-
-
-class RIM(Mechanisms):
+class RIM(Traced):
     r"""Recurrent Independent Mechanisms.
 
     In each step the cells ask what the input holds for them; the K_a cells that the null slot
@@ -373,6 +345,7 @@ class RIM(Mechanisms):
 
     Inputs: x (T, B, D); state = (h, c), each (1, B, hidden_size), zero if not given.
     Outputs: h of every step, all cells (T, B, hidden_size); the last state.
+    In a trace `views` are the weights of null and x.
 
     At 600, 600 there are 1,777,800 parameters; 1,649,800 with the authors' comm_size=16. All of
     them learn: the null slot's matrices and off-block LSTM weights of the authors' code, which do
@@ -400,10 +373,8 @@ class RIM(Mechanisms):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, batch_first, dtype, compile_step)
-        N, d, K_a = cell_counts(hidden_size, num_cells, active_cells)
-        self.num_cells, self.cell_size, self.active_cells = N, d, K_a
         self.cell = RIMCell(
-            *((input_size,), N, d, K_a),
+            *((input_size,), hidden_size, num_cells, active_cells),
             key_size=key_size,
             comm_heads=comm_heads,
             comm_size=comm_size,
@@ -413,6 +384,8 @@ class RIM(Mechanisms):
             device=device,
             dtype=dtype,
         )
+        self.num_cells, self.active_cells = num_cells, self.cell.K_a
+        self.cell_size = hidden_size // num_cells
         self.start = changed_start(float(forget_bias), float(gate_scale))
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -452,15 +425,6 @@ class RIM(Mechanisms):
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace]]:
         h, c, seen = self.cell((x,), *self._by_cell(state))
         return (h.flatten(1).unsqueeze(0), c.flatten(1).unsqueeze(0)), (seen,)
-
-
-def cell_counts(hidden_size: int, num_cells: int, active_cells: int | None) -> tuple[int, int, int]:
-    """N, d and K_a, checked; two thirds of the cells are active if not said otherwise."""
-    checks.check_positive("num_cells", num_cells)
-    checks.check_divides(hidden_size, num_cells)
-    K_a = two_thirds(num_cells) if active_cells is None else active_cells
-    checks.check_count("active_cells", K_a, 1, num_cells, "[1, num_cells]")
-    return num_cells, hidden_size // num_cells, K_a
 
 
 def by_step(given: Tensor, T: int) -> tuple[Tensor, ...]:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from riglstm.checks import check_divides, check_positive
-from riglstm.models.base import Recurrent, State, Trace, prepare
+from riglstm.models.base import State, Trace, Traced
 
 
-class RMC(Recurrent):
+class RMC(Traced):
     r"""A memory whose slots attend to each other and to the input, then pass through LSTM gates.
 
     .. math::
@@ -35,6 +35,10 @@ class RMC(Recurrent):
         num_heads: of the attention; keys and values have m / heads features each.
         batch_first: (B, T, D) instead of (T, B, D).
         compile_step: run the step through torch.compile, from the first call on.
+
+    A trace shows how much each slot attended to the input (`views`, K = 1) and to the slots
+    (`peers`), by weights that sum to 1 together, as one softmax makes both. `keep` is the forget
+    gate, averaged over a slot's features.
     """
 
     input_bias, forget_bias = 0.0, 1.0
@@ -81,8 +85,7 @@ class RMC(Recurrent):
         a = s.softmax(dim=-1)
         return (a @ v).transpose(1, 2).flatten(2), s, a
 
-    def _advance(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One step: the next M (B, S, m), the attention's scores and weights, the forget gate."""
+    def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace]]:
         M = state[0][0].unflatten(1, (self.num_slots, self.slot_size))  # (B, S, m)
         x = self.input(x).unsqueeze(1)  # (B, 1, m)
         Z = torch.cat((M, x.to(M.dtype)), dim=1)  # (B, S+1, m)
@@ -93,34 +96,14 @@ class RMC(Recurrent):
         i, f = gates.chunk(2, dim=2)  # (B, S, m) each
         keep = (f + self.forget_bias).sigmoid()
         M = (i + self.input_bias).sigmoid() * Z[:, :-1].tanh() + keep * M
-        return M, s, a, keep
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step for x (B, D): the output, which is the flat memory (B, S·m), and the state."""
-        M = self._advance(x, state)[0].flatten(1)
-        return M, (M.unsqueeze(0),)
-
-    def trace(self, x: Tensor, state: State | None = None) -> list[Trace]:
-        """How much each slot attended to the input (`views`, K = 1) and to the slots (`peers`).
-
-        One softmax makes both, so that their weights sum to 1 together. `keep` is the forget gate,
-        averaged over a slot's features.
-        """
-        x, state = prepare(self, x, state)
-        steps = []
-        for x_t in x.unbind():
-            M, s, a, keep = self._advance(x_t, state)
-            state = (M.flatten(1).unsqueeze(0),)
-            s, a = (t.mean(dim=1)[:, :-1] for t in (s, a))  # (B, S, S+1) each
-            steps.append((M.flatten(1), s, a, keep.mean(dim=2)))
-        output, s, a, keep = (torch.stack(seen) for seen in zip(*steps, strict=True))
-        return [
-            Trace(
-                output=output,
-                views=a[..., -1:],
-                peers=a[..., :-1],
-                view_scores=s[..., -1:],
-                peer_scores=s[..., :-1],
-                keep=keep,
-            )
-        ]
+        M = M.flatten(1)
+        s, a = (t[:, :, :-1].transpose(1, 2) for t in (s, a))  # (B, S, heads, S+1) each
+        seen = Trace(
+            output=M,
+            views=a[..., -1:],
+            peers=a[..., :-1],
+            view_scores=s[..., -1:],
+            peer_scores=s[..., :-1],
+            keep=keep.mean(dim=2),
+        )
+        return (M.unsqueeze(0),), (seen,)

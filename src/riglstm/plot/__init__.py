@@ -97,7 +97,7 @@ def views(
     T = len(layers[0].trace.output)
     if step is not None and not 1 <= step <= T:
         raise ValueError(f"step must be from 1 to {T}, the steps of the trace, got {step}")
-    pictures = None if shown is None or shown.size is None else shown
+    pictures = shown if shown is not None and shown.size else None
     return draw_choices(layers, pictures, chosen, said, step, slots)
 
 
@@ -155,7 +155,7 @@ def trace_content(
         "version": VERSION,
         "steps": T,
         "sequences": B,
-        "picture": None if shown is None else shown.size,
+        "picture": shown.size or None if shown is not None else None,
         "classes": None if classes is None else list(map(str, classes)),
         **{name: _array(tensor) for name, tensor in others.items()},
         "layers": [

@@ -96,7 +96,7 @@ def draw_over_time(
     """A part of a trace over time, under the input or in the form of its picture."""
     for layer in layers:
         layer.part(part)
-    if shown is not None and shown.size is not None:
+    if shown is not None and shown.size:
         return _draw_pictures(part, layers, shown, chosen, said)
     return _draw_rows(part, layers, shown, chosen, said)
 
@@ -148,7 +148,6 @@ def _draw_pictures(
     part: str, layers: Sequence[Layer], shown: Input, chosen: Sequence[int], labels: Sequence[str]
 ) -> Figure:
     """A row a sequence: its picture, then every cell in the same form."""
-    assert shown.size is not None
     counts = [layer.awake.shape[2] for layer in layers]
     cells = [(i, j) for i, n in enumerate(counts) for j in range(n)]
     # A narrow empty column is before each layer.
@@ -180,7 +179,6 @@ def _draw_pictures(
 
 def _draw_picture(axes: Axes, shown: Input, b: int) -> None:
     """In grey where there is one channel, in colour where there are three."""
-    assert shown.size is not None
     pixels = shown.values[:, b].unflatten(0, shown.size).numpy()
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
@@ -295,7 +293,6 @@ def _draw_step(axes: Axes, shown: Input, b: int, label: str, step: int | None) -
     """The picture, with the pixel that the step reads."""
     from matplotlib.patches import Rectangle
 
-    assert shown.size is not None
     _draw_picture(picture_axes(axes), shown, b)
     if step is not None:
         line, column = divmod(step - 1, shown.size[1])

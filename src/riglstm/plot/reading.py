@@ -50,11 +50,12 @@ class Layer(NamedTuple):
 
 
 class Input(NamedTuple):
-    """The input of a layer on the CPU; for pictures, their rows and columns."""
+    """The input of a layer on the CPU."""
 
     values: Tensor
     """(T, B, C)."""
-    size: tuple[int, int] | None
+    size: tuple[int, ...] = ()
+    """Rows and columns of pictures; empty where it is none."""
 
 
 def read_layers(trace: Traces) -> list[Layer]:
@@ -76,14 +77,14 @@ def read_input(given: Any, T: int, B: int) -> Input:
     x = torch.as_tensor(given).detach().cpu().float()
     shape = tuple(x.shape)
     if shape[:2] == (T, B) and x.dim() <= 3:
-        return Input(x.reshape(T, B, -1), None)
+        return Input(x.reshape(T, B, -1))
     # Before pictures: one number a step is no picture of one column.
     if shape[:2] == (B, T) and x.dim() == 3:
-        return Input(x.transpose(0, 1), None)
+        return Input(x.transpose(0, 1))
     if x.dim() in (3, 4) and shape[0] == B and shape[1] * shape[2] == T:
         return Input(x.reshape(B, T, -1).transpose(0, 1), (shape[1], shape[2]))
     if B == 1 and shape[:1] == (T,) and x.dim() <= 2:
-        return Input(x.reshape(T, 1, -1), None)
+        return Input(x.reshape(T, 1, -1))
     raise ValueError(
         f"input must be (T, B, C) or (B, T, C) with T = {T} and B = {B}, or pictures "
         f"(B, rows, columns) with rows · columns = {T}, got shape {shape}"

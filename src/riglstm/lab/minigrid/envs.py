@@ -45,8 +45,7 @@ class Environments:
     """Environments that are stepped together, each by its own action.
 
     Episode e of environment i depends on (seed, i, e) and its actions alone, not on the number of
-    workers. After an episode's last step the next one begins in the same step; with `once` an
-    environment plays one episode and then stands still.
+    workers. After an episode's last step the next one begins in the same step.
 
     Args:
         levels: gymnasium's id of the level of each environment.
@@ -69,7 +68,6 @@ class Environments:
         seed: int,
         *,
         workers: int | None = None,
-        once: bool = False,
         numbers: Sequence[int] | None = None,
     ) -> None:
         # Here, as a worker imports nothing of the package.
@@ -87,7 +85,7 @@ class Environments:
         try:
             for first, end in itertools.pairwise(B * i // workers for i in range(workers + 1)):
                 own = slice(first, end)
-                self.workers.append(_Worker(own, levels[own], seed, numbers[own], once))
+                self.workers.append(_Worker(own, levels[own], seed, numbers[own]))
             self._look()
         except BaseException:
             self.close()
@@ -131,9 +129,11 @@ class Environments:
 
 
 class _Worker:
-    """One process, with some of the environments; `asked`: seed, numbers, once."""
+    """One process, with some of the environments."""
 
-    def __init__(self, rows: slice, levels: Sequence[str], *asked: Any) -> None:
+    def __init__(
+        self, rows: slice, levels: Sequence[str], seed: int, numbers: Sequence[int]
+    ) -> None:
         self.rows, self.levels = rows, levels
         self.connection, theirs = Pipe()
         # -P: the script's folder is no place to import from. One thread: it has none to spare.
@@ -145,7 +145,7 @@ class _Worker:
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYGAME_HIDE_SUPPORT_PROMPT": "1"},
         )
         theirs.close()
-        self.tell(levels, *asked)
+        self.tell(levels, seed, numbers)
 
     def tell(self, *command: Any) -> None:
         """Send it something."""
@@ -193,33 +193,32 @@ class Player:
     reward = done = steps = 0
     """What came of the last step; of the last episode that ended, how long it was."""
 
-    def __init__(self, level: str, seed: int, number: int, once: bool) -> None:
+    def __init__(self, level: str, seed: int, number: int) -> None:
         import gymnasium
         import minigrid  # noqa: F401  registers the levels
 
         self.env: Any = gymnasium.make(level, disable_env_checker=True)
-        self.seed, self.number, self.once = seed, number, once
+        self.seed, self.number = seed, number
         self.start(0)
 
     def start(self, episode: int) -> None:
         """Begin an episode; it depends on the seed, the environment and its number alone."""
         entropy = np.random.SeedSequence((self.seed, self.number, episode))
         seen, _ = self.env.reset(seed=int(entropy.generate_state(1)[0]))
-        self.episode, self.actions, self.over = episode, bytearray(), False
+        self.episode, self.actions = episode, bytearray()
         self.image = seen["image"]
 
     def step(self, action: int) -> None:
         """One step; after an episode's last the next one begins."""
         self.reward = self.done = 0
-        if action == SKIP or self.over:
+        if action == SKIP:
             return
         seen, reward, terminated, truncated, _ = self.env.step(action)
         self.actions.append(action)
         self.image, self.reward = seen["image"], solved(reward)
         if terminated or truncated:
-            self.done, self.steps, self.over = 1, len(self.actions), self.once
-            if not self.once:
-                self.start(self.episode + 1)
+            self.done, self.steps = 1, len(self.actions)
+            self.start(self.episode + 1)
 
     def replay(self, episode: int, actions: list[int]) -> None:
         """Go to an episode and play these actions in it."""
@@ -241,10 +240,8 @@ def main() -> None:
     # Ctrl-C reaches every process of a terminal; whether to stop is for the one that started us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(0)
-    levels, seed, numbers, once = connection.recv()
-    players = [
-        Player(level, seed, number, once) for level, number in zip(levels, numbers, strict=True)
-    ]
+    levels, seed, numbers = connection.recv()
+    players = [Player(level, seed, number) for level, number in zip(levels, numbers, strict=True)]
     answer: Any = look(players)
     while True:
         connection.send(answer)

@@ -121,25 +121,24 @@ def trials(
     ids = [*levels.values()] * 2 * episodes
     numbers = [episode for episode in range(episodes) for _ in range(2 * count)]
     with (
-        Environments(ids, TEST_SEED, workers=workers, once=True, numbers=numbers) as envs,
+        Environments(ids, TEST_SEED, workers=workers, numbers=numbers) as envs,
         small_products(1),
     ):
-        solved, lengths = _play(net, envs, count, episodes)
-    drawn, greedy = solved.view(episodes, 2, count).mean(0).tolist()
-    steps = lengths.view(episodes, 2, count)[:, 0].mean(0).tolist()
+        played = _play(net, envs, count, episodes).view(2, episodes, 2, count)
+    (drawn, greedy), (steps, _) = played.mean(1).tolist()
     return {
         level: {"success": by_draws, "success_greedy": by_best, "steps": length}
         for level, by_draws, by_best, length in zip(levels, drawn, greedy, steps, strict=True)
     }
 
 
-def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tuple[Tensor, Tensor]:
-    """Whether each episode was solved, and its length: (episodes · 2 · count) each."""
+def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> Tensor:
+    """Whether each episode was solved, and its length: (2, episodes · 2 · count)."""
     device = next(net.parameters()).device
     book, step, act = Frames(net.encode, device), stepper(net.core), net.prepared_logits()
     gen = generator(CPU, TEST_SEED)
     B = len(envs.images)
-    solved, lengths = torch.zeros(B, dtype=torch.float64), torch.zeros(B, dtype=torch.float64)
+    played = torch.zeros(2, B, dtype=torch.float64)
     live, state = torch.arange(B), net.core.initial_state(B)
     actions, said = torch.full((B,), SKIP), time.monotonic()
     while len(live):
@@ -156,11 +155,11 @@ def _play(net: ActorCritic, envs: Environments, count: int, episodes: int) -> tu
         ended = torch.from_numpy(envs.dones).bool()[live]
         if ended.any():
             over = live[ended]
-            solved[over] = torch.from_numpy(envs.rewards).double()[over]
-            lengths[over] = torch.from_numpy(envs.steps).double()[over]
+            played[0, over] = torch.from_numpy(envs.rewards).double()[over]
+            played[1, over] = torch.from_numpy(envs.steps).double()[over]
             live = live[~ended]
             state = tuple(s[:, ~ended.to(device)] for s in state)
         if time.monotonic() - said > SECONDS:
             said = time.monotonic()
             say(f"tested {B - len(live):,} of {B:,} episodes")
-    return solved, lengths
+    return played
