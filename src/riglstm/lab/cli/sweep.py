@@ -168,7 +168,7 @@ def _words(said: Mapping[str, Any]) -> str:
 
 def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     """The best trial of each model by each rule."""
-    found = search.winners(lines, search.runs(space), TABLES[space.table].higher_is_better)
+    found = search.winners(lines, search.runs(space), TABLES[space.table].metric.higher_is_better)
     shown = [
         [f"{model}, {rule}", str(said["trial"]), f"{search.RULES[rule](said):.4f}"]
         for model, best in found.items()
