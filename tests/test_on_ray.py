@@ -175,14 +175,16 @@ def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(tmp_path
 def test_a_task_imports_neither_this_package_nor_torch_on_its_node(tmp_path, monkeypatch):
     cloudpickle = pytest.importorskip("cloudpickle")
     use_script(monkeypatch, FINISH)
-    task = on_ray.by_value(cloudpickle, driver(tmp_path))
-    (tmp_path / "task").write_bytes(cloudpickle.dumps(task))
+    for module in on_ray.BY_VALUE:
+        cloudpickle.register_pickle_by_value(module)
+    (tmp_path / "task").write_bytes(cloudpickle.dumps((on_ray.make_run, driver(tmp_path))))
     # Each would take seconds, in every worker.
     node = """
 import pickle, sys
 from pathlib import Path
 sys.modules |= dict.fromkeys(("riglstm", "torch"))
-print(pickle.loads(Path("task").read_bytes())("run a", Path("a"), b"", True))
+make_run, driver = pickle.loads(Path("task").read_bytes())
+print(make_run(driver, "run a", Path("a"), b"", True))
 """
     done = python("-c", node, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (f"{DONE}\n", "")

@@ -18,11 +18,11 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from riglstm.lab.tables import executor
 from riglstm.lab.tables.executor import POLL, TO_BEGIN, End, Ended, RunProcess, attend, pickled
@@ -53,6 +53,8 @@ SETTINGS = {
 }
 OVER = ("result.json", "failed.json")
 """Files of a run that is over: its result, or the reason why it has none."""
+BY_VALUE = (sys.modules[__name__], executor, progress)
+"""Modules whose code is in a task, so that a worker of Ray imports none of ours."""
 PASSED = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Variables that runs get from the driver, beside those that begin with RIGLSTM_."""
 
@@ -89,9 +91,13 @@ class OnRay:
             driver = Driver(os.getcwd(), token, variables(self.cores), self.deadline.at)
             at_a_time = self._room(ray)
             share = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": TRIES}
-            task = ray.remote(by_value(ray.cloudpickle, driver)).options(**share)
+            for module in BY_VALUE:
+                ray.cloudpickle.register_pickle_by_value(module)
+            task = ray.remote(make_run).options(**share)
             left = {
-                task.remote(run.label, run.folder, pickled(run, make), number < at_a_time): run
+                task.remote(
+                    driver, run.label, run.folder, pickled(run, make), number < at_a_time
+                ): run
                 for number, run in enumerate(runs)
             }
 
@@ -178,21 +184,7 @@ def _end(ray: Any, task: Any, run: Planned) -> End | None:
     return run, words
 
 
-# The task, on a node: of this package it may use what is in the modules of `by_value` alone.
-
-
-Task: TypeAlias = Callable[[str, Path, bytes, bool], tuple[str, bool] | None]
-
-
-def by_value(cloudpickle: Any, driver: Driver) -> Task:
-    """The task that makes a driver's runs; its pickle holds its code, and imports none of ours."""
-    for module in (sys.modules[__name__], executor, progress):
-        cloudpickle.register_pickle_by_value(module)
-
-    def make(label: str, folder: Path, job: bytes, first: bool) -> tuple[str, bool] | None:
-        return make_run(driver, label, folder, job, first)
-
-    return make
+# The task, on a node: of this package it may use what is in `BY_VALUE` alone.
 
 
 def make_run(
