@@ -28,6 +28,12 @@ budget = "quick"
 models = ["lstm", "riglstm"]
 trials = 3
 evaluations = 2
+final_seeds = [1, 2]
+[final_updates]
+"M=1" = 2
+"M=2" = 4
+[final_seeds_of]
+riglstm = [1]
 [every]
 "task.validation_size" = 20
 "task.test_size" = 20
@@ -133,6 +139,13 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         ),
         ("[true, false]", '["maybe"]', "steady_start must be"),
         ('table = "copying"', "table =", "Invalid value"),
+        ("final_seeds = [1, 2]", "final_seeds = [0, 2]", "one that no trial had, got 0"),
+        ("final_seeds = [1, 2]", "", "final_updates and final_seeds must both be there"),
+        ("riglstm = [1]", "riglstn = [1]", "final_seeds_of must be some of .*, got 'riglstn'"),
+        ('"M=2" = 4', '"M=3" = 4', "final_updates must be some of M=1, M=2, got 'M=3'"),
+        ('"M=2" = 4', '"M=2" = 0', "final_updates must be a whole number from 1 on, got 0"),
+        ("trials = 3", 'trials = 3\nrules = ["test"]', "rules must be some of .*, got 'test'"),
+        ("trials = 3", 'trials = 3\nrecipe_of = ["tiny2", "lstm"]', "No such file"),
     ],
 )
 def test_a_wrong_space_is_explained(before, after, message, tiny):
