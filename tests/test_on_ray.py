@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -38,15 +38,11 @@ class RayError(Exception):
     """Ray's own errors."""
 
 
-class TaskCancelledError(RayError):
-    """Of a task that was not begun, or did not catch its interrupt."""
-
-
 class FakeRay:
     """As much of Ray as the engine uses: a cluster of one node with two cores."""
 
     cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)
-    exceptions = SimpleNamespace(RayError=RayError, TaskCancelledError=TaskCancelledError)
+    exceptions = SimpleNamespace(RayError=RayError, TaskCancelledError=CancelledError)
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(2)
@@ -68,8 +64,9 @@ class FakeRay:
         return {"CPU": 2.0, "memory": 1e9}
 
     def remote(self, function: Callable[..., Any]) -> Any:
-        def submit(*arguments: Any) -> Future[Any]:
-            return self.threads.submit(function, *arguments)
+        def submit(*arguments: Any) -> Any:
+            made = self.threads.submit(function, *arguments)
+            return SimpleNamespace(future=lambda: made, cancel=made.cancel)
 
         def options(**share: Any) -> Any:
             self.shares.append(share)
@@ -77,16 +74,7 @@ class FakeRay:
 
         return SimpleNamespace(options=options)
 
-    def wait(self, tasks: list[Future[Any]], timeout: float) -> tuple[list[Future[Any]], None]:
-        over = wait(tasks, timeout, "FIRST_COMPLETED").done
-        return [task for task in tasks if task in over], None
-
-    def get(self, task: Future[Any]) -> Any:
-        if task.cancelled():
-            raise TaskCancelledError
-        return task.result()
-
-    def cancel(self, task: Future[Any], force: bool) -> None:
+    def cancel(self, task: Any, force: bool) -> None:
         self.forced.append(force)
         task.cancel()
         self.stop.set()

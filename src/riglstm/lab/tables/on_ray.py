@@ -19,10 +19,10 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from riglstm.lab.tables import executor
 from riglstm.lab.tables.executor import POLL, TO_BEGIN, End, Ended, RunProcess, attend, pickled
@@ -57,6 +57,10 @@ BY_VALUE = (sys.modules[__name__], executor, progress)
 """Modules whose code is in a task, so that a worker of Ray imports none of ours."""
 PASSED = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Variables that runs get from the driver, beside those that begin with RIGLSTM_."""
+
+
+Outcome: TypeAlias = tuple[str, bool] | None
+"""Of a task: its run's error, and whether the run is over; None: it was not begun."""
 
 
 class Driver(NamedTuple):
@@ -94,25 +98,20 @@ class OnRay:
             for module in BY_VALUE:
                 ray.cloudpickle.register_pickle_by_value(module)
             task = ray.remote(make_run).options(**share)
-            left = {
-                task.remote(
-                    driver, run.label, run.folder, pickled(run, make), number < at_a_time
-                ): run
+            tasks = [
+                task.remote(driver, run.label, run.folder, pickled(run, make), number < at_a_time)
                 for number, run in enumerate(runs)
-            }
+            ]
+            of = {task.future(): run for task, run in zip(tasks, runs, strict=True)}
 
             def close(at_once: bool) -> None:
-                for task in left:
+                for task in tasks:
                     ray.cancel(task, force=at_once)
 
-            def look() -> list[End] | None:
-                if not left:
-                    return None
-                over, _ = ray.wait(list(left), timeout=POLL)
-                ends = [_end(ray, task, left.pop(task)) for task in over]
-                return [end for end in ends if end is not None]
+            def read(over: Future[Outcome]) -> End | None:
+                return _end(ray, over, of[over])
 
-            attend(look, close, ended, self.deadline)
+            attend(set(of), read, close, ended, self.deadline)
 
     def _room(self, ray: Any) -> int:
         """How many runs the cluster has room for now; nodes may come and go."""
@@ -166,10 +165,10 @@ def variables(cores: int) -> dict[str, str]:
     return own | {k: v for k, v in given if k in PASSED or k.startswith("RIGLSTM_")}
 
 
-def _end(ray: Any, task: Any, run: Planned) -> End | None:
+def _end(ray: Any, over: Future[Outcome], run: Planned) -> End | None:
     """What became of a task that is over; None where its run was not begun."""
     try:
-        said = ray.get(task)
+        said = over.result()
     except ray.exceptions.TaskCancelledError:
         return None
     except ray.exceptions.RayError as error:
@@ -187,13 +186,10 @@ def _end(ray: Any, task: Any, run: Planned) -> End | None:
 # The task, on a node: of this package it may use what is in `BY_VALUE` alone.
 
 
-def make_run(
-    driver: Driver, label: str, folder: Path, job: bytes, first: bool
-) -> tuple[str, bool] | None:
-    """Make a run on this node; its error, and whether it is over.
+def make_run(driver: Driver, label: str, folder: Path, job: bytes, first: bool) -> Outcome:
+    """Make a run on this node, if enough time is left.
 
-    None: it is not begun, as too little time is left. The first ones are begun in any case: each
-    call gets further.
+    The first ones are begun in any case: each call gets further.
     """
     if not first and driver.deadline - time.time() < TO_BEGIN:
         return None
@@ -233,7 +229,6 @@ def _wait(process: RunProcess) -> tuple[bool, str]:
         while not heard.done():
             try:
                 wait([heard], POLL)
-                process.bury()
             except KeyboardInterrupt:
                 stopped = True
                 process.ask_to_stop()
