@@ -108,10 +108,7 @@ class OnRay:
                 for task in tasks:
                     ray.cancel(task, force=at_once)
 
-            def read(over: Future[Outcome]) -> End | None:
-                return _end(ray, over, of[over])
-
-            attend(set(of), read, close, ended, self.deadline)
+            attend(set(of), lambda over: _end(ray, over, of[over]), close, ended, self.deadline)
 
     def _room(self, ray: Any) -> int:
         """How many runs the cluster has room for now; nodes may come and go."""
