@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import pytest
 
 from riglstm.lab.tables import executor
-from riglstm.lab.tables.executor import LESS_MEMORY, InProcess, Processes, in_words, make_runs
+from riglstm.lab.tables.executor import LESS_MEMORY, InProcess, Processes, make_runs
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import reproduce
@@ -306,9 +306,3 @@ def test_a_run_ends_with_the_commands_exit_codes_and_a_line(end, code, said, mon
         monkeypatch.setattr(sys, name, getattr(sys, name))
     assert executor.main() == code
     assert capfd.readouterr().out == said
-
-
-def test_an_error_is_a_line_for_users_and_a_bug_its_traceback():
-    assert in_words(OSError("the disk is full")) == "the disk is full"
-    assert in_words(ValueError("not raised by us")) is None
-    assert in_words(KeyError("x")) is None

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -38,15 +38,11 @@ class RayError(Exception):
     """Ray's own errors."""
 
 
-class TaskCancelledError(RayError):
-    """Of a task that was not begun, or did not catch its interrupt."""
-
-
 class FakeRay:
     """As much of Ray as the engine uses: a cluster of one node with two cores."""
 
     cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)
-    exceptions = SimpleNamespace(RayError=RayError, TaskCancelledError=TaskCancelledError)
+    exceptions = SimpleNamespace(RayError=RayError, TaskCancelledError=CancelledError)
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(2)
@@ -68,8 +64,9 @@ class FakeRay:
         return {"CPU": 2.0, "memory": 1e9}
 
     def remote(self, function: Callable[..., Any]) -> Any:
-        def submit(*arguments: Any) -> Future[Any]:
-            return self.threads.submit(function, *arguments)
+        def submit(*arguments: Any) -> Any:
+            made = self.threads.submit(function, *arguments)
+            return SimpleNamespace(future=lambda: made, cancel=made.cancel)
 
         def options(**share: Any) -> Any:
             self.shares.append(share)
@@ -77,16 +74,7 @@ class FakeRay:
 
         return SimpleNamespace(options=options)
 
-    def wait(self, tasks: list[Future[Any]], timeout: float) -> tuple[list[Future[Any]], None]:
-        over = wait(tasks, timeout, "FIRST_COMPLETED").done
-        return [task for task in tasks if task in over], None
-
-    def get(self, task: Future[Any]) -> Any:
-        if task.cancelled():
-            raise TaskCancelledError
-        return task.result()
-
-    def cancel(self, task: Future[Any], force: bool) -> None:
+    def cancel(self, task: Any, force: bool) -> None:
         self.forced.append(force)
         task.cancel()
         self.stop.set()
@@ -175,14 +163,16 @@ def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(tmp_path
 def test_a_task_imports_neither_this_package_nor_torch_on_its_node(tmp_path, monkeypatch):
     cloudpickle = pytest.importorskip("cloudpickle")
     use_script(monkeypatch, FINISH)
-    task = on_ray.by_value(cloudpickle, driver(tmp_path))
-    (tmp_path / "task").write_bytes(cloudpickle.dumps(task))
+    for module in on_ray.BY_VALUE:
+        cloudpickle.register_pickle_by_value(module)
+    (tmp_path / "task").write_bytes(cloudpickle.dumps((on_ray.make_run, driver(tmp_path))))
     # Each would take seconds, in every worker.
     node = """
 import pickle, sys
 from pathlib import Path
 sys.modules |= dict.fromkeys(("riglstm", "torch"))
-print(pickle.loads(Path("task").read_bytes())("run a", Path("a"), b"", True))
+make_run, driver = pickle.loads(Path("task").read_bytes())
+print(make_run(driver, "run a", Path("a"), b"", True))
 """
     done = python("-c", node, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (f"{DONE}\n", "")

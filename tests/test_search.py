@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import re
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,9 @@ import pytest
 
 from riglstm.lab.cli.main import main
 from riglstm.lab.tables import search
-from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.pruning import pruner
-from riglstm.lab.tables.result import read_record
+from riglstm.lab.tables.executor import InProcess
 from riglstm.lab.tables.run import run
 from riglstm.lab.tables.search import Space, options, plan, read_space, spec, winners
-from riglstm.lab.train.stopping import Pruned
 from riglstm.models import options_of
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +28,12 @@ budget = "quick"
 models = ["lstm", "riglstm"]
 trials = 3
 evaluations = 2
+final_seeds = [1, 2]
+[final_updates]
+"M=1" = 2
+"M=2" = 4
+[final_seeds_of]
+riglstm = [1]
 [every]
 "task.validation_size" = 20
 "task.test_size" = 20
@@ -138,17 +138,14 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
             "model.forgot is an option of none of lstm, rigl",
         ),
         ("[true, false]", '["maybe"]', "steady_start must be"),
-        (
-            "trials = 3",
-            "trials = 3\nstop = 'asha'",
-            "stop must be some of median, got 'asha'",
-        ),
-        (
-            "trials = 3",
-            "trials = 3\nstop = 'median'\nfinal_seeds = [1]\nfinal_updates = {'M=1' = 2}",
-            "a space with final_updates gives every trial its updates",
-        ),
         ('table = "copying"', "table =", "Invalid value"),
+        ("final_seeds = [1, 2]", "final_seeds = [0, 2]", "one that no trial had, got 0"),
+        ("final_seeds = [1, 2]", "", "final_updates and final_seeds must both be there"),
+        ("riglstm = [1]", "riglstn = [1]", "final_seeds_of must be some of .*, got 'riglstn'"),
+        ('"M=2" = 4', '"M=3" = 4', "final_updates must be some of M=1, M=2, got 'M=3'"),
+        ('"M=2" = 4', '"M=2" = 0', "final_updates must be a whole number from 1 on, got 0"),
+        ("trials = 3", 'trials = 3\nrules = ["test"]', "rules must be some of .*, got 'test'"),
+        ("trials = 3", 'trials = 3\nrecipe_of = ["tiny2", "lstm"]', "No such file"),
     ],
 )
 def test_a_wrong_space_is_explained(before, after, message, tiny):
@@ -181,87 +178,16 @@ def test_a_trial_leaves_a_line_by_both_rules_and_no_test_figure(tiny, tmp_path, 
     assert plan(space, ["lstm"], ["start"], tmp_path / "runs", "cpu", lines) == []
 
 
-def test_a_trial_without_hope_stops_says_when_and_why_and_is_never_chosen(tiny, tmp_path):
-    space = read_space(tiny)
-    (one,) = plan(space, ["lstm"], ["1"], tmp_path, "cpu")
-    asked = []
-
-    def hopeless(path: Path, condition: str) -> str:
-        asked.append((path, condition, len(read_record(path).validated[condition].values)))
-        return "others are better"
-
-    with pytest.raises(Pruned):
-        run(one.spec, one.folder, hopeless=hopeless)
-    # Once, after the first of two evaluations, which is in the log by then.
-    assert asked == [(one.folder, "P=6", 1)]
-    said = search.line(space, one)
-    assert said is not None
-    half, all_of_them = one.spec.fit.updates // 2, one.spec.fit.updates
-    words = f"stopped early after {half} of {all_of_them} updates: others are better"
-    assert (said["failed"], said["updates"]) == (words, half)
-    assert winners([said], [said["run"]]) == {}
-
-
-def with_scores(folder: Path, *scores: float) -> None:
-    """Write other figures on validation data into the log of a run."""
-    lines, left = [], [*scores]
-    for line in (folder / "metrics.csv").read_text().splitlines():
-        step, name, _ = line.split(",")
-        lines.append(f"{step},{name},{left.pop(0)}" if name == "validation/accuracy@P=6" else line)
-    (folder / "metrics.csv").write_text("\n".join([*lines, ""]))
-
-
-@pytest.fixture
-def trials(tiny: Path, tmp_path: Path) -> tuple[Space, list[Planned]]:
-    """Seven trials of the LSTM, of which five are done, and better and better."""
-    tiny.write_text(TINY.replace("trials = 3", "trials = 7\nstop = 'median'"))
-    space = read_space(tiny)
-    planned = plan(space, ["lstm"], [str(n) for n in range(7)], tmp_path / "runs", "cpu")
-    for number, one in enumerate(planned[:5]):
-        run(one.spec, one.folder)
-        with_scores(one.folder, number / 10, 0.9)
-    return space, planned
-
-
-def test_optuna_stops_a_trial_that_is_worse_than_the_median_of_five_others(trials):
-    pytest.importorskip("optuna")
-    _, planned = trials
-    judge, own = pickle.loads(pickle.dumps(pruner(planned))), planned[5].folder
-    shutil.copytree(planned[0].folder, own)
-    (own / "result.json").unlink()
-    figures = own / "metrics.csv"
-    whole = figures.read_text()
-    # As after the first evaluation.
-    figures.write_text(whole[: whole.index("\n", whole.index("accuracy@P=6")) + 1])
-    for score, stops in ((0.19, True), (0.2, False), (0.3, False)):
-        with_scores(own, score)
-        assert bool(judge(own, "P=6")) == stops
-    # Four are too few to judge by.
-    with_scores(own, 0.0)
-    assert judge(own, "P=6").startswith("its best is worse than the median of 5 trials")
-    (planned[4].folder / "result.json").unlink()
-    assert judge(own, "P=6") == ""
-
-
-@pytest.mark.slow
-def test_the_command_stops_hopeless_trials_and_says_so_in_their_lines(trials, tiny, capsys):
-    pytest.importorskip("optuna")
-    _, planned = trials
-    for one in planned[:5]:
-        with_scores(one.folder, 1.0, 1.0)
-    assert sweep(tiny, "--models", "lstm", "--trials", "5") == 0
+def test_a_trial_that_diverges_says_when_and_why_and_is_never_chosen(tiny, monkeypatch, capsys):
+    monkeypatch.setattr("riglstm.lab.cli.sweep.Processes", lambda _, until: InProcess(until))
+    tiny.write_text(f'{TINY}"fit.lr" = 1e38\n')
+    assert sweep(tiny, "--models", "lstm", "--trials", "start") == 0
+    words = "the loss of update 2 is not a finite number"
+    assert f"lstm, trial start: failed: {words}" in capsys.readouterr().err
     (said,) = search.read_lines(tiny.with_name("results") / "trials" / "tiny.jsonl")
-    assert said["failed"].startswith("stopped early after ")
-    assert "trial 5: failed: stopped early after" in capsys.readouterr().err
-
-
-def test_without_optuna_it_says_what_to_install(tiny, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    tiny.write_text(TINY.replace("trials = 3", "trials = 3\nstop = 'median'"))
-    assert sweep(tiny) == 2
-    assert "needs optuna, which is not installed: pip install 'riglstm[search]'" in (
-        capsys.readouterr().err
-    )
+    assert said["failed"].startswith(words)
+    assert said["updates"] > 0
+    assert winners([said], [said["run"]]) == {}
 
 
 def test_a_run_has_one_line_and_the_first_stays(tmp_path):

@@ -27,9 +27,6 @@ from riglstm.lab.tables.table import (
     table_of_runs,
     text_table,
 )
-from riglstm.lab.tasks.balls import BallsTask
-from riglstm.lab.tasks.copying import CopyingTask
-from riglstm.lab.tasks.images import ImageTask
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 
@@ -295,11 +292,9 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path):
     assert any("best of five" in note for note in shown.notes)
 
 
-def test_a_result_that_lacks_a_figure_or_has_it_twice_is_refused(tmp_path):
+def test_a_result_that_has_a_figure_twice_is_refused(tmp_path):
     (planned,) = plan("mnist", ["lstm"], 1, "quick", tmp_path)
     finished(planned, {("7x7", "7x7"): 0.5})
-    with pytest.raises(ValueError, match="must have a figure for 8x8, chosen on 7x7, got none"):
-        table_of_runs("mnist", [planned], "quick")
     file = planned.folder / "result.json"
     result = json.loads(file.read_text())
     file.write_text(json.dumps({**result, "rows": 2 * result["rows"]}))
@@ -479,12 +474,3 @@ def test_a_file_that_rows_contradict_or_that_is_another_is_left_alone(there, mes
     with pytest.raises(rows.RowError, match=message):
         rows.append(path, [replace(ROW, value=0.5)])
     assert path.read_text() == there
-
-
-def test_scale_and_direction_of_a_table_are_its_tasks():
-    tasks = {"mnist": ImageTask, "cifar": ImageTask, "balls": BallsTask, "copying": CopyingTask}
-    for table in TABLES.values():
-        metric = tasks[table.task].metric  # type: ignore[attr-defined]
-        assert metric.name == table.metric
-        assert metric.scale == table.scale
-        assert metric.higher_is_better == table.higher_is_better

@@ -61,7 +61,7 @@ LAB = (
 )
 EXTRAS: dict[str, str] = {
     **dict.fromkeys(LAB, "lab"),
-    **{"gymnasium": "rl", "minigrid": "rl", "ray": "ray", "optuna": "search"},
+    **{"gymnasium": "rl", "minigrid": "rl", "ray": "ray"},
 }
 """What is not installed with torch, and the extra of ours that has it."""
 

@@ -14,13 +14,11 @@ from riglstm.lab.cli.reproduce import Engine, Place, place, tell_left
 from riglstm.lab.tables import finals, rows, search
 from riglstm.lab.tables.executor import Processes, make_runs
 from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.pruning import pruner
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.run import open_data, run
 from riglstm.lab.tables.table import TextTable, markdown, tables, text_table
 from riglstm.lab.train.progress import say
-from riglstm.lab.train.stopping import Hopeless
 
 
 @dataclass(frozen=True)
@@ -93,11 +91,7 @@ def _trials(config: Sweep, space: search.Space, path: Path, where: Place, again:
             search.append(path, said)
             say(f"{said['model']}, trial {said['trial']}: {_words(said)}")
 
-    hopeless = None
-    if space.stop:
-        every = search.plan(space, models, space.labels(), config.out, where.device)
-        hopeless = pruner(every)
-    errors = _make(config, waiting, ended, where, again, hopeless)
+    errors = _make(config, waiting, ended, where, again)
     lines = search.read_lines(path)
     if lines:
         print(f"\n{_best(space, lines)}\nwritten: {path}")
@@ -155,13 +149,12 @@ def _make(
     ended: Callable[[Planned], None],
     where: Place,
     again: str,
-    hopeless: Hopeless | None = None,
 ) -> list[str]:
     """Make the runs that wait; `ended` hears of each. Returns their errors."""
     jobs = max(1, min(where.jobs, len(waiting)))
     open_data(waiting, config.data_dir)
     until = where.deadline
-    make = partial(run, data_dir=config.data_dir, deadline=until, jobs=jobs, hopeless=hopeless)
+    make = partial(run, data_dir=config.data_dir, deadline=until, jobs=jobs)
     return make_runs(waiting, make, where.executor or Processes(jobs, until), ended, again)
 
 
@@ -175,7 +168,7 @@ def _words(said: Mapping[str, Any]) -> str:
 
 def _best(space: search.Space, lines: Sequence[Mapping[str, Any]]) -> str:
     """The best trial of each model by each rule."""
-    found = search.winners(lines, search.runs(space), TABLES[space.table].higher_is_better)
+    found = search.winners(lines, search.runs(space), TABLES[space.table].metric.higher_is_better)
     shown = [
         [f"{model}, {rule}", str(said["trial"]), f"{search.RULES[rule](said):.4f}"]
         for model, best in found.items()

@@ -32,7 +32,7 @@ def is_grid(path: Path | str) -> bool:
 
 
 def read(path: Path, curves: bool = True) -> GridRun:
-    """A run; raises RunError where the folder's files are not those of one."""
+    """A run; raises ValueError where the folder's files are not those of one."""
     return read_run(path, GridRun, GridSpec.from_json, curves)
 
 

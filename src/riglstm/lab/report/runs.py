@@ -166,7 +166,7 @@ def _tables(records: Sequence[Record]) -> list[Group]:
             key = run.setting, recipe(name, budget).rows[run.row].label
             by_label.setdefault(key, []).append(by_path[run.folder])
         table, _ = table_of_runs(name, runs, budget, by_path)
-        kept.append(Group(table, TABLES[name].scale, by_label))
+        kept.append(Group(table, TABLES[name].metric.scale, by_label))
     return kept
 
 

@@ -25,12 +25,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -59,7 +59,7 @@ TO_BEGIN = 60.0
 TO_SAVE = 15.0
 """Seconds before the deadline at which runs are asked to stop that have not done so themselves."""
 POLL = 0.5
-"""Seconds between two looks at signals, the clock, and processes that have died."""
+"""Seconds between two looks at signals and the clock."""
 
 PROGRESS_FILE = "progress.txt"
 """In the folder of the runs."""
@@ -72,6 +72,7 @@ End: TypeAlias = tuple[Planned, str]
 """A run that is over, and its error in a line; empty where it is done, failed or out of time, as
 its folder says."""
 Ended: TypeAlias = Callable[[Planned, str], None]
+T = TypeVar("T")
 
 
 class Executor(Protocol):
@@ -194,29 +195,21 @@ class Processes:
             for process in list(running):
                 process.kill() if at_once else process.ask_to_stop()
 
-        def look() -> list[End] | None:
-            if not left:
-                return None
-            over, _ = wait(left, POLL, FIRST_COMPLETED)
-            left.difference_update(over)
-            for process in list(running):
-                process.bury()
-            return [end for future in over if (end := future.result()) is not None]
-
         with ThreadPoolExecutor(self.at_a_time) as threads:
             left = {threads.submit(begin, number, run) for number, run in enumerate(runs)}
-            attend(look, close, ended, self.deadline)
+            attend(left, Future.result, close, ended, self.deadline)
 
 
 def attend(
-    look: Callable[[], list[End] | None],
+    left: set[Future[T]],
+    read: Callable[[Future[T]], End | None],
     close: Callable[[bool], None],
     ended: Ended,
     deadline: Deadline,
 ) -> None:
     """Tell of the end of runs that are made elsewhere, and ask them to stop when it is time.
 
-    `look`: waits a moment; what has ended since the last look, None once all have. `close`: asks
+    `left`: one for each run; `read`: what became of it, None where it was not begun. `close`: asks
     all runs to save and end, or with True ends them at once, and lets no other begin.
     """
     # With less time than that from the start, the first ones stop by themselves.
@@ -226,18 +219,19 @@ def attend(
     with StopRequest(speaks=True) as request:
         try:
             try:
-                while (over := look()) is not None:
+                while left:
+                    over, _ = wait(left, POLL, FIRST_COMPLETED)
+                    left -= over
                     if not closed and (request.made or time.time() > late):
                         closed = True
                         close(False)
-                    for run, error in over:
+                    for run, error in filter(None, map(read, over)):
                         lost += [f"{run.label}: {error}"] if error and request.made else []
                         ended(run, error)
             except Exception:
                 # What `ended` raises ends all runs, and costs none.
                 close(False)
-                while look() is not None:
-                    pass
+                wait(left)
                 raise
         except StopNow:
             close(True)
@@ -284,6 +278,7 @@ class RunProcess:
     def hear(self) -> str:
         """Print its lines until its end; its error, empty where it did as it was asked."""
         assert self.process.stdout is not None
+        threading.Thread(target=self._bury, daemon=True).start()
         last = ""
         with self.process.stdout as lines:
             for line in lines:
@@ -296,10 +291,10 @@ class RunProcess:
         self.ask_to_stop()
         return "" if well else last or f"exit code {code}"
 
-    def bury(self) -> None:
+    def _bury(self) -> None:
         """Once it is dead, end what it has started, and what holds its output."""
-        if self.process.poll() is not None:
-            self.kill()
+        self.process.wait()
+        self.kill()
 
     def kill(self) -> None:
         """The process, and those that it has started."""

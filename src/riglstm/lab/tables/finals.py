@@ -57,7 +57,7 @@ def choices(space: Space, model: str, lines: Iterable[Mapping[str, Any]]) -> dic
     searched, of, runs = _searched(space, model)
     # A run's name holds its options; the label in its line may be of a space before a change.
     own = [{**a, "model": of, "trial": runs[a["run"]]} for a in lines if a["run"] in runs]
-    best = search.winners(own, runs, TABLES[searched.table].higher_is_better)[of]
+    best = search.winners(own, runs, TABLES[searched.table].metric.higher_is_better)[of]
     return {rule: str(said["trial"]) for rule, said in best.items() if rule in space.rules}
 
 

@@ -18,8 +18,8 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -53,8 +53,14 @@ SETTINGS = {
 }
 OVER = ("result.json", "failed.json")
 """Files of a run that is over: its result, or the reason why it has none."""
+BY_VALUE = (sys.modules[__name__], executor, progress)
+"""Modules whose code is in a task, so that a worker of Ray imports none of ours."""
 PASSED = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Variables that runs get from the driver, beside those that begin with RIGLSTM_."""
+
+
+Outcome: TypeAlias = tuple[str, bool] | None
+"""Of a task: its run's error, and whether the run is over; None: it was not begun."""
 
 
 class Driver(NamedTuple):
@@ -89,24 +95,20 @@ class OnRay:
             driver = Driver(os.getcwd(), token, variables(self.cores), self.deadline.at)
             at_a_time = self._room(ray)
             share = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": TRIES}
-            task = ray.remote(by_value(ray.cloudpickle, driver)).options(**share)
-            left = {
-                task.remote(run.label, run.folder, pickled(run, make), number < at_a_time): run
+            for module in BY_VALUE:
+                ray.cloudpickle.register_pickle_by_value(module)
+            task = ray.remote(make_run).options(**share)
+            tasks = [
+                task.remote(driver, run.label, run.folder, pickled(run, make), number < at_a_time)
                 for number, run in enumerate(runs)
-            }
+            ]
+            of = {task.future(): run for task, run in zip(tasks, runs, strict=True)}
 
             def close(at_once: bool) -> None:
-                for task in left:
+                for task in tasks:
                     ray.cancel(task, force=at_once)
 
-            def look() -> list[End] | None:
-                if not left:
-                    return None
-                over, _ = ray.wait(list(left), timeout=POLL)
-                ends = [_end(ray, task, left.pop(task)) for task in over]
-                return [end for end in ends if end is not None]
-
-            attend(look, close, ended, self.deadline)
+            attend(set(of), lambda over: _end(ray, over, of[over]), close, ended, self.deadline)
 
     def _room(self, ray: Any) -> int:
         """How many runs the cluster has room for now; nodes may come and go."""
@@ -160,10 +162,10 @@ def variables(cores: int) -> dict[str, str]:
     return own | {k: v for k, v in given if k in PASSED or k.startswith("RIGLSTM_")}
 
 
-def _end(ray: Any, task: Any, run: Planned) -> End | None:
+def _end(ray: Any, over: Future[Outcome], run: Planned) -> End | None:
     """What became of a task that is over; None where its run was not begun."""
     try:
-        said = ray.get(task)
+        said = over.result()
     except ray.exceptions.TaskCancelledError:
         return None
     except ray.exceptions.RayError as error:
@@ -178,30 +180,13 @@ def _end(ray: Any, task: Any, run: Planned) -> End | None:
     return run, words
 
 
-# The task, on a node: of this package it may use what is in the modules of `by_value` alone.
+# The task, on a node: of this package it may use what is in `BY_VALUE` alone.
 
 
-Task: TypeAlias = Callable[[str, Path, bytes, bool], tuple[str, bool] | None]
+def make_run(driver: Driver, label: str, folder: Path, job: bytes, first: bool) -> Outcome:
+    """Make a run on this node, if enough time is left.
 
-
-def by_value(cloudpickle: Any, driver: Driver) -> Task:
-    """The task that makes a driver's runs; its pickle holds its code, and imports none of ours."""
-    for module in (sys.modules[__name__], executor, progress):
-        cloudpickle.register_pickle_by_value(module)
-
-    def make(label: str, folder: Path, job: bytes, first: bool) -> tuple[str, bool] | None:
-        return make_run(driver, label, folder, job, first)
-
-    return make
-
-
-def make_run(
-    driver: Driver, label: str, folder: Path, job: bytes, first: bool
-) -> tuple[str, bool] | None:
-    """Make a run on this node; its error, and whether it is over.
-
-    None: it is not begun, as too little time is left. The first ones are begun in any case: each
-    call gets further.
+    The first ones are begun in any case: each call gets further.
     """
     if not first and driver.deadline - time.time() < TO_BEGIN:
         return None
@@ -241,7 +226,6 @@ def _wait(process: RunProcess) -> tuple[bool, str]:
         while not heard.done():
             try:
                 wait([heard], POLL)
-                process.bury()
             except KeyboardInterrupt:
                 stopped = True
                 process.ask_to_stop()

@@ -12,6 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from riglstm.lab.tasks.balls import BallsTask
+from riglstm.lab.tasks.base import Metric
+from riglstm.lab.tasks.copying import CopyingTask
+from riglstm.lab.tasks.images import ImageTask
 from riglstm.lab.train.config import Fit, Precision
 from riglstm.layer import VARIANTS
 from riglstm.models.brim import PRESETS
@@ -338,14 +342,11 @@ class PaperTable:
     title: str
     task: str
     """A key of `riglstm.lab.tasks.TASKS`."""
+    metric: Metric
+    """That of the task."""
     measure: str
     """What a cell is, in words."""
     recipes: Mapping[Budget, Recipe]
-    metric: str = "accuracy"
-    """Its name in results."""
-    scale: float = 100.0
-    """Factor from the recorded figure to the printed one."""
-    higher_is_better: bool = True
     settings: str = "trained on"
     """Head of the column that tells settings apart, where there are several."""
     best: bool = False
@@ -366,7 +367,7 @@ _COPIED = (
 TABLES: dict[str, PaperTable] = {
     "mnist": PaperTable(
         "Sequential MNIST",
-        *("mnist", "test accuracy in %"),
+        *("mnist", ImageTask.metric, "test accuracy in %"),
         recipes={
             "paper": _mnist(printed(image_rows(FULL, 5, "mnist"))),
             "tuned": _tuned_mnist(_mnist(image_rows(FULL, 5, "mnist"))),
@@ -376,7 +377,7 @@ TABLES: dict[str, PaperTable] = {
     ),
     "cifar": PaperTable(
         "Sequential CIFAR-10",
-        *("cifar", "test accuracy in %"),
+        *("cifar", ImageTask.metric, "test accuracy in %"),
         recipes={
             "paper": _pictures(
                 only(printed(image_rows(FULL, 4, "cifar")), *_CIFAR_ROWS),
@@ -393,7 +394,7 @@ TABLES: dict[str, PaperTable] = {
     ),
     "ablation": PaperTable(
         "Ablations on sequential MNIST",
-        *("mnist", "test accuracy in %"),
+        *("mnist", ImageTask.metric, "test accuracy in %"),
         recipes={
             "paper": _mnist(printed(ablation_rows(FULL))),
             "tuned": _tuned_mnist(
@@ -414,7 +415,7 @@ TABLES: dict[str, PaperTable] = {
     ),
     "balls": PaperTable(
         "Bouncing balls",
-        *("balls", "100 × BCE in nats per pixel of rolled-out frames"),
+        *("balls", BallsTask.metric, "100 × BCE in nats per pixel of rolled-out frames"),
         recipes={
             "paper": Recipe(
                 printed(ball_rows(FULL, 5, 50)),
@@ -439,8 +440,6 @@ TABLES: dict[str, PaperTable] = {
                 seeds=1,
             ),
         },
-        metric="bce",
-        higher_is_better=False,
         best=True,
         notes=(
             "10 frames are rolled out after 15 true ones.",
@@ -450,7 +449,7 @@ TABLES: dict[str, PaperTable] = {
     ),
     "copying": PaperTable(
         "Multi-digit copying",
-        *("copying", "test accuracy in %, by digit"),
+        *("copying", CopyingTask.metric, "test accuracy in %, by digit"),
         recipes={
             "paper": _copying(only(printed(image_rows(FULL, 4, "mnist")), *_COPYING_ROWS)),
             "tuned": _tuned_copying(_copying(only(image_rows(FULL, 4, "mnist"), *_COPYING_ROWS))),

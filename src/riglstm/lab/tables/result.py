@@ -24,27 +24,23 @@ CHOSEN = "validation@"
 """What `chosen_on` begins with in a row of a result; the condition follows."""
 
 
-class RunError(ValueError):
-    """A file of a run that is not as runs have it; the message names it."""
-
-
 def check_result(
     result: Mapping[str, Any], path: Path, way_out: str = "delete the folder, and train anew"
 ) -> None:
-    """Raise RunError where the content of a file is no result of a run."""
+    """Raise ValueError where the content of a file is no result of a run."""
     rows, wanted = result.get("rows"), {"condition", "metric", "chosen_on", "step", "value"}
     if (
         not isinstance(rows, list)
         or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows)
         or not {"updates", "seconds"} <= result.keys()
     ):
-        raise RunError(
+        raise ValueError(
             f"{path} must be the result of a run, with rows of figures, updates and seconds, got "
             f"{', '.join(result) or 'an empty one'}; {way_out}"
         )
     figures = Counter((row["condition"], row["metric"], row["chosen_on"]) for row in rows)
-    for figure in [key for key, count in figures.items() if count > 1]:
-        raise RunError(f"{path} must have a figure once, got {', '.join(figure)} twice; {way_out}")
+    for figure in [", ".join(key) for key, count in figures.items() if count > 1]:
+        raise ValueError(f"{path} must have a figure once, got {figure} twice; {way_out}")
 
 
 class Series(NamedTuple):
@@ -147,7 +143,7 @@ class Record(RunFiles):
 def read_record(path: Path, curves: bool = True) -> Record:
     """A run that learned a task; `curves`: with what it logged on the way.
 
-    Raises RunError where the folder's files are not those of such a run.
+    Raises ValueError where the folder's files are not those of such a run.
     """
     return read_run(path, Record, RunSpec.from_json, curves)
 
@@ -155,7 +151,7 @@ def read_record(path: Path, curves: bool = True) -> Record:
 def read_run(
     path: Path, kind: type[R], read_spec: Callable[[Mapping[str, Any]], Any], curves: bool
 ) -> R:
-    """A run of a kind; raises RunError where one of its files has another form."""
+    """A run of a kind; raises ValueError where one of its files has another form."""
     folder = RunFolder(path)
     state = state_of(folder)
     with refused(folder.config):
@@ -177,16 +173,14 @@ def read_run(
 
 @contextlib.contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Turns what wrong types and absurd numbers raise within it into a RunError on a file."""
+    """Turns what wrong types and absurd numbers raise within it into a ValueError on a file."""
     try:
         yield
-    except RunError:
-        raise
     except (ValueError, OSError, csv.Error) as error:
         said = str(error)
-        raise RunError(said if str(path) in said else f"{path}: {said}") from error
+        raise ValueError(said if str(path) in said else f"{path}: {said}") from error
     except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise RunError(f"{path} must be that of a run, got {error!r} from it") from error
+        raise ValueError(f"{path} must be that of a run, got {error!r} from it") from error
 
 
 def read_metrics(path: Path) -> dict[str, Series]:
@@ -201,7 +195,7 @@ def read_metrics(path: Path) -> dict[str, Series]:
         for number, line in enumerate(csv.reader(whole[1:]), start=2):
             if len(line) != 3:
                 got = ",".join(line)[:80]
-                raise RunError(f"{path}, line {number}, must be step,name,value, got {got!r}")
+                raise ValueError(f"{path}, line {number}, must be step,name,value, got {got!r}")
             points.setdefault(line[1], {})[int(line[0])] = float(line[2])
         found = {
             name: Series(np.array([*of], np.int64), np.array([*of.values()]))
@@ -305,11 +299,11 @@ def rows_of(run: RunFiles, /, **named: Any) -> list[ResultRow]:
 
 
 def read_planned(planned: Planned, curves: bool = False) -> Record:
-    """The run in a planned run's folder; raises RunError where it is another."""
+    """The run in a planned run's folder; raises ValueError where it is another."""
     run = read_record(planned.folder, curves)
     if run.spec.digest() != planned.spec.digest():
         found = differences(run.spec.identity(), planned.spec.identity())
-        raise RunError(
+        raise ValueError(
             f"{planned.folder} must hold the run that its name says, got another: "
             f"{'; '.join(found)}; move it away, or delete it"
         )

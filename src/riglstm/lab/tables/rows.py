@@ -155,7 +155,7 @@ def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
         ("budget", [*table.recipes, SEARCHED]),
         ("model", [key for recipe in recipes for key in recipe.rows]),
         ("setting", [key for recipe in recipes for key in recipe.settings]),
-        ("metric", [FAILED, *(f"{table.metric}@{c}" for c in conditions)]),
+        ("metric", [FAILED, *(f"{table.metric.name}@{c}" for c in conditions)]),
         ("chosen_on", [""] if row.metric == FAILED else [f"{CHOSEN}{c}" for c in conditions]),
     ):
         if getattr(row, name) not in known:
@@ -166,7 +166,7 @@ def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
     rules = [AT_HOME, SHIFTED, f"{AT_HOME}, {SHIFTED}"] if searched else [""]
     if row.rule not in rules:
         yield "rule", "; ".join(rules) or "nothing, as nothing was searched"
-    share = table.metric == "accuracy" and row.metric != FAILED
+    share = table.metric.name == "accuracy" and row.metric != FAILED
     if share and isinstance(row.value, float | int) and row.value > 1:
         yield "value", "a share from 0 to 1"
 

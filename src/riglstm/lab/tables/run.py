@@ -32,7 +32,7 @@ from riglstm.lab.train.config import (
 )
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
 from riglstm.lab.train.progress import say
-from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Hopeless, Interrupted, untested
+from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
 
 CPU = torch.device("cpu")
 
@@ -70,14 +70,13 @@ def run(
     again: str = "",
     deadline: Deadline = NEVER,
     jobs: int = 1,
-    hopeless: Hopeless | None = None,
 ) -> dict[str, Any]:
     """Train, test the chosen weights on every condition, write the result; returns it.
 
     A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
-    to have stopped. `jobs`: how many runs share the device, for the record. `hopeless`: ends a
-    trial early, as if it had diverged. Raises what `riglstm.lab.train.loop.fit` does.
+    to have stopped. `jobs`: how many runs share the device, for the record. Raises
+    what `riglstm.lab.train.loop.fit` does.
     """
     # Lightning takes seconds to load, and what reads folders does without.
     from riglstm.lab.train.loop import fit
@@ -90,12 +89,7 @@ def run(
         # Data that cannot be read or made is told of before there is a run.
         task.ready()
         with training(folder, spec.resolved(), device, jobs=jobs, resume=resume):
-            fitted = fit(
-                *(net, task, spec.fit, spec.seed, folder),
-                again=again,
-                deadline=deadline,
-                hopeless=hopeless,
-            )
+            fitted = fit(*(net, task, spec.fit, spec.seed, folder), again=again, deadline=deadline)
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}

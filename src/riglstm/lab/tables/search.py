@@ -19,9 +19,6 @@ A space is a TOML file (`docs/protocol.md` has the rules, `protocol/` the spaces
     [named.start-0]           # a trial by name, for questions that a draw does not ask
     "task.start_range" = 0.1
 
-`stop = "median"` ends trials early that are worse than others (`riglstm.lab.tables.pruning`). The
-protocol gives every trial its updates, so that a space with final runs cannot have it.
-
 An option that a model does not have is left out of its trials. No trial sees test data. What is
 trained with the recipes that were found, and does see test data, is in the file, too
 (`riglstm.lab.tables.finals`):
@@ -49,7 +46,6 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of
-from riglstm.lab.tables.pruning import MEDIAN
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Recipe, chosen, recipe, steady
 from riglstm.lab.tables.result import made_by, read_planned
 from riglstm.lab.tables.rows import append_text
@@ -84,7 +80,6 @@ class Space:
     final_updates: Mapping[str, int] = field(default_factory=dict)
     recipe_of: tuple[str, ...] = ()
     rules: tuple[str, ...] = (AT_HOME, SHIFTED)
-    stop: str = ""
     source: Space | None = None
     """The space that `recipe_of` names, which is read with this one; None: none."""
 
@@ -152,12 +147,6 @@ def _check_numbers(space: Space) -> None:
     """What is counted, and what is drawn from."""
     check_whole("trials", space.trials, 0)
     check_whole("evaluations", space.evaluations)
-    chosen("stop", (MEDIAN,), [space.stop] if space.stop else [])
-    if space.stop and space.final_updates:
-        raise ValueError(
-            "a space with final_updates gives every trial its updates, as docs/protocol.md says, "
-            f"and must have no stop, got {space.stop!r}"
-        )
     if space.recipe_of and space.labels():
         raise ValueError(
             "a space with recipe_of has no trials of its own and must have trials = 0 and nothing "

@@ -29,7 +29,6 @@ from riglstm.lab.tables.result import (
     CHOSEN,
     FAILED,
     ResultRow,
-    RunError,
     RunFiles,
     read_planned,
     rows_of,
@@ -183,7 +182,10 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
         # Where all are trained on it, both rules choose the same.
         if homes != {c}:
             there = [line.there.get(c, Cell()) for line in lines]
-            add(f"{c}, best checkpoint at {c}", [_there(line, c) for line in lines], there)
+            texts = [
+                cell.text() if line.there else "–" for line, cell in zip(lines, there, strict=True)
+            ]
+            add(f"{c}, best checkpoint at {c}", texts, there)
     less = "" if table.higher_is_better else ", less is better"
     notes = [f"Not run yet: {table.missing}."] if table.missing else []
     return TextTable(
@@ -207,17 +209,6 @@ def _best(table: Table, cells: Sequence[Cell]) -> Iterator[int]:
         if len(means) > 1:
             best = (max if table.higher_is_better else min)(means.values())
             yield from (i for i, mean in means.items() if mean == best)
-
-
-def _there(line: Line, condition: str) -> str:
-    """The cell by the other rule; results may have been recorded by one rule alone."""
-    if not line.there:
-        return "–"
-    cell = line.there.get(condition, Cell())
-    known = cell.values or cell.failed or cell.missing
-    # Of a search that rule may have another recipe, which was not run.
-    none = "not run" if "trial" in line.made else "no figure"
-    return none if line.ours[condition].values and not known else cell.text()
 
 
 def number(x: float) -> str:
@@ -393,7 +384,7 @@ def paper_table(
             row = _sizes(name, made.get("budget", budget)).rows.get(model)
             printed = {} if quick else PAPER[name].get((setting, model), {})
             one = line(
-                *(own, conditions, f"{CHOSEN}{home}", what.scale),
+                *(own, conditions, f"{CHOSEN}{home}", what.metric.scale),
                 waiting.get((setting, model), 0),
                 setting=setting,
                 label=model if row is None else row.label,
@@ -403,7 +394,7 @@ def paper_table(
                 made=made,
             )
             lines.append(one)
-        lines += yardsticks((runs or {}).get(setting, ()), conditions, setting, what.scale)
+        lines += yardsticks((runs or {}).get(setting, ()), conditions, setting, what.metric.scale)
     begun = {(row.setting, row.model) for row in rows if row.budget == budget} | set(waiting)
     only = f", trained on {conditions[0]}" if len(set(homes.values())) == 1 else ""
     found = f", {what.found}" if budget == SEARCHED else ""
@@ -417,7 +408,7 @@ def paper_table(
         missing=_not_run(how, begun),
         settings=what.settings if len({*homes, *how.settings}) > 1 else None,
         best=what.best,
-        higher_is_better=what.higher_is_better,
+        higher_is_better=what.metric.higher_is_better,
     )
     more = (what.notes_of[budget],) if budget in what.notes_of else ()
     notes = (*said, *_run_notes(table, rows), *((QUICK,) if quick else (*what.notes, *more)))
@@ -501,7 +492,7 @@ def table_of_runs(
     records: Mapping[Path, RunFiles] | None = None,
 ) -> tuple[Table, list[ResultRow]]:
     """A table from the folders of its runs, and its rows; `records`: the folders, if read."""
-    how, found, failed = recipe(name, budget), list[ResultRow](), list[str]()
+    found, failed = list[ResultRow](), list[str]()
     waiting: Counter[tuple[str, str]] = Counter()
     runs: dict[str, list[RunFiles]] = {}
     for p in planned:
@@ -509,8 +500,6 @@ def table_of_runs(
             waiting[p.setting, p.row] += 1
             continue
         run = read_planned(p) if records is None else records[p.folder]
-        if records is None and run.result:
-            check_figures(run.result, how, p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")
@@ -521,20 +510,6 @@ def table_of_runs(
         named = {"table": name, "model": p.row, "budget": budget, "setting": p.setting}
         found += rows_of(run, **named, run=said)
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
-
-
-def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
-    """Raise RunError for a result that lacks a figure of its row of a table."""
-    home = how.settings[setting].trained_on
-    found = {(row["condition"], row["chosen_on"]) for row in result["rows"]}
-    homes = (known.trained_on for known in how.settings.values())
-    for condition in dict.fromkeys((*homes, *how.conditions)):
-        for chooser in (home, condition):
-            if (condition, f"{CHOSEN}{chooser}") not in found:
-                raise RunError(
-                    f"the result of {folder} must have a figure for {condition}, chosen on "
-                    f"{chooser}, got none; delete the folder, and run it anew"
-                )
 
 
 def extent(numbers: Sequence[int]) -> str:

@@ -44,10 +44,8 @@ from riglstm.lab.train.stopping import (
     NEVER,
     Deadline,
     Diverged,
-    Hopeless,
     Interrupted,
     OutOfTime,
-    Pruned,
     StopNow,
     StopRequest,
     go_on,
@@ -81,7 +79,6 @@ def fit(
     *,
     again: str = "",
     deadline: Deadline = NEVER,
-    hopeless: Hopeless | None = None,
 ) -> Fitted:
     """Train `net` in place, on the task's device; everything that is written goes to `folder`.
 
@@ -90,13 +87,11 @@ def fit(
     threads to the bit. `again` is the command that does so, for the user who stops a run. In
     several processes all call this, and the first one writes.
     `deadline`: the run stops in good time before it, saved, and makes one update at the least.
-    `hopeless`: is asked after each evaluation but the last.
 
-    Raises Diverged, Pruned, Interrupted, OutOfTime, CheckpointError; ValueError for options that
-    do not fit.
+    Raises Diverged, Interrupted, OutOfTime, CheckpointError; ValueError for options that do not
+    fit.
     """
     training = Training(net, task, config, seed, folder)
-    training.hopeless = hopeless
     state = training.checkpoints.latest()
     if state is not None:
         training.load_state_dict(state)
@@ -170,7 +165,6 @@ class Training:
     """The network, or what averages its gradients over the processes."""
     log: Log
     progress: Progress
-    hopeless: Hopeless | None = None
     last_finite: int
     """The last update whose gradient's norm was a finite number, or where the process began."""
 
@@ -251,8 +245,6 @@ class Training:
                     self._evaluate()
                 # Before the checkpoint, which holds it: a resumed run has to know it.
                 self.pause = time.monotonic() - pausing
-                if not last:
-                    self._check_hopeful()
             if last or self.choice.exhausted:
                 self.stopped = "patience" if self.choice.exhausted else "updates"
             if save or stop or self.stopped:
@@ -306,18 +298,6 @@ class Training:
         self.figures = [row.unbind() for row in rows.unbind()]
         if not torch.isfinite(nn.utils.get_total_norm([w.detach() for w in self.weights])):
             raise self._diverged(f"a weight after update {self.step}")
-
-    def _check_hopeful(self) -> None:
-        if self.hopeless is None:
-            return
-        self.log.flush()
-        # The first process answers for all: another one may have seen more trials end.
-        why, *_ = self._of_every_process(self.hopeless(self.folder.path, self.task.trained_on))
-        if why:
-            after = f"{self.step} of {self.config.updates} updates"
-            seconds = self.seconds + time.monotonic() - self.began
-            words = f"stopped early after {after}: {why}"
-            raise Pruned(words, updates=self.step, seconds=seconds)
 
     def _diverged(self, what: str) -> Diverged:
         there = "there is no checkpoint from before it"

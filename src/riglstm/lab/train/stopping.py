@@ -8,10 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -41,14 +39,6 @@ class Diverged(RuntimeError):  # noqa: N818
     def __init__(self, words: str, **cost: float) -> None:
         super().__init__(words)
         self.cost = cost
-
-
-class Pruned(Diverged):
-    """A trial of a search that has no hope beside others; as a run it has failed."""
-
-
-Hopeless: TypeAlias = Callable[[Path, str], str]
-"""Says, of a run's folder and its training condition, why the run has no hope; empty: it has."""
 
 
 def go_on(how: str, again: str) -> str:
