@@ -292,9 +292,11 @@ def test_at_the_papers_size_its_figures_stand_beside_ours(tmp_path):
     assert any("best of five" in note for note in shown.notes)
 
 
-def test_a_result_that_has_a_figure_twice_is_refused(tmp_path):
+def test_a_result_that_lacks_a_figure_or_has_it_twice_is_refused(tmp_path):
     (planned,) = plan("mnist", ["lstm"], 1, "quick", tmp_path)
     finished(planned, {("7x7", "7x7"): 0.5})
+    with pytest.raises(ValueError, match="must have a figure for 8x8, chosen on 7x7, got none"):
+        table_of_runs("mnist", [planned], "quick")
     file = planned.folder / "result.json"
     result = json.loads(file.read_text())
     file.write_text(json.dumps({**result, "rows": 2 * result["rows"]}))

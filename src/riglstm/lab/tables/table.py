@@ -492,7 +492,7 @@ def table_of_runs(
     records: Mapping[Path, RunFiles] | None = None,
 ) -> tuple[Table, list[ResultRow]]:
     """A table from the folders of its runs, and its rows; `records`: the folders, if read."""
-    found, failed = list[ResultRow](), list[str]()
+    how, found, failed = recipe(name, budget), list[ResultRow](), list[str]()
     waiting: Counter[tuple[str, str]] = Counter()
     runs: dict[str, list[RunFiles]] = {}
     for p in planned:
@@ -500,6 +500,8 @@ def table_of_runs(
             waiting[p.setting, p.row] += 1
             continue
         run = read_planned(p) if records is None else records[p.folder]
+        if records is None and run.result:
+            check_figures(run.result, how, p.setting, p.folder)
         if run.reason:
             # What follows is advice, and where things lie on the machine of the run.
             reason, *_ = run.reason.partition(";")
@@ -510,6 +512,20 @@ def table_of_runs(
         named = {"table": name, "model": p.row, "budget": budget, "setting": p.setting}
         found += rows_of(run, **named, run=said)
     return paper_table(name, found, budget, waiting, runs, (RULES, *failed)), found
+
+
+def check_figures(result: Mapping[str, Any], how: Recipe, setting: str, folder: Path) -> None:
+    """Raise ValueError for a result that lacks a figure of its row of a table."""
+    home = how.settings[setting].trained_on
+    found = {(row["condition"], row["chosen_on"]) for row in result["rows"]}
+    homes = (known.trained_on for known in how.settings.values())
+    for condition in dict.fromkeys((*homes, *how.conditions)):
+        for chooser in (home, condition):
+            if (condition, f"{CHOSEN}{chooser}") not in found:
+                raise ValueError(
+                    f"the result of {folder} must have a figure for {condition}, chosen on "
+                    f"{chooser}, got none; delete the folder, and run it anew"
+                )
 
 
 def extent(numbers: Sequence[int]) -> str:
