@@ -5,6 +5,7 @@ Shapes: T steps, B sequences, C tokens a step, D input features.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,36 +124,26 @@ class InOrder(torch.autograd.Function):
             torch._C._set_deterministic_algorithms(was, warn_only=warned)
 
 
-class Shuffled:
-    """Which of `length` sequences an update learns from, as a function of (seed, step).
+def shuffled(length: int, batch_size: int, device: torch.device, seed: int, step: int) -> Tensor:
+    """(B,): which of `length` sequences an update learns from, on the device.
 
     Each epoch is an order of all of them. Where one ends within a batch, the next one begins, so
-    all batches have one size.
+    all batches have one size. Nothing waits for the device within an epoch.
     """
+    first, last = step * batch_size, (step + 1) * batch_size
+    pieces = []
+    while first < last:
+        epoch, start = divmod(first, length)
+        pieces.append(_order(length, device, seed, epoch)[start : start + last - first])
+        first += len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def __init__(self, length: int, batch_size: int, device: torch.device) -> None:
-        self.length, self.batch_size, self.device = length, batch_size, device
-        self._orders: dict[tuple[int, int], Tensor] = {}
 
-    def batch(self, seed: int, step: int) -> Tensor:
-        """(B,): numbers of sequences, on the device; nothing waits for it within an epoch."""
-        first, last = step * self.batch_size, (step + 1) * self.batch_size
-        pieces = []
-        while first < last:
-            epoch, start = divmod(first, self.length)
-            pieces.append(self._order(seed, epoch)[start : start + last - first])
-            first += len(pieces[-1])
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _order(self, seed: int, epoch: int) -> Tensor:
-        if (seed, epoch) not in self._orders:
-            # The epoch before is needed still, where several devices share a batch of both.
-            while len(self._orders) > 1:
-                del self._orders[next(iter(self._orders))]
-            # Drawn on the CPU, so that every device has the same order.
-            order = torch.randperm(self.length, generator=generator(CPU, seed, epoch))
-            self._orders[seed, epoch] = order.to(self.device)
-        return self._orders[seed, epoch]
+# Two, as a batch may have sequences of two epochs.
+@functools.lru_cache(maxsize=2)
+def _order(length: int, device: torch.device, seed: int, epoch: int) -> Tensor:
+    """All the numbers, drawn on the CPU, so that every device has the same order."""
+    return torch.randperm(length, generator=generator(CPU, seed, epoch)).to(device)
 
 
 def check_core(core: Core, input_size: int) -> None:

@@ -24,7 +24,6 @@ from riglstm.lab.tasks.common import (
     check_start_range,
     check_whole,
     empty_totals,
-    evaluating,
 )
 from riglstm.lab.tasks.datasets import Show
 from riglstm.models.base import Core
@@ -140,7 +139,6 @@ class CopyingTask:
         self.trained_on = config.name(Condition(config.L, config.P))
         named = [config.name(config.read(condition)) for condition in config.conditions]
         self.conditions = tuple(dict.fromkeys((self.trained_on, *named)))
-        self._fixed: dict[tuple[Split, Condition], Tensor] = {}
 
     def ready(self) -> None:
         """Nothing takes long here."""
@@ -185,20 +183,19 @@ class CopyingTask:
         """Sums over sequences; "answer_loss" is the cross entropy of the last L steps."""
         L, P = self.config.read(condition)
         totals = empty_totals(self.device, "loss", "accuracy", "answer_loss", "count")
-        with evaluating(net):
-            for rows in batches(self.size(split), 2 * L + P, self.device, share):
-                batch = self.examples(condition, split, rows)
-                logits = net(batch.inputs)
-                answer, digits = logits[-L:], batch.targets[-L:]
-                number = rows.stop - rows.start
-                asked = cross_entropy(answer, digits).double()
-                all_steps = self.config.loss_on == "all"
-                loss = cross_entropy(logits, batch.targets).double() if all_steps else asked
-                right = (answer.argmax(-1) == digits).sum().double()
-                totals["loss"] += number * loss
-                totals["answer_loss"] += number * asked
-                totals["accuracy"] += right / (L * self.config.M)
-                totals["count"] += number
+        for rows in batches(self.size(split), 2 * L + P, self.device, share):
+            batch = self.examples(condition, split, rows)
+            logits = net(batch.inputs)
+            answer, digits = logits[-L:], batch.targets[-L:]
+            number = rows.stop - rows.start
+            asked = cross_entropy(answer, digits).double()
+            all_steps = self.config.loss_on == "all"
+            loss = cross_entropy(logits, batch.targets).double() if all_steps else asked
+            right = (answer.argmax(-1) == digits).sum().double()
+            totals["loss"] += number * loss
+            totals["answer_loss"] += number * asked
+            totals["accuracy"] += right / (L * self.config.M)
+            totals["count"] += number
         return totals
 
     def size(self, split: Split) -> int:
@@ -207,21 +204,12 @@ class CopyingTask:
         return self.config.validation_size if split == "validation" else self.config.test_size
 
     def examples(self, condition: str, split: Split, rows: slice = slice(None)) -> Batch:
-        """Sequences of the validation or the test data."""
-        key = self.config.read(condition)
-        return sequences(self._digits(split, key)[:, rows], key.P, self.config.digits)
-
-    def _digits(self, split: Split, condition: Condition) -> Tensor:
-        """(L, size, M): drawn on the CPU, so that every device sees the same."""
-        if (split, condition) not in self._fixed:
-            config = self.config
-            gen = generator(CPU, SPLITS.index(split), *condition, config.M, config.digits)
-            shape = (condition.L, self.size(split), config.M)
-            digits = torch.randint(
-                config.digits, shape, generator=gen, device=CPU, dtype=torch.uint8
-            )
-            self._fixed[split, condition] = digits.to(self.device)
-        return self._fixed[split, condition]
+        """Sequences of the validation or the test data, the same on every device."""
+        config, (L, P) = self.config, self.config.read(condition)
+        shape = (L, self.size(split), config.M)
+        gen = generator(CPU, SPLITS.index(split), L, P, config.M, config.digits)
+        digits = torch.randint(config.digits, shape, generator=gen, device=CPU, dtype=torch.uint8)
+        return sequences(digits[:, rows].to(self.device), P, config.digits)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
