@@ -81,12 +81,9 @@ def sums(files: dict[str, bytes]) -> dict[str, str]:
 
 def tiny(*mirrors: str) -> Dataset:
     """A set with MNIST's names and ten pictures."""
-    downloads = tuple(
-        Download(n, sha256(data), len(data), tuple(m + n for m in mirrors))
-        for n, data in PACKED.items()
-    )
+    downloads = tuple(Download(n, sha256(data), len(data)) for n, data in PACKED.items())
     form = Form(sums(CONTENTS), MNIST.forms[0].parse)
-    return Dataset("Tiny: 7 + 3 pictures", ("tiny", "TINY/raw"), (form,), downloads)
+    return Dataset("Tiny: 7 + 3 pictures", ("tiny", "TINY/raw"), (form,), downloads, mirrors)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
