@@ -216,15 +216,12 @@ class RunFolder:
         result = self.read_json(self.result)
         if "chosen" in result:
             self.keep_weights({chosen["step"] for chosen in result["chosen"].values()})
-        self._empty(self.checkpoints)
+        self._remove(self.checkpoints)
 
     def keep_weights(self, steps: Collection[int]) -> None:
         """Delete the weights of all other steps."""
-        wanted = {self.weights_of(step) for step in steps}
         if self.writes:
-            for path in self.made(self.weights):
-                if path not in wanted:
-                    path.unlink()
+            self._remove(self.weights, but={self.weights_of(step) for step in steps})
 
     def empty(self) -> None:
         """Remove all that the run has made, checkpoints first: nothing resumes without them.
@@ -232,14 +229,14 @@ class RunFolder:
         config.json goes last, and stays beside files of others: it says that the folder is a run's.
         """
         for folder in (self.checkpoints, self.weights, self.tensorboard, self.path):
-            self._empty(folder)
+            self._remove(folder, but={self.config})
         if {path.name for path in self.path.iterdir()} <= {self.config.name, self.lock.name}:
             self.config.unlink(missing_ok=True)
 
-    def _empty(self, folder: Path) -> None:
-        """Remove what the run has made in one of its folders, and the folder if it is empty."""
-        for path in self.made(folder):
-            if path != self.config:
+    def _remove(self, folder: Path, ending: str = "", but: Collection[Path] = ()) -> None:
+        """Remove what `made` names, `but` for some; then the folder, if it is empty."""
+        for path in self.made(folder, ending):
+            if path not in but:
                 path.unlink(missing_ok=True)
         if folder != self.path:
             _remove_empty([folder])
@@ -281,8 +278,7 @@ class RunFolder:
         """Remove the files that a kill left half-written."""
         if self.writes:
             for folder in (self.path, self.checkpoints, self.weights):
-                for path in self.made(folder, HALF):
-                    path.unlink(missing_ok=True)
+                self._remove(folder, HALF)
 
 
 def _remove_empty(folders: Collection[Path]) -> None:
