@@ -169,11 +169,9 @@ class RunFolder:
             return
         session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
         session["started"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.check_run(config, resume=resume)
         if self.state == "new":
             self.write_json(self.config, config)
-            self.write_json(self.run, session)
-            return
-        self.check_run(config, resume=resume)
         if self.run.exists():
             record = self.read_json(self.run)
             session = {**record, "resumed": [*record.get("resumed", []), session]}
