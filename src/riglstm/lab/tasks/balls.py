@@ -23,7 +23,6 @@ from riglstm.lab.tasks.common import (
     check_core,
     check_whole,
     empty_totals,
-    evaluating,
     shuffled,
 )
 from riglstm.lab.tasks.datasets import Show, cache_folder
@@ -195,11 +194,11 @@ class BallsTask:
         return totals
 
     def rollout(self, net: nn.Module, condition: str, split: Split, index: int = 0) -> Rollout:
-        """The roll-out of one sequence, for a picture."""
+        """The roll-out of one sequence by a network in eval mode, for a picture."""
         packed = self.packed(condition, split)
         check_whole("the index of a sequence", index, low=0, high=len(packed) - 1)
         frames = _frames(packed[index : index + 1])
-        with evaluating(net):
+        with torch.no_grad():
             predicted = self._roll_out(net, frames)
         shown = (frames[self._seen], frames[self._scored], predicted)
         return Rollout(*(f[:, 0].cpu() for f in shown))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -175,19 +174,6 @@ def check_start_range(start_range: float | None) -> None:
         raise ValueError(
             f"start_range must be a number above 0, or none for torch's own, got {start_range!r}"
         )
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients; every module's mode is as before afterwards."""
-    training = [module for module in net.modules() if module.training]
-    net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def batches(length: int, T: int, device: torch.device, share: tuple[int, int]) -> Iterator[slice]:
