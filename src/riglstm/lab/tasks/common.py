@@ -168,8 +168,16 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
 
 
-def check_start_range(start_range: float | None) -> None:
-    """An option is a range of start values, or none."""
+def check_network(
+    input_size: int, channels: int, named: str, dropout: float, start_range: float | None
+) -> None:
+    """Options of the network on tokens fit; `named`: what the channels are called."""
+    if input_size % channels:
+        raise ValueError(
+            f"input_size must be a multiple of {named}, got {input_size}; "
+            f"take input_size={input_size // channels * channels or channels}"
+        )
+    check_share("dropout", dropout)
     if start_range is not None and not 0 < start_range < math.inf:
         raise ValueError(
             f"start_range must be a number above 0, or none for torch's own, got {start_range!r}"

@@ -23,8 +23,8 @@ from riglstm.lab.tasks.common import (
     TokenNetwork,
     batches,
     check_core,
+    check_network,
     check_share,
-    check_start_range,
     check_whole,
     empty_totals,
     shuffled,
@@ -134,15 +134,9 @@ class SequentialImages:
         for name in ("train_size", "validation_size", "test_size"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
-        for name in ("dropout", "label_smoothing"):
-            check_share(name, getattr(self, name))
-        check_start_range(self.start_range)
-        if self.input_size % self.channels:
-            raise ValueError(
-                f"input_size must be a multiple of the {self.channels} channels, "
-                f"got {self.input_size}; take input_size="
-                f"{self.input_size // self.channels * self.channels or self.channels}"
-            )
+        check_share("label_smoothing", self.label_smoothing)
+        channels = f"the {self.channels} channels"
+        check_network(self.input_size, self.channels, channels, self.dropout, self.start_range)
         for condition in self.conditions:
             read_size(condition)
 
