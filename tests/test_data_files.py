@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import files_below, free_port, seeded
+from helpers import files_below, free_port, put, seeded
 from riglstm.lab.tasks.datasets import (
     DATASETS,
     DataError,
@@ -88,13 +88,6 @@ def tiny(*mirrors: str) -> Dataset:
 
 def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
     monkeypatch.setitem(DATASETS, "tiny", tiny(*mirrors))
-
-
-def put(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    return folder
 
 
 def is_tiny(data_dir: Path) -> bool:
