@@ -59,19 +59,19 @@ def read_size(condition: str) -> Size:
     return Size(int(found[1]), int(found[2]))
 
 
-def positions(n: int, size: Size) -> Tensor:
+def positions(n: int, size: Size, device: torch.device = CPU) -> Tensor:
     """(rows · columns,): the pixel of an n x n picture that each step shows, row by row.
 
     Row i of the resized picture is row ⌊i·n/rows⌋ of the original, and columns likewise.
     """
-    row, column = (torch.arange(many) * n // many for many in size)
+    row, column = (torch.arange(many, device=device) * n // many for many in size)
     return (n * row[:, None] + column).flatten()
 
 
 def resized(pixels: Tensor, condition: str) -> Tensor:
     """Square pictures (n, C, pixels) at the size of a condition: (n, C, T)."""
-    shown = positions(math.isqrt(pixels.shape[2]), read_size(condition))
-    return pixels.index_select(2, shown.to(pixels.device))
+    side = math.isqrt(pixels.shape[2])
+    return pixels.index_select(2, positions(side, read_size(condition), pixels.device))
 
 
 def split_up(

@@ -282,7 +282,7 @@ class Training:
         self.optimizer.step()
         self.step += 1
         self.average.update(self.step)
-        self.figures.append(torch.stack((loss.detach().float(), metric.float(), norm)))
+        self.figures.append(torch.stack([x.detach().float() for x in (loss, metric, norm)]))
         self.progress.move(self.step)
 
     def _requested(self, request: StopRequest) -> bool:
