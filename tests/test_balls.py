@@ -42,8 +42,6 @@ from riglstm.lab.tasks.datasets import DataError
 from riglstm.lab.train.config import score
 from riglstm.models import build
 
-Patch = pytest.MonkeyPatch
-
 BOUND = 1e-9
 """Of a box of 10: collisions happen at their own times, so that only rounding is left."""
 PAPER = ("4", "678", "curtain")

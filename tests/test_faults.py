@@ -29,7 +29,6 @@ from train_task import SMALL, train
 
 pytestmark = pytest.mark.slow
 
-Capture = pytest.CaptureFixture[str]
 SEED = int(os.environ.get("RIGLSTM_FAULT_SEED") or time.time())
 KILLS, FLIPS = 50, 200
 

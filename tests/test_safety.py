@@ -24,9 +24,6 @@ from riglstm.lab.tables import run
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import StopRequest
 
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
-
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = [*train_task.SMALL, "--updates", "6", "--checkpoint-every", "2"]
 
