@@ -126,7 +126,9 @@ class RunFolder:
         self.holding = True
         begun_here = self.state == "new"
         try:
-            self.sweep()
+            # What a kill has left half-written.
+            for folder in (self.path, self.checkpoints, self.weights):
+                self._remove(folder, HALF)
             yield
         except Exception as error:
             if begun_here and not isinstance(error, Diverged) and not self.made(self.checkpoints):
@@ -271,12 +273,6 @@ class RunFolder:
         if self.writes:
             with atomic_write(path) as file:
                 file.write((json.dumps(content, indent=2) + "\n").encode())
-
-    def sweep(self) -> None:
-        """Remove the files that a kill left half-written."""
-        if self.writes:
-            for folder in (self.path, self.checkpoints, self.weights):
-                self._remove(folder, HALF)
 
 
 def _remove_empty(folders: Collection[Path]) -> None:
