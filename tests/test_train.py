@@ -546,6 +546,25 @@ def test_a_capture_ends_with_its_training_and_a_refused_one_is_refused_again(mon
         gc.enable()
 
 
+@pytest.mark.slow
+def test_a_small_riglstm_learns_to_copy(tmp_path):
+    """By the code that `riglstm train` runs; a single seed, with a margin."""
+    task = Copying(
+        L=3, P=5, digits=4, conditions=(), batch_size=32, input_size=16, loss_on="answer"
+    ).open(CPU)
+    torch.manual_seed(0)
+    # Its soft update starts at the new state.
+    options = {"num_cells": 4, "update_scale": 24**-0.5, "update_bias": 4.0}
+    net = task.network(build("riglstm", task.input_size, 96, **options))
+    before = means(score(net, task, "P=5", "test"))
+    assert before["accuracy"] < 0.4
+    rates = {"lr": 1e-2, "warmup": 36, "decay": "linear"}
+    config = replace(ONE, updates=360, evaluate_every=360, checkpoint_every=360, **rates)
+    train(tmp_path, config, task=task, net=net)
+    # On data that chose nothing. 0.25 is guessing; who remembers two digits of three gets 0.75.
+    assert means(score(net, task, "P=5", "test"))["accuracy"] > 0.95
+
+
 def test_only_the_loop_itself_needs_lightning():
     """What reads folders and options must not wait for Lightning to load."""
     for path in Path(riglstm.lab.train.__file__).parent.glob("*.py"):
