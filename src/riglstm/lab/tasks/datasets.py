@@ -293,7 +293,7 @@ _MNIST = Dataset(
     "MNIST: 60,000 + 10,000 handwritten digits, 28x28",
     ("mnist", "MNIST", "MNIST/raw"),
     (Form({name: content for name, (content, _, _) in _MNIST_FILES.items()}, _parse_idx),),
-    tuple(Download(f"{name}.gz", sum_, size) for name, (_, sum_, size) in _MNIST_FILES.items()),
+    tuple(Download(f"{name}.gz", packed, size) for name, (_, packed, size) in _MNIST_FILES.items()),
     (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
