@@ -96,6 +96,7 @@ def test_the_second_process_writes_nothing(tmp_path, monkeypatch):
     with folder.held():
         folder.begin(CONFIG, command="", device="", resume=False)
         folder.finish({"rows": []})
+        assert not folder.path.exists(), "a lock"
     log = Log(folder, 0, tensorboard=True)
     log.add(1, {"loss": 1.0})
     log.flush()
