@@ -66,6 +66,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def put(folder: Path, files: dict[str, bytes]) -> Path:
+    """Write files, by their names below a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
 def files_below(folder: Path) -> list[str]:
     """All files but locks."""
     files = (p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")

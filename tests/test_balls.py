@@ -39,9 +39,8 @@ from riglstm.lab.tasks.balls_films import (
 from riglstm.lab.tasks.base import means
 from riglstm.lab.tasks.common import CPU
 from riglstm.lab.tasks.datasets import DataError
+from riglstm.lab.train.config import score
 from riglstm.models import build
-
-Patch = pytest.MonkeyPatch
 
 BOUND = 1e-9
 """Of a box of 10: collisions happen at their own times, so that only rounding is left."""
@@ -463,7 +462,7 @@ def test_a_roll_out_is_the_loop_that_feeds_probabilities_back(task, model, optio
     assert torch.allclose(picture.prediction, got[:, 2], atol=1e-5)
     truth = films[:, 3:7].transpose(0, 1)
     bce = -(truth * got.log() + (1 - truth) * (1 - got).log()).mean()
-    scored = means(task.score(net, "4", "validation"))
+    scored = means(score(net, task, "4", "validation"))
     assert abs(scored["bce"] - bce) < 1e-5
     with torch.no_grad():
         logits = net(films[:, :-1].transpose(0, 1))
@@ -511,9 +510,8 @@ def test_training_on_roll_outs_feeds_predictions_back_and_has_their_gradient(tas
 def test_scores_under_autocast_are_near_those_without():
     task = Balls(test_size=1, frames=3, context=1, rollout_frames=2).open(CPU)
     net = small_network(task)
-    exact = means(task.score(net, "4", "test"))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = means(task.score(net, "4", "test"))
+    exact = means(score(net, task, "4", "test"))
+    rounded = means(score(net, task, "4", "test", precision="bf16"))
     # bfloat16 keeps 3 digits of each number, and errors of pixels cancel in the mean.
     assert rounded == pytest.approx(exact, rel=1e-2)
     assert rounded != exact
@@ -525,7 +523,7 @@ def test_a_probability_of_one_costs_no_more_than_the_clip(task):
     assert isinstance(bias, Tensor)
     nn.init.constant_(bias, 100.0)
     films = unpack(task.packed("4", "test"))[:, 3:7]
-    bce = means(task.score(net, "4", "test"))["bce"]
+    bce = means(score(net, task, "4", "test"))["bce"]
     assert abs(bce - (1 - films.mean().item()) * 13.8155) < 0.1
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import files_below, free_port, seeded
+from helpers import files_below, free_port, put, seeded
 from riglstm.lab.tasks.datasets import (
     DATASETS,
     DataError,
@@ -81,23 +81,13 @@ def sums(files: dict[str, bytes]) -> dict[str, str]:
 
 def tiny(*mirrors: str) -> Dataset:
     """A set with MNIST's names and ten pictures."""
-    downloads = tuple(
-        Download(n, sha256(data), len(data), tuple(m + n for m in mirrors))
-        for n, data in PACKED.items()
-    )
+    downloads = tuple(Download(n, sha256(data), len(data)) for n, data in PACKED.items())
     form = Form(sums(CONTENTS), MNIST.forms[0].parse)
-    return Dataset("Tiny: 7 + 3 pictures", ("tiny", "TINY/raw"), (form,), downloads)
+    return Dataset("Tiny: 7 + 3 pictures", ("tiny", "TINY/raw"), (form,), downloads, mirrors)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *mirrors: str) -> None:
     monkeypatch.setitem(DATASETS, "tiny", tiny(*mirrors))
-
-
-def put(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    return folder
 
 
 def is_tiny(data_dir: Path) -> bool:

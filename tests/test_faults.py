@@ -6,7 +6,6 @@ As a script it makes runs and kills them, each in a fork of one process that has
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import random
@@ -25,12 +24,11 @@ import torch
 from riglstm.lab.cli.main import main
 from riglstm.lab.train.checkpoints import Checkpoints, read_checkpoint, read_weights
 from riglstm.lab.train.folder import PART, RunFolder
-from train_helpers import assert_same
+from train_helpers import assert_same, outcome
 from train_task import SMALL, train
 
 pytestmark = pytest.mark.slow
 
-Capture = pytest.CaptureFixture[str]
 SEED = int(os.environ.get("RIGLSTM_FAULT_SEED") or time.time())
 KILLS, FLIPS = 50, 200
 
@@ -103,21 +101,10 @@ OTHERS = ("notes.txt", "weights/mine.safetensors", "checkpoints/mine.part", "dra
 
 
 def left(path: Path) -> dict[str, Any]:
-    """What a run leaves, but for times and the record of its sessions."""
-    folder = RunFolder(path)
-    result = folder.read_json(folder.result)
-    lines = folder.metrics.read_text().splitlines()
-    files = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
-    return {
-        "result": {k: v for k, v in result.items() if k not in ("seconds", "commit", "device")},
-        "config": folder.read_json(folder.config),
-        "weights": {
-            f.name: hashlib.sha256(f.read_bytes()).hexdigest()
-            for f in folder.weights.glob("step-*")
-        },
-        "metrics": [line for line in lines if "per_second" not in line],
-        "files": [name for name in files if name not in OTHERS],
-    }
+    """What a run leaves, without files of others and the folders that these keep."""
+    found = outcome(path)
+    names = [name for name in found["files"] if (path / name).is_file()]
+    return {**found, "files": [name for name in names if name not in OTHERS]}
 
 
 def kill(root: Path, seed: str) -> None:

@@ -18,7 +18,6 @@ from riglstm.lab.cli import main
 from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.train.config import Fit
 
-Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 MODULE = '''

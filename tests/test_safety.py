@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 import train_task
-from helpers import python
+from helpers import files_below, put, python
 from riglstm.lab.cli.main import main, unbreakable_output
 from riglstm.lab.minigrid import runs as minigrid
 from riglstm.lab.minigrid.ppo import PPO
@@ -23,9 +23,6 @@ from riglstm.lab.tables import reproduce as reproducing
 from riglstm.lab.tables import run
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import StopRequest
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = [*train_task.SMALL, "--updates", "6", "--checkpoint-every", "2"]
@@ -56,9 +53,7 @@ OTHERS = {
 )
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(names, resume, tmp_path, capsys):
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(OTHERS[name])
+    put(tmp_path, {name: OTHERS[name] for name in names})
     before = tree(tmp_path)
     assert main([*SMALL, "--out", str(tmp_path), *(["--resume"] if resume else [])]) == 2
     assert (
@@ -72,8 +67,7 @@ def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(names, resume, tm
 
 
 def test_the_folder_of_a_start_that_was_killed_is_a_new_one(tmp_path):
-    (tmp_path / "riglstm.lock").touch()
-    (tmp_path / "config.json.7.part").write_bytes(b"{")
+    put(tmp_path, {"riglstm.lock": b"", "config.json.7.part": b"{"})
     assert main([*SMALL, "--out", str(tmp_path)]) == 0
     assert not list(tmp_path.glob("*.part"))
 
@@ -82,25 +76,19 @@ def test_a_run_deletes_only_what_it_has_made(tmp_path):
     out = tmp_path / "run"
     RunFolder(out).begin({"task": "", "fit": {}, "seed": 0}, command="", device="", resume=False)
     mine = ("checkpoints/best.pt", "weights/step-one.safetensors", "draft.part", "notes.txt")
-    for name in mine:
-        (out / name).parent.mkdir(exist_ok=True)
-        (out / name).write_bytes(b"mine")
     made = ["checkpoints/step-3.ckpt", *(f"weights/step-{n}.safetensors" for n in (3, 6, 9))]
     halves = [f"{name}.3.part" for name in (*made, "run.json")]
-    for name in (*made, *halves):
-        (out / name).write_bytes(b"the run's")
+    put(out, dict.fromkeys(mine, b"mine") | dict.fromkeys((*made, *halves), b"the run's"))
     folder, kept = RunFolder(out), {*mine, "config.json", "run.json"}
     result = {"chosen": {"P=5": {"step": 6, "value": 0.5}, "P=10": {"step": 9, "value": 0.25}}}
     with folder.held():
-        left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+        left = {*files_below(out)}
         assert left == {*kept, *made, "riglstm.lock"}, "what a kill left half-written goes first"
         folder.finish(result)
     assert folder.read_json(folder.result) == result
-    left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    assert left == {*kept, *made[2:], "result.json"}
+    assert {*files_below(out)} == {*kept, *made[2:], "result.json"}
     folder.empty()
-    left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
-    assert left == {*mine, "config.json"}, "it is still a run's folder"
+    assert {*files_below(out)} == {*mine, "config.json"}, "it is still a run's folder"
 
 
 def test_a_run_that_fails_stays_if_it_has_a_checkpoint_and_leaves_nothing_else(
@@ -126,10 +114,8 @@ def test_a_run_that_is_done_is_tidied_up_shown_and_exported_over_a_file_only_if_
     assert main([*SMALL, "--out", str(out)]) == 0
     before = tree(out)
     # As a kill in the last clean-up leaves it.
-    for name in ("checkpoints/step-6.ckpt", "weights/step-1.safetensors", "run.json.7.part"):
-        (out / name).parent.mkdir(exist_ok=True)
-        (out / name).touch()
-    (out / "riglstm.lock").touch()
+    spare = ("checkpoints/step-6.ckpt", "weights/step-1.safetensors", "run.json.7.part")
+    put(out, dict.fromkeys((*spare, "riglstm.lock"), b""))
     capsys.readouterr()
     assert main([*SMALL, "--out", str(out), "--resume"]) == 0
     said = capsys.readouterr().out
@@ -150,9 +136,8 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "tables").mkdir(parents=True)
-    for name in ("runs/tables/copying-quick.csv", "report.html", "bench.json"):
-        (tmp_path / name).write_text("mine")
+    put(tmp_path / "runs", {"tables/copying-quick.csv": b"mine"})
+    put(tmp_path, dict.fromkeys(("report.html", "bench.json"), b"mine"))
     before = tree(tmp_path)
     monkeypatch.setattr(reproducing, "run", lambda *args, **_: pytest.fail("trained"))
     for words, said in (

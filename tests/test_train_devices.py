@@ -18,7 +18,7 @@ from torch import nn
 from helpers import free_port, python
 from riglstm.lab.train.stopping import Interrupted
 from train_helpers import assert_same, finish, last_step, outcome, start, weights_of_both
-from train_task import QUICK, Halves, Slow, network, train
+from train_task import QUICK, Halves, network, slowly, train
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def both(target: Callable[..., None], *arguments: object) -> list[ForkServerProc
 
 def shared(path: Path, dropout: bool = True, batch_size: int = 8, flood: float = 0.0) -> None:
     """Train, and leave what each process has."""
-    task = Slow(batch_size=batch_size)
+    task = Halves(batch_size=batch_size, twist=slowly)
     net = network(task)
     net.dropout = net.dropout if dropout else nn.Identity()
     rank = os.environ["RANK"]

@@ -93,9 +93,10 @@ def test_the_second_process_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert rank() == 1
     folder = RunFolder(tmp_path / "run")
-    folder.begin(CONFIG, command="", device="", resume=False)
-    folder.finish({"rows": []})
-    folder.sweep()
+    with folder.held():
+        folder.begin(CONFIG, command="", device="", resume=False)
+        folder.finish({"rows": []})
+        assert not folder.path.exists(), "a lock"
     log = Log(folder, 0, tensorboard=True)
     log.add(1, {"loss": 1.0})
     log.flush()

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import riglstm.lab.train.graphed
-from riglstm.lab.tasks.base import Batch
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.graphed import GraphedModule
 from train_helpers import outcome
@@ -68,14 +67,13 @@ def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path):
     task = Halves(torch.device("cuda", 0))
     whole = trained(tmp_path / "whole", GPU)
 
-    class Stops(Halves):
-        def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-            if step == 30:
-                raise ZeroDivisionError
-            return super().batch(seed, step, rows)
+    def stop(update, net, loss):
+        if update == 31:
+            raise ZeroDivisionError
+        return loss
 
     with pytest.raises(ZeroDivisionError):
-        trained(tmp_path / "parts", GPU, Stops(task.device))
+        trained(tmp_path / "parts", GPU, Halves(task.device, twist=stop))
     net = train(tmp_path / "parts", GPU, task=task, resume=True)
     for a, b in zip(net.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
@@ -88,16 +86,14 @@ def test_a_run_on_a_gpu_goes_on_close_to_where_it_would_have_come(tmp_path):
 def test_products_are_in_the_precision_that_was_asked_for(precision, tmp_path):
     seen = set()
 
-    class Looks(Halves):
-        def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-            x = torch.full((64, 64), 1 + 2**-12, device=self.device)
-            exact = bool((x @ x)[0, 0] == 64 * (1 + 2**-12) ** 2)
-            rnn = torch.backends.cudnn.allow_tf32
-            seen.add((exact, rnn))
-            return super().loss(net, batch)
+    def look(update, net, loss):
+        x = torch.full((64, 64), 1 + 2**-12, device=loss.device)
+        exact = bool((x @ x)[0, 0] == 64 * (1 + 2**-12) ** 2)
+        seen.add((exact, torch.backends.cudnn.allow_tf32))
+        return loss
 
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     config = replace(GPU, precision=precision, updates=9, warmup=0)
-    trained(tmp_path, config, Looks(torch.device("cuda", 0)))
+    trained(tmp_path, config, Halves(torch.device("cuda", 0), twist=look))
     assert seen == {(precision == "fp32", precision == "tf32")}
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

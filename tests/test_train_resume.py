@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from riglstm.lab.tasks.base import Batch, Totals
 from riglstm.lab.train.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.stopping import SIGNALS, Deadline, Interrupted, OutOfTime
 from train_helpers import assert_same, finish, last_step, outcome, start
-from train_task import QUICK, Halves, Slow, fitted, network, train
+from train_task import QUICK, Halves, fitted, network, slowly, train
 
 
 def resume(path: Path, config: Fit = QUICK) -> None:
@@ -106,7 +105,7 @@ def interrupted(path: Path, say: Path) -> None:
     torch.set_num_threads(1)
     config = replace(QUICK, checkpoint_every=1000)
     try:
-        train(path, config, task=Slow(), resume=True, again="riglstm train --resume")
+        train(path, config, task=Halves(twist=slowly), resume=True, again="riglstm train --resume")
     except Interrupted as error:
         say.write_text(str(error))
         sys.exit(130)
@@ -135,28 +134,6 @@ def test_a_run_that_is_stopped_saves_and_says_how_to_resume(number, tmp_path, le
         assert_same(got[part], want[part])
 
 
-class Signalled(Halves):
-    """A signal comes twice in the middle of an update, or once in the last evaluation."""
-
-    evaluations = 0
-
-    def __init__(self, number: signal.Signals, late: bool = False) -> None:
-        super().__init__()
-        self.number, self.late = number, late
-
-    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        if step == 20 and not self.late:
-            signal.raise_signal(self.number)
-            signal.raise_signal(self.number)
-        return super().batch(seed, step, rows)
-
-    def score(self, *arguments: Any) -> Totals:
-        self.evaluations += 1
-        if self.evaluations == 10 and self.late:
-            signal.raise_signal(self.number)
-        return super().score(*arguments)
-
-
 @pytest.mark.parametrize(
     ("number", "words"),
     [
@@ -168,17 +145,29 @@ class Signalled(Halves):
 def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_changes_nothing(
     number, words, tmp_path, capfd
 ):
+    def twice(update, net, loss):
+        if update == 21:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+        return loss
+
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=words):
-        train(tmp_path, task=Signalled(number))
+        train(tmp_path, task=Halves(twist=twice))
     assert signal.getsignal(number) is before
     assert capfd.readouterr().err.count("stopping after this update") == 1
 
 
 def test_ctrl_c_in_the_last_evaluation_is_heard(tmp_path, left_alone):
+    class Late(Halves):
+        def score(self, net, condition, *rest):
+            if (self.update, condition) == (QUICK.updates, "T=10"):
+                signal.raise_signal(signal.SIGINT)
+            return super().score(net, condition, *rest)
+
     words = r"^trained to the end, and saved; not tested yet; go on with: riglstm --resume$"
     with pytest.raises(Interrupted, match=words):
-        train(tmp_path, task=Signalled(signal.SIGINT, late=True), again="riglstm --resume")
+        train(tmp_path, task=Late(), again="riglstm --resume")
     assert_same(outcome(tmp_path), outcome(left_alone))
 
 

@@ -45,15 +45,18 @@ def weights_of_both(path: Path) -> dict[str, Tensor]:
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Everything that a run leaves, but for times."""
+    """Everything that a run leaves, but for times and the record of its sessions."""
     folder = RunFolder(path)
-    checkpoints = {file.name: read_checkpoint(file) for file in folder.checkpoints.iterdir()}
+    checkpoints = {f.name: read_checkpoint(f) for f in folder.made(folder.checkpoints)}
     for checkpoint in checkpoints.values():
         for name in ("seconds", "pause"):
             del checkpoint[name]
+    result = folder.read_json(folder.result) if folder.state == "done" else {}
     return {
         "checkpoints": checkpoints,
-        "weights": {file.name: file.read_bytes() for file in folder.weights.iterdir()},
+        "config": folder.read_json(folder.config),
+        "result": {k: v for k, v in result.items() if k not in ("seconds", "commit", "device")},
+        "weights": {file.name: file.read_bytes() for file in folder.made(folder.weights)},
         "metrics": [
             line for line in folder.metrics.read_text().splitlines() if "per_second" not in line
         ],

@@ -28,16 +28,18 @@ CPU = torch.device("cpu")
 
 
 class Halves:
-    """Sequences (T, B, 3) of noise; the class is the half with the larger sum."""
+    """Sequences (T, B, 3) of noise; the class is the half with the larger sum.
+
+    `twist`: makes another loss of an update's number, the network and its loss, or looks at them.
+    """
 
     input_size = 3
     metric = Metric("accuracy", higher_is_better=True)
     trained_on = "T=6"
     conditions: tuple[str, ...] = ("T=6", "T=10")
 
-    def __init__(self, device: torch.device = CPU, batch_size: int = 8) -> None:
-        self.device = device
-        self.batch_size = batch_size
+    def __init__(self, device: torch.device = CPU, batch_size: int = 8, twist: Any = None) -> None:
+        self.device, self.batch_size, self.twist = device, batch_size, twist
 
     def ready(self) -> None:
         pass
@@ -49,12 +51,14 @@ class Halves:
         return HalvesNetwork(core)
 
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
+        self.update = step + 1
         return self._draw(6, self.batch_size, rows, seed, step)
 
     def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = net(batch.inputs)
         right = (logits.detach().argmax(-1) == batch.targets).float().mean()
-        return F.cross_entropy(logits.float(), batch.targets), right
+        loss = F.cross_entropy(logits.float(), batch.targets)
+        return self.twist(self.update, net, loss) if self.twist else loss, right
 
     def score(
         self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
@@ -73,12 +77,10 @@ class Halves:
         return Batch(x.to(self.device), halves.argmax(0).to(self.device))
 
 
-class Slow(Halves):
+def slowly(update: int, net: nn.Module, loss: Tensor) -> Tensor:
     """Leaves time to be killed in."""
-
-    def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
-        time.sleep(0.015)
-        return super().batch(seed, step, rows)
+    time.sleep(0.015)
+    return loss
 
 
 class HalvesNetwork(nn.Module):
@@ -149,18 +151,10 @@ def fitted(
         return fit(net, task, config, seed, folder, **options)
 
 
-def train(
-    path: Path,
-    config: Fit = QUICK,
-    seed: int = 0,
-    *,
-    task: Any = None,
-    net: nn.Module | None = None,
-    **options: Any,
-) -> nn.Module:
+def train(path: Path, config: Fit = QUICK, seed: int = 0, **options: Any) -> nn.Module:
     """As `fitted`; the network as it ends."""
-    net = network(task or Halves(), seed) if net is None else net
-    fitted(path, config, seed, task=task, net=net, **options)
+    net: nn.Module = options.pop("net", None) or network(options.get("task") or Halves(), seed)
+    fitted(path, config, seed, net=net, **options)
     return net
 
 

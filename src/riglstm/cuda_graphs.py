@@ -294,7 +294,7 @@ class Cache:
         if CAPTURING.locked() or not capturable(*given):
             return function(*given)
         with self.lock:
-            this = self._find((kind, *_kind(given)))
+            this = self._find((kind, *kind_of(given)))
             graph = next((g for g in this.graphs if g.holds() is None), None)
             busy = this.graphs[0] if this.graphs else None
             first = this.calls == 0
@@ -354,7 +354,7 @@ def capturable(*tensors: Tensor | None) -> bool:
     )
 
 
-def _kind(given: Given) -> tuple[Hashable, ...]:
+def kind_of(given: Given) -> tuple[Hashable, ...]:
     """What a graph of a function of these arguments depends on."""
     device = next(t.device for t in given if t is not None)
     grad, cuda = torch.is_grad_enabled(), device.type == "cuda"

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from riglstm.lab.tasks.balls_films import SIDE, Scene, Sequences, load, scene, unpack, written
 from riglstm.lab.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, means
 from riglstm.lab.tasks.common import (
-    Shuffled,
     batches,
     check_core,
     check_whole,
     empty_totals,
-    evaluating,
+    shuffled,
 )
 from riglstm.lab.tasks.datasets import Show, cache_folder
 from riglstm.models.base import Core, State
@@ -115,7 +114,6 @@ class BallsTask:
         self.trained_on = written(config.balls)
         others = map(written, config.conditions)
         self.conditions = tuple(dict.fromkeys((self.trained_on, *others)))
-        self._shuffled = Shuffled(config.sequences, config.batch_size, device)
         self._loaded: dict[tuple[Scene, str], Tensor] = {}
         # The frames that a roll-out is given, and those that it is scored on.
         self._seen = slice(config.context)
@@ -155,9 +153,10 @@ class BallsTask:
     def batch(self, seed: int, step: int, rows: slice = slice(None)) -> Batch:
         """Frames as inputs, and the frames that follow each, (T - 1, B, 64, 64) both.
 
-        Always `batch_size` of them, and each sequence once an epoch: see `Shuffled`.
+        Always `batch_size` of them, and each sequence once an epoch: see `shuffled`.
         """
-        chosen = self._shuffled.batch(seed, step)[rows]
+        config = self.config
+        chosen = shuffled(config.sequences, config.batch_size, self.device, seed, step)[rows]
         frames = _frames(self.packed(self.trained_on, "training")[chosen])
         return Batch(frames[:-1], frames[1:])
 
@@ -184,23 +183,22 @@ class BallsTask:
         average and in its last frame: what predicts the mean image finds no ball, and has 0.
         """
         totals = empty_totals(self.device, "loss", "bce", "iou", "iou_last", "count")
-        with evaluating(net):
-            for frames in self._batches(condition, split, share):
-                totals["loss"] += _from_logits(net(frames[:-1]), frames[1:]).double().sum()
-                predicted, truth = self._roll_out(net, frames), frames[self._scored]
-                totals["bce"] += _from_probabilities(predicted, truth).double().sum()
-                overlap = _overlap(predicted, truth).double()  # (T, B)
-                totals["iou"] += overlap.mean(dim=0).sum()
-                totals["iou_last"] += overlap[-1].sum()
-                totals["count"] += frames.shape[1]
+        for frames in self._batches(condition, split, share):
+            totals["loss"] += _from_logits(net(frames[:-1]), frames[1:]).double().sum()
+            predicted, truth = self._roll_out(net, frames), frames[self._scored]
+            totals["bce"] += _from_probabilities(predicted, truth).double().sum()
+            overlap = _overlap(predicted, truth).double()  # (T, B)
+            totals["iou"] += overlap.mean(dim=0).sum()
+            totals["iou_last"] += overlap[-1].sum()
+            totals["count"] += frames.shape[1]
         return totals
 
     def rollout(self, net: nn.Module, condition: str, split: Split, index: int = 0) -> Rollout:
-        """The roll-out of one sequence, for a picture."""
+        """The roll-out of one sequence by a network in eval mode, for a picture."""
         packed = self.packed(condition, split)
         check_whole("the index of a sequence", index, low=0, high=len(packed) - 1)
         frames = _frames(packed[index : index + 1])
-        with evaluating(net):
+        with torch.no_grad():
             predicted = self._roll_out(net, frames)
         shown = (frames[self._seen], frames[self._scored], predicted)
         return Rollout(*(f[:, 0].cpu() for f in shown))

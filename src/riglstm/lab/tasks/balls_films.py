@@ -295,11 +295,11 @@ def load(wanted: Sequences, cache: Path, show: Show | None = None) -> Tensor:
     show = show or (lambda line: None)
     path = cache / wanted.file
     try:
-        if (found := _read(wanted, path, show)) is not None:
+        if (found := _read(wanted, path)) is not None:
             return found
         with alone_in(cache, show):
             # Another process may have made them while this one waited.
-            found = _read(wanted, path, lambda line: None)
+            found = _read(wanted, path)
             return _make(wanted, path, show) if found is None else found
     except OSError as error:
         raise DataError(
@@ -309,8 +309,8 @@ def load(wanted: Sequences, cache: Path, show: Show | None = None) -> Tensor:
         ) from error
 
 
-def _read(wanted: Sequences, path: Path, show: Show) -> Tensor | None:
-    """The packed sequences of a file; None where it is missing, or damaged, which is said."""
+def _read(wanted: Sequences, path: Path) -> Tensor | None:
+    """The packed sequences of a file; None where it is missing or damaged."""
     try:
         with path.open("rb") as file:
             data = bytearray(wanted.bytes)
@@ -318,13 +318,12 @@ def _read(wanted: Sequences, path: Path, show: Show) -> Tensor | None:
             checksum = file.read()
     except FileNotFoundError:
         return None
-    if checksum == _digest(wanted, data):
-        return _tensor(wanted, data)
-    show(f"{path} is damaged: expected films and their checksum, got another; it is made again")
-    return None
+    return _tensor(wanted, data) if checksum == _digest(wanted, data) else None
 
 
 def _make(wanted: Sequences, path: Path, show: Show) -> Tensor:
+    if path.exists():
+        show(f"{path} is damaged: expected films and their checksum, got another; it is made again")
     if shutil.disk_usage(path.parent).free < wanted.bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     show(

@@ -87,7 +87,10 @@ class Task(Protocol):
     def score(
         self, net: nn.Module, condition: str, split: Split, share: tuple[int, int] = (0, 1)
     ) -> Totals:
-        """Sums of "loss" and the metric; `share` (i, n): the i-th of n equal parts of the data."""
+        """Sums of "loss" and the metric; `share` (i, n): the i-th of n equal parts of the data.
+
+        Called in eval mode without gradients, by `riglstm.lab.train.config.score`.
+        """
 
 
 class TaskConfig(Protocol):

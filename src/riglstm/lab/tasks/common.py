@@ -5,9 +5,9 @@ Shapes: T steps, B sequences, C tokens a step, D input features.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -123,36 +123,26 @@ class InOrder(torch.autograd.Function):
             torch._C._set_deterministic_algorithms(was, warn_only=warned)
 
 
-class Shuffled:
-    """Which of `length` sequences an update learns from, as a function of (seed, step).
+def shuffled(length: int, batch_size: int, device: torch.device, seed: int, step: int) -> Tensor:
+    """(B,): which of `length` sequences an update learns from, on the device.
 
     Each epoch is an order of all of them. Where one ends within a batch, the next one begins, so
-    all batches have one size.
+    all batches have one size. Nothing waits for the device within an epoch.
     """
+    first, last = step * batch_size, (step + 1) * batch_size
+    pieces = []
+    while first < last:
+        epoch, start = divmod(first, length)
+        pieces.append(_order(length, device, seed, epoch)[start : start + last - first])
+        first += len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def __init__(self, length: int, batch_size: int, device: torch.device) -> None:
-        self.length, self.batch_size, self.device = length, batch_size, device
-        self._orders: dict[tuple[int, int], Tensor] = {}
 
-    def batch(self, seed: int, step: int) -> Tensor:
-        """(B,): numbers of sequences, on the device; nothing waits for it within an epoch."""
-        first, last = step * self.batch_size, (step + 1) * self.batch_size
-        pieces = []
-        while first < last:
-            epoch, start = divmod(first, self.length)
-            pieces.append(self._order(seed, epoch)[start : start + last - first])
-            first += len(pieces[-1])
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _order(self, seed: int, epoch: int) -> Tensor:
-        if (seed, epoch) not in self._orders:
-            # The epoch before is needed still, where several devices share a batch of both.
-            while len(self._orders) > 1:
-                del self._orders[next(iter(self._orders))]
-            # Drawn on the CPU, so that every device has the same order.
-            order = torch.randperm(self.length, generator=generator(CPU, seed, epoch))
-            self._orders[seed, epoch] = order.to(self.device)
-        return self._orders[seed, epoch]
+# Two, as a batch may have sequences of two epochs.
+@functools.lru_cache(maxsize=2)
+def _order(length: int, device: torch.device, seed: int, epoch: int) -> Tensor:
+    """All the numbers, drawn on the CPU, so that every device has the same order."""
+    return torch.randperm(length, generator=generator(CPU, seed, epoch)).to(device)
 
 
 def check_core(core: Core, input_size: int) -> None:
@@ -178,25 +168,20 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
 
 
-def check_start_range(start_range: float | None) -> None:
-    """An option is a range of start values, or none."""
+def check_network(
+    input_size: int, channels: int, named: str, dropout: float, start_range: float | None
+) -> None:
+    """Options of the network on tokens fit; `named`: what the channels are called."""
+    if input_size % channels:
+        raise ValueError(
+            f"input_size must be a multiple of {named}, got {input_size}; "
+            f"take input_size={input_size // channels * channels or channels}"
+        )
+    check_share("dropout", dropout)
     if start_range is not None and not 0 < start_range < math.inf:
         raise ValueError(
             f"start_range must be a number above 0, or none for torch's own, got {start_range!r}"
         )
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients; every module's mode is as before afterwards."""
-    training = [module for module in net.modules() if module.training]
-    net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def batches(length: int, T: int, device: torch.device, share: tuple[int, int]) -> Iterator[slice]:

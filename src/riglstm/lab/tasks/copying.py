@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,24 +20,15 @@ from riglstm.lab.tasks.common import (
     TokenNetwork,
     batches,
     check_core,
-    check_share,
-    check_start_range,
+    check_network,
     check_whole,
     empty_totals,
-    evaluating,
 )
 from riglstm.lab.tasks.datasets import Show
 from riglstm.models.base import Core
 
 TRAINING = SPLITS.index("training")
 """The first number of a seed is that of its split, so that none draws what another does."""
-
-
-class Condition(NamedTuple):
-    """What may differ between training and test."""
-
-    L: int
-    P: int
 
 
 @dataclass(frozen=True)
@@ -77,20 +68,14 @@ class Copying:
         check_whole("digits", self.digits, low=2, high=250)
         if self.P_from is not None:
             check_whole("P_from", self.P_from, high=self.P)
-        if self.input_size % self.M:
-            raise ValueError(
-                f"input_size must be a multiple of M = {self.M}, got {self.input_size}; "
-                f"take input_size={self.input_size // self.M * self.M or self.M}"
-            )
         if self.loss_on not in ("all", "answer"):
             raise ValueError(f"loss_on must be all or answer, got {self.loss_on!r}")
-        check_share("dropout", self.dropout)
-        check_start_range(self.start_range)
+        check_network(self.input_size, self.M, f"M = {self.M}", self.dropout, self.start_range)
         for condition in self.conditions:
             self.read(condition)
 
-    def read(self, condition: str) -> Condition:
-        """`P=100`, or with another L: `L=20,P=100`."""
+    def read(self, condition: str) -> tuple[int, int]:
+        """L and P of `P=100`, or with another L: of `L=20,P=100`."""
         found = re.fullmatch(r"(?:L=(\d{1,9}),)?P=(\d{1,9})", condition)
         if found is None:
             raise ValueError(
@@ -99,12 +84,12 @@ class Copying:
         L, P = self.L if found[1] is None else int(found[1]), int(found[2])
         check_whole(f"L in {condition!r}", L)
         check_whole(f"P in {condition!r}", P)
-        return Condition(L, P)
+        return L, P
 
-    def name(self, condition: Condition) -> str:
+    def name(self, condition: str) -> str:
         """The one way to write a condition."""
-        L = "" if condition.L == self.L else f"L={condition.L},"
-        return f"{L}P={condition.P}"
+        L, P = self.read(condition)
+        return f"P={P}" if L == self.L else f"L={L},P={P}"
 
     def open(
         self, device: torch.device, data_dir: Path | None = None, show: Show | None = None
@@ -137,10 +122,9 @@ class CopyingTask:
         self.config = config
         self.device = device
         self.input_size = config.input_size
-        self.trained_on = config.name(Condition(config.L, config.P))
-        named = [config.name(config.read(condition)) for condition in config.conditions]
+        self.trained_on = f"P={config.P}"
+        named = map(config.name, config.conditions)
         self.conditions = tuple(dict.fromkeys((self.trained_on, *named)))
-        self._fixed: dict[tuple[Split, Condition], Tensor] = {}
 
     def ready(self) -> None:
         """Nothing takes long here."""
@@ -185,20 +169,19 @@ class CopyingTask:
         """Sums over sequences; "answer_loss" is the cross entropy of the last L steps."""
         L, P = self.config.read(condition)
         totals = empty_totals(self.device, "loss", "accuracy", "answer_loss", "count")
-        with evaluating(net):
-            for rows in batches(self.size(split), 2 * L + P, self.device, share):
-                batch = self.examples(condition, split, rows)
-                logits = net(batch.inputs)
-                answer, digits = logits[-L:], batch.targets[-L:]
-                number = rows.stop - rows.start
-                asked = cross_entropy(answer, digits).double()
-                all_steps = self.config.loss_on == "all"
-                loss = cross_entropy(logits, batch.targets).double() if all_steps else asked
-                right = (answer.argmax(-1) == digits).sum().double()
-                totals["loss"] += number * loss
-                totals["answer_loss"] += number * asked
-                totals["accuracy"] += right / (L * self.config.M)
-                totals["count"] += number
+        for rows in batches(self.size(split), 2 * L + P, self.device, share):
+            batch = self.examples(condition, split, rows)
+            logits = net(batch.inputs)
+            answer, digits = logits[-L:], batch.targets[-L:]
+            number = rows.stop - rows.start
+            asked = cross_entropy(answer, digits).double()
+            all_steps = self.config.loss_on == "all"
+            loss = cross_entropy(logits, batch.targets).double() if all_steps else asked
+            right = (answer.argmax(-1) == digits).sum().double()
+            totals["loss"] += number * loss
+            totals["answer_loss"] += number * asked
+            totals["accuracy"] += right / (L * self.config.M)
+            totals["count"] += number
         return totals
 
     def size(self, split: Split) -> int:
@@ -207,21 +190,12 @@ class CopyingTask:
         return self.config.validation_size if split == "validation" else self.config.test_size
 
     def examples(self, condition: str, split: Split, rows: slice = slice(None)) -> Batch:
-        """Sequences of the validation or the test data."""
-        key = self.config.read(condition)
-        return sequences(self._digits(split, key)[:, rows], key.P, self.config.digits)
-
-    def _digits(self, split: Split, condition: Condition) -> Tensor:
-        """(L, size, M): drawn on the CPU, so that every device sees the same."""
-        if (split, condition) not in self._fixed:
-            config = self.config
-            gen = generator(CPU, SPLITS.index(split), *condition, config.M, config.digits)
-            shape = (condition.L, self.size(split), config.M)
-            digits = torch.randint(
-                config.digits, shape, generator=gen, device=CPU, dtype=torch.uint8
-            )
-            self._fixed[split, condition] = digits.to(self.device)
-        return self._fixed[split, condition]
+        """Sequences of the validation or the test data, the same on every device."""
+        config, (L, P) = self.config, self.config.read(condition)
+        shape = (L, self.size(split), config.M)
+        gen = generator(CPU, SPLITS.index(split), L, P, config.M, config.digits)
+        digits = torch.randint(config.digits, shape, generator=gen, device=CPU, dtype=torch.uint8)
+        return sequences(digits[:, rows].to(self.device), P, config.digits)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

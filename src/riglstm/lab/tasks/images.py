@@ -6,6 +6,7 @@ Shapes: n pictures, C channels, T = size² steps, B sequences.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +20,14 @@ from torch import Tensor, nn
 from riglstm.lab.tasks.base import Batch, Metric, Split, Totals, check_split, generator
 from riglstm.lab.tasks.common import (
     CPU,
-    Shuffled,
     TokenNetwork,
     batches,
     check_core,
+    check_network,
     check_share,
-    check_start_range,
     check_whole,
     empty_totals,
-    evaluating,
+    shuffled,
 )
 from riglstm.lab.tasks.datasets import Images, Show, obtain
 from riglstm.models.base import Core
@@ -59,13 +59,19 @@ def read_size(condition: str) -> Size:
     return Size(int(found[1]), int(found[2]))
 
 
-def positions(n: int, size: Size) -> Tensor:
+def positions(n: int, size: Size, device: torch.device = CPU) -> Tensor:
     """(rows · columns,): the pixel of an n x n picture that each step shows, row by row.
 
     Row i of the resized picture is row ⌊i·n/rows⌋ of the original, and columns likewise.
     """
-    row, column = (torch.arange(many) * n // many for many in size)
+    row, column = (torch.arange(many, device=device) * n // many for many in size)
     return (n * row[:, None] + column).flatten()
+
+
+def resized(pixels: Tensor, condition: str) -> Tensor:
+    """Square pictures (n, C, pixels) at the size of a condition: (n, C, T)."""
+    side = math.isqrt(pixels.shape[2])
+    return pixels.index_select(2, positions(side, read_size(condition), pixels.device))
 
 
 def split_up(
@@ -128,15 +134,9 @@ class SequentialImages:
         for name in ("train_size", "validation_size", "test_size"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
-        for name in ("dropout", "label_smoothing"):
-            check_share(name, getattr(self, name))
-        check_start_range(self.start_range)
-        if self.input_size % self.channels:
-            raise ValueError(
-                f"input_size must be a multiple of the {self.channels} channels, "
-                f"got {self.input_size}; take input_size="
-                f"{self.input_size // self.channels * self.channels or self.channels}"
-            )
+        check_share("label_smoothing", self.label_smoothing)
+        channels = f"the {self.channels} channels"
+        check_network(self.input_size, self.channels, channels, self.dropout, self.start_range)
         for condition in self.conditions:
             read_size(condition)
 
@@ -211,20 +211,6 @@ class CIFAR10(SequentialImages):
         return (images.int() * self.levels // 256).to(torch.uint8)
 
 
-class Pictures(NamedTuple):
-    """The data of a task on its device."""
-
-    train: Tensor
-    """(n, T, C), at the size of training."""
-    tokens: dict[str, Tensor]
-    """Of "validation" and "test", (n, C, pixels) at the original size."""
-    labels: dict[str, Tensor]
-    """Of these two and of "training"."""
-    side: int
-    """Of an original picture."""
-    shuffled: Shuffled
-
-
 class ImageTask:
     """See `SequentialImages`; all pictures lie on the device, a batch is chosen there.
 
@@ -242,23 +228,21 @@ class ImageTask:
         self.trained_on = f"{config.size}x{config.size}"
         self.conditions = tuple(dict.fromkeys((self.trained_on, *config.conditions)))
         self._read = read
-        self._positions: dict[Size, Tensor] = {}
 
     @functools.cached_property
-    def pictures(self) -> Pictures:
-        """What is read at first use."""
-        config, device, images = self.config, self.device, self._read()
-        side = images.train_images.shape[-1]
-        chosen = split_up(images, config.train_size, config.validation_size, config.test_size)
-        pixels = {name: config.prepare(shown).flatten(2) for name, (shown, _) in chosen.items()}
-        shown = pixels["training"][:, :, positions(side, read_size(self.trained_on))]
-        return Pictures(
-            train=shown.transpose(1, 2).contiguous().to(device),
-            tokens={name: pixels[name].to(device) for name in ("validation", "test")},
-            labels={name: labels.to(device) for name, (_, labels) in chosen.items()},
-            side=side,
-            shuffled=Shuffled(len(shown), config.batch_size, device),
-        )
+    def pictures(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of each part of the data the pixels (n, C, pixels), and labels; read at first use.
+
+        Pictures for training have its size, others their own.
+        """
+        config, images, found = self.config, self._read(), {}
+        parts = split_up(images, config.train_size, config.validation_size, config.test_size)
+        for name, (shown, labels) in parts.items():
+            pixels = config.prepare(shown).flatten(2)
+            if name == "training":
+                pixels = resized(pixels, self.trained_on)
+            found[name] = pixels.to(self.device), labels.to(self.device)
+        return found
 
     def ready(self) -> None:
         """Read the pictures, if that was not done yet."""
@@ -267,7 +251,7 @@ class ImageTask:
     def size(self, split: Split) -> int:
         """Pictures, at each size."""
         check_split(split)
-        return len(self.pictures.tokens[split])
+        return len(self.pictures[split][1])
 
     def network(self, core: Core) -> nn.Module:
         """A table for each channel, the core, and ten classes read from its summary."""
@@ -288,17 +272,17 @@ class ImageTask:
 
         The pictures are shuffled anew for each epoch, and each is seen once in it.
         """
-        chosen = self.pictures.shuffled.batch(seed, step)[rows]
-        pixels = self.pictures.train.index_select(0, chosen)  # (B, T, C)
+        (pictures, labels), B = self.pictures["training"], self.config.batch_size
+        chosen = shuffled(len(labels), B, self.device, seed, step)[rows]
+        pixels = pictures.index_select(0, chosen)  # (B, C, T)
         if getattr(self.config, "flip", False):
             gen = generator(CPU, seed, step, FLIPS)
-            flipped = torch.rand(self.config.batch_size, generator=gen)[rows] < 0.5
+            flipped = torch.rand(B, generator=gen)[rows] < 0.5
             flipped = flipped[:, None, None].to(self.device)
             size = self.config.size
-            mirrored = pixels.unflatten(1, (size, size)).flip(2).flatten(1, 2)
+            mirrored = pixels.unflatten(2, (size, size)).flip(3).flatten(2)
             pixels = torch.where(flipped, mirrored, pixels)
-        labels = self.pictures.labels["training"].index_select(0, chosen)
-        return Batch(pixels.transpose(0, 1), labels)
+        return Batch(pixels.permute(2, 0, 1), labels.index_select(0, chosen))
 
     def loss(self, net: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross entropy, and the share of pictures whose class is right."""
@@ -315,22 +299,17 @@ class ImageTask:
         """Sums over pictures, all of them."""
         size = read_size(condition)
         totals = empty_totals(self.device, "loss", "accuracy", "count")
-        with evaluating(net):
-            T = size.rows * size.columns
-            for rows in batches(self.size(split), T, self.device, share):
-                batch = self.examples(condition, split, rows)
-                logits = net(batch.inputs).float()
-                totals["loss"] += F.cross_entropy(logits, batch.targets, reduction="sum").double()
-                totals["accuracy"] += (logits.argmax(-1) == batch.targets).sum()
-                totals["count"] += rows.stop - rows.start
+        for rows in batches(self.size(split), size.rows * size.columns, self.device, share):
+            batch = self.examples(condition, split, rows)
+            logits = net(batch.inputs).float()
+            totals["loss"] += F.cross_entropy(logits, batch.targets, reduction="sum").double()
+            totals["accuracy"] += (logits.argmax(-1) == batch.targets).sum()
+            totals["count"] += rows.stop - rows.start
         return totals
 
     def examples(self, condition: str, split: Split, rows: slice | Tensor = slice(None)) -> Batch:
         """Pictures of the validation or the test data at a size, as sequences (T, B, C)."""
         check_split(split)
-        size = read_size(condition)
-        if size not in self._positions:
-            self._positions[size] = positions(self.pictures.side, size).to(self.device)
-        tokens, labels = self.pictures.tokens[split], self.pictures.labels[split]
-        pixels = tokens[rows].index_select(2, self._positions[size])  # (B, C, T)
-        return Batch(pixels.permute(2, 0, 1), labels[rows])
+        pixels, labels = self.pictures[split]
+        shown = resized(pixels[rows], condition)  # (B, C, T)
+        return Batch(shown.permute(2, 0, 1), labels[rows])

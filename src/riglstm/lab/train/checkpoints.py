@@ -33,11 +33,7 @@ HEAD = b"riglstm checkpoint, sha256 %s\n"
 
 
 class CheckpointError(ValueError):
-    """There are checkpoints, and none of them can be resumed from."""
-
-
-class UnusableError(ValueError):
-    """A file that is not a whole checkpoint, or one of another run."""
+    """A file is not a whole checkpoint, or one of another run; or all that there are."""
 
 
 class Checkpoints:
@@ -68,7 +64,7 @@ class Checkpoints:
             try:
                 checkpoint = read_checkpoint(path)
                 self._check_identity(path, checkpoint)
-            except UnusableError as error:
+            except CheckpointError as error:
                 faults.append(str(error))
                 continue
             # Of several processes the first speaks for all.
@@ -98,7 +94,7 @@ class Checkpoints:
         found = differences({name: checkpoint["run"].get(name) for name in now}, now)
         if found:
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            raise UnusableError(f"{path.name} is of another run ({'; '.join(found[:3])}{more})")
+            raise CheckpointError(f"{path.name} is of another run ({'; '.join(found[:3])}{more})")
 
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
@@ -116,18 +112,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UnusableError(f"{path.name} cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"{path.name} cannot be read ({error.strerror})") from error
     start = len(HEAD % _sum(b""))
     if content[:start] != HEAD % _sum(memoryview(content)[start:]):
-        raise UnusableError(f"{path.name} is damaged, or no checkpoint (its sha256 is another)")
+        raise CheckpointError(f"{path.name} is damaged, or no checkpoint (its sha256 is another)")
     try:
         found = torch.load(io.BytesIO(content[start:]), map_location="cpu", weights_only=True)
     # The sum is right: somebody has made the file so, and it may fail in any way.
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise UnusableError(f"{path.name} is damaged, or no checkpoint ({reason})") from error
+        raise CheckpointError(f"{path.name} is damaged, or no checkpoint ({reason})") from error
     if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
-        raise UnusableError(f"{path.name} is no checkpoint (it does not say of which run)")
+        raise CheckpointError(f"{path.name} is no checkpoint (it does not say of which run)")
     return found
 
 

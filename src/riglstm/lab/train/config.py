@@ -21,7 +21,7 @@ from torch.optim import AdamW, Optimizer
 
 from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Split, Task, Totals
-from riglstm.lab.tasks.common import check_whole, evaluating
+from riglstm.lab.tasks.common import check_whole
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
@@ -272,10 +272,17 @@ def score(
 ) -> Totals:
     """`task.score` in eval mode, without gradients, in the precision of the training.
 
-    Training and the tests after it come here, so that both give the same figures.
+    Training and the tests after it come here, so that both give the same figures. Every module's
+    mode is as before afterwards.
     """
-    with evaluating(net), products(precision, task.device), autocast(precision, task.device):
-        return task.score(net, condition, split, share)
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        with torch.no_grad(), products(precision, task.device), autocast(precision, task.device):
+            return task.score(net, condition, split, share)
+    finally:
+        for module in training:
+            module.training = True
 
 
 def rngs(device: torch.device) -> dict[str, torch.Generator]:

@@ -126,7 +126,9 @@ class RunFolder:
         self.holding = True
         begun_here = self.state == "new"
         try:
-            self.sweep()
+            # What a kill has left half-written.
+            for folder in (self.path, self.checkpoints, self.weights):
+                self._remove(folder, HALF)
             yield
         except Exception as error:
             if begun_here and not isinstance(error, Diverged) and not self.made(self.checkpoints):
@@ -169,11 +171,9 @@ class RunFolder:
             return
         session = {**surroundings(), "device": device, "jobs": jobs, "command": command}
         session["started"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.check_run(config, resume=resume)
         if self.state == "new":
             self.write_json(self.config, config)
-            self.write_json(self.run, session)
-            return
-        self.check_run(config, resume=resume)
         if self.run.exists():
             record = self.read_json(self.run)
             session = {**record, "resumed": [*record.get("resumed", []), session]}
@@ -216,15 +216,12 @@ class RunFolder:
         result = self.read_json(self.result)
         if "chosen" in result:
             self.keep_weights({chosen["step"] for chosen in result["chosen"].values()})
-        self._empty(self.checkpoints)
+        self._remove(self.checkpoints)
 
     def keep_weights(self, steps: Collection[int]) -> None:
         """Delete the weights of all other steps."""
-        wanted = {self.weights_of(step) for step in steps}
         if self.writes:
-            for path in self.made(self.weights):
-                if path not in wanted:
-                    path.unlink()
+            self._remove(self.weights, but={self.weights_of(step) for step in steps})
 
     def empty(self) -> None:
         """Remove all that the run has made, checkpoints first: nothing resumes without them.
@@ -232,14 +229,14 @@ class RunFolder:
         config.json goes last, and stays beside files of others: it says that the folder is a run's.
         """
         for folder in (self.checkpoints, self.weights, self.tensorboard, self.path):
-            self._empty(folder)
+            self._remove(folder, but={self.config})
         if {path.name for path in self.path.iterdir()} <= {self.config.name, self.lock.name}:
             self.config.unlink(missing_ok=True)
 
-    def _empty(self, folder: Path) -> None:
-        """Remove what the run has made in one of its folders, and the folder if it is empty."""
-        for path in self.made(folder):
-            if path != self.config:
+    def _remove(self, folder: Path, ending: str = "", but: Collection[Path] = ()) -> None:
+        """Remove what `made` names, `but` for some; then the folder, if it is empty."""
+        for path in self.made(folder, ending):
+            if path not in but:
                 path.unlink(missing_ok=True)
         if folder != self.path:
             _remove_empty([folder])
@@ -276,13 +273,6 @@ class RunFolder:
         if self.writes:
             with atomic_write(path) as file:
                 file.write((json.dumps(content, indent=2) + "\n").encode())
-
-    def sweep(self) -> None:
-        """Remove the files that a kill left half-written."""
-        if self.writes:
-            for folder in (self.path, self.checkpoints, self.weights):
-                for path in self.made(folder, HALF):
-                    path.unlink(missing_ok=True)
 
 
 def _remove_empty(folders: Collection[Path]) -> None:

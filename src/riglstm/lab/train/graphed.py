@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from riglstm.cuda_graphs import CAPTURING, Graphed
+from riglstm.cuda_graphs import CAPTURING, Graphed, kind_of
 from riglstm.lab.train.config import fork_rng
 
 
@@ -21,22 +21,24 @@ class GraphedModule:
     be accumulated. The module must return tensors, or tuples of them. The capture holds for calls
     that it `takes`: those with tensors of the same shapes, dtypes, devices and requires_grad, which
     says whether their gradients are wanted, with the same other arguments, and under the same
-    autocast. Parameters stay where they are, frozen or not as they are. A model built with
-    compile_step=True is compiled before it is captured. What it must not do, `Graphed` says.
+    autocast and the same settings of torch. Parameters stay where they are, frozen or not as they
+    are. A model built with compile_step=True is compiled before it is captured. What it must not
+    do, `Graphed` says.
     """
 
     results: TreeSpec
     """What the module returns, without its tensors."""
 
     def __init__(self, module: nn.Module, *given: Any, **named: Any) -> None:
-        self.kind = kind = _kind(given, named)
+        self.kind = _kind(given, named)
+        form, plain, _ = self.kind
         results: TreeSpec
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             nonlocal results
             rest = iter(tensors)
-            leaves = [next(rest) if isinstance(leaf, _Like) else leaf for leaf in kind.leaves]
-            given, named = tree_unflatten(leaves, kind.form)
+            leaves = [next(rest) if leaf is Tensor else leaf for leaf in plain]
+            given, named = tree_unflatten(leaves, form)
             made, results = tree_flatten(module(*given, **named))
             return tuple(made)
 
@@ -102,33 +104,8 @@ def _tensors(*arguments: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
 
 
-class _Like(NamedTuple):
-    """A tensor that is given, without its numbers."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool
-
-
-class _Kind(NamedTuple):
-    """What a capture holds for."""
-
-    form: TreeSpec
-    leaves: list[Any]
-    """All arguments, `_Like` for tensors."""
-    cast: torch.dtype | None
-    """Of autocast; None: it is off."""
-
-
-def _kind(given: tuple[Any, ...], named: dict[str, Any]) -> _Kind:
+def _kind(given: Any, named: Any) -> tuple[TreeSpec, list[Any], tuple[Hashable, ...]]:
+    """What a capture holds for: the arguments, `Tensor` for each tensor, and a graph's own kind."""
     leaves, form = tree_flatten((given, named))
-    leaves = [
-        _Like(leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
-        if isinstance(leaf, Tensor)
-        else leaf
-        for leaf in leaves
-    ]
-    device = next((leaf.device.type for leaf in leaves if isinstance(leaf, _Like)), "cpu")
-    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return _Kind(form, leaves, cast)
+    plain = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return form, plain, kind_of(_tensors(given, named))

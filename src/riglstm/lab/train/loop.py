@@ -179,8 +179,8 @@ class Training:
         self.choice = Choice(task.trained_on, task.metric.higher_is_better, config.patience)
         self.step = 0
         """Updates so far."""
-        self.figures: list[tuple[Tensor, ...]] = []
-        """Loss, metric and gradient norm of the updates since the last line of the log, 0-d: they
+        self.figures: list[Tensor] = []
+        """Loss, metric and gradient norm (3,) of each update since the last line of the log: they
         stay on the device, so that nothing waits for it before they are read."""
         self.rng_states: list[dict[str, Tensor]] = []
         """Of each process, in the last checkpoint."""
@@ -274,7 +274,7 @@ class Training:
         self.optimizer.step()
         self.step += 1
         self.average.update(self.step)
-        self.figures.append((loss.detach(), metric, norm))
+        self.figures.append(torch.stack([x.detach().float() for x in (loss, metric, norm)]))
         self.progress.move(self.step)
 
     def _requested(self, request: StopRequest) -> bool:
@@ -285,7 +285,7 @@ class Training:
         return bool(self._over_processes(asked, "sum") > 0)
 
     def _check_finite(self) -> None:
-        rows = self._over_processes(self._rows(), "mean")
+        rows = self._over_processes(torch.stack(self.figures), "mean")
         for number, (loss, _, norm) in enumerate(rows.tolist(), self.step - len(rows) + 1):
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss of update {number}")
@@ -295,7 +295,7 @@ class Training:
         if (lost := self.step - self.last_finite) >= LOST:
             raise self._diverged(f"the gradient's norm in each of the last {lost} updates")
         # All processes now hold the means over all, as one checkpoint has to serve them all.
-        self.figures = [row.unbind() for row in rows.unbind()]
+        self.figures = [*rows]
         if not torch.isfinite(nn.utils.get_total_norm([w.detach() for w in self.weights])):
             raise self._diverged(f"a weight after update {self.step}")
 
@@ -313,13 +313,8 @@ class Training:
             seconds=self.seconds + time.monotonic() - self.began,
         )
 
-    def _rows(self) -> Tensor:
-        """(updates, 3): loss, metric and norm, on the device."""
-        columns = [torch.stack(column).float() for column in zip(*self.figures, strict=True)]
-        return torch.stack(columns, dim=1)
-
     def _log(self) -> None:
-        rows, self.figures = self._rows().double(), []
+        rows, self.figures = torch.stack(self.figures).double(), []
         loss, metric, norm = rows.mean(dim=0).tolist()
         # Evaluations left out.
         speed = (self.step - self.logged) / max(self.worked, 1e-9)
@@ -392,7 +387,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "average": self.average.mean,
             "choice": self.choice.state_dict(),
-            "figures": self._rows() if self.figures else None,
+            "figures": torch.stack(self.figures) if self.figures else None,
             "rng": self.rng_states,
             "stopped": self.stopped,
             "seconds": self.seconds,
@@ -407,8 +402,7 @@ class Training:
         self.average.mean = [mean.to(self.task.device) for mean in state["average"]]
         self.choice.load_state_dict(state["choice"])
         if state["figures"] is not None:
-            rows = state["figures"].to(self.task.device)
-            self.figures = [row.unbind() for row in rows.unbind()]
+            self.figures = [*state["figures"].to(self.task.device)]
         self.rng_states = state["rng"]
         self.stopped = state["stopped"]
         self.seconds = state["seconds"]
