@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from riglstm.plot.draw import new_figure, picture_axes, styled
 
 SLEEPING = ("riglstm", "rim", "brim")
 """Models whose cells sleep at times."""
-SCORING = (*SLEEPING, "rmc")
-"""Models that score both their input and their cells."""
-
 SLOTS: dict[str, tuple[str, ...]] = {"rim": ("null", "x"), "rmc": ("x",)}
 """What the cells of a model choose from; RigLSTM's views have numbers."""
 
@@ -45,7 +42,8 @@ EDGE = 0.5
 """Where a predicted ball ends, for its outline."""
 OUTLINED = ("riglstm", "rim")
 """Models whose balls lie over the true ones, as in the paper."""
-OUTLINES: tuple[Literal["solid", "dashed"], ...] = ("solid", "dashed")
+Stroke: TypeAlias = Literal["solid", "dashed"]
+STROKES: tuple[Stroke, Stroke] = ("solid", "dashed")
 
 
 class Loaded(NamedTuple):
@@ -129,7 +127,7 @@ def pictures(model: str, step: int) -> dict[str, Callable[[Loaded, Look], Pictur
     kinds: dict[str, Callable[[Loaded, Look], Picture]] = {}
     if model in SLEEPING:
         kinds["cells"] = activation_picture
-    if model in SCORING:
+    if model in (*SLEEPING, "rmc"):
         kinds["scores"] = partial(score_picture, step=step)
     return kinds
 
@@ -203,7 +201,7 @@ def frame_bce(truth: Array, predicted: Array) -> Array:
 
 @styled()
 def draw_rollout(
-    truth: Array, models: Mapping[str, Array], first_frame: int, outlined: Sequence[str]
+    truth: Array, models: Mapping[str, Array], first_frame: int, outlined: Mapping[str, Stroke]
 ) -> Figure:
     """Rows: truth, every model, and the truth with the outlines of some models' balls.
 
@@ -226,7 +224,7 @@ def draw_rollout(
                 line[f].set_xlabel(f"{bce[f]:.3f}", fontsize=8.5, labelpad=2)
     for f in range(F):
         panels[0, f].set_title(f"frame {first_frame + f}", fontsize=9.5)
-        for name, stroke in zip(outlined, OUTLINES, strict=False):
+        for name, stroke in outlined.items():
             frame, stroked = models[name][f], {"linestyles": stroke, "linewidths": 1.3}
             if frame.min() < EDGE < frame.max():
                 panels[-1, f].contour(frame, [EDGE], colors=[look[name].colour], **stroked)
@@ -240,10 +238,9 @@ def rollout_picture(runs: Sequence[Loaded], condition: str, sequence: int = 0) -
     rolled = {run.label: task.rollout(run.net, condition, "test", sequence) for run in runs}
     models = {label: one.prediction.numpy() for label, one in rolled.items()}
     one = rolled[runs[0].label]
-    outlined = [run.label for name in OUTLINED for run in runs if run.spec.name == name]
-    outlined = (outlined or [runs[0].label])[: len(OUTLINES)]
-    pairs = zip(outlined, OUTLINES, strict=False)
-    outlines = " and ".join(f"{label} ({line})" for label, line in pairs)
+    paper = [run.label for name in OUTLINED for run in runs if run.spec.name == name]
+    outlined = dict(zip(paper or [runs[0].label], STROKES, strict=False))
+    outlines = " and ".join(f"{label} ({stroke})" for label, stroke in outlined.items())
     return Picture(
         title=f"Balls, trained on {task.trained_on}, tested on {condition}",
         caption=(

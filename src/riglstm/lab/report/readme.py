@@ -20,9 +20,14 @@ from riglstm.lab.minigrid import table as minigrid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells
 from riglstm.lab.report.cells import Loaded
-from riglstm.lab.report.curves import Picture, shift, shift_picture
+from riglstm.lab.report.curves import (
+    Picture,
+    shift,
+    shift_picture,
+    slices,
+    slices_picture,
+)
 from riglstm.lab.report.minigrid import relative, relative_picture
-from riglstm.lab.report.trials import slices, slices_picture
 from riglstm.lab.tables import complexity
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.rows import read_folder
