@@ -21,7 +21,7 @@ class Data:
     Example: riglstm data mnist --data-dir ~/data
     """
 
-    names: tuple[str, ...] = flags.positional(())
+    names: tuple[str, ...] = flags.positional()
     """Data sets to get: mnist, cifar, or all; without a name they are only listed."""
     data_dir: Path | None = None
     """Folder of the data; none: RIGLSTM_DATA, or the user's cache."""
