@@ -32,8 +32,7 @@ class Data:
 def main(args: Sequence[str]) -> None:
     """Show, download and check the data sets."""
     config = flags.read_one("riglstm data", Data, args)
-    for name in config.names:
-        flags.check_name("NAMES", name, [*DATASETS, "all"])
+    flags.check_names("NAMES", config.names, [*DATASETS, "all"])
     names = list(DATASETS) if "all" in config.names else list(dict.fromkeys(config.names))
     if config.check:
         _check(names, config.data_dir)

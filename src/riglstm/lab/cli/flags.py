@@ -271,6 +271,12 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
         raise UsageError(f"{what} must be {one_of(known)}, got {name!r}{did_you_mean(name, known)}")
 
 
+def check_names(what: str, names: Iterable[str] | None, known: Iterable[str]) -> None:
+    """The same for each of several names; None, that nothing was named, is right."""
+    for name in names or ():
+        check_name(what, name, known)
+
+
 def one_of(names: Iterable[str]) -> str:
     """As in "expected one of a, b"."""
     return f"one of {', '.join(names)}"
