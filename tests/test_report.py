@@ -218,6 +218,7 @@ def test_a_rollout_has_the_truth_above_and_an_overlay_below():
     expected = -(np.log(0.25) + np.log(0.75)) / 2
     np.testing.assert_allclose(cells.frame_bce(truth, models["riglstm"]), expected)
     assert axes[3].get_xlabel() == f"{expected:.3f}"
+    assert [len(a.collections) for a in axes[-3:]] == [1] * 3, "an outline where a ball ends"
 
 
 def test_balls_are_rolled_out_from_run_folders(tmp_path, monkeypatch):
