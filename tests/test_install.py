@@ -145,27 +145,19 @@ def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path):
     tiny = ["--hidden-size", "6", "--L", "1", "--P", "2", "--digits", "2", "--conditions", "P=3"]
     sizes = ["--input-size", "4", "--validation-size", "4", "--test-size", "8", "--updates", "3"]
     fit = ["--evaluate-every", "2", "--out", "run", "--device", "cpu", "--set", "num_cells=2"]
-    said, _ = run_without(
-        missing,
-        [
-            ["train", "copying", *tiny, *sizes, *fit],
-            ["evaluate", "run", "--device", "cpu"],
-            ["report", "run"],
-            ["data", "mnist", "--data-dir", "none-here"],
-            ["demo", "--updates", "2", "--hidden-size", "4", "--num-cells", "2", "--out", "demo"],
-        ],
-        tmp_path,
-    )
-    trained, evaluated, drawn, fetched, shown = said
-    assert trained[0] == 0, trained
-    assert "written to run" in trained[1]
-    assert evaluated[0] == 0, evaluated
-    assert "This equals the recorded result." in evaluated[1]
-    assert drawn[0] == 2
-    assert "this needs matplotlib, which is not installed: pip install" in drawn[2]
-    assert fetched[0] == 2
-    assert "this needs pooch, which is not installed: pip install 'riglstm[lab]'" in fetched[2]
-    assert len(fetched[2].splitlines()) == 1
-    assert shown[0] == 2, shown
-    assert "digits right" in shown[1]
-    assert "this needs matplotlib, which is not installed: pip install 'riglstm[lab]'" in shown[2]
+    demo = ["demo", "--updates", "2", "--hidden-size", "4", "--num-cells", "2", "--out", "demo"]
+    needs = "riglstm: this needs {}, which is not installed: pip install 'riglstm[lab]'\n"
+    no_figures, no_downloads = needs.format("matplotlib"), needs.format("pooch")
+    asked = [
+        (["train", "copying", *tiny, *sizes, *fit], 0, "written to run", ""),
+        (["evaluate", "run", "--device", "cpu"], 0, "This equals the recorded result.", ""),
+        (["report", "run"], 2, "", no_figures),
+        (["data", "mnist", "--data-dir", "none-here"], 2, "", no_downloads),
+        (demo, 2, "digits right", no_figures),
+    ]
+    said, _ = run_without(missing, [args for args, *_ in asked], tmp_path)
+    for (args, code, printed, error), (ended, out, err) in zip(asked, said, strict=True):
+        assert ended == code, (args, err)
+        assert printed in out
+        assert err.endswith(error)
+    assert said[3][2] == no_downloads, "in one line"
