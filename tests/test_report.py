@@ -139,7 +139,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def test_activation_images_are_the_trace_in_the_order_of_lines(rig, figures):
-    cells.activation_picture(rig, cells.look(rig, "5x5", (3, 1)))
+    cells.activation_picture(rig, cells.read_images(rig, "5x5", (3, 1)))
     task: Any = rig.task
     batch = task.examples("5x5", "test", torch.tensor([3, 1]))
     net: Any = rig.net
@@ -162,7 +162,7 @@ def test_every_model_with_cells_is_drawn(tmp_path, figures):
         ("brim", ["0", "1", "2"], [3, 2]),
     ):
         run = opened(tmp_path, model)
-        seen = cells.look(run, "5x5", (0,))
+        seen = cells.read_images(run, "5x5", (0,))
         if model in cells.SLEEPING:
             cells.activation_picture(run, seen)
             assert len(with_images(figures[-1])) == 1 + sum(sizes)
@@ -176,7 +176,7 @@ def test_every_model_with_cells_is_drawn(tmp_path, figures):
 
 
 def test_score_maps_are_of_the_step_counted_from_one(rig, figures):
-    seen = cells.look(rig, "5x5", (0, 2))
+    seen = cells.read_images(rig, "5x5", (0, 2))
     cells.score_picture(rig, seen, 13)
     trace = seen.traces[0]
     axes = with_images(figures[0])
@@ -197,10 +197,10 @@ def test_digits_are_of_different_classes_and_in_the_test_set(rig, monkeypatch):
     files = noise()._replace(test_labels=classes)
     monkeypatch.setattr("riglstm.lab.tasks.images.obtain", lambda *_: files)
     again = Loaded("riglstm", rig.path, *load(rig.path, "cpu"))
-    labels = cells.look(again, "5x5").labels
+    labels = cells.read_images(again, "5x5").labels
     assert [label.rpartition(" ")[2] for label in labels] == ["0", "2", "5"]
     with pytest.raises(ValueError, match="numbers from 0 to 11, the run's test set, got 12"):
-        cells.look(rig, "5x5", (12,))
+        cells.read_images(rig, "5x5", (12,))
 
 
 def test_a_rollout_has_the_truth_above_and_an_overlay_below():

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from riglstm import plot
-from riglstm.lab.report.curves import TRUTH, Array, Picture, looks, png
+from riglstm.lab.report.curves import Array, Picture, looks, png
 from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.run import finished
@@ -28,7 +28,7 @@ from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.copying import CopyingTask
 from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.lab.train.config import fork_rng
-from riglstm.plot.draw import new_figure, picture_axes, styled
+from riglstm.plot.draw import PINK, new_figure, picture_axes, styled
 
 SLEEPING = ("riglstm", "rim", "brim")
 """Models whose cells sleep at times."""
@@ -68,7 +68,7 @@ class Loaded(NamedTuple):
         )
 
 
-class Look(NamedTuple):
+class Reading(NamedTuple):
     """Test images, and what a model did with them."""
 
     pixels: Tensor
@@ -84,7 +84,7 @@ class Look(NamedTuple):
         return "x".join(map(str, self.pixels.shape[1:3]))
 
 
-def look(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> Look:
+def read_images(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> Reading:
     """What the model did with test images at a size such as 24x24.
 
     `indices`: their numbers; None: the first three that are all of different classes.
@@ -101,14 +101,14 @@ def look(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> L
                 f"got {index}"
             )
     batch = task.examples(condition, "test", torch.tensor(indices, device=task.device))
-    read_as, traces = _read(run, batch.inputs)
+    answers, traces = _read(run, batch.inputs)
     pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
     labels = [
         f"“{label}”, read as “{said}”\ntest no. {index}"
-        for label, said, index in zip(batch.targets.tolist(), read_as, indices, strict=True)
+        for label, said, index in zip(batch.targets.tolist(), answers, indices, strict=True)
     ]
-    return Look(pixels.cpu(), labels, traces)
+    return Reading(pixels.cpu(), labels, traces)
 
 
 def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
@@ -122,9 +122,9 @@ def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
         return answers, net.core.trace(net.embed(tokens))  # type: ignore[attr-defined]
 
 
-def pictures(model: str, step: int) -> dict[str, Callable[[Loaded, Look], Picture]]:
+def pictures(model: str, step: int) -> dict[str, Callable[[Loaded, Reading], Picture]]:
     """What is drawn of a model that has read images, by a name for each kind."""
-    kinds: dict[str, Callable[[Loaded, Look], Picture]] = {}
+    kinds: dict[str, Callable[[Loaded, Reading], Picture]] = {}
     if model in SLEEPING:
         kinds["cells"] = activation_picture
     if model in (*SLEEPING, "rmc"):
@@ -132,7 +132,7 @@ def pictures(model: str, step: int) -> dict[str, Callable[[Loaded, Look], Pictur
     return kinds
 
 
-def activation_picture(run: Loaded, seen: Look) -> Picture:
+def activation_picture(run: Loaded, seen: Reading) -> Picture:
     """The paper's activation images: when each cell was awake on each image."""
     everyone = range(len(seen.pixels))
     figure = plot.cells(seen.traces, seen.pixels, sequences=everyone, labels=seen.labels)
@@ -169,7 +169,7 @@ def sequence_picture(run: Loaded) -> Picture:
     )
 
 
-def score_picture(run: Loaded, seen: Look, step: int) -> Picture:
+def score_picture(run: Loaded, seen: Reading, step: int) -> Picture:
     """Scores of views and of cells at a step, counted from 1."""
     figure = plot.views(
         seen.traces,
@@ -207,7 +207,8 @@ def draw_rollout(
 
     `truth` and each model's probabilities are (F, H, W); frames are counted from 0.
     """
-    F, look = len(truth), looks(list(models))
+    F = len(truth)
+    colours = {label: look.colour for label, look in looks(list(models)).items()}
     size = 0.95
     figure = new_figure(size * F + 1.1, (size + 0.22) * (len(models) + 2) + 0.35)
     spaces = {"wspace": 0.03, "hspace": 0.03}
@@ -217,7 +218,7 @@ def draw_rollout(
         line[0].set_ylabel(name, fontsize=10)
         bce = frame_bce(truth, frames)
         # Balls are of the model's colour, on white.
-        tinted = 1 - frames[..., None] * (1 - np.asarray(to_rgb(look.get(name, TRUTH).colour)))
+        tinted = 1 - frames[..., None] * (1 - np.asarray(to_rgb(colours.get(name, PINK))))
         for f in range(F):
             picture_axes(line[f]).imshow(tinted[f], interpolation="nearest")
             if name in models:
@@ -227,7 +228,7 @@ def draw_rollout(
         for name, stroke in outlined.items():
             frame, stroked = models[name][f], {"linestyles": stroke, "linewidths": 1.3}
             if frame.min() < EDGE < frame.max():
-                panels[-1, f].contour(frame, [EDGE], colors=[look[name].colour], **stroked)
+                panels[-1, f].contour(frame, [EDGE], colors=[colours[name]], **stroked)
     return figure
 
 

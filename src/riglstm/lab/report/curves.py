@@ -67,8 +67,6 @@ LOOKS: dict[str, Look] = {
 }
 """Green for RigLSTM and blue for RIM, as in the paper's figure of the balls."""
 
-TRUTH = Look(PINK, "o")
-
 
 class Picture(NamedTuple):
     """A figure that is ready for a page."""

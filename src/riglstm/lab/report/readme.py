@@ -235,7 +235,7 @@ def _wanted(found: Results, device: str = "cpu", data_dir: Path | None = None) -
 
 
 def _draw_cells(
-    picture: Callable[[Loaded, cells.Look], Picture],
+    picture: Callable[[Loaded, cells.Reading], Picture],
     label: str,
     file: Path,
     device: str,
@@ -243,7 +243,7 @@ def _draw_cells(
 ) -> Picture:
     """What the cells of an exported network do with three test images."""
     run = Loaded(label, file, *load(file, device, data_folder(data_dir)))
-    return picture(run, cells.look(run, f"{SIZE}x{SIZE}"))
+    return picture(run, cells.read_images(run, f"{SIZE}x{SIZE}"))
 
 
 def _sources(folder: Path) -> Any:
