@@ -71,17 +71,14 @@ class Loaded(NamedTuple):
 class Reading(NamedTuple):
     """Test images, and what a model did with them."""
 
+    size: str
+    """Of each image, as conditions are named: 24x24."""
     pixels: Tensor
     """(B, s, s, C) of 0 to 1, on the CPU."""
     labels: Sequence[str]
     """Class, answer and number of each image."""
     traces: Any
     """A layer each, as `riglstm.plot` takes them."""
-
-    @property
-    def size(self) -> str:
-        """As conditions are named: 24x24."""
-        return "x".join(map(str, self.pixels.shape[1:3]))
 
 
 def read_images(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> Reading:
@@ -108,7 +105,7 @@ def read_images(run: Loaded, condition: str, indices: Sequence[int] | None = Non
         f"“{label}”, read as “{said}”\ntest no. {index}"
         for label, said, index in zip(batch.targets.tolist(), answers, indices, strict=True)
     ]
-    return Reading(pixels.cpu(), labels, traces)
+    return Reading(condition, pixels.cpu(), labels, traces)
 
 
 def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
