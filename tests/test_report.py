@@ -437,6 +437,13 @@ def test_a_paper_table_is_known_by_its_runs(tmp_path):
     assert "Hollow: the paper's figures" in curves.shift_picture(what).caption
 
 
+def test_runs_that_two_tables_share_are_shown_in_that_which_has_more(tmp_path):
+    for planned in plan("ablation", ["riglstm", "all_cells"], 1, "paper", tmp_path):
+        finish(planned.folder, planned.spec, {"14x14": 0.9, "16x16": 0.8}, weights=False)
+    (group,) = runs.group([read_record(p) for p in runs.find([tmp_path])])
+    assert (group.table.name, len(group.table.lines)) == ("ablation", 2)
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_quick_table_has_no_figures_of_the_paper(complete, tmp_path):
     """A run without a figure of its table does not lose the page."""
