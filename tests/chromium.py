@@ -9,19 +9,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 MISSING = "needs Chromium, got none; Debian has it as the package: apt-get install chromium"
-START = """
-import os, sys
-os.dup2(int(sys.argv[1]), 3)
-os.dup2(int(sys.argv[2]), 4)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
+START = 'exec "${@:3}" 3<&"$1" 4>&"$2"'
 """Chromium reads requests from descriptor 3 and writes answers to 4."""
 SECONDS = 60
 KEYS = {" ": ("Space", 32), "ArrowLeft": ("ArrowLeft", 37), "ArrowRight": ("ArrowRight", 39)}
@@ -41,7 +35,7 @@ class Chromium:
         options += ["--no-sandbox"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-c", START, *map(str, ends), PROGRAM, *options),
+                *("bash", "-c", START, "bash", *map(str, ends), PROGRAM, *options),
                 *(f"--user-data-dir={profile}", "about:blank"),
             ],
             pass_fds=ends,
@@ -53,8 +47,7 @@ class Chromium:
         self._numbers, self._rest, self._session = itertools.count(1), b"", ""
         self.problems: list[Any] = []
         """Exceptions of the page, and what its console got."""
-        pages = self.call("Target.getTargets")["targetInfos"]
-        page = next(one["targetId"] for one in pages if one["type"] == "page")
+        page = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):

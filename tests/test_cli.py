@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -33,13 +34,20 @@ from riglstm.lab.train.stopping import NEVER, OutOfTime
 from riglstm.models import MODELS
 from riglstm.scan import BACKENDS
 
-Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
+Ask: TypeAlias = Callable[..., str]
 
 
-def exit_code(*args: str) -> int:
-    """The code the process would end with."""
-    return main.main(args)
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """What a command prints: its output, or with another exit code than 0 its errors."""
+
+    def said(*args: str, code: int = 0) -> str:
+        assert main.main(args) == code
+        out, err = capsys.readouterr()
+        return err if code else out
+
+    return said
 
 
 def row(condition: str, chosen_on: str, value: float, metric: str = "accuracy") -> dict[str, Any]:
@@ -56,145 +64,112 @@ RESULT: dict[str, Any] = {
 }
 
 
-def put_run(path: Path, result: dict[str, Any] | None = RESULT) -> Path:
-    """A folder that looks like a run, finished or not."""
-    path.mkdir(parents=True)
-    config = RunSpec("copying", {}, "lstm", 6, {}, Fit(), 0).resolved()
-    (path / "config.json").write_text(json.dumps(config))
-    if result is not None:
-        (path / "result.json").write_text(json.dumps(result))
-    return path
-
-
 @pytest.mark.parametrize("args", [(), *((verb,) for verb in main.VERBS)])
-def test_every_help_shows_an_example(args, capsys):
-    assert exit_code(*args, "--help") == 0
-    assert f"Example: riglstm {args[0] if args else 'demo'}" in capsys.readouterr().out
+def test_every_help_shows_an_example(args, ask):
+    assert f"Example: riglstm {args[0] if args else 'demo'}" in ask(*args, "--help")
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_has_a_help_of_its_own_with_an_example_that_can_be_read(
-    task, capsys, monkeypatch, tmp_path
-):
-    assert exit_code("train", task, "--help") == 0
-    out = capsys.readouterr().out
-    groups = [line for line in out.splitlines() if line.endswith(":") and line[0] != " "]
+def test_every_task_has_a_help_of_its_own_with_an_example_that_can_be_read(task, ask, asked):
+    lines = ask("train", task, "--help").splitlines()
+    groups = [line for line in lines if line.endswith(":") and line[0] != " "]
     assert groups == ["task:", "model:", "training:", "run:", "help:"]
-    example = next(line for line in out.splitlines() if line.startswith("Example: "))
-    monkeypatch.chdir(tmp_path)
-    asked = catch_runs(monkeypatch)
-    assert exit_code(*example.split()[2:]) == 0
+    ask(*next(line for line in lines if line.startswith("Example: ")).split()[2:])
     assert asked[0]["spec"].task == task
 
 
-def test_help_names_every_verb_and_list_every_name_that_they_take(capsys, monkeypatch):
-    assert exit_code("--help") == 0
-    out = capsys.readouterr().out
+def test_help_names_every_verb_and_list_every_name_that_they_take(ask, monkeypatch):
+    out = ask("--help")
     assert all(f"  {verb} " in out for verb in main.VERBS)
-    assert exit_code("--version") == 0
-    assert capsys.readouterr().out == f"riglstm {riglstm.__version__}\n"
-    assert exit_code("list") == 0
-    words = set(capsys.readouterr().out.split())
+    assert ask("--version") == f"riglstm {riglstm.__version__}\n"
+    listed = ask("list")
+    assert listed.startswith("tasks: riglstm train NAME\n")
+    words = set(listed.split())
     assert {*TASKS, *NAMES, *MODELS, *riglstm.VARIANTS, *BACKENDS, "auto", "P=400"} <= words
     # Of several processes only the first speaks, and a table is made by one.
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("RANK", "1")):
         monkeypatch.setenv(name, value)
-    assert exit_code("list") == 0
-    assert capsys.readouterr().out == ""
+    assert ask("list") == ""
     monkeypatch.setenv("RANK", "0")
-    assert exit_code("reproduce", "mnist") == 2
-    assert "got several processes from torchrun; start it once, with" in capsys.readouterr().err
+    err = ask("reproduce", "mnist", code=2)
+    assert "got several processes from torchrun; start it once, with" in err
+
+
+COUNTS = ("--digits", "--size", "--sequence")
+WITH_OUT = (
+    *("demo", "report .", "train copying", "train minigrid"),
+    *("reproduce copying", "reproduce minigrid"),
+)
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("command", "message"),
     [
-        ((), "say what to do: demo, train, evaluate, export, reproduce, sweep, report, bench"),
-        (("trian",), "got 'trian'; did you mean train?"),
-        (("demo", "--num-cells", "0"), "--num-cells must be a whole number from 1 on, got 0"),
-        (("train",), "train must be followed by a task, one of copying, mnist"),
-        (("train", "copy"), "got 'copy'; did you mean copying?"),
-        (("train", "copying", "--model", "lsmt"), "got 'lsmt'; did you mean lstm?"),
-        (("train", "copying", "--set", "num_cells"), "--set must be like num_cells=4, got 'num_"),
-        (("train", "copying", "--set", "num_cell=4"), "riglstm has no option 'num_cell'; it takes"),
+        ("", "say what to do: demo, train, evaluate, export, reproduce, sweep, report, bench"),
+        ("trian", "got 'trian'; did you mean train?"),
+        ("demo --num-cells 0", "--num-cells must be a whole number from 1 on, got 0"),
+        ("train", "train must be followed by a task, one of copying, mnist"),
+        ("train copy", "got 'copy'; did you mean copying?"),
+        ("train copying --model lsmt", "got 'lsmt'; did you mean lstm?"),
+        ("train copying --set num_cells", "--set must be like num_cells=4, got 'num_"),
+        ("train copying --set num_cell=4", "riglstm has no option 'num_cell'; it takes"),
+        ("train copying --model lstm --set x=4", "no option 'x'; it takes forget_bias"),
+        ("train copying --set num_cells=x", "--set num_cells: expected a whole number"),
+        ("train copying --set device=cpu", "riglstm has no option 'device'"),
+        ("train copying --seed -1", "seed must be a whole number from 0 to 4,294,967,295, "),
+        ("reproduce mnist --models", "--models: expected at least one argument"),
+        ("evaluate no/such/run", "RUN must be the folder of a run, or an exported file, got"),
+        ("export no/run x.safetensors", "RUN must be the folder of a run, got no/run"),
+        ("export . x.bin", "FILE must end in .safetensors, got x.bin"),
+        ("evaluate .", "expected the file config.json in it, got none"),
+        ("reproduce mnits", "TABLE must be one of mnist, cifar, ablation, balls, copying"),
+        ("reproduce mnist --models no_such_model", "--models must be one of lstm"),
+        ("report", "report needs PATHS, folders of runs, or --results, a folder, got neither"),
+        ("report --results no/such", "must be there, got no/such, which is not"),
+        ("report no/such/runs", "no/such/runs must be the folder of a run"),
+        ("reproduce mnist --seeds 0", "--seeds must be a whole number from 1 on, got 0"),
+        ("reproduce mnist --seed-list -1", "the seed must be a whole number from 0 to"),
+        ("reproduce mnist --seeds 2 --seed-list 1", "one of them, got both"),
+        ("reproduce copying --settings M=3", "--settings must be one of M=1, M=2"),
+        ("reproduce mnist --minutes 0", "minutes must be a number above 0, got 0"),
+        ("reproduce complexity --seeds 2", "is measured, and takes no --seeds"),
+        ("train copying --seed 4294967296", "a whole number from 0 to 4,294,967,295, got 42949"),
+        ("data minst", "NAMES must be one of mnist, cifar, all, got 'minst'"),
+        ("bench --json .", "--json must name a new file, or one that a bench wrote, got ."),
+        ("bench --tables widths", "must name some of speed on cpu, got widths"),
+        ("demo --device banana", "--device must be auto, cpu, cuda or cuda:N, got 'banana"),
+        ("train copying --devices 1000 --device cpu", "devices must be at most"),
+        ("train copying --L 99999999999999999999999", "--L: expected a whole number, got '999"),
         (
-            ("train", "copying", "--model", "lstm", "--set", "x=4"),
-            "no option 'x'; it takes forget_bias",
-        ),
-        (("train", "copying", "--set", "num_cells=x"), "--set num_cells: expected a whole number"),
-        (("train", "copying", "--set", "device=cpu"), "riglstm has no option 'device'"),
-        (
-            ("train", "copying", "--seed", "-1"),
-            "seed must be a whole number from 0 to 4,294,967,295, ",
-        ),
-        (("reproduce", "mnist", "--models"), "--models: expected at least one argument"),
-        (("evaluate", "no/such/run"), "RUN must be the folder of a run, or an exported file, got"),
-        (("export", "no/run", "x.safetensors"), "RUN must be the folder of a run, got no/run"),
-        (("export", ".", "x.bin"), "FILE must end in .safetensors, got x.bin"),
-        (("evaluate", "."), "expected the file config.json in it, got none"),
-        (("reproduce", "mnits"), "TABLE must be one of mnist, cifar, ablation, balls, copying"),
-        (("reproduce", "mnist", "--models", "no_such_model"), "--models must be one of lstm"),
-        (("report",), "report needs PATHS, folders of runs, or --results, a folder, got neither"),
-        (("report", "--results", "no/such"), "must be there, got no/such, which is not"),
-        (("report", "no/such/runs"), "no/such/runs must be the folder of a run"),
-        (("reproduce", "mnist", "--seeds", "0"), "--seeds must be a whole number from 1 on, got 0"),
-        (("reproduce", "mnist", "--seed-list", "-1"), "the seed must be a whole number from 0 to"),
-        (("reproduce", "mnist", "--seeds", "2", "--seed-list", "1"), "one of them, got both"),
-        (("reproduce", "copying", "--settings", "M=3"), "--settings must be one of M=1, M=2"),
-        (("reproduce", "mnist", "--minutes", "0"), "minutes must be a number above 0, got 0"),
-        (("reproduce", "complexity", "--seeds", "2"), "is measured, and takes no --seeds"),
-        (
-            ("train", "copying", "--seed", "9" * 12),
-            "must be a whole number from 0 to 4,294,967,295, got 9",
-        ),
-        (("data", "minst"), "NAMES must be one of mnist, cifar, all, got 'minst'"),
-        (("bench", "--json", "."), "--json must name a new file, or one that a bench wrote, got ."),
-        (("bench", "--tables", "widths"), "must name some of speed on cpu, got widths"),
-        (("demo", "--device", "banana"), "--device must be auto, cpu, cuda or cuda:N, got 'banana"),
-        (("train", "copying", "--devices", "1000", "--device", "cpu"), "devices must be at most"),
-        (("train", "copying", "--L", "9" * 23), "--L: expected a whole number, got '999"),
-        (
-            ("train", "copying", "--set", "num_cells=1000000000000"),
+            "train copying --set num_cells=1000000000000",
             "must be a multiple of num_cells = 1000000000000, got 600",
         ),
-        (("train", "copying", "--out", "~nobody-at-all/x"), "--out: expected a path or none, got"),
-        (("bench", "--rounds", "0"), "--rounds must be a whole number from 1 on, got 0"),
-        *(
-            ((*verb.split(), "--out", ""), "--out: expected a path")
-            for verb in (
-                *("demo", "train copying", "train minigrid"),
-                *("report .", "reproduce copying", "reproduce minigrid"),
-            )
-        ),
-        (("train", "copying", "--set", "variant=al_cells"), "; did you mean all_cells?"),
-        (("train", "copying", "--set", "backend=refrence"), "; did you mean reference?"),
-        (("train", "copying", "--set", "cels=top"), "; did you mean cells?"),
-        (("train", "copying", "--precision", "bf61"), "; did you mean bf16?"),
-        (("train", "copying", "--decay", "cosin"), "; did you mean cosine?"),
+        ("train copying --out '~nobody-at-all/x'", "--out: expected a path or none, got"),
+        ("bench --rounds 0", "--rounds must be a whole number from 1 on, got 0"),
+        *((f"{verb} --out ''", "--out: expected a path") for verb in WITH_OUT),
+        ("train copying --set variant=al_cells", "; did you mean all_cells?"),
+        ("train copying --set backend=refrence", "; did you mean reference?"),
+        ("train copying --set cels=top", "; did you mean cells?"),
+        ("train copying --precision bf61", "; did you mean bf16?"),
+        ("train copying --decay cosin", "; did you mean cosine?"),
+        *((f"report . {flag} -1", f"{flag} must be a whole number from") for flag in COUNTS),
+        ("explore --weights none", "which is not there; the repository of riglstm has a"),
+        ("explore --port 65536", "--port must be a whole number from 0 to 65,535, got 65536"),
     ],
 )
 def test_a_wrong_request_is_explained_in_one_line_ends_with_2_and_leaves_nothing(
-    args, message, capsys, monkeypatch, tmp_path
+    command, message, ask, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    assert exit_code(*args) == 2
-    err = capsys.readouterr().err
+    err = ask(*shlex.split(command), code=2)
     assert message in err
     assert err.startswith("riglstm: ")
     assert len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch, capsys):
-    def needs(args: Sequence[str]) -> None:
-        import lightning_fabric.plugins  # noqa: F401
-
-    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    monkeypatch.setitem(main.VERBS, "demo", needs)
-    assert exit_code("demo") == 2
-    assert capsys.readouterr().err == (
-        "riglstm: this needs lightning_fabric, which is not installed: pip install 'riglstm[lab]'\n"
-    )
+def missing_package(args: Sequence[str]) -> None:
+    import lightning_fabric.plugins  # noqa: F401
 
 
 def out_of_memory(args: Sequence[str]) -> None:
@@ -219,17 +194,20 @@ def interrupted(args: Sequence[str]) -> None:
             lambda args: RunSpec("copying", {}, "no_such_model", 6, {}, Fit(), 0),
             *(2, "riglstm: the model must be one of", "got 'no_such_model'"),
         ),
+        (
+            missing_package,
+            *(2, "riglstm: this needs lightning_fabric, which is not installed: pip install "),
+            "install 'riglstm[lab]'",
+        ),
         (out_of_memory, 2, "riglstm: out of memory (", f"; {LESS_MEMORY}"),
         (full_disk, 2, "riglstm: [Errno 28] No space left on device", "'runs/x'"),
         (interrupted, 130, "\nriglstm: stopped by Ctrl-C", "; nothing was saved"),
     ],
 )
-def test_what_went_wrong_is_one_line_and_an_exit_code(
-    verb, code, begins, ends, monkeypatch, capsys
-):
+def test_what_went_wrong_is_one_line_and_an_exit_code(verb, code, begins, ends, monkeypatch, ask):
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     monkeypatch.setitem(main.VERBS, "demo", verb)
-    assert exit_code("demo") == code
-    err = capsys.readouterr().err
+    err = ask("demo", code=code)
     assert err.startswith(begins)
     assert err.endswith(f"{ends}\n")
 
@@ -241,7 +219,7 @@ def test_a_bug_is_shown_whole(module, monkeypatch):
     exec("def bug(args):\n    int('x')", inside)
     monkeypatch.setitem(main.VERBS, "demo", inside["bug"])
     with pytest.raises(ValueError, match="invalid literal"):
-        exit_code("demo")
+        main.main(["demo"])
 
 
 def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch):
@@ -257,27 +235,27 @@ def test_the_command_that_goes_on_is_the_one_that_was_given(monkeypatch):
     assert flags.again("demo", []) == "torchrun … -m riglstm demo"
 
 
-def catch_runs(monkeypatch: Patch, result: dict[str, Any] = RESULT) -> list[dict[str, Any]]:
-    """What `train` asks to be run; nothing is."""
+@pytest.fixture
+def asked(monkeypatch: Patch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What `train` asks to be run, in a folder of its own; nothing is, and `--no-test` is heard."""
     asked: list[dict[str, Any]] = []
 
     def run(spec: RunSpec, path: Path, data_dir: Path | None, **options: Any) -> dict[str, Any]:
         asked.append({"spec": spec, "path": path, "data_dir": data_dir, **options})
-        return result
+        return RESULT if spec.fit.test else {**RESULT, "rows": []}
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "run", run)
     return asked
 
 
-def test_train_asks_for_the_run_that_its_flags_say(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    asked = catch_runs(monkeypatch)
+def test_train_asks_for_the_run_that_its_flags_say(asked, ask):
     words = (
         "train copying --P 6 --P-from none --model brim --hidden-size 12 "
         "--set num_cells=6,3 dropout=0.5 --set active-cells=none --lr 0.01 --clip-norm none "
         "--devices 2 --seed 7 --data-dir d --conditions P=9"
     )
-    assert exit_code(*words.split()) == 0
+    out = ask(*words.split())
     (run,) = asked
     spec = run["spec"]
     assert (spec.task, spec.model, spec.hidden_size, spec.seed) == ("copying", "brim", 12, 7)
@@ -288,45 +266,41 @@ def test_train_asks_for_the_run_that_its_flags_say(monkeypatch, capsys, tmp_path
     assert run["path"] == Path("runs/copying/brim-s7")
     assert (run["data_dir"], run["resume"]) == (Path("d"), False)
     assert run["again"].endswith(f"{words} --resume")
-    out = capsys.readouterr().out
     assert "written to runs/copying/brim-s7" in out
     assert "chosen on validation@P=4" in out
 
 
-def test_a_run_whose_time_is_up_says_how_to_go_on_and_ends_well(monkeypatch, capsys, tmp_path):
+def test_a_run_whose_time_is_up_says_how_to_go_on_and_ends_well(monkeypatch, ask, tmp_path):
     def run(*args: Any, **options: Any) -> None:
         raise OutOfTime(f"{options['deadline'].left:.0f} s; go on with: {options['again']}")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "run", run)
-    assert exit_code("train", "copying", "--minutes", "9") == 0
-    said = capsys.readouterr().out.splitlines()[-1]
+    said = ask("train", "copying", "--minutes", "9").splitlines()[-1]
     assert said.startswith("time is up: 540 s; go on with: ")
     assert said.endswith("train copying --minutes 9 --resume")
 
 
-def test_a_variant_has_a_folder_of_its_own_and_no_test_no_legend(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    asked = catch_runs(monkeypatch, {**RESULT, "rows": []})
-    assert exit_code("train", "mnist", "--set", "variant=all_cells", "--no-test") == 0
+def test_a_variant_has_a_folder_of_its_own_and_no_test_no_legend(asked, ask):
+    out = ask("train", "mnist", "--set", "variant=all_cells", "--no-test")
     assert asked[0]["path"] == Path("runs/mnist/all_cells-s0")
-    out = capsys.readouterr().out
     assert "60 updates: not tested\n" in out
     assert "honest rule" not in out
 
 
-def test_train_never_touches_a_run_that_is_there(monkeypatch, capsys, tmp_path):
-    asked = catch_runs(monkeypatch)
-    done, partial = put_run(tmp_path / "done"), put_run(tmp_path / "partial", None)
-    assert exit_code("train", "copying", "--out", str(done)) == 2
-    err = capsys.readouterr().err
+def test_train_never_touches_a_run_that_is_there(asked, ask, tmp_path):
+    config = RunSpec("copying", {}, "lstm", 6, {}, Fit(), 0).resolved()
+    for path in (done := tmp_path / "done", partial := tmp_path / "partial"):
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
+    (done / "result.json").write_text(json.dumps(RESULT))
+    err = ask("train", "copying", "--out", str(done), code=2)
     assert f"{done} holds a run that is done; `riglstm evaluate {done}` shows its result" in err
-    assert exit_code("train", "copying", "--out", str(partial)) == 2
-    err = capsys.readouterr().err
+    err = ask("train", "copying", "--out", str(partial), code=2)
     assert f"{partial} holds a run that was stopped; go on with it by --resume" in err
     assert not asked
     same = ("--model", "lstm", "--hidden-size", "6", "--resume")
-    assert exit_code("train", "copying", "--out", str(partial), *same) == 0
+    ask("train", "copying", "--out", str(partial), *same)
     assert asked[0]["resume"]
 
 
@@ -363,10 +337,9 @@ def catch_tables(monkeypatch: Patch, *paths: Path, **end: Any) -> list[Any]:
     return asked
 
 
-def test_reproduce_plans_first_and_ends_with_the_table(monkeypatch, capsys, tmp_path):
+def test_reproduce_plans_first_and_ends_with_the_table(monkeypatch, ask, tmp_path):
     asked = catch_tables(monkeypatch, tmp_path / "tables" / "x.md", failed=1)
-    assert exit_code("reproduce", "copying", "--models", "lstm", "--out", str(tmp_path)) == 0
-    out = capsys.readouterr().out
+    out = ask("reproduce", "copying", "--models", "lstm", "--out", str(tmp_path))
     assert out.startswith(f"copying, quick, in {tmp_path}: 2 runs: 0 done, 0 running, 2 waiting")
     assert out.index("| the table |") < out.index(f"written: {tmp_path / 'tables' / 'x.md'}")
     assert "1 failed, as the notes say; a run whose folder is deleted begins anew" in out
@@ -377,12 +350,11 @@ def test_reproduce_plans_first_and_ends_with_the_table(monkeypatch, capsys, tmp_
     assert (options["jobs"], options["deadline"]) == (1, NEVER)
 
 
-def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(monkeypatch, capsys, tmp_path):
+def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(monkeypatch, ask, tmp_path):
     asked = catch_tables(monkeypatch, left=3)
     flags = "--settings M=2 --seed-list 1 4 --precision bf16 --jobs 3 --minutes 9"
     command = ("reproduce", "copying", *flags.split(), "--out", str(tmp_path))
-    assert exit_code(*command) == 0
-    out = capsys.readouterr().out
+    out = ask(*command)
     assert out.startswith(f"copying, quick, in {tmp_path}: 6 runs: ")
     assert "3 runs are not done; go on with: " in out
     ((args, options),) = asked
@@ -391,13 +363,12 @@ def test_a_part_of_a_table_is_asked_for_and_what_is_left_is_said(monkeypatch, ca
     assert options["jobs"] == 3
     assert 500 < options["deadline"].left <= 540
     catch_tables(monkeypatch, errors=("runs/a: ValueError: no", "runs/b: exit code -9"))
-    assert exit_code(*command) == 2
-    err = capsys.readouterr().err
+    err = ask(*command, code=2)
     assert "2 runs ended with an error" in err
     assert "  runs/b: exit code -9" in err
 
 
-def test_data_lists_downloads_and_checks(monkeypatch, capsys, tmp_path):
+def test_data_lists_downloads_and_checks(monkeypatch, ask, tmp_path):
     there = ["mnist"]
     fetched: list[str] = []
 
@@ -406,43 +377,34 @@ def test_data_lists_downloads_and_checks(monkeypatch, capsys, tmp_path):
             raise DataError("none")
         return tmp_path / name
 
-    monkeypatch.setattr(data, "find", find)
-    monkeypatch.setattr(data, "fetch", lambda name, *_, **__: fetched.append(name))
-
     def load(name: str, data_dir: Path | None) -> None:
-        if name not in there or name == "cifar":
+        if find(name, data_dir).name == "cifar":
             raise DataError("it is damaged")
 
+    monkeypatch.setattr(data, "find", find)
     monkeypatch.setattr(data, "load", load)
-    folder = ("--data-dir", str(tmp_path))
-    assert exit_code("data", *folder) == 0
-    out = capsys.readouterr().out
+    monkeypatch.setattr(data, "fetch", lambda name, *_, **__: fetched.append(name))
+    words = ("data", "--data-dir", str(tmp_path))
+    out = ask(*words)
     assert f"in {tmp_path / 'mnist'}" in out
     assert "not there" in next(line for line in out.splitlines() if "cifar" in line)
-    assert exit_code("data", "cifar", *folder) == 0
+    ask(*words, "cifar")
     assert fetched == ["cifar"]
-    assert exit_code("data", "all", *folder) == 0
+    ask(*words, "all")
     assert fetched[1:] == ["mnist", "cifar"]
-    assert exit_code("data", "--check", "mnist", *folder) == 0
-    capsys.readouterr()
-    assert exit_code("data", "--check", *folder) == 0
-    out = capsys.readouterr().out
-    assert "cifar" not in out
+    ask(*words, "--check", "mnist")
+    assert "cifar" not in ask(*words, "--check")
     there.append("cifar")
-    assert exit_code("data", "--check", *folder) == 2
-    err = capsys.readouterr().err
     way_out = f"`riglstm data cifar --data-dir {tmp_path}` gets it"
-    assert f"cifar: missing or damaged; {way_out}" in err
+    assert f"cifar: missing or damaged; {way_out}" in ask(*words, "--check", code=2)
     there.clear()
-    assert exit_code("data", "--check", *folder) == 2
-    assert "mnist, cifar: missing or damaged" in capsys.readouterr().err
+    assert "mnist, cifar: missing or damaged" in ask(*words, "--check", code=2)
 
 
-def test_the_demo_trains_both_models_alike_and_ends_with_a_curve_and_a_page(capsys, tmp_path):
+def test_the_demo_trains_both_models_alike_and_ends_with_a_curve_and_a_page(ask, tmp_path):
     sizes = ("--updates", "2", "--hidden-size", "4", "--num-cells", "2", "--seed", "7")
     for again in (False, True):
-        assert exit_code("demo", *sizes, "--out", str(tmp_path)) == 0
-        out = capsys.readouterr().out
+        out = ask("demo", *sizes, "--out", str(tmp_path))
         assert out.count("trained already") == 2 * again
     lstm, rig = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/config.json")))
     assert (rig["model"], rig["fit"]["updates"], rig["seed"]) == ("riglstm", 2, 7)
@@ -461,10 +423,10 @@ def test_the_demo_trains_both_models_alike_and_ends_with_a_curve_and_a_page(caps
         assert f">{model}<" in page
 
 
-def test_a_gpu_has_tables_of_its_own(monkeypatch, capsys):
+def test_a_gpu_has_tables_of_its_own(monkeypatch, ask):
     monkeypatch.setattr(bench, "pick", lambda fit: torch.device("cuda", 0))
     asked: list[Any] = []
     monkeypatch.setattr(bench, "run", lambda *given: asked.append(given))
-    assert exit_code("bench", "--device", "cuda") == 0
+    ask("bench", "--device", "cuda")
     assert list(asked[0][0]) == ["speed", "widths", "rules"]
     assert str(asked[0][1]) == "cuda:0"

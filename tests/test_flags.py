@@ -23,7 +23,7 @@ class Sizes:
 
     run: Path
     """The folder."""
-    names: tuple[str, ...] = flags.positional(())
+    names: tuple[str, ...] = flags.positional()
     """Names, if any."""
     steps: int = 1
     """Steps; 50 % of them count.

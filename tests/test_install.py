@@ -24,14 +24,6 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def readme_example() -> str:
-    example = re.search(
-        r"```python\n(import torch\n.*?)```", (ROOT / "README.md").read_text(), re.S
-    )
-    assert example
-    return example[1]
-
-
 def needs(package: Path | str, report: Path) -> dict[str, str]:
     """All that pip would install with a package where there is nothing, and their versions."""
     nothing = ("--dry-run", "--ignore-installed", "--quiet", "--report", report)
@@ -72,8 +64,10 @@ def test_wheel_runs_the_readme_example_with_torch_alone(tmp_path):
     # Of the others, those that are here will do, which may be older.
     assert packages["torch"] == version("torch")
     python = environment(tmp_path / "empty", wheel, set(packages))
+    example = re.compile(r"```python\n(import torch\n.*?)```", re.S)
+    (code,) = example.findall((ROOT / "README.md").read_text())
     script = tmp_path / "example.py"
-    script.write_text(readme_example() + "print(tuple(output.shape), rnn)\n")
+    script.write_text(code + "print(tuple(output.shape), rnn)\n")
     quiet = "ignore:Failed to initialize NumPy"  # torch's own, where there is no NumPy
     said = run(python, "-W", "error", "-W", quiet, "-I", script)
     assert said.startswith("(50, 8, 60) RigLSTM(20, 60")
@@ -144,9 +138,6 @@ def test_with_torch_alone_it_explains_itself_and_says_what_training_needs(tmp_pa
         assert "pip install 'riglstm[lab]'" in err
         assert len(err.splitlines()) == 1
     assert heavy == []
-    ((code, _, err),), _ = run_without({"matplotlib"}, [["report", "."]], tmp_path)
-    assert code == 2
-    assert "this needs matplotlib, which is not installed" in err
 
 
 def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path):
@@ -154,34 +145,19 @@ def test_it_trains_and_tests_with_torch_and_lightning_alone(tmp_path):
     tiny = ["--hidden-size", "6", "--L", "1", "--P", "2", "--digits", "2", "--conditions", "P=3"]
     sizes = ["--input-size", "4", "--validation-size", "4", "--test-size", "8", "--updates", "3"]
     fit = ["--evaluate-every", "2", "--out", "run", "--device", "cpu", "--set", "num_cells=2"]
-    said, _ = run_without(
-        missing,
-        [
-            ["train", "copying", *tiny, *sizes, *fit],
-            ["evaluate", "run", "--device", "cpu"],
-            ["report", "run"],
-            ["data", "mnist", "--data-dir", "none-here"],
-            ["demo", "--updates", "2", "--hidden-size", "4", "--num-cells", "2", "--out", "demo"],
-        ],
-        tmp_path,
-    )
-    trained, evaluated, drawn, fetched, shown = said
-    assert trained[0] == 0, trained
-    assert "written to run" in trained[1]
-    assert evaluated[0] == 0, evaluated
-    assert "This equals the recorded result." in evaluated[1]
-    assert drawn[0] == 2
-    assert "this needs matplotlib, which is not installed: pip install" in drawn[2]
-    assert fetched[0] == 2
-    assert "this needs pooch, which is not installed: pip install 'riglstm[lab]'" in fetched[2]
-    assert len(fetched[2].splitlines()) == 1
-    assert shown[0] == 2, shown
-    assert "digits right" in shown[1]
-    assert "this needs matplotlib, which is not installed: pip install 'riglstm[lab]'" in shown[2]
-
-
-def test_it_runs_as_a_module_and_a_reader_may_leave_early():
-    command = f"{sys.executable} -m riglstm list | head -1"
-    said = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert said.stdout == "tasks: riglstm train NAME\n"
-    assert said.stderr == ""
+    demo = ["demo", "--updates", "2", "--hidden-size", "4", "--num-cells", "2", "--out", "demo"]
+    needs = "riglstm: this needs {}, which is not installed: pip install 'riglstm[lab]'\n"
+    no_figures, no_downloads = needs.format("matplotlib"), needs.format("pooch")
+    asked = [
+        (["train", "copying", *tiny, *sizes, *fit], 0, "written to run", ""),
+        (["evaluate", "run", "--device", "cpu"], 0, "This equals the recorded result.", ""),
+        (["report", "run"], 2, "", no_figures),
+        (["data", "mnist", "--data-dir", "none-here"], 2, "", no_downloads),
+        (demo, 2, "digits right", no_figures),
+    ]
+    said, _ = run_without(missing, [args for args, *_ in asked], tmp_path)
+    for (args, code, printed, error), (ended, out, err) in zip(asked, said, strict=True):
+        assert ended == code, (args, err)
+        assert printed in out
+        assert err.endswith(error)
+    assert said[3][2] == no_downloads, "in one line"

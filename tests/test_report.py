@@ -139,7 +139,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def test_activation_images_are_the_trace_in_the_order_of_lines(rig, figures):
-    cells.activation_picture(rig, cells.look(rig, "5x5", (3, 1)))
+    cells.activation_picture(rig, cells.read_images(rig, "5x5", (3, 1)))
     task: Any = rig.task
     batch = task.examples("5x5", "test", torch.tensor([3, 1]))
     net: Any = rig.net
@@ -162,7 +162,7 @@ def test_every_model_with_cells_is_drawn(tmp_path, figures):
         ("brim", ["0", "1", "2"], [3, 2]),
     ):
         run = opened(tmp_path, model)
-        seen = cells.look(run, "5x5", (0,))
+        seen = cells.read_images(run, "5x5", (0,))
         if model in cells.SLEEPING:
             cells.activation_picture(run, seen)
             assert len(with_images(figures[-1])) == 1 + sum(sizes)
@@ -176,7 +176,7 @@ def test_every_model_with_cells_is_drawn(tmp_path, figures):
 
 
 def test_score_maps_are_of_the_step_counted_from_one(rig, figures):
-    seen = cells.look(rig, "5x5", (0, 2))
+    seen = cells.read_images(rig, "5x5", (0, 2))
     cells.score_picture(rig, seen, 13)
     trace = seen.traces[0]
     axes = with_images(figures[0])
@@ -197,17 +197,17 @@ def test_digits_are_of_different_classes_and_in_the_test_set(rig, monkeypatch):
     files = noise()._replace(test_labels=classes)
     monkeypatch.setattr("riglstm.lab.tasks.images.obtain", lambda *_: files)
     again = Loaded("riglstm", rig.path, *load(rig.path, "cpu"))
-    labels = cells.look(again, "5x5").labels
+    labels = cells.read_images(again, "5x5").labels
     assert [label.rpartition(" ")[2] for label in labels] == ["0", "2", "5"]
     with pytest.raises(ValueError, match="numbers from 0 to 11, the run's test set, got 12"):
-        cells.look(rig, "5x5", (12,))
+        cells.read_images(rig, "5x5", (12,))
 
 
 def test_a_rollout_has_the_truth_above_and_an_overlay_below():
     truth = np.zeros((3, 4, 4))
     truth[:, :2] = 1
     models = {"riglstm": np.full((3, 4, 4), 0.25), "rim": truth.copy(), "lstm": truth.copy()}
-    axes = with_images(cells.draw_rollout(truth, models, 15, ["riglstm", "rim"]))
+    axes = with_images(cells.draw_rollout(truth, models, 15, {"riglstm": "solid", "rim": "dashed"}))
     assert len(axes) == 3 * 5
     assert [a.get_title() for a in axes[:3]] == ["frame 15", "frame 16", "frame 17"]
     assert [a.get_ylabel() for a in axes[::3]] == ["truth", "riglstm", "rim", "lstm", "overlay"]
@@ -218,6 +218,7 @@ def test_a_rollout_has_the_truth_above_and_an_overlay_below():
     expected = -(np.log(0.25) + np.log(0.75)) / 2
     np.testing.assert_allclose(cells.frame_bce(truth, models["riglstm"]), expected)
     assert axes[3].get_xlabel() == f"{expected:.3f}"
+    assert [len(a.collections) for a in axes[-3:]] == [1] * 3, "an outline where a ball ends"
 
 
 def test_balls_are_rolled_out_from_run_folders(tmp_path, monkeypatch):
@@ -436,6 +437,13 @@ def test_a_paper_table_is_known_by_its_runs(tmp_path):
     assert "Hollow: the paper's figures" in curves.shift_picture(what).caption
 
 
+def test_runs_that_two_tables_share_are_shown_in_that_which_has_more(tmp_path):
+    for planned in plan("ablation", ["riglstm", "all_cells"], 1, "paper", tmp_path):
+        finish(planned.folder, planned.spec, {"14x14": 0.9, "16x16": 0.8}, weights=False)
+    (group,) = runs.group([read_record(p) for p in runs.find([tmp_path])])
+    assert (group.table.name, len(group.table.lines)) == ("ablation", 2)
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_quick_table_has_no_figures_of_the_paper(complete, tmp_path):
     """A run without a figure of its table does not lose the page."""
@@ -472,12 +480,6 @@ def test_what_cannot_be_drawn_is_refused_before_work(path, options, said, folder
     with pytest.raises((ValueError, OSError), match=said):
         report([folder / path], **options)
     assert not (tmp_path / "report.html").exists()
-
-
-@pytest.mark.parametrize("flag", ["--digits", "--size", "--sequence"])
-def test_numbers_that_nothing_has_are_refused(flag, folder, capsys):
-    assert main(["report", str(folder), flag, "-1"]) == 2
-    assert f"{flag} must be a whole number from" in capsys.readouterr().err
 
 
 DAMAGED = {

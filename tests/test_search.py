@@ -265,7 +265,7 @@ def trial(model: str, label: str, score: float, **changes: Any) -> dict[str, Any
 
 
 def test_a_panel_is_an_option_that_was_drawn_and_a_mark_a_trial_that_has_a_score():
-    from riglstm.lab.report.trials import draw_slices, slices
+    from riglstm.lab.report.curves import draw_slices, slices
 
     lines = [
         trial("lstm", "0", 0.4, fit__warmup=3),

@@ -95,31 +95,14 @@ QUICK: dict[str, dict[str, tuple[Case, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """The figures of one case and kind of work: microseconds a step."""
-
-    table: str
-    work: str
-    hidden_size: int
-    num_cells: int
-    input_size: int
-    B: int
-    T: int
-    precision: str
-    options: Mapping[str, Any]
-    backend: str
-    """What RigLSTM's `auto` runs."""
-    us: Mapping[str, Mapping[str, float]]
-    """By a name of `FIGURES`, over the rounds."""
-    failed: Mapping[str, str]
-    """Why a figure is missing, by the same names."""
-
-
 def measure(
     table: str, case: Case, work: str, device: torch.device, rounds: int, seed: int = 0
-) -> Row:
-    """Time a case; what fails is recorded, and the rest is timed."""
+) -> dict[str, Any]:
+    """A case timed, as a row for a file; what fails is recorded, and the rest is timed.
+
+    `us`: microseconds a step, over the rounds, by a name of FIGURES; `failed`: why a figure is
+    missing, by the same names; `backend`: what RigLSTM's `auto` runs.
+    """
     D = case.hidden_size if case.input_size is None else case.input_size
     backend, failed, ready = "", dict[str, str](), dict[str, Run]()
     seconds: dict[str, list[float]] = {}
@@ -142,10 +125,20 @@ def measure(
     except Exception as error:
         failed |= dict.fromkeys(ready or (OURS,), _said(error))
     us = {name: spread([1e6 * s / case.T for s in found]) for name, found in seconds.items()}
-    return Row(
-        *(table, work, case.hidden_size, fitting_cells(case.hidden_size), D, case.B, case.T),
-        *(case.precision, dict(case.options), backend, us, failed),
-    )
+    return {
+        "table": table,
+        "work": work,
+        "hidden_size": case.hidden_size,
+        "num_cells": fitting_cells(case.hidden_size),
+        "input_size": D,
+        "B": case.B,
+        "T": case.T,
+        "precision": case.precision,
+        "options": dict(case.options),
+        "backend": backend,
+        "us": us,
+        "failed": failed,
+    }
 
 
 def _said(error: Exception) -> str:
@@ -173,13 +166,13 @@ def _ways(case: Case, work: str, ours: RigLSTM, x: Tensor) -> dict[str, Callable
         _agree(again()[0], run()[0], precision, "a graph's output and the plain call's")
         return again
 
-    plain: dict[str, Run] = {LSTM: run_lstm, OURS: run_ours}
     ways: dict[str, Callable[[], Run]] = {LSTM: lambda: run_lstm, OURS: lambda: run_ours}
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         # By torch's own kernels of a CPU, which are faster for some sizes.
         ways[LSTM + ONEDNN_OFF] = lambda: onednn(False)(run_lstm)
     if case.captured:
-        ways |= {name + CAPTURED: partial(replayed, run) for name, run in plain.items()}
+        ways[LSTM + CAPTURED] = lambda: replayed(run_lstm)
+        ways[OURS + CAPTURED] = lambda: replayed(run_ours)
     return ways
 
 

@@ -105,11 +105,11 @@ def run(
                 if sys.stderr.isatty():
                     print(f"{name}: {case.hidden_size} wide, {work}", file=sys.stderr)
                 row = measure(name, case, work, device, rounds, seed)
-                content["rows"].append(asdict(row))
+                content["rows"].append(row)
                 if path is not None:
                     with atomic_write(path) as file:
                         file.write((json.dumps(content, indent=1) + "\n").encode())
-                for figure, why in row.failed.items():
+                for figure, why in row["failed"].items():
                     print(f"failed: {name}, {figure}, {case}, {work}: {why}", flush=True)
         print(f"\n{speed_tables(content)[-1]}", end="", flush=True)
     print(f"\n{LEGEND}")

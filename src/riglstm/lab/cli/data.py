@@ -21,7 +21,7 @@ class Data:
     Example: riglstm data mnist --data-dir ~/data
     """
 
-    names: tuple[str, ...] = flags.positional(())
+    names: tuple[str, ...] = flags.positional()
     """Data sets to get: mnist, cifar, or all; without a name they are only listed."""
     data_dir: Path | None = None
     """Folder of the data; none: RIGLSTM_DATA, or the user's cache."""
@@ -32,8 +32,7 @@ class Data:
 def main(args: Sequence[str]) -> None:
     """Show, download and check the data sets."""
     config = flags.read_one("riglstm data", Data, args)
-    for name in config.names:
-        flags.check_name("NAMES", name, [*DATASETS, "all"])
+    flags.check_names("NAMES", config.names, [*DATASETS, "all"])
     names = list(DATASETS) if "all" in config.names else list(dict.fromkeys(config.names))
     if config.check:
         _check(names, config.data_dir)

@@ -90,13 +90,13 @@ def main(args: Sequence[str]) -> None:
 
 def side_by_side(found: Mapping[str, Mapping[str, Any]], title: str) -> str:
     """Results by the model's name, as a table by the honest rule."""
-    lines = [
-        [name, f"{result['parameters']}", f"{result['seconds']:.0f}"]
-        + [text.show(row) for row in text.honest(result)]
-        for name, result in found.items()
-    ]
-    conditions = [row["condition"] for row in text.honest(next(iter(found.values())))]
-    return markdown(TextTable(title, ["", "parameters", "seconds", *conditions], lines, lead=1))
+    lines = []
+    for name, result in found.items():
+        rows = [r for r in result["rows"] if r["chosen_on"] == result["rows"][0]["chosen_on"]]
+        cost = (f"{result['parameters']}", f"{result['seconds']:.0f}")
+        lines.append([name, *cost, *map(text.show, rows)])
+    heads = ["", "parameters", "seconds", *(row["condition"] for row in rows)]
+    return markdown(TextTable(title, heads, lines, lead=1))
 
 
 def specs(config: Demo) -> dict[str, RunSpec]:

@@ -31,9 +31,9 @@ from riglstm.lab.train.config import check_device
 C = TypeVar("C")
 
 
-def positional(default: Any) -> Any:
-    """A field of a dataclass that is given by its place, and may be left out."""
-    return field(default=default, metadata={"positional": True})
+def positional() -> Any:
+    """A list, empty by default, of what is given by its place."""
+    return field(default=(), metadata={"positional": True})
 
 
 def read_one(prog: str, config: type[C], args: Sequence[str]) -> C:
@@ -143,9 +143,10 @@ def _add(group: Any, flag: Field[Any], kind: Any, doc: str) -> str:
     if several:
         options |= {"action": "extend"}
     if required or flag.metadata.get("positional"):
-        count = {(False, True): None, (False, False): "?", (True, True): "+", (True, False): "*"}
         name = flag.name.upper()
-        options |= {"nargs": count[several, required], "metavar": name}
+        options |= {"metavar": name}
+        if several:
+            options |= {"nargs": "+" if required else "*"}
         # Said once more: argparse asks for a list that may be empty, unless it has a default.
         group.add_argument(flag.name, **options, default=argparse.SUPPRESS)
         name += " ..." if several else ""
@@ -268,6 +269,12 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
         raise UsageError(f"{what} must be {one_of(known)}, got {name!r}{did_you_mean(name, known)}")
+
+
+def check_names(what: str, names: Iterable[str] | None, known: Iterable[str]) -> None:
+    """The same for each of several names; None, that nothing was named, is right."""
+    for name in names or ():
+        check_name(what, name, known)
 
 
 def one_of(names: Iterable[str]) -> str:

@@ -128,10 +128,8 @@ class Reproduce:
 def reproduce_table(args: Sequence[str]) -> None:
     """`riglstm reproduce minigrid`: train agents and print their table."""
     config = flags.read_one("riglstm reproduce minigrid", Reproduce, args)
-    for name in config.families or ():
-        flags.check_name("--families", name, FAMILIES)
-    for name in config.models or ():
-        flags.check_name("--models", name, MEMORIES)
+    flags.check_names("--families", config.families, FAMILIES)
+    flags.check_names("--models", config.models, MEMORIES)
     again = flags.again("reproduce", ["minigrid", *args])
     ppo = PPO(device=config.device, workers=config.workers, frames=config.frames)
     asked = runs.plan(

@@ -28,7 +28,7 @@ class Report:
     Example: riglstm report runs --out report.html --digits 0 1 2 --step 289
     """
 
-    paths: tuple[Path, ...] = flags.positional(())
+    paths: tuple[Path, ...] = flags.positional()
     """Folders of runs, or folders that hold such folders."""
     results: Path | None = None
     """Folder of CSV files, as `riglstm reproduce --results` writes them; none: none."""

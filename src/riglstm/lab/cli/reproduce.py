@@ -142,8 +142,7 @@ def main(args: Sequence[str]) -> None:
     if config.table == MINIGRID:
         raise UsageError(f"{MINIGRID} must come before its flags: riglstm reproduce {MINIGRID} ...")
     rows = MEASURED_ROWS if config.table == MEASURED else recipe(config.table, config.budget).rows
-    for name in config.models or ():
-        flags.check_name("--models", name, rows)
+    flags.check_names("--models", config.models, rows)
     _check(config, engine)
     if launched() is not None:
         raise UsageError(
@@ -210,6 +209,5 @@ def _check(config: Reproduce, engine: Engine) -> None:
             if given[name] != usual.get(name):
                 raise UsageError(f"{MEASURED} is measured, and takes no {flags.flag_of(name)}")
         return
-    for name in config.settings or ():
-        known = recipe(config.table, config.budget).settings
-        flags.check_name("--settings", name, known)
+    known = recipe(config.table, config.budget).settings
+    flags.check_names("--settings", config.settings, known)

@@ -66,12 +66,9 @@ def main(args: Sequence[str]) -> None:
     if config.results.exists() and not config.results.is_dir():
         raise UsageError(f"--results must be a folder, got {config.results}, which is a file")
     space = search.read_space(config.space)
-    for name in config.models or ():
-        flags.check_name("--models", name, space.models)
-    for name in config.trials or ():
-        flags.check_name("--trials", name, space.labels())
-    for name in config.rules or ():
-        flags.check_name("--rules", name, space.rules)
+    flags.check_names("--models", config.models, space.models)
+    flags.check_names("--trials", config.trials, space.labels())
+    flags.check_names("--rules", config.rules, space.rules)
     path = config.results / "trials" / f"{space.searched.name}.jsonl"
     again = flags.again("sweep", args)
     (_finals if config.finals else _trials)(config, space, path, where, again)

@@ -31,12 +31,6 @@ def result_table(result: Mapping[str, Any], title: str) -> str:
     return f"{markdown(TextTable(title, heads, lines, lead=1))}\n{RULES}"
 
 
-def honest(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows whose weights were chosen on validation data of the training condition."""
-    rows = result["rows"]
-    return [row for row in rows if row["chosen_on"] == rows[0]["chosen_on"]]
-
-
 def show(row: Mapping[str, Any]) -> str:
     """A figure as it is printed: a share in percent, another metric as it is."""
     return f"{float(row['value']):{'.1%' if row['metric'] == 'accuracy' else '.4f'}}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from riglstm import plot
-from riglstm.lab.report.curves import TRUTH, Array, Picture, looks, png
+from riglstm.lab.report.curves import Array, Picture, looks, png
 from riglstm.lab.tables.plan import RunSpec
 from riglstm.lab.tables.result import CHOSEN
 from riglstm.lab.tables.run import finished
@@ -28,13 +28,10 @@ from riglstm.lab.tasks.common import TokenNetwork
 from riglstm.lab.tasks.copying import CopyingTask
 from riglstm.lab.tasks.images import ImageTask, read_size
 from riglstm.lab.train.config import fork_rng
-from riglstm.plot.draw import new_figure, picture_axes, styled
+from riglstm.plot.draw import PINK, new_figure, picture_axes, styled
 
 SLEEPING = ("riglstm", "rim", "brim")
 """Models whose cells sleep at times."""
-SCORING = (*SLEEPING, "rmc")
-"""Models that score both their input and their cells."""
-
 SLOTS: dict[str, tuple[str, ...]] = {"rim": ("null", "x"), "rmc": ("x",)}
 """What the cells of a model choose from; RigLSTM's views have numbers."""
 
@@ -45,7 +42,8 @@ EDGE = 0.5
 """Where a predicted ball ends, for its outline."""
 OUTLINED = ("riglstm", "rim")
 """Models whose balls lie over the true ones, as in the paper."""
-OUTLINES: tuple[Literal["solid", "dashed"], ...] = ("solid", "dashed")
+Stroke: TypeAlias = Literal["solid", "dashed"]
+STROKES: tuple[Stroke, Stroke] = ("solid", "dashed")
 
 
 class Loaded(NamedTuple):
@@ -70,9 +68,11 @@ class Loaded(NamedTuple):
         )
 
 
-class Look(NamedTuple):
+class Reading(NamedTuple):
     """Test images, and what a model did with them."""
 
+    size: str
+    """Of each image, as conditions are named: 24x24."""
     pixels: Tensor
     """(B, s, s, C) of 0 to 1, on the CPU."""
     labels: Sequence[str]
@@ -80,13 +80,8 @@ class Look(NamedTuple):
     traces: Any
     """A layer each, as `riglstm.plot` takes them."""
 
-    @property
-    def size(self) -> str:
-        """As conditions are named: 24x24."""
-        return "x".join(map(str, self.pixels.shape[1:3]))
 
-
-def look(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> Look:
+def read_images(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> Reading:
     """What the model did with test images at a size such as 24x24.
 
     `indices`: their numbers; None: the first three that are all of different classes.
@@ -103,14 +98,14 @@ def look(run: Loaded, condition: str, indices: Sequence[int] | None = None) -> L
                 f"got {index}"
             )
     batch = task.examples(condition, "test", torch.tensor(indices, device=task.device))
-    read_as, traces = _read(run, batch.inputs)
+    answers, traces = _read(run, batch.inputs)
     pixels = batch.inputs.permute(1, 0, 2).unflatten(1, size)  # (B, rows, columns, C)
     pixels = pixels.double() / (task.config.values - 1)
     labels = [
         f"“{label}”, read as “{said}”\ntest no. {index}"
-        for label, said, index in zip(batch.targets.tolist(), read_as, indices, strict=True)
+        for label, said, index in zip(batch.targets.tolist(), answers, indices, strict=True)
     ]
-    return Look(pixels.cpu(), labels, traces)
+    return Reading(condition, pixels.cpu(), labels, traces)
 
 
 def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
@@ -124,17 +119,17 @@ def _read(run: Loaded, tokens: Tensor) -> tuple[list[Any], Any]:
         return answers, net.core.trace(net.embed(tokens))  # type: ignore[attr-defined]
 
 
-def pictures(model: str, step: int) -> dict[str, Callable[[Loaded, Look], Picture]]:
+def pictures(model: str, step: int) -> dict[str, Callable[[Loaded, Reading], Picture]]:
     """What is drawn of a model that has read images, by a name for each kind."""
-    kinds: dict[str, Callable[[Loaded, Look], Picture]] = {}
+    kinds: dict[str, Callable[[Loaded, Reading], Picture]] = {}
     if model in SLEEPING:
         kinds["cells"] = activation_picture
-    if model in SCORING:
+    if model in (*SLEEPING, "rmc"):
         kinds["scores"] = partial(score_picture, step=step)
     return kinds
 
 
-def activation_picture(run: Loaded, seen: Look) -> Picture:
+def activation_picture(run: Loaded, seen: Reading) -> Picture:
     """The paper's activation images: when each cell was awake on each image."""
     everyone = range(len(seen.pixels))
     figure = plot.cells(seen.traces, seen.pixels, sequences=everyone, labels=seen.labels)
@@ -171,7 +166,7 @@ def sequence_picture(run: Loaded) -> Picture:
     )
 
 
-def score_picture(run: Loaded, seen: Look, step: int) -> Picture:
+def score_picture(run: Loaded, seen: Reading, step: int) -> Picture:
     """Scores of views and of cells at a step, counted from 1."""
     figure = plot.views(
         seen.traces,
@@ -203,13 +198,14 @@ def frame_bce(truth: Array, predicted: Array) -> Array:
 
 @styled()
 def draw_rollout(
-    truth: Array, models: Mapping[str, Array], first_frame: int, outlined: Sequence[str]
+    truth: Array, models: Mapping[str, Array], first_frame: int, outlined: Mapping[str, Stroke]
 ) -> Figure:
     """Rows: truth, every model, and the truth with the outlines of some models' balls.
 
     `truth` and each model's probabilities are (F, H, W); frames are counted from 0.
     """
-    F, look = len(truth), looks(list(models))
+    F = len(truth)
+    colours = {label: look.colour for label, look in looks(list(models)).items()}
     size = 0.95
     figure = new_figure(size * F + 1.1, (size + 0.22) * (len(models) + 2) + 0.35)
     spaces = {"wspace": 0.03, "hspace": 0.03}
@@ -219,17 +215,17 @@ def draw_rollout(
         line[0].set_ylabel(name, fontsize=10)
         bce = frame_bce(truth, frames)
         # Balls are of the model's colour, on white.
-        tinted = 1 - frames[..., None] * (1 - np.asarray(to_rgb(look.get(name, TRUTH).colour)))
+        tinted = 1 - frames[..., None] * (1 - np.asarray(to_rgb(colours.get(name, PINK))))
         for f in range(F):
             picture_axes(line[f]).imshow(tinted[f], interpolation="nearest")
             if name in models:
                 line[f].set_xlabel(f"{bce[f]:.3f}", fontsize=8.5, labelpad=2)
     for f in range(F):
         panels[0, f].set_title(f"frame {first_frame + f}", fontsize=9.5)
-        for name, stroke in zip(outlined, OUTLINES, strict=False):
+        for name, stroke in outlined.items():
             frame, stroked = models[name][f], {"linestyles": stroke, "linewidths": 1.3}
             if frame.min() < EDGE < frame.max():
-                panels[-1, f].contour(frame, [EDGE], colors=[look[name].colour], **stroked)
+                panels[-1, f].contour(frame, [EDGE], colors=[colours[name]], **stroked)
     return figure
 
 
@@ -240,10 +236,9 @@ def rollout_picture(runs: Sequence[Loaded], condition: str, sequence: int = 0) -
     rolled = {run.label: task.rollout(run.net, condition, "test", sequence) for run in runs}
     models = {label: one.prediction.numpy() for label, one in rolled.items()}
     one = rolled[runs[0].label]
-    outlined = [run.label for name in OUTLINED for run in runs if run.spec.name == name]
-    outlined = (outlined or [runs[0].label])[: len(OUTLINES)]
-    pairs = zip(outlined, OUTLINES, strict=False)
-    outlines = " and ".join(f"{label} ({line})" for label, line in pairs)
+    paper = [run.label for name in OUTLINED for run in runs if run.spec.name == name]
+    outlined = dict(zip(paper or [runs[0].label], STROKES, strict=False))
+    outlines = " and ".join(f"{label} ({stroke})" for label, stroke in outlined.items())
     return Picture(
         title=f"Balls, trained on {task.trained_on}, tested on {condition}",
         caption=(

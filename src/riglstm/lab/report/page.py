@@ -76,7 +76,7 @@ class Networks:
                 if copying:
                     yield cells.sequence_picture(run)
                 elif kinds:
-                    seen = cells.look(run, f"{self.size}x{self.size}", self.digits)
+                    seen = cells.read_images(run, f"{self.size}x{self.size}", self.digits)
                     yield from (draw(run, seen) for draw in kinds.values())
                 else:
                     balls.setdefault(setting, []).append(run)

@@ -20,9 +20,14 @@ from riglstm.lab.minigrid import table as minigrid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells
 from riglstm.lab.report.cells import Loaded
-from riglstm.lab.report.curves import Picture, shift, shift_picture
+from riglstm.lab.report.curves import (
+    Picture,
+    shift,
+    shift_picture,
+    slices,
+    slices_picture,
+)
 from riglstm.lab.report.minigrid import relative, relative_picture
-from riglstm.lab.report.trials import slices, slices_picture
 from riglstm.lab.tables import complexity
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
 from riglstm.lab.tables.rows import read_folder
@@ -230,7 +235,7 @@ def _wanted(found: Results, device: str = "cpu", data_dir: Path | None = None) -
 
 
 def _draw_cells(
-    picture: Callable[[Loaded, cells.Look], Picture],
+    picture: Callable[[Loaded, cells.Reading], Picture],
     label: str,
     file: Path,
     device: str,
@@ -238,7 +243,7 @@ def _draw_cells(
 ) -> Picture:
     """What the cells of an exported network do with three test images."""
     run = Loaded(label, file, *load(file, device, data_folder(data_dir)))
-    return picture(run, cells.look(run, f"{SIZE}x{SIZE}"))
+    return picture(run, cells.read_images(run, f"{SIZE}x{SIZE}"))
 
 
 def _sources(folder: Path) -> Any:

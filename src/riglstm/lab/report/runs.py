@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from riglstm.lab.minigrid import table as grid
 from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.recipes import TABLES, recipe
+from riglstm.lab.tables.recipes import TABLES, Budget, recipe
 from riglstm.lab.tables.result import CHOSEN, Record, RunFiles, read_record, refused, rows_of
 from riglstm.lab.tables.table import RULES, Table, line, table_of_runs, yardsticks
 from riglstm.models import MODELS
@@ -94,14 +94,44 @@ class Group:
 
 def group(records: Sequence[Record]) -> list[Group]:
     """All groups; each run is in one at least, unless it has measured nothing yet."""
-    tables = _tables(records)
-    covered = {id(r) for found in tables for runs in found.runs.values() for r in runs}
+    by_path = {record.path: record for record in records}
+    groups, shown = list[Group](), set[Path]()
+    for name, budget, runs in _tables(records):
+        # Tables share some runs.
+        if shown.issuperset(run.folder for run in runs):
+            continue
+        own: dict[tuple[str, str], list[Record]] = {}
+        for run in runs:
+            shown.add(run.folder)
+            key = run.setting, recipe(name, budget).rows[run.row].label
+            own.setdefault(key, []).append(by_path[run.folder])
+        table, _ = table_of_runs(name, runs, budget, by_path)
+        groups.append(Group(table, TABLES[name].metric.scale, own))
     rest: dict[str, list[Record]] = {}
     for record in records:
-        if id(record) not in covered and record.trained_on is not None:
+        if record.path not in shown and record.trained_on is not None:
             rest.setdefault(json.dumps(_data(record), sort_keys=True), []).append(record)
     names = _headings([_data(runs[0]) for runs in rest.values()])
-    return [*tables, *(_by_task(*found) for found in zip(names, rest.values(), strict=True))]
+    return [*groups, *map(_by_task, names, rest.values())]
+
+
+def _tables(records: Sequence[Record]) -> list[tuple[str, Budget, list[Planned]]]:
+    """The runs that each table has here in each of its recipes; those with most come first."""
+    by_recipe: dict[str, list[Record]] = {}
+    for record in records:
+        by_recipe.setdefault(record.spec.recipe(), []).append(record)
+    precisions = dict.fromkeys(record.spec.fit.precision for record in records)
+    found = []
+    for name, what in TABLES.items():
+        for budget, precision in product(what.recipes, precisions):
+            rows = list(recipe(name, budget).rows)
+            runs = [
+                Planned(record.spec, record.path, planned.setting, planned.row)
+                for planned in plan(name, rows, 1, budget, precision=precision)
+                for record in by_recipe.get(planned.spec.recipe(), [])
+            ]
+            found.append((name, budget, runs))
+    return sorted(found, key=lambda table: -len(table[2]))
 
 
 def _data(record: Record) -> dict[str, Any]:
@@ -135,39 +165,6 @@ def differing(found: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, A
         }
         for one in found
     ]
-
-
-def _tables(records: Sequence[Record]) -> list[Group]:
-    """Tables that have runs here, fewest first that say it all: tables share some runs."""
-    by_path = {record.path: record for record in records}
-    by_recipe: dict[str, list[Record]] = {}
-    for record in records:
-        by_recipe.setdefault(record.spec.recipe(), []).append(record)
-    tasks = {record.spec.task for record in records}
-    precisions = dict.fromkeys(record.spec.fit.precision for record in records)
-    found = []
-    for name, what in TABLES.items():
-        for budget, precision in product(what.recipes, precisions) if what.task in tasks else ():
-            rows = list(recipe(name, budget).rows)
-            runs = [
-                Planned(record.spec, record.path, planned.setting, planned.row)
-                for planned in plan(name, rows, 1, budget, precision=precision)
-                for record in by_recipe.get(planned.spec.recipe(), [])
-            ]
-            found.append((name, budget, runs))
-    found.sort(key=lambda table: -len(table[2]))
-    kept, covered = [], set[Path]()
-    for name, budget, runs in found:
-        if covered.issuperset(run.folder for run in runs):
-            continue
-        by_label: dict[tuple[str, str], list[Record]] = {}
-        for run in runs:
-            covered.add(run.folder)
-            key = run.setting, recipe(name, budget).rows[run.row].label
-            by_label.setdefault(key, []).append(by_path[run.folder])
-        table, _ = table_of_runs(name, runs, budget, by_path)
-        kept.append(Group(table, TABLES[name].metric.scale, by_label))
-    return kept
 
 
 METRICS = {
