@@ -466,11 +466,9 @@ class RigLSTMCell(nn.Module):
         checks.check_input(input.unsqueeze(0), self.input_size, like, tuple(input.shape))
         state = None
         if hx is not None:
-            checks.check_pair(hx)
             shape = (*input.shape[:-1], self.hidden_size)
             meaning = "batch, hidden_size" if input.dim() == 2 else "hidden_size"
-            for name, given in zip(("h_0", "c_0"), hx, strict=True):
-                checks.check_state(name, given, shape, meaning, like)
+            checks.check_pair(hx, shape, meaning, like)
             state = (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
         _, (h, c) = self.layer(input.unsqueeze(0), state)
         shape = (-1, self.hidden_size)[2 - input.dim() :]

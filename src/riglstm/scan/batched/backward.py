@@ -35,7 +35,6 @@ from riglstm.scan.batched.forward import (
     Rows,
     Saved,
     forward_op,
-    keep,
     run_forward,
     setup_context,
 )
@@ -132,8 +131,7 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         output = run_forward(*args)
-        keep(ctx, args, output)
-        ctx.mark_non_differentiable(output[3])
+        setup_context(ctx, args, output)
         return output[:4]
 
     backward = staticmethod(_apply_backward)

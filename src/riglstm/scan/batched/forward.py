@@ -97,17 +97,12 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """What the operator keeps for its backward pass."""
-    ctx.mark_non_differentiable(*output[3:])
-    keep(ctx, inputs, output)
-
-
-def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Save a call's inputs, and what it gives beyond y, h and c."""
+    """Save a call's inputs, and what it gives beyond y, h and c, for the backward pass."""
     x, *state, W_in, b_in, W, b, W_q, update_bias = inputs[:9]
     *drawn, live, reset = inputs[9:14]
     *rules, product, ctx.saves = inputs[14:]
     ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[3:])
     # A graph that was made without gradients, by torch.export say, saves nothing.
     kept = output[3:] if ctx.saves else (*state, *drawn, live)
     ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
