@@ -75,8 +75,8 @@ def fresh_compiler() -> Iterator[None]:
 
 
 WAYS = ("awake", "every row", *(("native", "native forward") if native.library() else ()))
-"""Of `batched`: that of large layers, of other devices (a row for every cell), of small layers, and
-of layers between, whose backward pass is in Python."""
+"""Of `batched`: that of large layers, here with a backward pass in short pieces; of other devices,
+with a row for every cell; of small layers; and of those between, with a backward pass in Python."""
 
 
 @contextlib.contextmanager
@@ -86,21 +86,27 @@ def by(way: str) -> Iterator[None]:
         patch.setattr(native, "LARGEST", 2**30 if way.startswith("native") else 0)
         for limit in ("SMALL", "SMALL_CELL"):
             patch.setattr(native, limit, 2**30 if way == "native" else 0)
+        if way == "awake":
+            patch.setattr(backward, "ROWS_AT_ONCE", 13)
         if way == "every row":
             patch.setattr(forward, "awake_only", lambda device, sel: False)
         yield
 
 
-@pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler: the loops in C++")
-def test_the_loops_in_cpp_are_among_the_ways_and_run_in_their_own_alone(monkeypatch):
-    assert "native" in WAYS
+def test_each_way_runs_its_own_loops(monkeypatch):
+    """In C++, forward and backward; in Python, backward: pieces of two of six steps, or all six."""
     for way in WAYS:
-        run = Mock(wraps=native._run)
+        in_cpp, in_python = Mock(wraps=native._run), Mock(wraps=backward._loop)
         with by(way), monkeypatch.context() as patch:
-            patch.setattr(native, "_run", run)
+            patch.setattr(native, "_run", in_cpp)
+            patch.setattr(backward, "_loop", in_python)
             gradients(random_problem(seeded(0)), "batched")
-        passes = {"native": ["forward", "backward"], "native forward": ["forward"]}
-        assert [args[0] for args, _ in run.call_args_list] == passes.get(way, []), way
+        assert ([args[0] for args, _ in in_cpp.call_args_list], in_python.call_count) == {
+            "awake": ([], 3),
+            "every row": ([], 1),
+            "native": (["forward", "backward"], 0),
+            "native forward": (["forward"], 1),
+        }[way]
 
 
 @st.composite
@@ -324,43 +330,22 @@ def test_a_second_derivative_and_gradients_in_a_batch_are_refused_and_not_misrea
         dx.sum().backward()
 
 
-SMALL = {"T": 3, "B": 2, "N": 3, "K": 2, "d": 2, "D": 3, "K_x": 1}
-
-
-def tuple_of_leaves(p: Problem, backend: str) -> tuple[Any, tuple[Tensor, ...]]:
-    """A function of all leaves of a problem, as gradcheck takes it, and those leaves."""
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"views": "soft", "peers": "soft", "query": "per_cell", "update_bias": True}],
+    ids=["default", "soft"],
+)
+def test_first_and_second_derivatives_of_the_reference_are_the_numeric_ones(extra):
+    tiny = {"T": 2, "B": 1, "N": 3, "K": 2, "d": 1, "D": 2, "K_x": 1}
+    p = clear_problem(**tiny, **extra)
     leaves = p.leaves()
 
     def f(*values: Tensor) -> tuple[Tensor, ...]:
-        return p.with_leaves(dict(zip(leaves, values, strict=True))).run(backend)[:3]
+        return p.with_leaves(dict(zip(leaves, values, strict=True))).run("reference")[:3]
 
-    return f, tuple(v.clone().requires_grad_() for v in leaves.values())
-
-
-@eager_backends
-@pytest.mark.parametrize(
-    ("extra", "fast"),
-    [
-        ({}, False),
-        ({"views": "soft", "peers": "soft", "query": "per_cell", "update_bias": True}, False),
-        ({"cells": "all", "input_views": "split", "soft_update": False}, True),
-        ({"views": "random", "update_scale": 2.0, "live": True, "reset": True}, True),
-    ],
-    ids=["default", "soft", "split", "flags"],
-)
-def test_gradcheck_of_inputs_states_and_all_weights(backend, extra, fast):
-    """`fast` compares along one random direction per tensor, not entry by entry."""
-    f, leaves = tuple_of_leaves(clear_problem(**SMALL, **extra), backend)
-    assert torch.autograd.gradcheck(f, leaves, fast_mode=fast)
-
-
-@pytest.mark.parametrize(
-    "extra", [{}, {"views": "soft", "peers": "soft", "update_bias": True}], ids=["default", "soft"]
-)
-def test_the_reference_can_be_differentiated_twice(extra):
-    tiny = {"T": 2, "B": 1, "N": 3, "K": 2, "d": 1, "D": 2, "K_x": 1}
-    f, leaves = tuple_of_leaves(clear_problem(**tiny, **extra), "reference")
-    assert torch.autograd.gradgradcheck(f, leaves)
+    values = tuple(v.clone().requires_grad_() for v in leaves.values())
+    assert torch.autograd.gradcheck(f, values)
+    assert torch.autograd.gradgradcheck(f, values)
 
 
 @slow_bf16
@@ -504,20 +489,6 @@ def test_scores_that_overflow_still_choose_k_h_others(backend):
         with by(way):
             peers = selections(p, backend)[2]
         assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
-
-
-@pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])
-@pytest.mark.parametrize("rows_at_once", [1, 13, 20])
-def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(rows_at_once, name, monkeypatch):
-    p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
-    monkeypatch.setattr(native, "LARGEST", 0)
-    pieces, loop = [], backward._loop
-    monkeypatch.setattr(backward, "_loop", lambda *args: (pieces.append(args), loop(*args)))
-    whole = gradients(p, "batched")
-    assert len(pieces) == 1
-    monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows_at_once)
-    assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
-    assert len(pieces) > 2
 
 
 def test_steps_are_kept_only_for_a_gradient(monkeypatch):
