@@ -378,12 +378,13 @@ class RigLSTM(nn.Module):
             reset = reverse_resets(reset, live)
         weights, sel = weights_of(self, suffix(layer, reverse)), self.selection
         noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
-        given: dict[str, Any] = {"noise": noise, "live": live, "reset": reset}
         if traces is None:
-            y, final, _ = scan(x, h, c, weights, sel, **given, backend=self.backend)
+            y, final, _ = scan(
+                x, h, c, weights, sel, noise=noise, live=live, reset=reset, backend=self.backend
+            )
             y = y.flatten(2)
             return y.flip(0) if reverse else y, final
-        y, final, seen = reference.trace(x, h, c, weights, sel, **given)
+        y, final, seen = reference.trace(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
         y, *decisions = (v.flip(0) if reverse else v for v in (y.flatten(2), *seen))
         traces.append(Trace(layer, reverse, *map(sequences.in_order, (y, *decisions))))
         return y, final
