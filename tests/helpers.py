@@ -21,7 +21,7 @@ from riglstm.cell import Seen, Weights
 from riglstm.layer import VARIANTS
 from riglstm.parameters import shapes, to_paper
 from riglstm.scan import reference, scan
-from riglstm.scan.batched.forward import forward
+from riglstm.scan.batched.forward import Saved, forward
 from riglstm.selection import Noise, Selection
 
 # A CPU without bf16 instructions says so once, and multiplies another way.
@@ -289,6 +289,12 @@ def ask_oracle(p: Problem, paper: dict[str, Tensor] | None = None) -> dict[str, 
     return {name: torch.from_numpy(value) for name, value in answer.items()}
 
 
+def kept_by_batched(p: Problem, product: torch.dtype | None = None) -> tuple[Tensor, Saved]:
+    """Who woke in `batched`, and what it keeps of each step."""
+    given = (p.x, p.h, p.c, p.weights, p.sel, p.noise, p.live, p.reset)
+    return forward(*given, product or p.h.dtype, save=True)[3:]
+
+
 def selections(
     p: Problem, backend: str, product: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -301,8 +307,7 @@ def selections(
         seen = p.trace()
         return seen.active, seen.views, seen.peers
     assert backend == "batched", f"{backend} does not tell"
-    product, given = product or p.h.dtype, (p.noise, p.live, p.reset)
-    *_, active, saved = forward(p.x, p.h, p.c, p.weights, p.sel, *given, product, save=True)
+    active, saved = kept_by_batched(p, product)
     views, peers = saved.weight.split((p.sel.K, p.sel.N), dim=3)
     return (
         active,

@@ -31,6 +31,7 @@ from helpers import (
     compiles_steps,
     eager_backends,
     gradients,
+    kept_by_batched,
     kernels,
     margins,
     random_problem,
@@ -73,30 +74,39 @@ def fresh_compiler() -> Iterator[None]:
         yield
 
 
-WAYS = ("awake", "every row", *(("native",) if native.library() else ()))
-"""Of `batched`: that of large layers, of other devices (a row for every cell), of small layers."""
+WAYS = ("awake", "every row", *(("native", "native forward") if native.library() else ()))
+"""Of `batched`: that of large layers, here with a backward pass in short pieces; of other devices,
+with a row for every cell; of small layers; and of those between, with a backward pass in Python."""
 
 
 @contextlib.contextmanager
 def by(way: str) -> Iterator[None]:
     """Within it `batched` runs that way."""
     with pytest.MonkeyPatch.context() as patch:
-        if way != "native":
-            patch.setattr(native, "LARGEST", 0)
+        patch.setattr(native, "LARGEST", 2**30 if way.startswith("native") else 0)
+        for limit in ("SMALL", "SMALL_CELL"):
+            patch.setattr(native, limit, 2**30 if way == "native" else 0)
+        if way == "awake":
+            patch.setattr(backward, "ROWS_AT_ONCE", 13)
         if way == "every row":
             patch.setattr(forward, "awake_only", lambda device, sel: False)
         yield
 
 
-@pytest.mark.skipif(native.library() is None, reason="needs a C++ compiler: the loops in C++")
-def test_the_loops_in_cpp_are_among_the_ways_and_run_in_their_own_alone(monkeypatch):
-    assert "native" in WAYS
+def test_each_way_runs_its_own_loops(monkeypatch):
+    """In C++, forward and backward; in Python, backward: pieces of two of six steps, or all six."""
     for way in WAYS:
-        run = Mock(wraps=native._run)
+        in_cpp, in_python = Mock(wraps=native._run), Mock(wraps=backward._loop)
         with by(way), monkeypatch.context() as patch:
-            patch.setattr(native, "_run", run)
-            random_problem(seeded(0)).run("batched")
-        assert run.called == (way == "native"), way
+            patch.setattr(native, "_run", in_cpp)
+            patch.setattr(backward, "_loop", in_python)
+            gradients(random_problem(seeded(0)), "batched")
+        assert ([args[0] for args, _ in in_cpp.call_args_list], in_python.call_count) == {
+            "awake": ([], 3),
+            "every row": ([], 1),
+            "native": (["forward", "backward"], 0),
+            "native forward": (["forward"], 1),
+        }[way]
 
 
 @st.composite
@@ -151,13 +161,13 @@ def assert_selects_and_equals(p: Problem, backend: str, answer: dict[str, Tensor
     assert_equals_oracle(p.run(backend), answer)
 
 
-def variant_layer(name: str, backend: str, **more: Any) -> tuple[RigLSTM, Problem]:
+def variant_layer(name: str, backend: str) -> tuple[RigLSTM, Problem]:
     """A layer of a variant, and the problem that a call of it poses, random draws included."""
     N, K, d = 4, 3, 5
     T, B, D = 5, 2, K * d
     torch.manual_seed(11)
     counts = {"active_cells": 2, "views_per_cell": 2, "peers_per_cell": 1}
-    options = {"num_cells": N, "num_views": K, **counts, **ALL_VARIANTS[name], **more}
+    options = {"num_cells": N, "num_views": K, **counts, **ALL_VARIANTS[name]}
     layer = RigLSTM(D, N * d, backend=backend, dtype=torch.float64, **options)
     plain = random_problem(seeded(12), T=T, B=B, N=N, K=K, d=d, D=D, live=True, reset=True)
     torch.manual_seed(13)
@@ -173,34 +183,32 @@ def variant_layer(name: str, backend: str, **more: Any) -> tuple[RigLSTM, Proble
     )
 
 
-def state(p: Problem) -> tuple[Tensor, Tensor]:
-    """As a layer takes it, (1, B, N·d)."""
-    return p.h.flatten(1).unsqueeze(0), p.c.flatten(1).unsqueeze(0)
-
-
-def call(layer: RigLSTM, p: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and final state of a layer, (T, B, N·d) and (B, N·d), with the problem's draws."""
-    torch.manual_seed(13)
-    y, (h, c) = layer(p.x, state(p), reset=p.reset, mask=p.live)
-    return y, h[0], c[0]
-
-
-def assert_layer_equals_oracle(
-    out: tuple[Tensor, Tensor, Tensor], layer: RigLSTM, p: Problem
-) -> None:
-    answer = ask_oracle(p, layer.paper_parameters())
-    for name, got in zip(("output", "h", "c"), out, strict=True):
-        assert_close(got.detach(), answer[name].flatten(-2), EXACT.value, name)
+@pytest.mark.parametrize(
+    ("N", "d"), [(1, 1), (9, 1), (16, 1), (1, 7), (9, 7), (16, 7), (1, 129), (3, 129), (2, 200)]
+)
+def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(N, d):
+    for B, K in ((1, N), (3, 2)):
+        counts = {"K_a": max(1, N // 2), "K_x": max(1, K // 2), "K_h": N // 2}
+        p = random_problem(seeded(7), T=3, B=B, N=N, K=K, d=d, update_bias=True, **counts)
+        answer, want = ask_oracle(p), gradients(p, "reference")
+        for way in WAYS:
+            with by(way):
+                assert_equals_oracle(p.run("batched"), answer)
+                assert_same_gradients(gradients(p, "batched"), want, EXACT.grad)
 
 
 @pytest.mark.parametrize("name", ALL_VARIANTS)
 def test_the_oracle_equals_every_variant_of_the_layer_and_of_its_trace(name):
     for backend in EAGER:
         layer, p = variant_layer(name, backend)
-        assert_layer_equals_oracle(call(layer, p), layer, p)
+        answer = ask_oracle(p, layer.paper_parameters())
+        state = tuple(s.flatten(1).unsqueeze(0) for s in (p.h, p.c))
+        torch.manual_seed(13)
+        y, (h, c) = layer(p.x, state, reset=p.reset, mask=p.live)
+        for what, got in (("output", y), ("h", h[0]), ("c", c[0])):
+            assert_close(got.detach(), answer[what].flatten(-2), EXACT.value, what)
     torch.manual_seed(13)
-    (trace,) = layer.trace(p.x, state(p), reset=p.reset, mask=p.live)
-    answer = ask_oracle(p, layer.paper_parameters())
+    (trace,) = layer.trace(p.x, state, reset=p.reset, mask=p.live)
     assert torch.equal(trace.active, answer["active"])
     for what in ("views", "peers", "view_scores", "peer_scores", "keep"):
         assert_close(getattr(trace, what).detach(), answer[what], EXACT.value, what)
@@ -218,34 +226,21 @@ def test_the_oracle_equals_every_variant_of_the_layer_and_of_its_trace(name):
 @pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("name", ALL_VARIANTS)
-def test_the_oracle_equals_every_variant_of_the_compiled_layer(name):
+def test_the_oracle_equals_every_variant_of_the_compiled_step(name):
     """Three variants with their gradients, the others forward only: a compilation takes 10 s.
 
     No vector instructions: without them the compiler needs half the time. The test of ties below
     is compiled with them.
     """
-    layer, p = variant_layer(name, "compiled")
+    flags = {"update_bias": True, "live": True, "reset": True}
+    p = random_problem(seeded(12), **flags, **ALL_VARIANTS[name])
     with torch._inductor.config.patch({"cpp.simdlen": 1}):
-        if name not in ("default", "soft_inputs", "soft_h"):
+        if name in ("default", "soft_inputs", "soft_h"):
+            (out, _), _ = assert_equals_the_reference(p, "compiled", torch.float64)
+        else:
             with torch.no_grad():
-                assert_layer_equals_oracle(call(layer, p), layer, p)
-            return
-        got, out = layer_gradients(layer, p)
-    assert_layer_equals_oracle(out, layer, p)
-    layer.backend = "reference"
-    assert_same_gradients(got, layer_gradients(layer, p)[0], EXACT.grad)
-
-
-def layer_gradients(
-    layer: RigLSTM, p: Problem
-) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """Gradients of x, h, c and the layer's parameters, and what the layer gave."""
-    leaves = {name: getattr(p, name).clone().requires_grad_() for name in ("x", "h", "c")}
-    out = call(layer, replace(p, **leaves))
-    gen = seeded(3)
-    loss = sum((v * torch.randn(v.shape, generator=gen, dtype=v.dtype)).sum() for v in out)
-    leaves |= dict(layer.named_parameters())
-    return dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True)), out
+                out = p.run("compiled")
+    assert_equals_oracle(out, ask_oracle(p))
 
 
 @pytest.mark.parametrize("query", ["shared", "per_cell"])
@@ -257,14 +252,8 @@ def test_every_variant_has_every_gradient_of_the_reference_by_every_way(name, qu
         with by(way):
             _, (_, want_grads) = assert_equals_the_reference(p, "batched", torch.float64)
             if way == "every row":
-                assert saved_by_batched(p).pair.shape[1] == p.h.shape[0] * p.sel.N
+                assert kept_by_batched(p)[1].pair.shape[1] == p.h.shape[0] * p.sel.N
     assert all(grad.abs().max() > 0 for grad in want_grads.values())
-
-
-def saved_by_batched(p: Problem, product: torch.dtype | None = None) -> Any:
-    flags = (p.noise, p.live, p.reset)
-    given = (p.x, p.h, p.c, p.weights, p.sel, *flags, product or p.h.dtype)
-    return forward.forward(*given, save=True)[4]
 
 
 @given(options(), st.sampled_from(("yhc", "y", "h", "c", "yh", "hc")), st.integers(0, 2**32))
@@ -313,7 +302,7 @@ def test_inputs_and_gradients_need_not_be_contiguous(operators, small):
     "operators", ["batched", pytest.param("triton", marks=pytest.mark.slow)], indirect=True
 )
 @pytest.mark.parametrize("state", [False, True])
-@pytest.mark.parametrize("alone", ["x", "W_in", "W", "b", ""])
+@pytest.mark.parametrize("alone", ["x", "W_in", "b_in", "W", "b", ""])
 def test_a_gradient_is_the_same_whichever_others_are_asked_for(alone, state, operators, small):
     """Of the input or a weight alone, or of everything but the state."""
 
@@ -341,43 +330,22 @@ def test_a_second_derivative_and_gradients_in_a_batch_are_refused_and_not_misrea
         dx.sum().backward()
 
 
-SMALL = {"T": 3, "B": 2, "N": 3, "K": 2, "d": 2, "D": 3, "K_x": 1}
-
-
-def tuple_of_leaves(p: Problem, backend: str) -> tuple[Any, tuple[Tensor, ...]]:
-    """A function of all leaves of a problem, as gradcheck takes it, and those leaves."""
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"views": "soft", "peers": "soft", "query": "per_cell", "update_bias": True}],
+    ids=["default", "soft"],
+)
+def test_first_and_second_derivatives_of_the_reference_are_the_numeric_ones(extra):
+    tiny = {"T": 2, "B": 1, "N": 3, "K": 2, "d": 1, "D": 2, "K_x": 1}
+    p = clear_problem(**tiny, **extra)
     leaves = p.leaves()
 
     def f(*values: Tensor) -> tuple[Tensor, ...]:
-        return p.with_leaves(dict(zip(leaves, values, strict=True))).run(backend)[:3]
+        return p.with_leaves(dict(zip(leaves, values, strict=True))).run("reference")[:3]
 
-    return f, tuple(v.clone().requires_grad_() for v in leaves.values())
-
-
-@eager_backends
-@pytest.mark.parametrize(
-    ("extra", "fast"),
-    [
-        ({}, False),
-        ({"views": "soft", "peers": "soft", "query": "per_cell", "update_bias": True}, False),
-        ({"cells": "all", "input_views": "split", "soft_update": False}, True),
-        ({"views": "random", "update_scale": 2.0, "live": True, "reset": True}, True),
-    ],
-    ids=["default", "soft", "split", "flags"],
-)
-def test_gradcheck_of_inputs_states_and_all_weights(backend, extra, fast):
-    """`fast` compares along one random direction per tensor, not entry by entry."""
-    f, leaves = tuple_of_leaves(clear_problem(**SMALL, **extra), backend)
-    assert torch.autograd.gradcheck(f, leaves, fast_mode=fast)
-
-
-@pytest.mark.parametrize(
-    "extra", [{}, {"views": "soft", "peers": "soft", "update_bias": True}], ids=["default", "soft"]
-)
-def test_the_reference_can_be_differentiated_twice(extra):
-    tiny = {"T": 2, "B": 1, "N": 3, "K": 2, "d": 1, "D": 2, "K_x": 1}
-    f, leaves = tuple_of_leaves(clear_problem(**tiny, **extra), "reference")
-    assert torch.autograd.gradgradcheck(f, leaves)
+    values = tuple(v.clone().requires_grad_() for v in leaves.values())
+    assert torch.autograd.gradcheck(f, values)
+    assert torch.autograd.gradgradcheck(f, values)
 
 
 @slow_bf16
@@ -430,7 +398,7 @@ def test_scores_stay_float32_where_products_are_bf16(backend, dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
         x = input_views(p.x[0], p.weights.W_in, p.weights.b_in, 6)
         if backend == "batched":
-            x = saved_by_batched(p, torch.bfloat16).V[0, :, :6]
+            x = kept_by_batched(p, torch.bfloat16)[1].V[0, :, :6]
         active, views, _ = selections(p, backend, torch.bfloat16)
         y, h, c, woke = p.run(backend)
     assert {y.dtype, h.dtype, c.dtype} == {dtype}
@@ -521,20 +489,6 @@ def test_scores_that_overflow_still_choose_k_h_others(backend):
         with by(way):
             peers = selections(p, backend)[2]
         assert peers[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 1]]
-
-
-@pytest.mark.parametrize("name", ["default", "soft_inputs", "all_cells"])
-@pytest.mark.parametrize("rows_at_once", [1, 13, 20])
-def test_gradients_do_not_depend_on_how_a_long_sequence_is_cut(rows_at_once, name, monkeypatch):
-    p = random_problem(seeded(52), T=11, update_bias=True, reset=True, **ALL_VARIANTS[name])
-    monkeypatch.setattr(native, "LARGEST", 0)
-    pieces, loop = [], backward._loop
-    monkeypatch.setattr(backward, "_loop", lambda *args: (pieces.append(args), loop(*args)))
-    whole = gradients(p, "batched")
-    assert len(pieces) == 1
-    monkeypatch.setattr(backward, "ROWS_AT_ONCE", rows_at_once)
-    assert_same_gradients(gradients(p, "batched"), whole, EXACT.grad)
-    assert len(pieces) > 2
 
 
 def test_steps_are_kept_only_for_a_gradient(monkeypatch):

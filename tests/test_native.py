@@ -14,16 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import (
-    TOL,
-    ask_oracle,
-    assert_equals_oracle,
-    assert_same_gradients,
-    gradients,
-    random_problem,
-    seeded,
-)
 from riglstm import RigLSTM
+from riglstm.cell import Weights
 from riglstm.scan.batched import native
 
 SIZES = {"num_cells": 3, "num_views": 4, "dtype": torch.float64}
@@ -81,31 +73,6 @@ def test_torch_s_products_on_more_threads_are_faster_for_large_layers(
     monkeypatch.setattr(native, "SMALL_CELL", layer.weights().W[0].numel() - 1)
     assert fits(layer) is forward
     assert not fits(layer, backward=True)
-
-
-@pytest.mark.parametrize(
-    ("largest", "small"),
-    [
-        (0, 0),
-        *(pytest.param(*sizes, marks=built) for sizes in ((2**30, 2**30), (2**30, 0))),
-    ],
-    ids=["Python", "C++", "backward in Python"],
-)
-@pytest.mark.parametrize(
-    ("N", "d"), [(1, 1), (9, 1), (16, 1), (1, 7), (9, 7), (16, 7), (1, 129), (3, 129), (2, 200)]
-)
-def test_odd_sizes_equal_the_oracle_and_every_gradient_of_the_reference(
-    N, d, largest, small, monkeypatch
-):
-    monkeypatch.setattr(native, "LARGEST", largest)
-    monkeypatch.setattr(native, "SMALL", small)
-    monkeypatch.setattr(native, "SMALL_CELL", small)
-    for B, K in ((1, N), (3, 2)):
-        counts = {"K_a": max(1, N // 2), "K_x": max(1, K // 2), "K_h": N // 2}
-        p = random_problem(seeded(7), T=3, B=B, N=N, K=K, d=d, update_bias=True, **counts)
-        assert_equals_oracle(p.run("batched"), ask_oracle(p))
-        exact = TOL[torch.float64].grad
-        assert_same_gradients(gradients(p, "batched"), gradients(p, "reference"), exact)
 
 
 @pytest.mark.parametrize("views", ["linear", "split"])
@@ -209,8 +176,8 @@ def test_what_is_given_must_have_one_dtype_and_the_shape_that_the_weights_say():
     x, h = torch.zeros(3, 2, 3), torch.zeros(2, 6, 2)
     flags = torch.zeros(3, 2, dtype=torch.bool)
 
-    def taken(x: Tensor, h: Tensor, c: Tensor, *flags: Tensor) -> bool:
-        return native.takes(x, h, c, weights, sel, torch.float32, *flags)
+    def taken(x: Tensor, h: Tensor, c: Tensor, *flags: Tensor, given: Weights = weights) -> bool:
+        return native.takes(x, h, c, given, sel, torch.float32, *flags)
 
     assert taken(x, h, h, flags, flags)
     assert not taken(torch.zeros(3, 2, 4), h, h)
@@ -222,16 +189,10 @@ def test_what_is_given_must_have_one_dtype_and_the_shape_that_the_weights_say():
     for name, weight in weights._asdict().items():
         for other in (weight[:1], weight[..., :1], weight.double()):
             if (other.shape, other.dtype) != (weight.shape, weight.dtype):
-                wrong = weights._replace(**{name: other})
-                assert not native.takes(x, h, h, wrong, sel, torch.float32), name
-
-
-@built
-def test_input_that_is_split_must_have_the_width_of_all_views():
-    layer, h = RigLSTM(12, 12, input_views="split"), torch.zeros(2, 6, 2)
-    for width, taken in ((12, True), (13, False)):
-        x, rest = torch.zeros(3, 2, width), (layer.weights(), layer.selection, torch.float32)
-        assert native.takes(x, h, h, *rest) == taken
+                assert not taken(x, h, h, given=weights._replace(**{name: other})), name
+    split = weights._replace(W_in=None, b_in=None)
+    assert taken(torch.zeros(3, 2, 12), h, h, given=split)
+    assert not taken(torch.zeros(3, 2, 13), h, h, given=split)
 
 
 @built

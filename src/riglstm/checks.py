@@ -363,8 +363,8 @@ def check_rank(x: Tensor, batch_first: bool) -> None:
         )
 
 
-def check_pair(hx: object) -> None:
-    """A state is h and c."""
+def check_pair(hx: Any, shape: tuple[int, ...], meaning: str, like: Tensor) -> None:
+    """A given initial state is h and c, and each of them fits."""
     if not (isinstance(hx, tuple | list) and len(hx) == 2):
         raise ValueError(
             f"hx must be a pair (h_0, c_0), got {type(hx).__name__}; "
@@ -376,13 +376,15 @@ def check_pair(hx: object) -> None:
                 f"{name} must be a Tensor, got None; leave hx out to start from zero, or give both"
             )
         check_tensor(name, state)
+    for name, state in zip(("h_0", "c_0"), hx, strict=True):
+        check_state(name, state, shape, meaning, like)
 
 
 @untraced
 def check_state(
     name: str, state: Tensor, shape: tuple[int, ...], meaning: str, like: Tensor
 ) -> None:
-    """A given initial state fits."""
+    """A tensor of a given initial state fits."""
     if tuple(state.shape) != shape:
         raise ValueError(
             f"{name} must have shape {shape} = ({meaning}), got {tuple(state.shape)}; "

@@ -42,15 +42,7 @@ class Captured:
         # What other threads do meanwhile, to pin memory say, is no mistake.
         with torch.cuda.graph(self.graph, pool, stream, "thread_local"):
             self.results = work()
-        self.pool = self.graph.pool()
-
-    def replay(self) -> None:
-        """Do the work again."""
-        self.graph.replay()
-
-
-class Call:
-    """A call that may be differentiated; it lives as long as its node of autograd's graph."""
+        self.pool, self.replay = self.graph.pool(), self.graph.replay
 
 
 class Loop:
@@ -90,8 +82,8 @@ class Loop:
             enabled=torch.is_autocast_enabled(self.device.type),
             cache_enabled=False,
         )
-        self.holds: Callable[[], Call | None] = _nobody
-        """The call whose activations are there, as long as it can be differentiated."""
+        self.holds: Callable[[], Any] = _nobody
+        """The node whose activations are there, as long as autograd's graph has it."""
 
     def __call__(self, *given: Tensor | None) -> tuple[Tensor, ...]:
         """The function of these arguments; the results are the caller's to keep."""
@@ -109,14 +101,10 @@ class Loop:
         )
         return self._forward()
 
-    def back(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
-        """The backward pass: gradients of what requires one, of arguments and of `fixed`."""
+    def back(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The backward pass: gradients of arguments and of `fixed`; None where none is wanted."""
         self.output_grads = grads
-        return iter(self._backward())
-
-    def all(self) -> tuple[Tensor | None, ...]:
-        """Own arguments, and those that are read where they are."""
-        return (*self.own, *self.fixed)
+        return self._backward()
 
     def _forward(self) -> tuple[Tensor, ...]:
         with torch.set_grad_enabled(self.learns), self.autocast, self.quiet():
@@ -128,10 +116,12 @@ class Loop:
     def _backward(self) -> tuple[Tensor | None, ...]:
         pairs = zip(self.outputs, self.output_grads, strict=True)
         outputs, grads = zip(*((o, g) for o, g in pairs if g is not None), strict=True)
-        learned = [t for t in self.all() if t is not None and t.requires_grad]
+        read = (*self.own, *self.fixed)
+        learned = [t for t in read if t is not None and t.requires_grad]
         del self.outputs
         with self.quiet():
-            return torch.autograd.grad(outputs, learned, grads, allow_unused=True)
+            found = iter(torch.autograd.grad(outputs, learned, grads, allow_unused=True))
+        return tuple(next(found) if t is not None and t.requires_grad else None for t in read)
 
 
 class Graphed(Loop):
@@ -169,13 +159,13 @@ class Graphed(Loop):
         self.forward_pass.replay()
         return tuple(o.clone() for o in self.forward_pass.results if o is not None)
 
-    def back(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+    def back(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Repeat the backward pass: copies, as autograd may keep one, and add the next to it."""
         for own, grad in zip(self.output_grads, grads, strict=True):
             assert own is not None
             own.zero_() if grad is None else own.copy_(grad)
         self.backward_pass.replay()
-        return iter([None if g is None else g.clone() for g in self.backward_pass.results])
+        return tuple(None if g is None else g.clone() for g in self.backward_pass.results)
 
     def _warm_up(self) -> None:
         """Run twice outside the capture, on a stream of its own, as captures demand it.
@@ -198,11 +188,11 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loop: Loop, *given: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.loop, ctx.call = loop, Call()
+        ctx.loop = loop
         arguments = given[: len(given) - len(loop.fixed)]
         with loop.lock:
             made = loop.run(arguments)
-            loop.holds = weakref.ref(ctx.call)
+            loop.holds = weakref.ref(ctx)
         ctx.versions = [t._version for t in loop.fixed]
         if not loop.fixed:
             ctx.save_for_backward(*arguments)
@@ -231,7 +221,7 @@ class _Node(torch.autograd.Function):
         ctx: Any, loop: Loop, given: Given, grads: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, ...]:
         with loop.lock:
-            if loop.holds() is not ctx.call:
+            if loop.holds() is not ctx:
                 if loop.fixed:
                     raise RuntimeError(
                         "captured graphs keep the activations of their last forward pass, for one "
@@ -247,10 +237,7 @@ class _Node(torch.autograd.Function):
                 )
             loop.holds = _nobody
             wanted = [g for g, learns in zip(grads, loop.differentiable, strict=True) if learns]
-            found = loop.back(wanted)
-            return tuple(
-                next(found) if t is not None and t.requires_grad else None for t in loop.all()
-            )
+            return loop.back(wanted)
 
 
 class _Once(torch.autograd.Function):
@@ -283,7 +270,6 @@ class Cache:
     """
 
     def __init__(self, graphs: int = 8, kinds: int = 256) -> None:
-        self.capture: Callable[..., Graphed] = Graphed
         self.most_graphs, self.most_kinds = graphs, kinds
         self.kinds: OrderedDict[Hashable, Kind] = OrderedDict()
         """The least recently used first."""
@@ -327,7 +313,7 @@ class Cache:
                 for other in list(self.kinds.values()):
                     if other.graphs and self._count() >= self.most_graphs:
                         other.graphs, other.calls, other.wait = [], 0, 4 * other.wait
-            graph = self.capture(function, given)
+            graph = Graphed(function, given)
         except RuntimeError as error:
             full = isinstance(error, torch.OutOfMemoryError)
             kind.calls, kind.wait = 0, 4 * kind.wait if full else math.inf
@@ -383,4 +369,4 @@ def _quiet() -> Iterator[None]:
 
 
 def _nobody() -> None:
-    """No call."""
+    """No node."""

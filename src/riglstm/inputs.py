@@ -15,7 +15,6 @@ from riglstm.checks import (
     check_input,
     check_pair,
     check_rank,
-    check_state,
     check_tensor,
     tracing,
 )
@@ -62,13 +61,11 @@ class Sequences(NamedTuple):
 
     def state_in(self, hx: State, rows: int, hidden: int, like: Tensor) -> State:
         """A checked initial state as (rows, B, hidden), in the order of x's batch."""
-        check_pair(hx)
         meaning = "num_layers * directions, batch, hidden_size"
         shape: tuple[int, ...] = (rows, self.x.shape[1], hidden)
         if not self.batched:
             meaning, shape = "num_layers * directions, hidden_size", (rows, hidden)
-        for name, state in zip(("h_0", "c_0"), hx, strict=True):
-            check_state(name, state, shape, meaning, like)
+        check_pair(hx, shape, meaning, like)
         h, c = hx
         if h.dtype != like.dtype or c.dtype != like.dtype:  # under autocast it may come rounded
             h, c = h.to(like.dtype), c.to(like.dtype)

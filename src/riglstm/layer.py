@@ -311,7 +311,7 @@ class RigLSTM(nn.Module):
     ) -> tuple[Any, State]:
         """`forward` with all its checks, whatever came before."""
         sequences, h, c = self._prepare(input, hx, reset, mask)
-        y, h_n, c_n, _ = self._run(sequences, h, c, record=False)
+        y, h_n, c_n = self._run(sequences, h, c)
         return sequences.restore(y), sequences.state_out(h_n, c_n)
 
     @torch.no_grad()
@@ -324,7 +324,9 @@ class RigLSTM(nn.Module):
         mask: Tensor | None = None,
     ) -> list[Trace]:
         """What each layer did in each direction, in the order of h_n."""
-        return self._run(*self._prepare(input, hx, reset, mask), record=True)[3]
+        traces: list[Trace] = []
+        self._run(*self._prepare(input, hx, reset, mask), traces)
+        return traces
 
     def _prepare(
         self, input: Input, hx: State | None, reset: Tensor | None, mask: Tensor | None
@@ -340,11 +342,10 @@ class RigLSTM(nn.Module):
         return sequences, h, c
 
     def _run(
-        self, sequences: Sequences, h: States, c: States, record: bool
-    ) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
-        """Run all layers and directions: output (T, B, H), h_n, c_n, and traces."""
+        self, sequences: Sequences, h: States, c: States, traces: list[Trace] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run all layers and directions: output (T, B, H), h_n, c_n; with `traces`, fill them."""
         x = sequences.x
-        traces: list[Trace] = []
         finals: list[State] = []
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout > 0:
@@ -352,15 +353,12 @@ class RigLSTM(nn.Module):
             outputs = []
             for reverse in (False, True)[: 1 + self.bidirectional]:
                 row = len(finals)
-                y, final, trace = self._run_direction(
-                    x, h[row], c[row], sequences, layer, reverse, record
-                )
+                y, final = self._run_direction(x, h[row], c[row], sequences, layer, reverse, traces)
                 outputs.append(y)
                 finals.append(final)
-                traces += trace
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
         h_n, c_n = (join(s, self.hidden_size) for s in zip(*finals, strict=True))
-        return x, h_n, c_n, traces
+        return x, h_n, c_n
 
     def _run_direction(
         self,
@@ -370,9 +368,9 @@ class RigLSTM(nn.Module):
         sequences: Sequences,
         layer: int,
         reverse: bool,
-        record: bool,
-    ) -> tuple[Tensor, State, list[Trace]]:
-        """One layer in one direction: output (T, B, hidden_size), final state, and its trace."""
+        traces: list[Trace] | None,
+    ) -> tuple[Tensor, State]:
+        """One layer in one direction: output (T, B, hidden_size), and the final state."""
         live, reset = sequences.live, sequences.reset
         if reverse:
             # Padding comes first then, and changes nothing.
@@ -381,16 +379,16 @@ class RigLSTM(nn.Module):
             reset = reverse_resets(reset, live)
         weights, sel = weights_of(self, suffix(layer, reverse)), self.selection
         noise = draw_noise(sel, x.shape[0], x.shape[1], x.device)
-        if not record:
+        if traces is None:
             y, final, _ = scan(
                 x, h, c, weights, sel, noise=noise, live=live, reset=reset, backend=self.backend
             )
             y = y.flatten(2)
-            return y.flip(0) if reverse else y, final, []
+            return y.flip(0) if reverse else y, final
         y, final, seen = reference.trace(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
         y, *decisions = (v.flip(0) if reverse else v for v in (y.flatten(2), *seen))
-        ordered = (sequences.in_order(v) for v in (y, *decisions))
-        return y, final, [Trace(layer, reverse, *ordered)]
+        traces.append(Trace(layer, reverse, *map(sequences.in_order, (y, *decisions))))
+        return y, final
 
     def _directions(self) -> list[tuple[int, bool]]:
         both = (False, True)[: 1 + self.bidirectional]
@@ -472,11 +470,9 @@ class RigLSTMCell(nn.Module):
         checks.check_input(input.unsqueeze(0), self.input_size, like, tuple(input.shape))
         state = None
         if hx is not None:
-            checks.check_pair(hx)
             shape = (*input.shape[:-1], self.hidden_size)
             meaning = "batch, hidden_size" if input.dim() == 2 else "hidden_size"
-            for name, given in zip(("h_0", "c_0"), hx, strict=True):
-                checks.check_state(name, given, shape, meaning, like)
+            checks.check_pair(hx, shape, meaning, like)
             state = (hx[0].unsqueeze(0), hx[1].unsqueeze(0))
         _, (h, c) = self.layer(input.unsqueeze(0), state)
         shape = (-1, self.hidden_size)[2 - input.dim() :]

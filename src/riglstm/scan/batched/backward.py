@@ -35,7 +35,6 @@ from riglstm.scan.batched.forward import (
     Rows,
     Saved,
     forward_op,
-    keep,
     run_forward,
     setup_context,
 )
@@ -132,8 +131,7 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         output = run_forward(*args)
-        keep(ctx, args, output)
-        ctx.mark_non_differentiable(output[3])
+        setup_context(ctx, args, output)
         return output[:4]
 
     backward = staticmethod(_apply_backward)
@@ -248,7 +246,7 @@ def _loop(
     dy_at, dz_at = dy.reshape(steps, B * N, d).unbind(), dz.unsqueeze(2).unbind()
     weight_at = piece.weight.view(steps, B * N, S).unbind()
     dh_row, dc_row, d_tilde, ahead, spare = dh.new_empty(5, R, d).unbind()
-    dH_low = dh.new_empty(R, N * d, dtype=product)
+    dH_row = dh.new_empty(R, N * d)
 
     for t in reversed(range(steps)):
         rows = Rows(sample_at[t], cell_at[t], pair_at[t], counts[t] if counts else None, N)
@@ -293,11 +291,11 @@ def _loop(
 
         weight = weight_at[t].index_select(0, pair)  # (R, K+N)
         D_low = D_at[t].to(product)
-        dH = rows.times(D_low, W5_h, dH_low).to(dh.dtype).view(R, N, d)
+        dH = rows.times(D_low, W5_h, dH_row).view(R, N, d)
         if sel.peers == "soft":
             dh += soft_peers(dH, weight[:, K:], piece.V[t, :, K:], rows)
         if sel.views == "soft":
-            dH_x = rows.times(D_low, W5_x, D_low.new_empty(R, K * d)).to(dh.dtype).view(R, K, d)
+            dH_x = rows.times(D_low, W5_x, dh.new_empty(R, K * d)).view(R, K, d)
             dV_x[t], dh_own = soft_views(dH_x, weight[:, :K], piece.V[t], rows)
             dh.index_add_(0, pair, dh_own)
         dH.mul_(weight[:, K:].unsqueeze(-1))

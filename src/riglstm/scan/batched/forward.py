@@ -97,17 +97,12 @@ def _(x: Tensor, h: Tensor, c: Tensor, *args: Any) -> Any:
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """What the operator keeps for its backward pass."""
-    ctx.mark_non_differentiable(*output[3:])
-    keep(ctx, inputs, output)
-
-
-def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Save a call's inputs, and what it gives beyond y, h and c."""
+    """Save a call's inputs, and what it gives beyond y, h and c, for the backward pass."""
     x, *state, W_in, b_in, W, b, W_q, update_bias = inputs[:9]
     *drawn, live, reset = inputs[9:14]
     *rules, product, ctx.saves = inputs[14:]
     ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[3:])
     # A graph that was made without gradients, by torch.export say, saves nothing.
     kept = output[3:] if ctx.saves else (*state, *drawn, live)
     ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
@@ -222,7 +217,7 @@ def forward(
         pair_at, c_at, gates_at, tanh_at = map(
             steps, (saved.pair, saved.c, saved.gates, saved.tanh_c)
         )
-        fio, g_only = steps(saved.gates[:, :, : 3 * d]), steps(saved.gates[:, :, 3 * d :])
+        fio = steps(saved.gates[:, :, : 3 * d])
         f_at, i_at, o_at, g_at = (steps(part) for part in saved.gates.chunk(4, dim=2))
         q_at, a_at = (steps(saved.q), steps(saved.a)) if W_q is not None else ((), ())
         h_flat, c_flat = h.reshape(B * N, d), c.view(B * N, d)
@@ -230,7 +225,6 @@ def forward(
         H = h.new_empty(R, S, d)
         # New memory is far from the processor, and where it is new to the process, slow.
         h_row, h_new, c_new, change = h.new_empty(4, R, d).unbind()
-        low = H.new_empty(R, 4 * d, dtype=product) if product != h.dtype else None
         query = None if W_q is None else _Query(H, W_q, N, K)
         select = Selector(h, sel, V_at, V_h, active.unbind(), steps(saved.weight))
         counts = []
@@ -261,12 +255,9 @@ def forward(
                 gates_at[t].zero_()
             else:
                 torch.index_select(weights.b, 0, rows.cell, out=gates_at[t])
-            if low is None:
-                rows.times(H_low, W, gates_at[t], beta=1)
-            else:
-                gates_at[t].add_(rows.times(H_low, W, low))
+            rows.times(H_low, W, gates_at[t], beta=1)
             fio[t].sigmoid_()
-            g_only[t].tanh_()
+            g_at[t].tanh_()
             torch.index_select(h_flat, 0, pair, out=h_row)
             c_row = torch.index_select(c_flat, 0, pair, out=c_at[t])
             torch.mul(f_at[t], c_row, out=c_new).addcmul_(i_at[t], g_at[t])
@@ -320,18 +311,11 @@ class Selector:
         self.views = [w[:, :, :K] for w in weight]
         self.peers = [w[:, :, K:] for w in weight]
         self.own = [w.diagonal(dim1=1, dim2=2) for w in self.peers]
-        first = torch.arange(K + N, device=h.device)
-        self.first_a, self.first_x = first[:N] < sel.K_a, first[:K] < sel.K_x
-        self.first_h = first[:N] < sel.K_h
-        hard = "soft" not in (sel.views, sel.peers)
-        self.fast_cells = sel.cells == "top" and sel.K_a < N
-        self.fast_views = hard and sel.views == "top" and sel.K_x < K
-        self.fast_peers = hard and sel.peers == "top" and sel.K_h < N - 1
-        # As many views as cells and the same count of both, as in the paper: one ranking for two.
-        self.together = self.fast_views and self.fast_peers and K == N and sel.K_x == sel.K_h
-        if self.together:
-            self.s_both = self.s.view(B, 2 * N, N)
-            self.both = [w.view(B, 2 * N, N) for w in weight]
+        place = torch.arange(max(K, N), device=h.device)
+        self.first_a, self.first_x = place[:N] < sel.K_a, place[:K] < sel.K_x
+        self.first_h = place[:N] < sel.K_h
+        # A mask is written in place; among weights that are floats it would need another dtype.
+        self.hard = "soft" not in (sel.views, sel.peers)
 
     def __call__(self, t: int, noise: Noise | None) -> Tensor:
         """From V (B, K+N, d) and h (B, N, d) of step t, write active (B, N) and weight."""
@@ -344,22 +328,18 @@ class Selector:
             torch.mul(h_b.unsqueeze(2), V_b.unsqueeze(1), out=products)
             torch.sum(products, -1, out=s_b)
         draw = Noise() if noise is None else noise.at(t)
-        if self.fast_cells:
+        if sel.cells == "top":
             write_top_mask(cell_scores(s_views), sel.K_a, self.first_a, active)
         else:
             active.copy_(choose_cells(cell_scores(s_views), sel, draw.cells))
-        if self.fast_peers:
-            s_peers.clamp_(min=LOWEST)
-            self.own_scores.fill_(float("-inf"))
-        if self.together:
-            write_top_mask(self.s_both, sel.K_x, self.first_x, self.both[t])
-        elif self.fast_views:
+        if self.hard and sel.views == "top":
             write_top_mask(s_views, sel.K_x, self.first_x, self.views[t])
         else:
             self.views[t].copy_(weigh_views(s_views, sel, draw.views))
-        if self.fast_peers:
-            if not self.together:
-                write_top_mask(s_peers, sel.K_h, self.first_h, self.peers[t])
+        if self.hard and sel.peers == "top":
+            s_peers.clamp_(min=LOWEST)
+            self.own_scores.fill_(float("-inf"))
+            write_top_mask(s_peers, sel.K_h, self.first_h, self.peers[t])
             self.own[t].fill_(True)
         else:
             self.peers[t].copy_(weigh_peers(s_peers, sel, draw.peers))
@@ -381,13 +361,12 @@ class _Query:
         """From H (R, (K+N)·d) to out (R, d)."""
         slots = self.slots.index_select(0, rows.cell).add_(self.start).view(-1)
         torch.index_select(H.view(-1, self.d), 0, slots, out=self.Q_slots)
-        low = out if out.dtype == H.dtype else torch.empty_like(out, dtype=H.dtype)
         if self.W_q.dim() == 3:
-            rows.times(self.Q, self.W_q, low)
+            rows.times(self.Q, self.W_q, out)
+        elif out.dtype == H.dtype:
+            torch.mm(self.Q, self.W_q, out=out)
         else:
-            torch.mm(self.Q, self.W_q, out=low)
-        if low is not out:
-            out.copy_(low)
+            out.copy_(self.Q @ self.W_q)
 
 
 def write_views(x: Tensor, W_in: Tensor | None, b_in: Tensor | None, out: Tensor) -> None:
@@ -423,7 +402,13 @@ class Rows:
     N: int
 
     def times(self, v: Tensor, W: Tensor, out: Tensor, beta: float = 0) -> Tensor:
-        """Each cell's rows v (R, m) times its own matrix W (N, m, n), plus beta · out, to out."""
+        """Each cell's rows v (R, m) times its own matrix W (N, m, n), plus beta · out, to out.
+
+        The product is rounded to the dtype of v and W, the sum to that of out.
+        """
+        if out.dtype != W.dtype:
+            product = self.times(v, W, torch.empty_like(out, dtype=W.dtype))
+            return out.add_(product) if beta else out.copy_(product)
         if self.counts is None:
             v, y = (rows.unflatten(0, (self.N, -1)) for rows in (v, out))
             y.baddbmm_(v, W, beta=beta)
