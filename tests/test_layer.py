@@ -413,6 +413,50 @@ def test_trace_has_an_entry_for_each_row_of_the_state_in_the_order_of_the_input(
     close(torch.cat(top, dim=2)[live], y[live])
 
 
+def lstm_in_papers_notation(lstm: nn.LSTM, N: int, K: int) -> dict[str, Tensor]:
+    """nn.LSTM's gates i, f, g, o, cut into N cells, in the order f, i, o, g."""
+    d = lstm.hidden_size // N
+    order = [1, 0, 3, 2]
+
+    def cut(v: Tensor) -> Tensor:
+        return v.detach().unflatten(0, (4, N, d))[order].transpose(0, 1)  # (N, 4, d, …)
+
+    W = torch.cat((cut(lstm.weight_ih_l0), cut(lstm.weight_hh_l0)), dim=-1)
+    paper = {"W_gates": W, "b_gates": cut(lstm.bias_ih_l0) + cut(lstm.bias_hh_l0)}
+    identity = torch.eye(K * d, dtype=torch.float64).view(K, d, K * d)
+    return paper | {"W_in": identity, "b_in": torch.zeros(K, d, dtype=torch.float64)}
+
+
+@eager_backends
+@pytest.mark.parametrize("input_views", ["linear", "split"])
+@pytest.mark.parametrize(("N", "K"), [(1, 1), (3, 3), (3, 2), (2, 5)])
+def test_without_selection_and_soft_update_the_layer_is_nn_lstm(N, K, input_views, backend):
+    """With one cell and one view the default rules select nothing away, so they stay."""
+    d = 5
+    theirs = nn.LSTM(K * d, N * d, dtype=torch.float64)
+    rules: dict[str, Any] = {} if N == K == 1 else {"cells": "all", "views": "all", "peers": "all"}
+    ours = build(
+        *(K * d, N * d, N),
+        num_views=K,
+        input_views=input_views,
+        soft_update=False,
+        backend=backend,
+        **rules,
+    )
+    paper = lstm_in_papers_notation(theirs, N, K)
+    if input_views == "split":
+        del paper["W_in"], paper["b_in"]
+    ours.load_paper_parameters(paper)
+    x, hx = numbers(9, 4, K * d).requires_grad_(), state(ours, 4)
+    got, expected = ours(x, hx), theirs(x, hx)
+    close(got, expected)
+    weigh = numbers(9, 4, N * d, seed=5)
+    close(
+        *(torch.autograd.grad((y * weigh).sum() + c.sum(), x)[0] for y, (_, c) in (got, expected)),
+        atol=1e-11,
+    )
+
+
 def test_under_autocast_a_rounded_state_is_accepted():
     layer = build(dtype=torch.float32)
     hx = tuple(s.to(torch.bfloat16) for s in state(layer, 3))
