@@ -341,7 +341,7 @@ def _layout(T: int, B: int, plan: ForwardPlan, keep: bool, begun: bool) -> tuple
     listed, passing = B if plan.tile.get("COMPACT") else 0, 0 if keep else T
     zero = [(int32, (2 * LINE,)), (int32, (T if listed else 0, z.N))]
     D = 0 if of is None else of.D
-    halved = T * B if of and of.halving else 0
+    halved = T * B if of and of.halve else 0
     rows = halved or (2 * B if plan.inside else 0)
     wanted = [
         (z.held, (*tiles, z.S * z.P)), (float32, tiles), (float32, (z.G - 3, B, z.N, z.d)), *zero,
@@ -366,7 +366,7 @@ def pack(
     arguments = (
         W, W if W_q is None else W_q, None if of is None else weights.W_in, c_0, work.W,
         work.w_unit if plan.z.held == torch.float16 else None, None if of is None else work.lines,
-        None if of is None or of.halving is None else work.sizes, work.counter, c, h, work.zeros,
+        None if of is None or of.halve is None else work.sizes, work.counter, c, h, work.zeros,
         c.numel(),
     )  # fmt: skip
     plan.pack((plan.pack_programs,), arguments)
@@ -385,11 +385,11 @@ def write_views(
     if of is not None:
         first, bias = min(2, T) * B if plan.inside else R, weights.b_in
         grid = (of.columns * -(-first // of.rows),)
-        if of.halving is None:
+        if of.halve is None:
             of.run(grid, (x, None, work.lines, bias, XH, None, None, first))
             return XH
         rows = (x, work.sizes, bias, h, work.x, work.x_size, work.unit, B, R)
-        of.halving.run((-(-R // of.halving.rows),), rows)
+        of.halve((-(-R // of.halve_rows),), rows)
         of.run(grid, (work.x, work.x_size, work.lines, bias, XH, work.unit, work.views, first))
         return work.views
     views = x
@@ -491,7 +491,7 @@ def forward(
     if plan.inside and plan.map is not None:
         assert keep or not save, "the kernel keeps all steps of what it rounds"
         kept = held.x if keep and held.x.numel() else work.x
-        halves, same = plan.map.halving is not None, x.dtype == work.lines.dtype
+        halves, same = plan.map.halve is not None, x.dtype == work.lines.dtype
         of_input = (work.x, work.x_size) if halves else (x, None)
         source = (*of_input, work.lines, weights.b_in, None if halves or same else kept, T)
 
