@@ -95,24 +95,13 @@ def refusal(
     sel: Selection, d: int, dtype: torch.dtype, device: torch.device, B: int = 1
 ) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    why = _refusal(sel, d, dtype, product_on(device.type, dtype), device.type)
-    return _too_many(sel, d, B) if why is None else why
-
-
-def _too_many(sel: Selection, d: int, B: int) -> str | None:
-    """Whether B sequences are more than the kernels count: numbers of a step are of 32 bits.
-
-    Those are gates, what cells give each other, and slots.
-    """
-    N = sel.N
-    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
-    return f"at most {most} sequences of {N} cells of size {d}, got {B}" if most < B else None
+    return _refusal(sel, d, dtype, product_on(device.type, dtype), device.type, B)
 
 
 def _refusal(
-    sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str
+    sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str, B: int
 ) -> str | None:
-    """`refusal` of any number of sequences, on a kind of device."""
+    """`refusal` on a kind of device, for products of this dtype."""
     if kind != "cuda" and not interpreted():
         return f"a CUDA device, got {kind!r}"
     if not {sel.cells, sel.views, sel.peers} <= {"top", "all", "random"}:
@@ -124,6 +113,10 @@ def _refusal(
         return f"cells of size {LARGEST} at most, got {d}"
     if dtype != torch.float32 or product not in (torch.float32, torch.bfloat16):
         return f"float32, or bfloat16 under autocast, got {dtype} and products in {product}"
+    # Numbers of a step are of 32 bits: gates, what cells give each other, and slots.
+    most = (2**31 - 1) // max(sel.N * max(sel.N, 5) * d, (sel.K + sel.N) * (d + 7))
+    if most < B:
+        return f"at most {most} sequences of {sel.N} cells of size {d}, got {B}; run them in parts"
     return None
 
 
@@ -135,13 +128,10 @@ def _checked(
     like, N, d = weights.W if h is None else h, sel.N, weights.W.shape[2] // 4
     kind = "cuda" if like.is_cuda else like.device.type
     product = product_on(kind, like.dtype)
-    why = _refusal(sel, d, like.dtype, product, kind)
+    why = _refusal(sel, d, like.dtype, product, kind, B)
     if why is not None:
-        raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
-    if (why := _too_many(sel, d, B)) is not None:
-        raise BackendError(
-            f"backend='triton' needs {why}; run them in parts, or use backend='batched' or 'auto'"
-        )
+        way = ", or use" if "; run" in why else "; use"
+        raise BackendError(f"backend='triton' needs {why}{way} backend='batched' or 'auto'")
     for name, state in (("h", h), ("c", c)):
         # Kernels would read what lies behind it.
         if state is not None and state.shape != (B, N, d):
