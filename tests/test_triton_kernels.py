@@ -97,9 +97,9 @@ def test_tiles_may_be_wide(monkeypatch):
 
 @pytest.mark.usefixtures("many", "tf32")
 def test_lists_may_be_longer_than_a_tile_of_halves(monkeypatch):
-    for place, name in ((forward, "forward_tiles"), (backward, "backward_tiles")):
-        tiles = getattr(place, name)
-        monkeypatch.setattr(place, name, lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
+    for place, name in ((forward, "forward"), (backward, "backward"), (backward, "views")):
+        tiles = getattr(place, f"{name}_tiles")
+        monkeypatch.setattr(place, f"{name}_tiles", lambda *a, tiles=tiles: tiles(*a) | {"BM": 2})
     p = clear_problem(**{**MANY, "N": 3, "K_a": 2, "K_h": 1, "reset": True, "live": True})
     (got, _), (want, _) = assert_equals_the_reference(p, "triton", limit=LIMIT)
     assert want[3].sum(1).max() > 2
@@ -400,34 +400,3 @@ def test_bfloat16_has_its_biases_from_the_same_product(d):
         got = gradients(p.to(torch.float32), "triton")
     for n in ("W", "W_q", "b"):
         assert relative(got[n], want[n]) < 2e-2, n
-
-
-@pytest.mark.parametrize(
-    ("R", "N", "K", "in_units"),
-    [(7, 3, 2, True), (70, 3, 2, False), (70, 1, 3, False), (20, 8, 8, True)],
-)
-def test_the_gradient_of_a_view_is_that_of_who_took_it_in(R, N, K, in_units):
-    from riglstm.scan.triton.kernels.backward import views_kernel
-
-    d, L, BM, rng = 5, 32, 16, seeded(R)
-    bits = torch.randint(1, 1 << (K + N), (R, N), generator=rng, dtype=torch.int32)
-    bits *= torch.rand(R, N, generator=rng) < 0.7  # the others sleep
-    # Small whole numbers: sums are exact, in any order. What slept is not read.
-    D5 = torch.randint(-4, 5, (R, N, L), generator=rng).float()
-    D5[bits == 0] = torch.nan
-    W = torch.randint(-4, 5, (N, (K + N) * d, L), generator=rng).float()
-    units = [2.0 ** torch.randint(-3, 4, (n,), generator=rng) for n in (R, (K + N) * d)]
-    dV, sums = torch.empty(R, K, d), torch.empty(-(-R // BM), K * d)
-    of_rows, of_lines = units if in_units else (None, None)
-    views_kernel[(K, -(-R // BM))](
-        *(D5, of_rows, W, of_lines, bits, dV, sums, R),
-        **{"N": N, "K": K, "d": d, "L": L, "BP": 8, "BM": BM, "BK": 16},
-        **{"STAGES": 1, "PRECISION": "ieee", "WIDE": True},
-    )
-    took = torch.stack([((bits >> k) & 1) for k in range(K)]).double()  # (K, R, N)
-    of_views = W[:, : K * d].view(N, K, d, L).double()
-    want = torch.einsum("krn,rnl,nkdl->rkd", took, D5.double().nan_to_num(), of_views)
-    if in_units:
-        want *= units[0][:, None, None].double() * units[1][: K * d].view(K, d).double()
-    assert torch.equal(dV.double(), want)
-    assert torch.equal(sums.double().sum(0), want.sum(0).flatten())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -219,17 +218,3 @@ def test_whatever_a_kernel_is_compiled_for_compiles_anew(kernel, monkeypatch):
         plan.prepare(kernel, **constants)((1,), (given, y, n))
         case = (device, given, y, n, constants)
         assert (len(kernel.compiled), len(kernel.direct)) == ((1, 0) if anew else (0, 1)), case
-
-
-def test_a_trace_is_to_hear_of_everything():
-    heard = []
-
-    def called(x: torch.Tensor) -> torch.Tensor:
-        heard.append(not plan.watched())
-        return x + 1
-
-    called(torch.ones(1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.trace(called, (torch.ones(1),), check_trace=False)  # type: ignore[no-untyped-call]
-    assert heard == [True, False]

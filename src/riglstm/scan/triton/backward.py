@@ -38,7 +38,6 @@ from riglstm.scan.triton.kernels.backward import (
 from riglstm.scan.triton.kernels.common import interpreted, power_of_two
 from riglstm.scan.triton.plan import (
     PERSISTENT,
-    Buffer,
     Launch,
     Layout,
     Saved,
@@ -179,24 +178,6 @@ backward_op.register_autograd(refuse_second_backward("triton"))
 forward_op.register_vmap(vmap_by_loop(forward_op))
 
 
-class Lines(NamedTuple):
-    """The weights as the backward pass reads them."""
-
-    W: Tensor | Buffer
-    """(N, S·d, L), W_q as the fifth gate."""
-    unit: Tensor | Buffer | None
-    """(S·d): the scale factor of each line; None: one."""
-
-
-class Piece(NamedTuple):
-    """D5 of some steps."""
-
-    D5: Tensor
-    """(steps, B, N, L)."""
-    unit: Tensor | None
-    """(steps, B): the scale factor of each row; None: one."""
-
-
 def width(z: Sizes) -> tuple[int, int]:
     """Numbers of H in memory, and which of them is a one, for the biases; if none is, -1.
 
@@ -221,22 +202,22 @@ class Total:
         self.db: Tensor | None = None
         """(N, L)."""
 
-    def add(self, piece: Piece, saved: Saved, t0: int) -> None:
+    def add(self, D5: Tensor, d_unit: Tensor | None, saved: Saved, t0: int) -> None:
         """Add Hᵀ D5 of the piece from t0 on to dW, and the sum of D5 to db unless it is in dW."""
-        z, (wide, one), B = self.z, width(self.z), piece.D5.shape[1]
-        D, first = piece.D5.view(-1, z.N, z.L), t0 * B
+        z, (wide, one), B = self.z, width(self.z), D5.shape[1]
+        D, first = D5.view(-1, z.N, z.L), t0 * B
         x_unit, total, top = None, self.dW, None
         if z.held == torch.float16:
-            x_unit = rows_from(saved.unit, t0, piece.D5.shape[0])
-            if piece.unit is not None:
-                top = (x_unit * piece.unit).amax()
+            x_unit = rows_from(saved.unit, t0, D5.shape[0])
+            if d_unit is not None:
+                top = (x_unit * d_unit).amax()
                 total = self.dW if self.one_piece else torch.empty_like(self.dW)
         for r in range(0, D.shape[0], PRODUCT_ROWS):
             part = rows_from(D, r, PRODUCT_ROWS)
             R = part.shape[0]
             H = D.new_empty(z.N, R, wide)
             V, bits = first_row(saved.XH, first + r), first_row(saved.bits, first + r)
-            units = (None if u is None else first_row(u, r) for u in (x_unit, piece.unit))
+            units = (None if u is None else first_row(u, r) for u in (x_unit, d_unit))
             self.inputs((R,), (V, *units, top, bits, H, R))
             # (N, what H has, R), (N, R, L)
             _add_product(total, H.mT, part.transpose(0, 1), fresh=top is not None and r == 0)
@@ -439,7 +420,8 @@ def backward(
     memory = dy.new_empty(layout.size, dtype=torch.uint8)
     made = layout.cut(memory)
     counters, _, count, own_h, own_c, listed, parts, W_lines, w_unit = made
-    packed = Lines(W_lines, w_unit if halves else None)
+    # Weights (N, S·d, L), W_q as the fifth gate, and the scale factor (S·d) of each line.
+    packed = (W_lines, w_unit if halves else None)
     D5 = dy.new_empty((steps, B, N, z.L), dtype=z.back)
     # First of all: the GPU packs while the host goes on.
     plan.lines(
@@ -447,7 +429,7 @@ def backward(
         (W, W if W_q is None else W_q, *packed, D5, counters, steps * B * N, zeros),
     )
     at_h, at_c = own_h if own[0] else _copy(dh, h), own_c if own[1] else _copy(dc, h)
-    unit = dy.new_empty((steps, B)) if halves else None
+    unit = dy.new_empty((steps, B)) if halves else None  # the scale factor of each row of D5
     dz = dy.new_empty((T if z.G == 5 else 1, B, N))
     dV = dy.new_empty((T, B, z.K, d), dtype=product) if needs.views else None
     row_tiles = -(-steps * B // plan.view_rows)
@@ -480,16 +462,16 @@ def backward(
         else:
             run(7, plan.programs, i, t0, t1)
         units = None if unit is None else rows_from(unit, 0, t1 - t0)
-        piece = Piece(rows_from(D5, 0, t1 - t0), units)
+        piece = rows_from(D5, 0, t1 - t0)
         if dV is not None:
             now = rows_from(dV, t0)
             part = None if of_views is None else rows_from(of_views, i * row_tiles)
             R = (t1 - t0) * B
             grid = (z.K, -(-R // plan.view_rows), plan.view_columns)
             bits = first_row(saved.bits, t0 * B)
-            plan.views(grid, (*piece, *packed, bits, now, part, R))
+            plan.views(grid, (piece, units, *packed, bits, now, part, R))
         if total is not None:
-            total.add(piece, saved, t0)
+            total.add(piece, units, saved, t0)
     if needs.state:
         run(8, -(-B // plan.tile["RB"]), 0, 0, 1)
     dx = dW_in = db_in = dW = db = dW_q = d_bias = None

@@ -95,24 +95,13 @@ def refusal(
     sel: Selection, d: int, dtype: torch.dtype, device: torch.device, B: int = 1
 ) -> str | None:
     """What the kernels do not support about a problem; None: they run it."""
-    why = _refusal(sel, d, dtype, product_on(device.type, dtype), device.type)
-    return _too_many(sel, d, B) if why is None else why
-
-
-def _too_many(sel: Selection, d: int, B: int) -> str | None:
-    """Whether B sequences are more than the kernels count: numbers of a step are of 32 bits.
-
-    Those are gates, what cells give each other, and slots.
-    """
-    N = sel.N
-    most = (2**31 - 1) // max(N * max(N, 5) * d, (sel.K + N) * (d + 7))
-    return f"at most {most} sequences of {N} cells of size {d}, got {B}" if most < B else None
+    return _refusal(sel, d, dtype, product_on(device.type, dtype), device.type, B)
 
 
 def _refusal(
-    sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str
+    sel: Selection, d: int, dtype: torch.dtype, product: torch.dtype, kind: str, B: int
 ) -> str | None:
-    """`refusal` of any number of sequences, on a kind of device."""
+    """`refusal` on a kind of device, for products of this dtype."""
     if kind != "cuda" and not interpreted():
         return f"a CUDA device, got {kind!r}"
     if not {sel.cells, sel.views, sel.peers} <= {"top", "all", "random"}:
@@ -124,6 +113,10 @@ def _refusal(
         return f"cells of size {LARGEST} at most, got {d}"
     if dtype != torch.float32 or product not in (torch.float32, torch.bfloat16):
         return f"float32, or bfloat16 under autocast, got {dtype} and products in {product}"
+    # Numbers of a step are of 32 bits: gates, what cells give each other, and slots.
+    most = (2**31 - 1) // max(sel.N * max(sel.N, 5) * d, (sel.K + sel.N) * (d + 7))
+    if most < B:
+        return f"at most {most} sequences of {sel.N} cells of size {d}, got {B}; run them in parts"
     return None
 
 
@@ -135,13 +128,10 @@ def _checked(
     like, N, d = weights.W if h is None else h, sel.N, weights.W.shape[2] // 4
     kind = "cuda" if like.is_cuda else like.device.type
     product = product_on(kind, like.dtype)
-    why = _refusal(sel, d, like.dtype, product, kind)
+    why = _refusal(sel, d, like.dtype, product, kind, B)
     if why is not None:
-        raise BackendError(f"backend='triton' needs {why}; use backend='batched' or 'auto'")
-    if (why := _too_many(sel, d, B)) is not None:
-        raise BackendError(
-            f"backend='triton' needs {why}; run them in parts, or use backend='batched' or 'auto'"
-        )
+        way = ", or use" if "; run" in why else "; use"
+        raise BackendError(f"backend='triton' needs {why}{way} backend='batched' or 'auto'")
     for name, state in (("h", h), ("c", c)):
         # Kernels would read what lies behind it.
         if state is not None and state.shape != (B, N, d):
@@ -341,7 +331,7 @@ def _layout(T: int, B: int, plan: ForwardPlan, keep: bool, begun: bool) -> tuple
     listed, passing = B if plan.tile.get("COMPACT") else 0, 0 if keep else T
     zero = [(int32, (2 * LINE,)), (int32, (T if listed else 0, z.N))]
     D = 0 if of is None else of.D
-    halved = T * B if of and of.halving else 0
+    halved = T * B if of and of.halve else 0
     rows = halved or (2 * B if plan.inside else 0)
     wanted = [
         (z.held, (*tiles, z.S * z.P)), (float32, tiles), (float32, (z.G - 3, B, z.N, z.d)), *zero,
@@ -366,7 +356,7 @@ def pack(
     arguments = (
         W, W if W_q is None else W_q, None if of is None else weights.W_in, c_0, work.W,
         work.w_unit if plan.z.held == torch.float16 else None, None if of is None else work.lines,
-        None if of is None or of.halving is None else work.sizes, work.counter, c, h, work.zeros,
+        None if of is None or of.halve is None else work.sizes, work.counter, c, h, work.zeros,
         c.numel(),
     )  # fmt: skip
     plan.pack((plan.pack_programs,), arguments)
@@ -385,11 +375,11 @@ def write_views(
     if of is not None:
         first, bias = min(2, T) * B if plan.inside else R, weights.b_in
         grid = (of.columns * -(-first // of.rows),)
-        if of.halving is None:
+        if of.halve is None:
             of.run(grid, (x, None, work.lines, bias, XH, None, None, first))
             return XH
         rows = (x, work.sizes, bias, h, work.x, work.x_size, work.unit, B, R)
-        of.halving.run((-(-R // of.halving.rows),), rows)
+        of.halve((-(-R // of.halve_rows),), rows)
         of.run(grid, (work.x, work.x_size, work.lines, bias, XH, work.unit, work.views, first))
         return work.views
     views = x
@@ -491,7 +481,7 @@ def forward(
     if plan.inside and plan.map is not None:
         assert keep or not save, "the kernel keeps all steps of what it rounds"
         kept = held.x if keep and held.x.numel() else work.x
-        halves, same = plan.map.halving is not None, x.dtype == work.lines.dtype
+        halves, same = plan.map.halve is not None, x.dtype == work.lines.dtype
         of_input = (work.x, work.x_size) if halves else (x, None)
         source = (*of_input, work.lines, weights.b_in, None if halves or same else kept, T)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from riglstm.cell import Weights
 from riglstm.checks import product_on
 from riglstm.inputs import of_shape
 from riglstm.parameters import NAMES
-from riglstm.scan import Backend, resolve
+from riglstm.scan import resolve
 from riglstm.scan.base import State
 from riglstm.scan.triton.forward import forward
 from riglstm.scan.triton.kernels.common import KNOWN
@@ -44,24 +44,8 @@ _NEW: Any = object()
 Parameters = Sequence[nn.Parameter | None]
 Made = tuple[Tensor, State]
 """y (T, B, N·d), and the final h and c (1, B, N·d)."""
-
-
-class Layer(Protocol):
-    """What is asked of a layer."""
-
-    input_size: int
-    num_layers: int
-    bidirectional: bool
-    batch_first: bool
-    hidden_size: int
-    cell_size: int
-    backend: Backend
-    selection: Selection
-    _parameters: dict[str, nn.Parameter | None]
-
-    def _in_full(
-        self, input: Any, hx: State | None, reset: Tensor | None, mask: Tensor | None
-    ) -> Any: ...
+Layer: TypeAlias = Any
+"""A `RigLSTM`, which is defined above this room."""
 
 
 class Checked(NamedTuple):
@@ -71,6 +55,8 @@ class Checked(NamedTuple):
     places: list[tuple[Any, ...] | None]
     """What `_place` said of each."""
     sel: Selection
+    recording: Recording | None = None
+    """The launches of a call of this kind, if one was recorded since."""
 
     def holds(self, own: Parameters, sel: Selection) -> bool:
         """True if nothing has changed but numbers."""
@@ -98,7 +84,6 @@ class Repeat(NamedTuple):
 class Recording(NamedTuple):
     """The launches of a call, to be repeated."""
 
-    checked: Checked
     device: int
     launches: tuple[Repeat, ...]
     size: int
@@ -106,15 +91,15 @@ class Recording(NamedTuple):
     shape: tuple[int, int, int]
     """(T, B, N·d)."""
 
-    def play(self, x: Tensor, hx: State | None) -> Made:
+    def play(self, x: Tensor, hx: State | None, checked: Checked) -> Made:
         """Repeat the launches for another input and state."""
-        like = Weights(*self.checked.own).W  # type: ignore[arg-type]
+        like = Weights(*checked.own).W  # type: ignore[arg-type]
         T, B, H = self.shape
         memory, y = like.new_empty(self.size // 4), like.new_empty(T, B, H)
         c = like.new_empty(1, B, H)
         starts = [memory.data_ptr(), y.data_ptr(), c.data_ptr(), x.data_ptr()]
         starts += (0, 0) if hx is None else (hx[0].data_ptr(), hx[1].data_ptr())
-        starts += [0 if place is None else place[0] for place in self.checked.places]
+        starts += [0 if place is None else place[0] for place in checked.places]
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         for launch, head, tail, values, moving, rest in self.launches:
             now = list(values)
@@ -124,7 +109,7 @@ class Recording(NamedTuple):
         return y, (y[-1:].clone(), c)
 
 
-class Cache(dict[tuple[Any, ...], Recording | Checked | None]):
+class Cache(dict[tuple[Any, ...], Checked | None]):
     """What a layer keeps, by kind; None: its launches cannot be recorded.
 
     A copy of a layer has an empty one: its weights lie elsewhere.
@@ -153,28 +138,24 @@ def call(layer: Layer, x: Tensor, hx: State | None) -> Any:
         return out
     if kept is None:
         return layer._in_full(x, hx, None, None)
-    checked = kept if isinstance(kept, Checked) else kept.checked
-    if not checked.holds(weights, layer.selection):
+    if not kept.holds(weights, layer.selection):
         # Recordings would keep weights that are the layer's no more.
         cache.clear()
         return layer._in_full(x, hx, None, None)
-    if isinstance(kept, Recording):
-        return kept.play(x, hx)
+    if kept.recording is not None:
+        return kept.recording.play(x, hx, kept)
     made, recording = record(x, hx, kept)
     if made is None:
         cache.pop(kind, None)
         return layer._in_full(x, hx, None, None)
-    cache[kind] = recording
+    cache[kind] = None if recording is None else kept._replace(recording=recording)
     return made
 
 
 def _make_room(cache: Cache, own: Parameters, sel: Selection) -> None:
     """Forget all kinds if weights or rules have changed, and else the first one of too many."""
-    for kept in list(cache.values()):
-        checked = kept.checked if isinstance(kept, Recording) else kept
-        if checked is not None and not checked.holds(own, sel):
-            cache.clear()
-            break
+    if not all(kept is None or kept.holds(own, sel) for kept in list(cache.values())):
+        cache.clear()
     if len(cache) >= MOST:
         for first in list(cache)[:1]:
             cache.pop(first, None)
@@ -255,7 +236,7 @@ def record(x: Tensor, hx: State | None, checked: Checked) -> tuple[Made | None, 
             *(x, h, c, weights, sel, None, None, None, product), save=False, keep=False
         )
     made = y.flatten(2), (of_shape(h_n, 1, B, H), of_shape(c_n, 1, B, H))
-    return made, _recording(launches, (y, c_n, x, h, c, *weights), held.woke, (T, B, H), checked)
+    return made, _recording(launches, (y, c_n, x, h, c, *weights), held.woke, (T, B, H))
 
 
 def _recording(
@@ -263,7 +244,6 @@ def _recording(
     buffers: Sequence[Tensor | None],
     woke: Tensor,
     shape: tuple[int, int, int],
-    checked: Checked,
 ) -> Recording | None:
     parts = [a for one in launches for a in one.arguments if isinstance(a, Buffer)]
     memories = {id(part.memory): part.memory for part in parts}
@@ -294,4 +274,4 @@ def _recording(
         tail = (compiled.function, compiled.packed_metadata, None, None, None)
         repeats.append(Repeat(compiled.run, head, tail, tuple(values), tuple(moving), rest))
     size += -(-woke.nbytes // 128) * 128
-    return Recording(checked, torch.cuda.current_device(), tuple(repeats), size, shape)
+    return Recording(torch.cuda.current_device(), tuple(repeats), size, shape)

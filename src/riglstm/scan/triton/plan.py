@@ -329,27 +329,21 @@ def views_tiles(z: Sizes, device: torch.device) -> dict[str, Any]:
     return tile | {"STAGES": stages(device, 4, BM + BP, PIECE, z.back)}
 
 
-class Halving(NamedTuple):
-    """The kernel that makes halves of the input, before the map."""
-
-    run: Launch
-    rows: int
-    """That a program takes."""
-    width: int
-    """Numbers of a row of halves in memory."""
-
-
 class Map(NamedTuple):
     """The map of D features to views, which writes them to XH."""
 
     run: Launch
     D: int
+    width: int
+    """Numbers of a row in memory of what is mapped: the input, or its halves."""
     rows: int
     """Of a tile."""
     columns: int
     """Tiles beside each other."""
-    halving: Halving | None
-    """With TF32 in halves."""
+    halve: Launch | None
+    """With TF32 in halves, the kernel that makes halves of the input, before the map."""
+    halve_rows: int
+    """That a program of it takes."""
 
 
 def has_map(z: Sizes, D: int) -> bool:
@@ -391,21 +385,19 @@ def map_tiles(held: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 def map_of(z: Sizes, D: int, device: torch.device) -> Map:
     """The map of D features to views."""
-    tile, halving = map_tiles(z.held, device), None
+    tile, width, halve, rows = map_tiles(z.held, device), D, None, 0
     if z.held == torch.float16:
         width = aligned(D, z.held)
         BD, BH, BW = (power_of_two(n) for n in (width, z.N * z.d, z.K * z.d))
         rows = MOST_FEATURES // max(BD, BH)  # of short rows a program holds several
-        run = prepare(
+        halve = prepare(
             halve_kernel, D=D, X_ROW=width, BIASES=z.K * z.d, STATES=z.N * z.d, BR=rows, BD=BD,
             BW=BW, BH=BH,
         )  # fmt: skip
-        halving = Halving(run, rows, width)
     run = prepare(
-        map_kernel, D=D, X_ROW=D if halving is None else halving.width, K=z.K, S=z.S, d=z.d, P=z.P,
-        WIDE=interpreted(), **tile,
-    )  # fmt: skip
-    return Map(run, D, tile["BM"], -(-z.K * z.P // tile["BN"]), halving)
+        map_kernel, D=D, X_ROW=width, K=z.K, S=z.S, d=z.d, P=z.P, WIDE=interpreted(), **tile
+    )
+    return Map(run, D, width, tile["BM"], -(-z.K * z.P // tile["BN"]), halve, rows)
 
 
 def inner_map(
@@ -414,9 +406,8 @@ def inner_map(
     """What the tiled kernel is compiled with for the map; without one, nothing that counts."""
     if of is None:
         return dict.fromkeys(("D", "IN_ROW", "LOW_ROW", "IN_BK", "IN_STAGES"), 0)
-    D, row = of.D, of.D if of.halving is None else of.halving.width
-    many = stages(device, 3, tile["BM"] + tile["BN"], 64, z.held)
-    return {"D": D, "IN_ROW": row, "LOW_ROW": aligned(D, z.held), "IN_BK": 64, "IN_STAGES": many}
+    many, low = stages(device, 3, tile["BM"] + tile["BN"], 64, z.held), aligned(of.D, z.held)
+    return {"D": of.D, "IN_ROW": of.width, "LOW_ROW": low, "IN_BK": 64, "IN_STAGES": many}
 
 
 class Buffer:

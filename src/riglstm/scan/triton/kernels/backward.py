@@ -27,8 +27,10 @@ from riglstm.scan.triton.kernels.common import (
     fetch,
     grid_barrier,
     lines_of,
+    load_four,
     quarter_of,
     quarters,
+    store_four,
     tanh,
     unit_of,
 )
@@ -153,10 +155,7 @@ def _grads(
     use = inside & (((act[:, None] >> n) & 1) != 0)[:, :, None]
     fours = _in_fours(e)
     saved = GATES + (row * (N * G * d))[:, None, None] + (n * (G * d))[:, :, None] + fours
-    f = tl.load(saved, mask=use, other=0.0).to(tl.float32)
-    i = tl.load(saved + d, mask=use, other=0.0).to(tl.float32)
-    o = tl.load(saved + 2 * d, mask=use, other=0.0).to(tl.float32)
-    g = tl.load(saved + 3 * d, mask=use, other=0.0).to(tl.float32)
+    f, i, o, g = load_four(saved, d, use)
     c_old = tl.load(C + now, mask=use, other=0.0)
     if G == 5:
         q = tl.load(saved + 4 * d, mask=use, other=0.0).to(tl.float32)
@@ -187,7 +186,6 @@ def _grads(
 
     place = tl.cast(t - first, tl.int64) * B + b
     out = D5 + (place * (N * L))[:, None, None] + (n * L)[:, :, None] + fours
-    kind = D5.dtype.element_ty
     d_new = tl.where(awake, dh, 0.0)
     if G == 5:
         a = tl.where(woke, a, 0.0)
@@ -212,12 +210,9 @@ def _grads(
         d_f, d_i, d_o, d_g = d_f * size, d_i * size, d_o * size, d_g * size
         if G == 5:
             d_q *= size
-    tl.store(out, d_f.to(kind), mask=inside)
-    tl.store(out + d, d_i.to(kind), mask=inside)
-    tl.store(out + 2 * d, d_o.to(kind), mask=inside)
-    tl.store(out + 3 * d, d_g.to(kind), mask=inside)
+    store_four(out, d, d_f, d_i, d_o, d_g, inside)
     if G == 5:
-        tl.store(out + 4 * d, d_q.to(kind), mask=inside)
+        tl.store(out + 4 * d, d_q.to(D5.dtype.element_ty), mask=inside)
     d_old = 0.0 * d_new
     if G == 5:
         d_old = dh - d_new

@@ -6,6 +6,8 @@ BM sequences by BN columns in a tile, RB sequences at a time in the row-wise hal
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import triton
 import triton.language as tl
 
@@ -311,6 +313,26 @@ def dealt(r, B, BM: tl.constexpr):
 
 
 @triton.jit
+def load_four(at, step: tl.constexpr, mask):
+    """What the four gates have, `step` numbers apart."""
+    f = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    i = tl.load(at + step, mask=mask, other=0.0).to(tl.float32)
+    o = tl.load(at + 2 * step, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(at + 3 * step, mask=mask, other=0.0).to(tl.float32)
+    return f, i, o, g
+
+
+@triton.jit
+def store_four(at, step: tl.constexpr, f, i, o, g, mask):
+    """Store what the four gates have, `step` numbers apart."""
+    kind = at.dtype.element_ty
+    tl.store(at, f.to(kind), mask=mask)
+    tl.store(at + step, i.to(kind), mask=mask)
+    tl.store(at + 2 * step, o.to(kind), mask=mask)
+    tl.store(at + 3 * step, g.to(kind), mask=mask)
+
+
+@triton.jit
 def quarter_of(col):
     """The quarter that a column of a tile stands for, and its number there.
 
@@ -342,6 +364,17 @@ def column_unit(u, col, d: tl.constexpr, BN: tl.constexpr):
     return tl.where(u < UNITS, unit, (u - UNITS) * BN + gate * (BN // 4) + lane)
 
 
+Memory = namedtuple(
+    "Memory",
+    "h0 c X XH X_UNIT W W_UNIT BIAS UPDATE_BIAS MAY_WAKE MAY_TAKE RESET Y PROP ACT WOKE BITS GATES "
+    "C A LIST COUNT COUNTER",
+)
+"""What both forward kernels read and write, their first arguments: `m` in what they call."""
+Sizes = namedtuple(
+    "Sizes", "N K d P G PIECE K_a K_x K_h SCALE X_ROW X_SLOT SOFT SAVE RB WARPS POLL"
+)
+"""What both are compiled for, but for tiles of `gates`: `z` in what they call."""
+
 # Vector tiles are (lines, RB, PIECE): a line for each cell, RB sequences, and a piece of a vector.
 # It lies in a few lanes that add up most of it each for itself. A vector is a tuple of its M
 # pieces. Every sum over d goes piece by piece and then in the same order over a piece, so that
@@ -363,34 +396,40 @@ def in_registers(vectors: int, M: int, N: int, RB: int, WARPS: int) -> bool:
 
 
 @triton.jit
-def tile_of(V, b, N: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr, PIECE: tl.constexpr):
+def tile_of(V, b, ROW: tl.constexpr, SLOT: tl.constexpr, z):
     """Addresses (lines, RB, PIECE) of the first pieces of N vectors; 0 for SLOT: all one."""
-    n, e = tl.arange(0, lines_of(N))[:, None, None], tl.arange(0, PIECE)[None, None, :]
+    n, e = tl.arange(0, lines_of(z.N))[:, None, None], tl.arange(0, z.PIECE)[None, None, :]
     return V + tl.cast(b, tl.int64)[None, :, None] * ROW + n * SLOT + e
 
 
 @triton.jit
-def inside(i: tl.constexpr, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
-    """Which numbers (lines, RB, PIECE) of piece i there are, of rows where mask is set."""
-    n, e = tl.arange(0, lines_of(N))[:, None, None], tl.arange(0, PIECE)[None, None, :]
-    return mask[None, :, None] & (n < N) & (i * PIECE + e < d)
+def cells_of(V, b, z):
+    """`tile_of` the cells' vectors in V (B, N, d)."""
+    return tile_of(V, b, z.N * z.d, z.d, z)
 
 
 @triton.jit
-def read(at, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
+def inside(i: tl.constexpr, mask, d: tl.constexpr, z):
+    """Which numbers (lines, RB, PIECE) of piece i there are, of rows where mask is set."""
+    n, e = tl.arange(0, lines_of(z.N))[:, None, None], tl.arange(0, z.PIECE)[None, None, :]
+    return mask[None, :, None] & (n < z.N) & (i * z.PIECE + e < d)
+
+
+@triton.jit
+def read(at, mask, d: tl.constexpr, z):
     """The M pieces of the vectors at these addresses."""
     out = ()
-    for i in tl.static_range((d + PIECE - 1) // PIECE):
-        out += (tl.load(at + i * PIECE, mask=inside(i, mask, N, d, PIECE), other=0.0),)
+    for i in tl.static_range((d + z.PIECE - 1) // z.PIECE):
+        out += (tl.load(at + i * z.PIECE, mask=inside(i, mask, d, z), other=0.0),)
     return out
 
 
 @triton.jit
-def write(at, pieces, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
+def write(at, pieces, mask, d: tl.constexpr, z):
     """The pieces, d numbers of them, to these addresses."""
     for i in tl.static_range(len(pieces)):
         value = pieces[i].to(at.dtype.element_ty)
-        tl.store(at + i * PIECE, value, mask=inside(i, mask, N, d, PIECE))
+        tl.store(at + i * z.PIECE, value, mask=inside(i, mask, d, z))
 
 
 @triton.jit
@@ -481,32 +520,29 @@ def _operands(pieces: int, vectors: int, fours: int) -> str:
 
 
 @triton.jit
-def poll_vectors(
-    PROP, Q, b, mask, act, like,
-    N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SOFT: tl.constexpr,
-):  # fmt: skip
+def poll_vectors(PROP, Q, b, mask, act, like, z):
     """The pieces of h~ and W_q Q (B, N, d) of sequences b, as soon as they are there.
 
     Only those of cells in `act` (RB) are valid. `like` is a tile that was loaded, of which a thread
     holds fours side by side: these are laid out alike, as the assembly needs it (`KNOWN`; a test
     reads the layout). After many seconds the kernel ends, as it does in `spin`.
     """
-    at, also = tile_of(PROP, b, N, N * d, d, PIECE), tile_of(Q, b, N, N * d, d, PIECE)
+    at, also = cells_of(PROP, b, z), cells_of(Q, b, z)
     if _INTERPRETED:
-        q = read(also, mask, N, d, PIECE) if SOFT else ()
-        return read(at, mask, N, d, PIECE), q
+        q = read(also, mask, z.d, z) if z.SOFT else ()
+        return read(at, mask, z.d, z), q
     else:
-        M: tl.constexpr = (d + PIECE - 1) // PIECE
-        tl.static_assert(((PIECE == 32) & (M <= 4) | (M == 1)) & (d % 4 == 0))
-        VECTORS: tl.constexpr = 2 if SOFT else 1
+        M: tl.constexpr = (z.d + z.PIECE - 1) // z.PIECE
+        tl.static_assert(((z.PIECE == 32) & (M <= 4) | (M == 1)) & (z.d % 4 == 0))
+        VECTORS: tl.constexpr = 2 if z.SOFT else 1
         # Of a piece, that a thread has: of whole vectors there are eight warps.
-        FOURS: tl.constexpr = b.shape[0] * PIECE // 128 if PIECE > 32 else 1
-        LINES: tl.constexpr = lines_of(N)
+        FOURS: tl.constexpr = b.shape[0] * z.PIECE // 128 if z.PIECE > 32 else 1
+        LINES: tl.constexpr = lines_of(z.N)
         n = tl.arange(0, LINES)[:, None, None]
-        bits = tl.zeros((LINES, b.shape[0], PIECE), tl.int32)
+        bits = tl.zeros((LINES, b.shape[0], z.PIECE), tl.int32)
         for i in tl.static_range(M):
-            here = inside(i, mask, N, d, PIECE) & (((act[None, :, None] >> n) & 1) != 0)
-            bits += tl.where(here, (17 if SOFT else 1) << i, 0)
+            here = inside(i, mask, z.d, z) & (((act[None, :, None] >> n) & 1) != 0)
+            bits += tl.where(here, (17 if z.SOFT else 1) << i, 0)
         out = tl.inline_asm_elementwise(
             _polling(M, VECTORS, FOURS),
             _operands(M, VECTORS, FOURS),
@@ -522,17 +558,17 @@ def poll_vectors(
         q = ()
         for i in tl.static_range(M):
             new += (out[i].to(tl.float32, bitcast=True),)
-            if SOFT:
+            if z.SOFT:
                 q += (out[M + i].to(tl.float32, bitcast=True),)
         return new, q
 
 
 @triton.jit
-def put_mark(at, mask, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr):
+def put_mark(at, mask, z):
     """Put MARK to vectors of cells (lines, RB) that have one, from these addresses on."""
-    mark = tl.full((lines_of(N), mask.shape[1], PIECE), _MARK, tl.int32)
+    mark = tl.full((lines_of(z.N), mask.shape[1], z.PIECE), _MARK, tl.int32)
     mark = mark.to(tl.float32, bitcast=True)
     rows = tl.full((mask.shape[1],), 1, tl.int1)
-    for i in tl.static_range((d + PIECE - 1) // PIECE):
-        there = inside(i, rows, N, d, PIECE) & mask[:, :, None]
-        tl.store(at + i * PIECE, mark, mask=there)
+    for i in tl.static_range((z.d + z.PIECE - 1) // z.PIECE):
+        there = inside(i, rows, z.d, z) & mask[:, :, None]
+        tl.store(at + i * z.PIECE, mark, mask=there)

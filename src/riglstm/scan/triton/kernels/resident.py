@@ -32,9 +32,13 @@ from riglstm.scan.triton.kernels.common import (
     _INTERPRETED,
     _LINE,
     _SLOTS,
+    Memory,
+    Sizes,
     arrive,
     awake_before,
     cell,
+    load_four,
+    store_four,
     wait,
     wait_each,
 )
@@ -175,16 +179,6 @@ _ALL = tl.constexpr(4)
 
 
 @triton.jit
-def _four(V, step: tl.constexpr, known):
-    """What the four gates of a tile's units have each, (1, 8)."""
-    f = tl.load(V, mask=known, other=0.0)
-    i = tl.load(V + step, mask=known, other=0.0)
-    o = tl.load(V + 2 * step, mask=known, other=0.0)
-    g = tl.load(V + 3 * step, mask=known, other=0.0)
-    return f, i, o, g
-
-
-@triton.jit
 def _anew(V):
     """A buffer of ours; the compiler learns only at each step where it begins.
 
@@ -200,83 +194,78 @@ def _anew(V):
 
 @triton.jit
 def _views(
-    step, rows, weights, XH,
-    N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    step, rows, weights, XH, z,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """What all views bring to a tile."""
     slot, line = slot_and_line()
     here = tl.zeros_like(line)
     for r in tl.static_range(BM // 8):
-        here |= tl.where((slot < K) & (line + r * 8 < rows), 1 << r, 0)
-    D: tl.constexpr = (K + N) * P
+        here |= tl.where((slot < z.K) & (line + r * 8 < rows), 1 << r, 0)
+    D: tl.constexpr = (z.K + z.N) * z.P
     acc = tl.zeros((_SLOTS, BM, BN), tl.float32)
-    return product(acc, XH + step * D, here, weights, D, P, BM, PRECISION, WIDE, 1)
+    return product(acc, XH + step * D, here, weights, D, z.P, BM, PRECISION, WIDE, 1)
 
 
 @triton.jit
 def _gates(
-    acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS, GATES, C,
-    ENDS, N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    SAVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    TILES: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr,
+    acc, c_now, x_unit, step, B, j, u, weights, PROP, ENDS, m, z,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr,
+    WIDE: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """The rest of a tile's step, when it is known what cells take in: c. ENDS as in `gates`."""
     U: tl.constexpr = BN // 4
-    UNITS: tl.constexpr = (d + U - 1) // U
-    FOLDED: tl.constexpr = G == 5 and d > (TILES - UNITS) * BN
-    D: tl.constexpr = (K + N) * P
-    rows, units = tl.where(u < TILES, B, 0), tl.where(u < UNITS, d, 0)
+    UNITS: tl.constexpr = (z.d + U - 1) // U
+    FOLDED: tl.constexpr = z.G == 5 and z.d > (TILES - UNITS) * BN
+    D: tl.constexpr = (z.K + z.N) * z.P
+    rows, units = tl.where(u < TILES, B, 0), tl.where(u < UNITS, z.d, 0)
     b, lane = tl.arange(0, BM)[:, None], tl.arange(0, U)[None, :]
     unit, there = u * U + lane, b < rows
-    take = taken(BITS + step * N + j, rows, N, K, BM, WIDE)
-    on = tl.load(BITS + (step + b) * N + j, mask=there, other=0) != 0
-    if RESET is not None:
-        fresh = tl.load(RESET + step + b, mask=there, other=0)
+    take = taken(m.BITS + step * z.N + j, rows, z.N, z.K, BM, WIDE)
+    on = tl.load(m.BITS + (step + b) * z.N + j, mask=there, other=0) != 0
+    if m.RESET is not None:
+        fresh = tl.load(m.RESET + step + b, mask=there, other=0)
         c_now = tl.where(fresh != 0, 0.0, c_now)
     acc = masked(acc, take, BM, BN)
-    states = XH + step * D + K * P
-    acc = product(acc, states, take >> 8, weights, D, P, BM, PRECISION, WIDE, PREFETCH)
+    states = m.XH + step * D + z.K * z.P
+    acc = product(acc, states, take >> 8, weights, D, z.P, BM, PRECISION, WIDE, PREFETCH)
     if ENDS is not None:
         tl.atomic_add(ENDS, 1, sem="relaxed")
-    b_f, b_i, b_o, b_g = _four(BIAS + j * (4 * d) + unit, d, unit < units)
+    b_f, b_i, b_o, b_g = load_four(m.BIAS + j * (4 * z.d) + unit, z.d, unit < units)
     if x_unit is not None:
-        w_unit = W_UNIT + (j * TILES + u) * BN + lane
-        u_f, u_i, u_o, u_g = _four(w_unit, U, lane < tl.where(u < TILES, U, 0))
+        w_unit = m.W_UNIT + (j * TILES + u) * BN + lane
+        u_f, u_i, u_o, u_g = load_four(w_unit, U, lane < tl.where(u < TILES, U, 0))
     f, i, o, g = sum_slots(acc, BM)
     if x_unit is not None:
         f, i, o, g = f * x_unit * u_f, i * x_unit * u_i, o * x_unit * u_o, g * x_unit * u_g
-    kind = GATES.dtype.element_ty
-    kept = GATES + (step * N + b * N + j) * (G * d)
-    at = b * (N * d) + j * d
-    queries = PROP + tl.cast(B, tl.int64) * (N * d)
+    kind = m.GATES.dtype.element_ty
+    kept = m.GATES + (step * z.N + b * z.N + j) * (z.G * z.d)
+    at = b * (z.N * z.d) + j * z.d
+    queries = PROP + tl.cast(B, tl.int64) * (z.N * z.d)
     if u < UNITS:
         if FOLDED:
             # The last of W_q Q, beside the last units.
-            at_q = (TILES - UNITS) * BN + lane - d % U
-            use = on & (unit >= d) & (at_q < d)
+            at_q = (TILES - UNITS) * BN + lane - z.d % U
+            use = on & (unit >= z.d) & (at_q < z.d)
             tl.store(queries + (at + at_q), f, mask=use)
-            if SAVE:
-                tl.store(kept + 4 * d + at_q, f.to(kind), mask=use)
+            if z.SAVE:
+                tl.store(kept + 4 * z.d + at_q, f.to(kind), mask=use)
         use = on & (unit < units)
         COARSE: tl.constexpr = weights[0].dtype == tl.bfloat16
         f, i, o, g, c_new, h_new = cell(f + b_f, i + b_i, o + b_o, g + b_g, c_now, COARSE, False)
         tl.store(PROP + (at + unit), h_new, mask=use)
-        if SAVE:
-            tl.store(C + step * (N * d) + (at + unit), c_now, mask=use)
-            tl.store(kept + unit, f.to(kind), mask=use)
-            tl.store(kept + d + unit, i.to(kind), mask=use)
-            tl.store(kept + 2 * d + unit, o.to(kind), mask=use)
-            tl.store(kept + 3 * d + unit, g.to(kind), mask=use)
+        if z.SAVE:
+            tl.store(m.C + step * (z.N * z.d) + (at + unit), c_now, mask=use)
+            store_four(kept + unit, z.d, f, i, o, g, use)
         c_now = tl.where(use, c_new, c_now)
-    elif G == 5:
+    elif z.G == 5:
         four = (f, i, o, g)
-        for m in tl.static_range(4):
-            at_q = (u - UNITS) * BN + m * U + lane
-            use = on & (at_q < d)
-            tl.store(queries + (at + at_q), four[m], mask=use)
-            if SAVE:
-                tl.store(kept + 4 * d + at_q, four[m].to(kind), mask=use)
+        for part in tl.static_range(4):
+            at_q = (u - UNITS) * BN + part * U + lane
+            use = on & (at_q < z.d)
+            tl.store(queries + (at + at_q), four[part], mask=use)
+            if z.SAVE:
+                tl.store(kept + 4 * z.d + at_q, four[part].to(kind), mask=use)
     return c_now
 
 
@@ -302,8 +291,15 @@ def resident_kernel(
     tl.static_assert(BN == 32)
     p, programs = tl.program_id(0), tl.num_programs(0)
     U: tl.constexpr = BN // 4
-    SOFT: tl.constexpr = G == 5
     D: tl.constexpr = (K + N) * P
+    # No c: `_gates` has it in registers, and resets it.
+    m = Memory(
+        h0, None, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP,
+        ACT, WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER,
+    )  # fmt: skip
+    z: tl.constexpr = Sizes(
+        N, K, d, P, G, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, G == 5, SAVE, RB, None, POLLING
+    )
     # All at once; in the interpreter a step at a time, and then what is left.
     tl.static_assert(not APART or PHASE == 15 or PHASE == 7 or PHASE == 8)
     # The first programs select; tiles are for the last: apart none does both, else few.
@@ -322,15 +318,12 @@ def resident_kernel(
     # Apart, those that select are waited for by one counter, and those that multiply by another.
     SELECTED, MULTIPLIED = COUNTER, COUNTER + _LINE
     if APART and p < selecting:
-        prefetch_views(t0, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+        prefetch_views(t0, t1, p, selecting, B, m, z)
         for t in tl.range(t0, t1, num_stages=1):
-            rows_step(
-                t, p * RB + tl.arange(0, RB), h0, None, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE,
-                MAY_TAKE, RESET, Y, PROP, ACT, WOKE, BITS, A, B, MULTIPLIED, (t - t0) * (N * TILES),
-                N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, POLLING,
-            )  # fmt: skip
+            first = p * RB + tl.arange(0, RB)
+            rows_step(t, first, B, m, z, MULTIPLIED, (t - t0) * (N * TILES))
             arrive(SELECTED)
-            prefetch_views(t + 1, t1, p, selecting, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+            prefetch_views(t + 1, t1, p, selecting, B, m, z)
         wait(MULTIPLIED, (t1 - t0) * (N * TILES))
     elif APART:
         weights = weights_of(W + K * P, tl.where(slot < N, blocks, 0), D, P, BN)
@@ -340,14 +333,14 @@ def resident_kernel(
             step = tl.cast(t, tl.int64) * B
             # There is time for these, and then registers for all states at once.
             of_views = weights_of(_anew(W), for_views, D, P, BN)
-            acc = _views(step, rows, of_views, XH, N, K, P, BM, BN, PRECISION, WIDE)
+            acc = _views(step, rows, of_views, XH, z, BM, BN, PRECISION, WIDE)
             x_unit = None
             if X_UNIT is not None:
                 x_unit = tl.load(X_UNIT + step + b, mask=b < rows, other=1.0)
             wait(SELECTED, (t - t0 + 1) * selecting)
             c_now = _gates(
-                acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, _anew(PROP),
-                BITS, GATES, C, ends, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, _ALL,
+                acc, c_now, x_unit, step, B, j, u, weights, _anew(PROP), ends, m, z, PRECISION, BM,
+                BN, TILES, WIDE, _ALL,
             )  # fmt: skip
             if not POLLING:
                 arrive(MULTIPLIED)
@@ -358,21 +351,22 @@ def resident_kernel(
             of_views = weights_of(W, for_views, D, P, BN)
             c_now = tl.load(c + at, mask=inside, other=0.0)
         if PHASE & 4:
-            prefetch_views(t0, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+            prefetch_views(t0, t1, p, programs, B, m, z)
         target = 0
         for t in tl.range(t0, t1, num_stages=1):
             step = tl.cast(t, tl.int64) * B
             if PHASE & 1:
-                rows_phase(
-                    t, p, programs, h0, None, X, _anew(XH), X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE,
-                    RESET, _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS), _anew(A), B,
-                    N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB,
+                now = Memory(
+                    h0, None, X, _anew(XH), X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, MAY_WAKE,
+                    MAY_TAKE, RESET, _anew(Y), _anew(PROP), _anew(ACT), _anew(WOKE), _anew(BITS),
+                    GATES, C, _anew(A), LIST, COUNT, COUNTER,
                 )  # fmt: skip
+                rows_phase(t, p, programs, B, now, z)
             if PHASE & 4:
                 target += programs
                 arrive(COUNTER)
             if PHASE & 2:
-                acc = _views(step, rows, of_views, XH, N, K, P, BM, BN, PRECISION, WIDE)
+                acc = _views(step, rows, of_views, XH, z, BM, BN, PRECISION, WIDE)
                 x_unit = None
                 if X_UNIT is not None:
                     x_unit = tl.load(X_UNIT + step + b, mask=b < rows, other=1.0)
@@ -381,13 +375,13 @@ def resident_kernel(
             if PHASE & 2:
                 # One piece ahead: for more there is no room in registers.
                 c_now = _gates(
-                    acc, c_now, x_unit, step, B, j, u, weights, XH, W_UNIT, BIAS, RESET, PROP, BITS,
-                    GATES, C, None, N, K, d, P, G, SAVE, PRECISION, BM, BN, TILES, WIDE, 1,
+                    acc, c_now, x_unit, step, B, j, u, weights, PROP, None, m, z, PRECISION, BM, BN,
+                    TILES, WIDE, 1,
                 )  # fmt: skip
             if PHASE & 4:
                 target += programs
                 arrive(COUNTER)
-                prefetch_views(t + 1, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+                prefetch_views(t + 1, t1, p, programs, B, m, z)
                 wait_each(COUNTER, target)
         if PHASE & 2:
             tl.store(c + at, c_now, mask=inside)
@@ -395,5 +389,4 @@ def resident_kernel(
         # Apart, there is one that selects for each RB sequences: here the others find none.
         for r in tl.range(p, tl.cdiv(B, RB), selecting, num_stages=1):
             b_r = r * RB + tl.arange(0, RB)
-            act = awake_before(t1, b_r, B, ACT) if POLLING else None
-            finish(t1, b_r, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE, act)
+            finish(t1, b_r, B, m, z, awake_before(t1, b_r, B, ACT) if POLLING else None)

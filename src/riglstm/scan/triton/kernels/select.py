@@ -16,7 +16,7 @@ lines have, and taken `apart`.
 look at one vector after another: a view or a peer's state, that each reads for itself from L1.
 
 Shapes: T steps, B sequences, N cells of size d, K views, S = K + N slots, P ≥ d numbers a slot in
-memory, BP = power of two ≥ P, M = pieces of a vector.
+memory, M = pieces of a vector; m and z are a kernel's `Memory` and `Sizes`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from riglstm.scan.triton.kernels.common import (
     _SLOTS,
     awake_before,
     best,
+    cells_of,
     comparable,
     fetch,
     in_registers,
@@ -50,69 +51,65 @@ _PART = tl.constexpr(16)
 
 
 @triton.jit
-def finish(
-    t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A,
-    N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr, SCALE: tl.constexpr,
-    SOFT: tl.constexpr, SAVE: tl.constexpr, act=None,
-):  # fmt: skip
+def finish(t, b, B, m, z, act=None):
     """Eqs. (20)-(21): the pieces of the cells' states before step t, also written to y.
 
     With `act`, which is what `awake_before` says, no barrier comes before: h~ and W_q Q are polled
     for here (`poll_vectors`).
     """
-    size = tl.cast(B, tl.int64) * (N * d)
+    size = tl.cast(B, tl.int64) * (z.N * z.d)
     there = b < B
     row = tl.cast(t - 1, tl.int64) * B + b
     began = there & (b * 0 + t > 0)
-    was = tl.where(t < 2, h0, Y + (t - 2) * size)
-    old = read(tile_of(was, b, N, N * d, d, PIECE), there, N, d, PIECE)
+    was = tl.where(t < 2, m.h0, m.Y + (t - 2) * size)
+    old = read(cells_of(was, b, z), there, z.d, z)
     POLL: tl.constexpr = act is not None
     if POLL:
-        new, q = poll_vectors(PROP, PROP + size, b, there, act, old[0], N, d, PIECE, SOFT)
+        new, q = poll_vectors(m.PROP, m.PROP + size, b, there, act, old[0], z)
     else:
-        new = read(tile_of(PROP, b, N, N * d, d, PIECE), there, N, d, PIECE)
-        if SOFT:
-            q = read(tile_of(PROP + size, b, N, N * d, d, PIECE), there, N, d, PIECE)
-    n = tl.arange(0, lines_of(N))[:, None]
-    if SOFT and UPDATE_BIAS is not None:
-        bias = tl.load(UPDATE_BIAS + n, mask=n < N, other=0.0)
+        new = read(cells_of(m.PROP, b, z), there, z.d, z)
+        if z.SOFT:
+            q = read(cells_of(m.PROP + size, b, z), there, z.d, z)
+    n = tl.arange(0, lines_of(z.N))[:, None]
+    if z.SOFT and m.UPDATE_BIAS is not None:
+        bias = tl.load(m.UPDATE_BIAS + n, mask=n < z.N, other=0.0)
     # No load passes a barrier, and all that follows needs the one behind it: so every vector is
     # under way before the first sum waits for its own.
     tl.debug_barrier()
     if not POLL:
-        act = tl.load(ACT + row, mask=began, other=0)
+        act = tl.load(m.ACT + row, mask=began, other=0)
     act = act[None, :]
     woke = ((act >> n) & 1) != 0
     stays = (((act >> _FRESH) & 1) == 0)[:, :, None]
     if POLL:
         # Every warp has what it waited for. In the first step nothing has been written yet.
         came = there[None, :] & (woke | (t < 1))
-        put_mark(tile_of(PROP, b, N, N * d, d, PIECE), came, N, d, PIECE)
-        if SOFT:
-            put_mark(tile_of(PROP + size, b, N, N * d, d, PIECE), came, N, d, PIECE)
+        put_mark(cells_of(m.PROP, b, z), came, z)
+        if z.SOFT:
+            put_mark(cells_of(m.PROP + size, b, z), came, z)
     before = ()
     for i in tl.static_range(len(old)):
         before += (tl.where(stays, old[i], 0.0),)
     states = ()
-    if SOFT:
+    if z.SOFT:
         change = ()
         for i in tl.static_range(len(old)):
             change += (new[i] - before[i],)
-        logit = SCALE * score(change, q)
-        if UPDATE_BIAS is not None:
+        logit = z.SCALE * score(change, q)
+        if m.UPDATE_BIAS is not None:
             logit += bias
         a = sigmoid(logit)
-        if SAVE:
+        if z.SAVE:
             # Not with `woke` in the mask: act would be loaded again, for the lanes that store.
             kept = tl.where(woke, a, 0.0)
-            store_each(A + row[None, :] * N + n, kept, began[None, :] & (n < N), PIECE // 4)
+            store_each(m.A + row[None, :] * z.N + n, kept, began[None, :] & (n < z.N), z.PIECE // 4)
         for i in tl.static_range(len(old)):
             h = before[i] + a[:, :, None] * change[i]
             states += (tl.where(woke[:, :, None], h, before[i]),)
     else:
         for i in tl.static_range(len(old)):
             states += (tl.where(woke[:, :, None], new[i], before[i]),)
-    write(tile_of(Y + (t - 1) * size, b, N, N * d, d, PIECE), states, began, N, d, PIECE)
+    write(cells_of(m.Y + (t - 1) * size, b, z), states, began, z.d, z)
     return states
 
 
@@ -132,42 +129,38 @@ def apart(x, BITS: tl.constexpr):
 
 
 @triton.jit
-def select(
-    t, b, B, h, x, unit, wake, take, fresh, c, XH, ACT, WOKE, BITS,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
-):  # fmt: skip
+def select(t, b, B, h, x, unit, wake, take, fresh, m, z):
     """Eqs. (13)-(16) for sequences b: who wakes, and a bit for every slot that a cell takes in.
 
     Of a row, `wake` (RB) and `take` (RB, 8) are bits of cells that may wake, and of slots that each
     may take in; None: all. `unit` and `fresh` are None where they are one and false. Without c, a
     reset of it is left to `gates`.
     """
-    tl.static_assert((N <= _SLOTS) & (K <= _SLOTS) & (BP <= 128))
+    tl.static_assert((z.N <= _SLOTS) & (z.K <= _SLOTS) & (z.PIECE <= 128))
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
-    HELD: tl.constexpr = K + N
+    HELD: tl.constexpr = z.K + z.N
     held = h
     if unit is not None:
         held = h * (1.0 / unit)[None, :, None]
-    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
-    write(tile_of(step, b, N, HELD * P, P, BP), (held,), there, N, P, BP)
+    step = m.XH + tl.cast(t, tl.int64) * B * (HELD * z.P) + z.K * z.P
+    write(tile_of(step, b, HELD * z.P, z.P, z), (held,), there, z.P, z)
     if fresh is not None:
         h = tl.where((fresh == 0)[None, :, None], h, 0.0)
-        if c is not None:
+        if m.c is not None:
             # Where a state begins anew, what was just kept is zero, as c is to be.
-            write(tile_of(c, b, N, N * d, d, BP), (h,), there & (fresh != 0), N, d, BP)
+            write(cells_of(m.c, b, z), (h,), there & (fresh != 0), z.d, z)
 
-    VIEWS: tl.constexpr = (K_a < N) or (K_x < K)
-    PEERS: tl.constexpr = K_h > 0 and K_h < N - 1
+    VIEWS: tl.constexpr = (z.K_a < z.N) or (z.K_x < z.K)
+    PEERS: tl.constexpr = z.K_h > 0 and z.K_h < z.N - 1
     RB: tl.constexpr = h.shape[1]
-    PARTS: tl.constexpr = BP // _PART
+    PARTS: tl.constexpr = z.PIECE // _PART
     LOG: tl.constexpr = (PARTS > 1) + (PARTS > 2) + (PARTS > 4)
     states = h.reshape(_SLOTS, RB, PARTS, _PART).permute(0, 1, 3, 2)
     states = apart(states.reshape([_SLOTS, RB, _PART] + [2] * LOG), LOG)
     own = ()
     peers = ()
-    for i in tl.static_range((d + _PART - 1) // _PART):
+    for i in tl.static_range((z.d + _PART - 1) // _PART):
         own += (states[i].permute(1, 0, 2)[None, :, :, :],)
         peers += (states[i][:, :, None, :],)
     k = tl.arange(0, _SLOTS)[:, None, None]
@@ -192,78 +185,64 @@ def select(
         keys = tl.where(other, comparable(tl.sum(products(own, peers), 3)), -_MOST)
         for_peers = apart(keys.permute(1, 2, 0).reshape(RB, _SLOTS, 2, 2, 2), 3)
 
-    awake = tl.where(there, (1 << N) - 1, 0)
+    awake = tl.where(there, (1 << z.N) - 1, 0)
     if wake is not None:
         awake &= wake
-    if K_a < N:
-        total = comparable(tl.sum(tl.where(k < K, of_views, 0.0), 0))  # (RB, 8)
-        awake &= best(apart(total.reshape(RB, 2, 2, 2), 3), K_a, N)
+    if z.K_a < z.N:
+        total = comparable(tl.sum(tl.where(k < z.K, of_views, 0.0), 0))  # (RB, 8)
+        awake &= best(apart(total.reshape(RB, 2, 2, 2), 3), z.K_a, z.N)
     n = tl.arange(0, _SLOTS)[None, :]
-    bits = ((1 << K) - 1) + 0 * n + 0 * b[:, None]  # (RB, 8)
-    if K_x < K:
-        bits = best(for_views, K_x, K)
-    heard = ((1 << N) - 1) + 0 * n + 0 * b[:, None]
-    if K_h == 0:
+    bits = ((1 << z.K) - 1) + 0 * n + 0 * b[:, None]  # (RB, 8)
+    if z.K_x < z.K:
+        bits = best(for_views, z.K_x, z.K)
+    heard = ((1 << z.N) - 1) + 0 * n + 0 * b[:, None]
+    if z.K_h == 0:
         heard = (1 << n) + 0 * b[:, None]
     elif PEERS:
-        heard = best(for_peers, K_h, N) | (1 << n)
+        heard = best(for_peers, z.K_h, z.N) | (1 << n)
     code = awake
     if fresh is not None:
         code |= fresh << _FRESH
         heard = tl.where((fresh != 0)[:, None], 0, heard)
-    bits = bits | (heard << K)
+    bits = bits | (heard << z.K)
     if take is not None:
         bits &= take
     bits = bits.permute(1, 0)
     n = tl.arange(0, _SLOTS)[:, None]
     act = (awake[None, :] >> n) & 1
-    mask = there[None, :] & (n < N)
-    at = row[None, :] * N + n
-    store_each(BITS + at, tl.where(act != 0, bits, 0), mask, BP // 4)
-    store_each(WOKE + at, act, mask, BP // 4)
-    store_each(ACT + row[None, :] + 0 * n, code[None, :] + 0 * n, mask & (n < 1), BP // 4)
+    mask = there[None, :] & (n < z.N)
+    at = row[None, :] * z.N + n
+    store_each(m.BITS + at, tl.where(act != 0, bits, 0), mask, z.PIECE // 4)
+    store_each(m.WOKE + at, act, mask, z.PIECE // 4)
+    store_each(m.ACT + row[None, :] + 0 * n, code[None, :] + 0 * n, mask & (n < 1), z.PIECE // 4)
 
 
 @triton.jit
-def views_of_few(
-    t, b, B, X,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, X_ROW: tl.constexpr, X_SLOT: tl.constexpr,
-):  # fmt: skip
+def views_of_few(t, b, B, m, z):
     """The views of sequences b in step t, for each cell: parts (8, RB, 8, 16), views slowest."""
     there, at = b < B, tl.cast(t, tl.int64) * B + b
     k = tl.arange(0, _SLOTS)[:, None, None, None]
     n = tl.arange(0, _SLOTS)[None, None, :, None]
     e = tl.arange(0, _PART)[None, None, None, :]
-    V = X + at[None, :, None, None] * X_ROW + k * X_SLOT + 0 * n + e
-    mask = there[None, :, None, None] & (k < K) & (n < N)
+    V = m.X + at[None, :, None, None] * z.X_ROW + k * z.X_SLOT + 0 * n + e
+    mask = there[None, :, None, None] & (k < z.K) & (n < z.N)
     x = ()
-    for i in tl.static_range((d + _PART - 1) // _PART):
-        x += (tl.load(V + i * _PART, mask=mask & (i * _PART + e < d), other=0.0),)
+    for i in tl.static_range((z.d + _PART - 1) // _PART):
+        x += (tl.load(V + i * _PART, mask=mask & (i * _PART + e < z.d), other=0.0),)
     return x
 
 
 @triton.jit
-def prefetch_views(
-    t, t1, p, programs, X, XH, B,
-    N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr,
-    X_ROW: tl.constexpr,
-):  # fmt: skip
+def prefetch_views(t, t1, p, programs, B, m, z):
     """Prefetch the views of the step after t to L2."""
     after = tl.cast(tl.minimum(t + 1, t1 - 1), tl.int64) * B
-    fetch(XH + after * ((K + N) * P), B * ((K + N) * P), p, programs)
-    if X_ROW != (K + N) * P and (K_a < N or K_x < K):
-        fetch(X + after * X_ROW, B * X_ROW, p, programs)
+    fetch(m.XH + after * ((z.K + z.N) * z.P), B * ((z.K + z.N) * z.P), p, programs)
+    if z.X_ROW != (z.K + z.N) * z.P and (z.K_a < z.N or z.K_x < z.K):
+        fetch(m.X + after * z.X_ROW, B * z.X_ROW, p, programs)
 
 
 @triton.jit
-def rows_step(
-    t, b, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT, WOKE, BITS, A,
-    B, COUNTER, target,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
-    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    POLL: tl.constexpr = False,
-):  # fmt: skip
+def rows_step(t, b, B, m, z, COUNTER=None, target=0):
     """The states of sequences b are finished, and their cells choose, in step t.
 
     With COUNTER, it is waited for between what is known before the step and what is not; with POLL
@@ -271,86 +250,70 @@ def rows_step(
     """
     row = tl.cast(t, tl.int64) * B + b
     x = ()
-    if (K_a < N) or (K_x < K):
-        x = views_of_few(t, b, B, X, N, K, d, X_ROW, X_SLOT)
+    if (z.K_a < z.N) or (z.K_x < z.K):
+        x = views_of_few(t, b, B, m, z)
     unit = None
     wake = None
     take = None
     fresh = None
-    if X_UNIT is not None:
-        unit = tl.load(X_UNIT + row, mask=b < B, other=1.0)
-    if MAY_WAKE is not None:
-        wake = tl.load(MAY_WAKE + row, mask=b < B, other=0)
-    if MAY_TAKE is not None:
+    if m.X_UNIT is not None:
+        unit = tl.load(m.X_UNIT + row, mask=b < B, other=1.0)
+    if m.MAY_WAKE is not None:
+        wake = tl.load(m.MAY_WAKE + row, mask=b < B, other=0)
+    if m.MAY_TAKE is not None:
         n = tl.arange(0, _SLOTS)[None, :]
-        take = tl.load(MAY_TAKE + row[:, None] * N + n, mask=(b < B)[:, None] & (n < N), other=0)
-    if RESET is not None:
-        fresh = tl.load(RESET + row, mask=b < B, other=0).to(tl.int32)
+        take = tl.load(
+            m.MAY_TAKE + row[:, None] * z.N + n, mask=(b < B)[:, None] & (n < z.N), other=0
+        )
+    if m.RESET is not None:
+        fresh = tl.load(m.RESET + row, mask=b < B, other=0).to(tl.int32)
     act = None
-    if POLL:
-        act = awake_before(t, b, B, ACT)
+    if z.POLL:
+        act = awake_before(t, b, B, m.ACT)
     if COUNTER is not None:
         wait(COUNTER, target)
-    states = finish(t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, BP, SCALE, SOFT, SAVE, act)
-    select(
-        t, b, B, states[0], x, unit, wake, take, fresh, c, XH, ACT, WOKE, BITS, N, K, d, P, BP, K_a,
-        K_x, K_h,
-    )  # fmt: skip
+    states = finish(t, b, B, m, z, act)
+    select(t, b, B, states[0], x, unit, wake, take, fresh, m, z)
 
 
 @triton.jit
-def rows_phase(
-    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT,
-    WOKE, BITS, A, B,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, BP: tl.constexpr,
-    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
-    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    RB: tl.constexpr,
-):  # fmt: skip
+def rows_phase(t, p, programs, B, m, z):
     """`rows_step` of all sequences that are this program's."""
-    for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
-        rows_step(
-            t, r * RB + tl.arange(0, RB), h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE,
-            RESET, Y, PROP, ACT, WOKE, BITS, A, B, None, 0, N, K, d, P, BP, K_a, K_x, K_h, SCALE,
-            X_ROW, X_SLOT, SOFT, SAVE,
-        )  # fmt: skip
+    for r in tl.range(p, tl.cdiv(B, z.RB), programs, num_stages=1):
+        rows_step(t, r * z.RB + tl.arange(0, z.RB), B, m, z)
 
 
 @triton.jit
-def awake_cells(scores, mask, K_a: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+def awake_cells(scores, mask, z):
     """Eqs. (13), (14): whether a cell wakes, (lines, RB)."""
-    n = tl.arange(0, lines_of(N))
-    awake = mask[None, :] & (n < N)[:, None]
-    if K_a < N:
+    n = tl.arange(0, lines_of(z.N))
+    awake = mask[None, :] & (n < z.N)[:, None]
+    if z.K_a < z.N:
         total = scores[0]
-        for k in tl.static_range(1, K):
+        for k in tl.static_range(1, z.K):
             total += scores[k]
         key = comparable(total)
         mine, other = key[:, :, None], tl.trans(key)[None, :, :]
         lower = n[None, None, :] < n[:, None, None]
-        before = ((other > mine) | ((other == mine) & lower)) & (n < N)[None, None, :]
-        awake = awake & (tl.sum(before.to(tl.int32), 2) < K_a)
+        before = ((other > mine) | ((other == mine) & lower)) & (n < z.N)[None, None, :]
+        awake = awake & (tl.sum(before.to(tl.int32), 2) < z.K_a)
     return awake
 
 
 @triton.jit
-def _vectors(
-    V, b, there, many: tl.constexpr, N: tl.constexpr, d: tl.constexpr, PIECE: tl.constexpr,
-    ROW: tl.constexpr, SLOT: tl.constexpr, RB: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
+def _vectors(V, b, there, many: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr, z):
     """All pieces of what cells look at, views or states; none if registers do not hold them."""
     out = ()
-    if in_registers(many, (d + PIECE - 1) // PIECE, N, RB, WARPS):
+    if in_registers(many, (z.d + z.PIECE - 1) // z.PIECE, z.N, z.RB, z.WARPS):
         for k in tl.static_range(many):
-            out += read(tile_of(V + k * SLOT, b, N, ROW, 0, PIECE), there, N, d, PIECE)
+            out += read(tile_of(V + k * SLOT, b, ROW, 0, z), there, z.d, z)
     return out
 
 
 @triton.jit
 def _scores(
-    states, vectors, V, b, there, many: tl.constexpr, N: tl.constexpr, d: tl.constexpr,
-    PIECE: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr,
-):  # fmt: skip
+    states, vectors, V, b, there, many: tl.constexpr, ROW: tl.constexpr, SLOT: tl.constexpr, z
+):
     """The scores (lines, RB) of each of `_vectors`; without these, they are read one at a time."""
     M: tl.constexpr = len(states)
     out = ()
@@ -361,7 +324,7 @@ def _scores(
         i = tl.arange(0, 16)[None, None, :]
         every = tl.zeros((states[0].shape[0], states[0].shape[1], 16), tl.float32)
         for k in tl.range(0, many, num_stages=1):
-            one = read(tile_of(V + k * SLOT, b, N, ROW, 0, PIECE), there, N, d, PIECE)
+            one = read(tile_of(V + k * SLOT, b, ROW, 0, z), there, z.d, z)
             every = tl.where(i == k, score(states, one)[:, :, None], every)
         for k in tl.static_range(many):
             out += (tl.sum(tl.where(i == k, every, 0.0), 2),)
@@ -369,140 +332,121 @@ def _scores(
 
 
 @triton.jit
-def select_many(
-    t, b0, B, states, x, X, h0, Y, c, XH, X_UNIT, MAY_WAKE, MAY_TAKE, RESET, ACT, WOKE, BITS, LIST,
-    COUNT,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr,
-    PIECE: tl.constexpr, K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr,
-    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, RB: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
+def select_many(t, b0, B, states, x, now, listed, counts, m, z):
     """Eqs. (13)-(16): as `select`. Each sequence is added to the lists of the cells that wake.
 
-    x are the `_vectors` of views, which begin at X.
+    x are the `_vectors` of views, which begin at `now`.
     """
-    LINES: tl.constexpr = lines_of(N)
-    tl.static_assert(RB * LINES <= 32, "who woke is a bit of one whole number")
+    LINES: tl.constexpr = lines_of(z.N)
+    tl.static_assert(z.RB * LINES <= 32, "who woke is a bit of one whole number")
     n = tl.arange(0, LINES)[:, None]
-    b = b0 + tl.arange(0, RB)
+    b = b0 + tl.arange(0, z.RB)
     there = b < B
     row = tl.cast(t, tl.int64) * B + b
-    HELD: tl.constexpr = K + N
-    M: tl.constexpr = (d + PIECE - 1) // PIECE
+    HELD: tl.constexpr = z.K + z.N
+    M: tl.constexpr = (z.d + z.PIECE - 1) // z.PIECE
     held = states
-    if X_UNIT is not None:
-        per = (1.0 / tl.load(X_UNIT + row, mask=there, other=1.0))[None, :, None]
+    if m.X_UNIT is not None:
+        per = (1.0 / tl.load(m.X_UNIT + row, mask=there, other=1.0))[None, :, None]
         held = ()
         for i in tl.static_range(M):
             held += (states[i] * per,)
-    step = XH + tl.cast(t, tl.int64) * B * (HELD * P) + K * P
-    write(tile_of(step, b, N, HELD * P, P, PIECE), held, there, N, P, PIECE)
+    step = m.XH + tl.cast(t, tl.int64) * B * (HELD * z.P) + z.K * z.P
+    write(tile_of(step, b, HELD * z.P, z.P, z), held, there, z.P, z)
     fresh = (b * 0)[None, :]
-    if RESET is not None:
-        fresh = tl.load(RESET + row, mask=there, other=0).to(tl.int32)[None, :]
+    if m.RESET is not None:
+        fresh = tl.load(m.RESET + row, mask=there, other=0).to(tl.int32)[None, :]
         kept = ()
         for i in tl.static_range(M):
             kept += (tl.where((fresh == 0)[:, :, None], states[i], 0.0),)
         states = kept
-        anew = there & (tl.load(RESET + row, mask=there, other=0) != 0)
+        anew = there & (tl.load(m.RESET + row, mask=there, other=0) != 0)
         # Where a state begins anew, what was just kept is zero, as c is to be.
-        write(tile_of(c, b, N, N * d, d, PIECE), states, anew, N, d, PIECE)
+        write(cells_of(m.c, b, z), states, anew, z.d, z)
 
     scores = ()
-    if (K_a < N) or (K_x < K):
-        scores = _scores(states, x, X, b, there, K, N, d, PIECE, X_ROW, X_SLOT)
-    act = awake_cells(scores, there, K_a, N, K)
-    if MAY_WAKE is not None:
-        wake = tl.load(MAY_WAKE + row, mask=there, other=0)[None, :]
+    if (z.K_a < z.N) or (z.K_x < z.K):
+        scores = _scores(states, x, now, b, there, z.K, z.X_ROW, z.X_SLOT, z)
+    act = awake_cells(scores, there, z)
+    if m.MAY_WAKE is not None:
+        wake = tl.load(m.MAY_WAKE + row, mask=there, other=0)[None, :]
         act = act & (((wake >> n) & 1) != 0)
 
-    peers = ((1 << N) - 1) + 0 * fresh + 0 * n
+    peers = ((1 << z.N) - 1) + 0 * fresh + 0 * n
     seen = ()
     # What the cells' lines wrote to y is now read by all of them.
     tl.debug_barrier()
-    if K_h > 0 and K_h < N - 1:
-        size = tl.cast(B, tl.int64) * (N * d)
-        now = tl.where(t < 1, h0, Y + (t - 1) * size)
-        seen = _vectors(now, b, there, N, N, d, PIECE, N * d, d, RB, WARPS)
+    if z.K_h > 0 and z.K_h < z.N - 1:
+        size = tl.cast(B, tl.int64) * (z.N * z.d)
+        before = tl.where(t < 1, m.h0, m.Y + (t - 1) * size)
+        seen = _vectors(before, b, there, z.N, z.N * z.d, z.d, z)
 
-    r = tl.arange(0, RB)[None, :]
+    r = tl.arange(0, z.RB)[None, :]
     who = tl.sum(tl.where(act, 1 << (r * LINES + n), 0))
     # A number for each thread, (lines, RB, rest), of which the first warp's count, so that nobody
     # else waits for a place in a list: one atomic a cell for all sequences of the program, whose
     # places are sums of bits.
     EACH: tl.constexpr = 0x01010101 if LINES == 8 else 0x00010001  # the lowest of every LINES bits
-    cell, seq = tl.arange(0, LINES)[:, None, None], tl.arange(0, RB)[None, :, None]
-    rest = tl.arange(0, 32 * WARPS // (RB * LINES))[None, None, :]
+    cell, seq = tl.arange(0, LINES)[:, None, None], tl.arange(0, z.RB)[None, :, None]
+    rest = tl.arange(0, 32 * z.WARPS // (z.RB * LINES))[None, None, :]
     woke = ((who >> cell) & EACH) + 0 * seq + 0 * rest
-    first = (rest == 0) & (seq == 0) & (cell < N) & (woke != 0)
+    first = (rest == 0) & (seq == 0) & (cell < z.N) & (woke != 0)
     many = (woke * EACH) >> (32 - LINES)
-    place = tl.atomic_add(COUNT + cell + 0 * woke, many, mask=first, sem="relaxed")
+    place = tl.atomic_add(counts + cell + 0 * woke, many, mask=first, sem="relaxed")
 
-    bits = ((1 << K) - 1) + 0 * peers
-    if K_x < K:
+    bits = ((1 << z.K) - 1) + 0 * peers
+    if z.K_x < z.K:
         keys = ()
-        for k in tl.static_range(K):
+        for k in tl.static_range(z.K):
             keys += (comparable(scores[k]),)
-        bits = best(keys, K_x, K)
-    if K_h == 0:
+        bits = best(keys, z.K_x, z.K)
+    if z.K_h == 0:
         peers = (1 << n) + 0 * fresh
-    elif K_h < N - 1:
-        of_peers = _scores(states, seen, now, b, there, N, N, d, PIECE, N * d, d)
+    elif z.K_h < z.N - 1:
+        of_peers = _scores(states, seen, before, b, there, z.N, z.N * z.d, z.d, z)
         keys = ()
-        for k in tl.static_range(N):
+        for k in tl.static_range(z.N):
             keys += (tl.where(n == k, -_MOST, comparable(of_peers[k])),)
-        peers = best(keys, K_h, N) | (1 << n)
+        peers = best(keys, z.K_h, z.N) | (1 << n)
     peers = tl.where(fresh != 0, 0, peers)
     on = ((who >> (seq * LINES + cell)) & 1) != 0
-    bits = bits | (peers << K)
-    if MAY_TAKE is not None:
-        bits &= tl.load(MAY_TAKE + row[None, :] * N + n, mask=there[None, :] & (n < N), other=0)
+    bits = bits | (peers << z.K)
+    if m.MAY_TAKE is not None:
+        bits &= tl.load(
+            m.MAY_TAKE + row[None, :] * z.N + n, mask=there[None, :] & (n < z.N), other=0
+        )
     bits = tl.where(on, bits[:, :, None], 0) + 0 * rest
-    at = row[None, :, None] * N + cell + 0 * rest
-    mask = there[None, :, None] & (cell < N) & (rest == 0)
-    tl.store(BITS + at, bits, mask=mask)
-    tl.store(WOKE + at, on & (rest == 0), mask=mask)
-    code = (who >> (tl.arange(0, RB) * LINES)) & ((1 << LINES) - 1)
-    if RESET is not None:
-        code |= tl.load(RESET + row, mask=there, other=0).to(tl.int32) << _FRESH
-    tl.store(ACT + row, code, mask=there)
+    at = row[None, :, None] * z.N + cell + 0 * rest
+    mask = there[None, :, None] & (cell < z.N) & (rest == 0)
+    tl.store(m.BITS + at, bits, mask=mask)
+    tl.store(m.WOKE + at, on & (rest == 0), mask=mask)
+    code = (who >> (tl.arange(0, z.RB) * LINES)) & ((1 << LINES) - 1)
+    if m.RESET is not None:
+        code |= tl.load(m.RESET + row, mask=there, other=0).to(tl.int32) << _FRESH
+    tl.store(m.ACT + row, code, mask=there)
     place = tl.sum(tl.where(seq == 0, place, 0), 1)[:, None, :] - 1
     place += ((woke * EACH) >> (LINES * seq)) & ((1 << LINES) - 1)
-    entry = LIST + 2 * (cell * B + place)
+    entry = listed + 2 * (cell * B + place)
     tl.store(entry, b0 + seq + 0 * woke, mask=mask & on)
     tl.store(entry + 1, bits, mask=mask & on)
 
 
 @triton.jit
-def rows_many(
-    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT,
-    WOKE, BITS, A, LIST, COUNT, B,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr,
-    K_a: tl.constexpr, K_x: tl.constexpr, K_h: tl.constexpr, SCALE: tl.constexpr,
-    X_ROW: tl.constexpr, X_SLOT: tl.constexpr, SOFT: tl.constexpr, SAVE: tl.constexpr,
-    RB: tl.constexpr, WARPS: tl.constexpr, POLL: tl.constexpr, act,
-):  # fmt: skip
+def rows_many(t, p, programs, B, act, listed, m, z):
     """As `rows_phase`: states of this program's sequences are finished, and their cells choose.
 
     POLL: h~ and W_q Q are polled for here, of the first sequences those that `act` says.
     """
-    for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
-        b = r * RB + tl.arange(0, RB)
-        now = X + tl.cast(t, tl.int64) * B * X_ROW
+    for r in tl.range(p, tl.cdiv(B, z.RB), programs, num_stages=1):
+        b = r * z.RB + tl.arange(0, z.RB)
+        now = m.X + tl.cast(t, tl.int64) * B * z.X_ROW
         x = ()
-        if (K_a < N) or (K_x < K):
-            x = _vectors(now, b, b < B, K, N, d, PIECE, X_ROW, X_SLOT, RB, WARPS)
-        if POLL:
+        if (z.K_a < z.N) or (z.K_x < z.K):
+            x = _vectors(now, b, b < B, z.K, z.X_ROW, z.X_SLOT, z)
+        if z.POLL:
             if r != p:
-                act = awake_before(t, b, B, ACT)
-            states = finish(
-                t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE, act
-            )  # fmt: skip
+                act = awake_before(t, b, B, m.ACT)
+            states = finish(t, b, B, m, z, act)
         else:
-            states = finish(
-                t, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE
-            )  # fmt: skip
-        select_many(
-            t, r * RB, B, states, x, now, h0, Y, c, XH, X_UNIT, MAY_WAKE, MAY_TAKE, RESET, ACT,
-            WOKE, BITS, LIST, COUNT + t * N, N, K, d, P, PIECE, K_a, K_x, K_h, X_ROW, X_SLOT, RB,
-            WARPS,
-        )  # fmt: skip
+            states = finish(t, b, B, m, z)
+        select_many(t, r * z.RB, B, states, x, now, listed, m.COUNT + t * z.N, m, z)

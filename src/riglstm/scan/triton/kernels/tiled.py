@@ -18,12 +18,15 @@ import triton.language as tl
 from riglstm.scan.triton.kernels.common import (
     _LINE,
     _PIECE,
+    Memory,
+    Sizes,
     awake_before,
     cell,
     column_unit,
     dealt,
     fetch,
     grid_barrier,
+    load_four,
     quarters,
     wait,
 )
@@ -62,20 +65,15 @@ def biases_of(BIAS, j, u, d: tl.constexpr, BN: tl.constexpr):
     """What is added to f, i, o and g of tile u of cell j, (1, BN / 4) each."""
     unit, inside = _units(u, d, BN)
     at = BIAS + j * (4 * d) + unit
-    b_f = tl.load(at, mask=inside, other=0.0)[None, :]
-    b_i = tl.load(at + d, mask=inside, other=0.0)[None, :]
-    b_o = tl.load(at + 2 * d, mask=inside, other=0.0)[None, :]
-    b_g = tl.load(at + 3 * d, mask=inside, other=0.0)[None, :]
-    return b_f, b_i, b_o, b_g
+    b_f, b_i, b_o, b_g = load_four(at, d, inside)
+    return b_f[None, :], b_i[None, :], b_o[None, :], b_g[None, :]
 
 
 @triton.jit
 def gates(
-    t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W, PROP, GATES, C, ENDS,
-    N: tl.constexpr, K: tl.constexpr, d: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    t, j, u, place, count, b, bits, biases, w_unit, B, ENDS, m, z,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, SAVE: tl.constexpr,
-    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, COMPACT: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Eqs. (1)-(6), (18), (19): BM sequences, and of cell j BN / 4 units or BN numbers of W_q Q.
 
@@ -83,39 +81,39 @@ def gates(
     where there is one, counts tiles that are about to end.
     """
     U: tl.constexpr = BN // 4
-    UNITS: tl.constexpr = (d + U - 1) // U
-    TILES: tl.constexpr = UNITS + (G - 4) * ((d + BN - 1) // BN)
-    D: tl.constexpr = (K + N) * P
+    UNITS: tl.constexpr = (z.d + U - 1) // U
+    TILES: tl.constexpr = UNITS + (z.G - 4) * ((z.d + BN - 1) // BN)
+    D: tl.constexpr = (z.K + z.N) * z.P
     there = place < count
     bits = tl.where(there, bits, 0)
     step = tl.cast(t, tl.int64) * B
-    XH += step * D
-    W += (j * TILES + u) * (BN * D)
+    XH = m.XH + step * D
+    W = m.W + (j * TILES + u) * (BN * D)
     col = tl.arange(0, BN)
     # What the end of the tile needs is asked for now; where it is W_q Q, no unit is inside.
-    unit, inside = _units(u, d, BN)
+    unit, inside = _units(u, z.d, BN)
     # Who is listed takes something in.
     on = there if COMPACT else bits != 0
     use = on[:, None] & inside[None, :]
-    at = b[:, None] * (N * d) + (j * d + unit)[None, :]
-    c_old = tl.load(c + at, mask=use, other=0.0)
-    if X_UNIT is not None:
-        x_unit = tl.load(X_UNIT + step + b, mask=there, other=1.0)[:, None]
-    filled = column_unit(u, col, d, BN) < d
+    at = b[:, None] * (z.N * z.d) + (j * z.d + unit)[None, :]
+    c_old = tl.load(m.c + at, mask=use, other=0.0)
+    if m.X_UNIT is not None:
+        x_unit = tl.load(m.X_UNIT + step + b, mask=there, other=1.0)[:, None]
+    filled = column_unit(u, col, z.d, BN) < z.d
     acc = tl.zeros((BM, BN), tl.float32)
-    PIECES: tl.constexpr = (P + BK - 1) // BK
-    for m in tl.range(0, (D + BK - 1) // BK if FLAT else (K + N) * PIECES, num_stages=STAGES):
+    PIECES: tl.constexpr = (z.P + BK - 1) // BK
+    for i in tl.range(0, (D + BK - 1) // BK if FLAT else (z.K + z.N) * PIECES, num_stages=STAGES):
         if FLAT:
             # Bound by the product: no gap between slots.
-            k = m * BK + tl.arange(0, BK)
+            k = i * BK + tl.arange(0, BK)
             real = k < D
-            take = ((bits[:, None] >> (k // P)[None, :]) & 1) != 0
+            take = ((bits[:, None] >> (k // z.P)[None, :]) & 1) != 0
         else:
             # Bound by latency: a piece lies within a slot, so what is taken in is known by row.
-            e = (m % PIECES) * BK + tl.arange(0, BK)
-            real = e < P
-            k = (m // PIECES) * P + e
-            take = (((bits >> (m // PIECES)) & 1) != 0)[:, None]
+            e = (i % PIECES) * BK + tl.arange(0, BK)
+            real = e < z.P
+            k = (i // PIECES) * z.P + e
+            take = (((bits >> (i // PIECES)) & 1) != 0)[:, None]
         a = tl.load(
             XH + (b * D)[:, None] + k[None, :],
             mask=take & real[None, :],
@@ -129,36 +127,36 @@ def gates(
         acc = tl.dot(a, w.T, acc, input_precision=PRECISION)
     if ENDS is not None:
         tl.atomic_add(ENDS, 1, sem="relaxed")
-    if X_UNIT is not None:
+    if m.X_UNIT is not None:
         acc = acc * x_unit * w_unit
 
     f, i, o, g = quarters(acc, BM, BN)
-    kept = GATES + (step * N + j) * (G * d)
-    row = b[:, None] * (N * G * d)
-    kind = GATES.dtype.element_ty
+    kept = m.GATES + (step * z.N + j) * (z.G * z.d)
+    row = b[:, None] * (z.N * z.G * z.d)
+    kind = m.GATES.dtype.element_ty
     if u < UNITS:
         b_f, b_i, b_o, b_g = biases
-        COARSE: tl.constexpr = W.dtype.element_ty == tl.bfloat16
+        COARSE: tl.constexpr = m.W.dtype.element_ty == tl.bfloat16
         f, i, o, g, c_new, h_new = cell(f + b_f, i + b_i, o + b_o, g + b_g, c_old, COARSE, True)
-        tl.store(c + at, c_new, mask=use)
-        tl.store(PROP + at, h_new, mask=use)
-        if SAVE:
-            tl.store(C + step * (N * d) + at, c_old, mask=use)
+        tl.store(m.c + at, c_new, mask=use)
+        tl.store(m.PROP + at, h_new, mask=use)
+        if z.SAVE:
+            tl.store(m.C + step * (z.N * z.d) + at, c_old, mask=use)
             kept_at = row + unit[None, :]
             tl.store(kept + kept_at, f.to(kind), mask=use)
-            tl.store(kept + d + kept_at, i.to(kind), mask=use)
-            tl.store(kept + 2 * d + kept_at, o.to(kind), mask=use)
-            tl.store(kept + 3 * d + kept_at, g.to(kind), mask=use)
+            tl.store(kept + z.d + kept_at, i.to(kind), mask=use)
+            tl.store(kept + 2 * z.d + kept_at, o.to(kind), mask=use)
+            tl.store(kept + 3 * z.d + kept_at, g.to(kind), mask=use)
     else:
         four = (f, i, o, g)
-        PROP += tl.cast(B, tl.int64) * (N * d) + j * d
+        queries = m.PROP + (tl.cast(B, tl.int64) * (z.N * z.d) + j * z.d)
         for part in tl.static_range(4):
             number = (u - UNITS) * BN + part * U + tl.arange(0, U)
-            mask = on[:, None] & (number < d)[None, :]
-            q_at = b[:, None] * (N * d) + number[None, :]
-            tl.store(PROP + q_at, four[part], mask=mask)
-            if SAVE:
-                kept_at = row + (4 * d + number)[None, :]
+            mask = on[:, None] & (number < z.d)[None, :]
+            q_at = b[:, None] * (z.N * z.d) + number[None, :]
+            tl.store(queries + q_at, four[part], mask=mask)
+            if z.SAVE:
+                kept_at = row + (4 * z.d + number)[None, :]
                 tl.store(kept + kept_at, four[part].to(kind), mask=mask)
 
 
@@ -184,10 +182,16 @@ def tiled_kernel(
     """
     p, programs = tl.program_id(0), tl.num_programs(0)
     TILES: tl.constexpr = (4 * d + BN - 1) // BN + (G - 4) * ((d + BN - 1) // BN)
-    SOFT: tl.constexpr = G == 5
     PIECE: tl.constexpr = min(_PIECE, BP) if COMPACT else BP
     # A reset of c by `select` must not come before the c of the step before.
     POLL: tl.constexpr = POLLING and RESET is None
+    m = Memory(
+        h0, c, X, XH, X_UNIT, W, W_UNIT, BIAS, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y, PROP, ACT,
+        WOKE, BITS, GATES, C, A, LIST, COUNT, COUNTER,
+    )  # fmt: skip
+    z: tl.constexpr = Sizes(
+        N, K, d, P, G, PIECE, K_a, K_x, K_h, SCALE, X_ROW, X_SLOT, G == 5, SAVE, RB, WARPS, POLL
+    )
     first = p * RB + tl.arange(0, RB)
     act = awake_before(t0, first, B, ACT)
     tiles, target = N * TILES * tl.cdiv(B, BM), 0
@@ -200,22 +204,14 @@ def tiled_kernel(
             after = tl.cast(tl.minimum(t + 3, t1 - 1), tl.int64) * B
             fetch(INPUT + after * IN_ROW, B * IN_ROW, p, programs)
         elif PHASE & 4:
-            prefetch_views(t, t1, p, programs, X, XH, B, N, K, P, K_a, K_x, X_ROW)
+            prefetch_views(t, t1, p, programs, B, m, z)
         # Who is done early with a step begins the next one's list while others read this one's.
         listed = LIST + (t & 1) * (2 * N * B)
         if PHASE & 1:
             if COMPACT:
-                rows_many(
-                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y,
-                    PROP, ACT, WOKE, BITS, A, listed, COUNT, B, N, K, d, P, PIECE, K_a, K_x, K_h,
-                    SCALE, X_ROW, X_SLOT, SOFT, SAVE, RB, WARPS, POLL, act,
-                )  # fmt: skip
+                rows_many(t, p, programs, B, act, listed, m, z)
             else:
-                rows_phase(
-                    t, p, programs, h0, c, X, XH, X_UNIT, UPDATE_BIAS, MAY_WAKE, MAY_TAKE, RESET, Y,
-                    PROP, ACT, WOKE, BITS, A, B, N, K, d, P, BP, K_a, K_x, K_h, SCALE, X_ROW,
-                    X_SLOT, SOFT, SAVE, RB,
-                )  # fmt: skip
+                rows_phase(t, p, programs, B, m, z)
         if PHASE & 4:
             target += programs
             grid_barrier(COUNTER, target)
@@ -243,9 +239,8 @@ def tiled_kernel(
                 if (r if INPUT is None else r * BM) < count:
                     busy = 1
                     gates(
-                        t, j, u, place, count, b, bits, biases, w_unit, B, c, XH, X_UNIT, W,
-                        PROP, GATES, C, ends, N, K, d, P, G, BM, BN, BK, STAGES, PRECISION, COMPACT,
-                        FLAT, SAVE, WIDE,
+                        t, j, u, place, count, b, bits, biases, w_unit, B, ends, m, z, BM, BN, BK,
+                        STAGES, PRECISION, COMPACT, FLAT, WIDE,
                     )  # fmt: skip
                 elif ends is not None:
                     tl.atomic_add(ends, 1, sem="relaxed")
@@ -266,10 +261,4 @@ def tiled_kernel(
     if PHASE & 8:
         for r in tl.range(p, tl.cdiv(B, RB), programs, num_stages=1):
             b = r * RB + tl.arange(0, RB)
-            if POLL:
-                act = awake_before(t1, b, B, ACT)
-                finish(
-                    t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE, act
-                )
-            else:
-                finish(t1, b, B, h0, Y, PROP, ACT, UPDATE_BIAS, A, N, d, PIECE, SCALE, SOFT, SAVE)
+            finish(t1, b, B, m, z, awake_before(t1, b, B, ACT) if POLL else None)
