@@ -280,13 +280,13 @@ def check_steady_start(value: Any, affine: bool, num_views: int, cells: str, asl
     possible = affine and num_views > 1 and cells == "top"
     if plain(value) == "auto":
         return possible and asleep > 0
-    value = check_switch("steady_start", value)
-    if value and not possible:
+    steady = check_switch("steady_start", value)
+    if steady and not possible:
         raise ValueError(
             "steady_start must be False without input_views='linear', bias=True, cells='top' and "
             "two views or more, got True; leave it out"
         )
-    return value
+    return steady
 
 
 def check_dtype(dtype: torch.dtype) -> None:
