@@ -30,7 +30,7 @@ CONDITIONS = {
 """Weights, condition, and how many sequences the guide's table is of."""
 UNTRAINED: dict[str, Callable[[], nn.Module]] = {
     "RigLSTM": lambda: RigLSTM(600, 600),
-    "RigLSTM, steady_start=False": lambda: RigLSTM(600, 600, steady_start=False),
+    "RigLSTM, steady_start=True": lambda: RigLSTM(600, 600, steady_start=True),
     'RigLSTM, cells="all"': lambda: RigLSTM(600, 600, cells="all"),
     'RigLSTM, cells, views and peers "all"': lambda: RigLSTM(
         600, 600, cells="all", views="all", peers="all"

@@ -46,7 +46,6 @@ def draw(seed: int) -> SimpleNamespace:
         "peers": r.choice(slots),
         "soft_update": r.choice((True, True, "printed", False)),
         "query": r.choice(("shared", "per_cell")),
-        "steady_start": r.choice(("auto", False)),
     }
     if layers == 1 and r.random() < 0.2:
         options |= {"input_views": "split", "input_size": K * d}

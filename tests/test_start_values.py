@@ -105,10 +105,7 @@ def test_the_command_line_sets_an_option_and_repr_shows_it(name, option):
         (LSTM(D, H), {}),
         (GridLSTM(D, H), dict.fromkeys(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), 4)),
         (BlockLSTM(6, 8, 4, bound=H**-0.5, device=None, dtype=None), {}),
-        (
-            RigLSTM(D, H, update_bias=None, steady_start=False),
-            {"weight_in": D, "bias_in": D, "weight_query": 44},
-        ),
+        (RigLSTM(D, H, update_bias=None), {"weight_in": D, "bias_in": D, "weight_query": 44}),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -151,7 +148,7 @@ def test_a_steady_start_lets_the_same_cells_wake_whatever_the_input():
 
 
 def test_a_steady_start_changes_the_views_and_the_bias_of_g_alone():
-    steady, plain = wide(steady_start=True), wide(steady_start=False)
+    steady, plain = wide(steady_start=True), wide()
     views = steady.weight_in_l0.unflatten(1, (6, 100))
     assert views.sum(1).abs().max() < 1e-6
     assert torch.equal(steady.bias_in_l0, torch.full((600,), 0.2))
@@ -167,30 +164,5 @@ def test_a_steady_start_changes_the_views_and_the_bias_of_g_alone():
     deep = wide(steady_start=True, num_layers=2, bidirectional=True)
     for end in ENDS:
         assert (deep.get_parameter(f"bias_in_{end}") == 0.2).all()
-
-
-def is_steady(layer: RigLSTM) -> bool:
-    bias = layer.bias_in_l0
-    return bias is not None and bool((bias == 0.2).all())
-
-
-def test_a_start_is_steady_where_the_layer_can_have_it_and_cells_sleep():
-    for given in ({}, {"views": "soft"}, {"peers": "random"}, {"soft_update": False}):
-        layer = wide(**given)
-        assert is_steady(layer)
-        assert layer.steady_start is True
-        assert "steady_start" not in repr(layer)
-    for given in (
-        *({"bias": False}, {"num_views": 1}, {"cells": "all"}, {"cells": "random"}),
-        {"active_cells": 6},
-    ):
-        layer = RigLSTM(20, 600, **given)
-        assert not is_steady(layer)
-        assert layer.steady_start is False
-        assert "steady_start" not in repr(layer)
-    assert RigLSTM(600, 600, input_views="split").steady_start is False
-    plain, asked = wide(steady_start=False), RigLSTM(20, 600, active_cells=6, steady_start=True)
-    assert not is_steady(plain)
-    assert "steady_start=False" in repr(plain)
-    assert is_steady(asked)
-    assert "steady_start=True" in repr(asked)
+    assert "steady_start=True" in repr(deep)
+    assert "steady_start" not in repr(plain)

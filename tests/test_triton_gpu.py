@@ -111,8 +111,7 @@ def in_mode(mode: Mode) -> torch.autocast:
 
 
 def papers_layer() -> RigLSTM:
-    """One whose cells take turns, as a trained one's do."""
-    return RigLSTM(60, 600, steady_start=False, backend="triton", device="cuda")
+    return RigLSTM(60, 600, backend="triton", device="cuda")
 
 
 def kernel(p: Problem, mode: Mode) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Any]:
@@ -318,7 +317,7 @@ def test_two_layers_on_two_streams_neither_hang_nor_disturb_each_other(half):
 @pytest.mark.parametrize("B", [8, 65])
 @pytest.mark.parametrize("halves", [False, True])
 def test_what_lies_at_an_odd_address_is_read_after_the_same_at_an_even_one(halves, B):
-    layer = RigLSTM(8, 600, steady_start=False, backend="triton", device="cuda")
+    layer = RigLSTM(8, 600, backend="triton", device="cuda")
     x, b = torch.randn(3, B, 8, device="cuda"), layer.bias_gates_l0
 
     def odd(t: Tensor) -> Tensor:

@@ -272,21 +272,13 @@ def check_gate_scale(value: object) -> None:
         )
 
 
-def check_steady_start(value: Any, affine: bool, num_views: int, cells: str, asleep: int) -> bool:
-    """A steady start needs maps to views that can cancel, biases that do not, and a choice.
-
-    `auto`: where it has these, and some cells sleep at every step.
-    """
-    possible = affine and num_views > 1 and cells == "top"
-    if plain(value) == "auto":
-        return possible and asleep > 0
-    steady = check_switch("steady_start", value)
-    if steady and not possible:
+def check_steady_start(value: bool, affine: bool, num_views: int, cells: str) -> None:
+    """A steady start needs maps to views that can cancel, biases that do not, and a choice."""
+    if value and not (affine and num_views > 1 and cells == "top"):
         raise ValueError(
             "steady_start must be False without input_views='linear', bias=True, cells='top' and "
             "two views or more, got True; leave it out"
         )
-    return steady
 
 
 def check_dtype(dtype: torch.dtype) -> None:

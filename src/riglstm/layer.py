@@ -138,8 +138,7 @@ class RigLSTM(nn.Module):
             as printed None, and None with `bias=False`.
         forget_bias: added to the start values of the forget gate's bias; 0 as in `nn.LSTM`.
         steady_start: start values at which large cells (d = 100) are not woken by the input: the
-            first K_a wake at every step, the others at first never; `auto`: where the layer can
-            have them and not all cells wake. See `docs/choosing.md`.
+            first K_a wake at every step, the others at first never. See `docs/choosing.md`.
         backend: `reference`, `batched`, `compiled`, `triton`, or `auto`; `repr` says which runs.
 
     Inputs: input, hx
@@ -189,7 +188,7 @@ class RigLSTM(nn.Module):
         update_scale: float | Literal["auto"] = "auto",
         update_bias: float | Literal["auto"] | None = "auto",
         forget_bias: float = 0.0,
-        steady_start: bool | Literal["auto"] = "auto",
+        steady_start: bool = False,
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
@@ -203,6 +202,7 @@ class RigLSTM(nn.Module):
         bias = checks.check_switch("bias", bias)
         batch_first = checks.check_switch("batch_first", batch_first)
         bidirectional = checks.check_switch("bidirectional", bidirectional)
+        steady_start = checks.check_switch("steady_start", steady_start)
         checks.check_projection(proj_size)
         dropout = checks.check_dropout(dropout, num_layers)
         said = checks.check_update(soft_update, update_scale, update_bias)
@@ -223,8 +223,7 @@ class RigLSTM(nn.Module):
         checks.check_choice("peers", peers, SLOT_RULES)
         checks.check_choice("input_views", input_views, ("linear", "split"))
         checks.check_choice("query", query, ("shared", "per_cell"))
-        affine = bias and input_views == "linear"
-        steady_start = checks.check_steady_start(steady_start, affine, K, cells, N - K_a)
+        checks.check_steady_start(steady_start, bias and input_views == "linear", K, cells)
         check_possible(backend, device)
         update = settle_update(*said, d, bias)
 
@@ -398,8 +397,6 @@ class RigLSTM(nn.Module):
         """The sizes, what differs from the defaults, and the backend that runs."""
         sel = self.selection
         update = Update(self.soft_update, sel.update_scale, self.update_bias)
-        affine = self.bias and self.input_views == "linear"
-        steady = checks.check_steady_start("auto", affine, sel.K, sel.cells, sel.N - sel.K_a)
         parts = [f"{self.input_size}, {self.hidden_size}"]
         for name, value, default in (
             ("num_layers", self.num_layers, 1),
@@ -419,7 +416,7 @@ class RigLSTM(nn.Module):
             ("query", self.query, "shared"),
             *said_update(update, self.cell_size, self.bias),
             ("forget_bias", self.forget_bias, 0.0),
-            ("steady_start", self.steady_start, steady),
+            ("steady_start", self.steady_start, False),
         ):
             if value != default:
                 parts.append(f"{name}={value!r}")

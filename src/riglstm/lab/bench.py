@@ -108,8 +108,7 @@ def measure(
     seconds: dict[str, list[float]] = {}
     torch.manual_seed(seed)
     try:
-        # Who wakes varies, as it does once a layer is trained.
-        ours = RigLSTM(D, case.hidden_size, steady_start=False, device=device, **case.options)
+        ours = RigLSTM(D, case.hidden_size, device=device, **case.options)
         dtype = next(ours.parameters()).dtype
         backend = resolve(ours.backend, device, ours.selection, ours.cell_size, dtype, case.B)
         x = torch.randn(case.T, case.B, D, device=device, requires_grad=True)

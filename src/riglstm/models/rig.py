@@ -17,13 +17,12 @@ from riglstm.checks import (
     check_divides,
     check_gate_scale,
     check_positive,
-    check_steady_start,
     check_update,
     fitting_cells,
 )
 from riglstm.layer import VARIANTS, RigLSTM, Trace
 from riglstm.models.base import State, changed_start, check_sequence, check_state
-from riglstm.selection import Update, settle_update, two_thirds
+from riglstm.selection import Update, settle_update
 
 
 class Rig(nn.Module):
@@ -118,7 +117,7 @@ def changes_of(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def settled(hidden_size: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `Rig` with its soft update and its start in plain values, however given.
+    """The options of `Rig` with its soft update in plain numbers, however it was given.
 
     What a variant sets is left to it.
     """
@@ -132,9 +131,4 @@ def settled(hidden_size: int, options: Mapping[str, Any]) -> dict[str, Any]:
     check_divides(hidden_size, N)
     update = check_update(soft, scale, bias)
     plain = settle_update(*update, hidden_size // N, said["bias"])._asdict()
-    K = N if said["num_views"] is None else said["num_views"]
-    K_a = two_thirds(N) if said["active_cells"] is None else said["active_cells"]
-    affine = said["bias"] and said["input_views"] == "linear"
-    steady = check_steady_start(said["steady_start"], affine, K, said["cells"], N - K_a)
-    plain["steady_start"] = steady
     return {**options, **{name: value for name, value in plain.items() if name not in changes}}
