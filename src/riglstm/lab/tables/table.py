@@ -182,10 +182,7 @@ def text_table(table: Table, brief: bool = False) -> TextTable:
         # Where all are trained on it, both rules choose the same.
         if homes != {c}:
             there = [line.there.get(c, Cell()) for line in lines]
-            texts = [
-                cell.text() if line.there else "–" for line, cell in zip(lines, there, strict=True)
-            ]
-            add(f"{c}, best checkpoint at {c}", texts, there)
+            add(f"{c}, best checkpoint at {c}", [_there(line, c) for line in lines], there)
     less = "" if table.higher_is_better else ", less is better"
     notes = [f"Not run yet: {table.missing}."] if table.missing else []
     return TextTable(
@@ -209,6 +206,17 @@ def _best(table: Table, cells: Sequence[Cell]) -> Iterator[int]:
         if len(means) > 1:
             best = (max if table.higher_is_better else min)(means.values())
             yield from (i for i, mean in means.items() if mean == best)
+
+
+def _there(line: Line, condition: str) -> str:
+    """The cell by the other rule; results may have been recorded by one rule alone."""
+    if not line.there:
+        return "–"
+    cell = line.there.get(condition, Cell())
+    known = cell.values or cell.failed or cell.missing
+    # Of a search that rule may have another recipe, which was not run.
+    none = "not run" if "trial" in line.made else "no figure"
+    return none if line.ours[condition].values and not known else cell.text()
 
 
 def number(x: float) -> str:
