@@ -94,7 +94,7 @@ def _open(path: Path) -> Network | None:
     """A network; None if it reads no digits, or not one pixel after the other."""
     run = finished(path)
     config = run.spec.task_config()
-    if not isinstance(config, MNIST):
+    if run.spec.task != "mnist" or not isinstance(config, MNIST):
         return None
     spec, _, net = load(path, "cpu")
     if not isinstance(net, TokenNetwork) or not net.core.streaming:
