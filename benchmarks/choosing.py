@@ -41,9 +41,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "LSTM, forget_bias=3": ("lstm", {"forget_bias": 3.0}),
     "RigLSTM": ("riglstm", {}),
     "forget_bias=3": ("riglstm", {"forget_bias": 3.0}),
-    "steady_start": ("riglstm", {"steady_start": True}),
-    "forget_bias=3, steady_start": ("riglstm", {"forget_bias": 3.0, "steady_start": True}),
     "active_cells=2": ("riglstm", {"active_cells": 2}),
+    "active_cells=5": ("riglstm", {"active_cells": 5}),
     "all views and peers": ("riglstm", {"views_per_cell": 6, "peers_per_cell": 5}),
     "all of all": ("riglstm", OPEN),
     "all of all, forget_bias=3": ("riglstm", {**OPEN, "forget_bias": 3.0}),
@@ -51,6 +50,12 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     'soft_update="printed"': ("riglstm", {"soft_update": "printed"}),
 }
 """The model and the options of each line; a line without a model's name is a RigLSTM."""
+STEADY = "steady_start"
+SETTINGS |= {
+    STEADY if name == "RigLSTM" else f"{STEADY}, {name}": (model, {**options, STEADY: True})
+    for name, (model, options) in SETTINGS.items()
+    if model == "riglstm" and "all of all" not in name
+}
 
 
 class Batch(NamedTuple):
