@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,13 @@ from unittest.mock import Mock
 import pytest
 
 from riglstm.lab.tables import executor
-from riglstm.lab.tables.executor import LESS_MEMORY, InProcess, Processes, make_runs
+from riglstm.lab.tables.executor import (
+    LESS_MEMORY,
+    InProcess,
+    Processes,
+    attend,
+    make_runs,
+)
 from riglstm.lab.tables.plan import Planned, RunSpec, plan
 from riglstm.lab.tables.recipes import TABLES, Recipe, Row, Setting
 from riglstm.lab.tables.reproduce import reproduce
@@ -147,6 +154,24 @@ def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the disk is full"):
         TWO.run(several(tmp_path, "ab"), print, full)
     assert (tmp_path / "b").exists()
+
+
+def test_an_error_in_the_table_waits_for_runs_that_are_made_elsewhere(tmp_path):
+    """As on a cluster, where no pool of threads waits for them."""
+    over, saving = Future[Any](), Future[Any]()
+    over.set_result(None)
+    asked: list[bool] = []
+
+    def close(at_once: bool) -> None:
+        asked.append(at_once)
+        threading.Timer(0.2, saving.set_result, [None]).start()
+
+    (run,) = several(tmp_path, "a")
+    full = Mock(side_effect=OSError("the disk is full"))
+    with pytest.raises(OSError, match="the disk is full"):
+        attend({over, saving}, lambda future: (run, ""), close, full, Deadline())
+    assert asked == [False]
+    assert saving.done()
 
 
 def test_a_reader_of_the_output_that_goes_away_does_not_stop_the_table(tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         ("[own.riglstm]", "[own.rim]", "own.rim must be at most 4 options of one of"),
         ('"fit.lr"', '"fit.rate"', "unexpected keyword argument 'rate'"),
         ('"fit.lr"', '"training.lr"', "must begin with task or fit or model, got 'training.lr'"),
-        ("trials = 3", "trails = 3", "unexpected keyword argument 'trails'"),
+        ("trials = 3", "trails = 3", "its fields must be some of table, .*, got 'trails'"),
         ("trials = 3", "trials = -3", "trials must be a whole number from 0 on, got -3"),
         ("evaluations = 2", "evaluations = 0", "evaluations must be a whole number from 1 on"),
         ("{log = [1e-3, 1e-2]}", "{lin = [1e-3, 1e-2]}", "fit.lr must be a list of values, or"),

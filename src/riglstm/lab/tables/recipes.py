@@ -8,7 +8,7 @@ decided in `docs/paper_notes.md` (P8, P9, P23 to P25) and in `docs/reproducing.m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -498,7 +498,7 @@ def stem(name: str, budget: Budget, precision: Precision | None = None) -> str:
     return f"{said}-{precision}"
 
 
-def chosen(what: str, known: Iterable[str], asked: Sequence[str]) -> tuple[str, ...]:
+def chosen(what: str, known: Iterable[str], asked: Collection[str]) -> tuple[str, ...]:
     """The names that are asked for, in the order of `known`; `what`: what a message calls them."""
     known = tuple(known)
     for name in asked:

@@ -40,7 +40,7 @@ import math
 import random
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,7 @@ def read_space(path: Path, *, chooses: bool = False) -> Space:
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
+        chosen("its fields", FIELDS, data)
         data |= {name: tuple(data[name]) for name in TUPLES if name in data}
         space = Space(path.stem, **data)
         if space.recipe_of and chooses:
@@ -139,6 +140,8 @@ def read_space(path: Path, *, chooses: bool = False) -> Space:
     return space
 
 
+FIELDS = tuple(f.name for f in fields(Space) if f.name not in ("name", "source"))
+"""What a file may have; its name is the space's."""
 TUPLES = ("seeds", "models", "final_seeds", "recipe_of", "rules")
 """Fields that are lists in a file."""
 

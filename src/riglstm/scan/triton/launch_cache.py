@@ -45,7 +45,7 @@ Parameters = Sequence[nn.Parameter | None]
 Made = tuple[Tensor, State]
 """y (T, B, N·d), and the final h and c (1, B, N·d)."""
 Layer: TypeAlias = Any
-"""A `RigLSTM`, which is defined above this room."""
+"""A `RigLSTM`, whose module imports this one."""
 
 
 class Checked(NamedTuple):
