@@ -126,4 +126,4 @@ def _result(name: str, spec: RunSpec, path: Path, again: str) -> Mapping[str, An
         print(f"{name}: trained already, in {path}")
         return folder.read_json(folder.result)
     print(f"{name}: training, in {path}", flush=True)
-    return run(spec, path, resume=folder.state == "partial", again=again)
+    return run(spec, path, resume=folder.state != "new", again=again)

@@ -184,7 +184,7 @@ def check_folder(out: Path, resume: bool, spec: Mapping[str, Any]) -> bool:
         with folder.held():
             folder.tidy()
         return True
-    if folder.state == "partial" and folder.failed.exists():
+    if folder.state == "failed":
         raise UsageError(
             f"{out} holds a run that failed, and would again: "
             f"{folder.read_json(folder.failed).get('reason') or 'for a reason not recorded'}; "

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from riglstm import RigLSTM
 from riglstm.lab import tasks
@@ -16,7 +16,7 @@ from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
 from riglstm.lab.tasks.base import TaskConfig, options
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import FREE, Fit, Precision
-from riglstm.lab.train.folder import RunFolder
+from riglstm.lab.train.folder import RunFolder, State
 from riglstm.models import MODELS, options_of
 from riglstm.models.rig import changes_of, settled
 
@@ -173,9 +173,6 @@ def _check_known(kind: str, of: str, given: Mapping[str, Any], known: Sequence[s
             )
 
 
-State: TypeAlias = Literal["new", "partial", "done", "failed"]
-
-
 class Planned(NamedTuple):
     """One run of a table, or of a search."""
 
@@ -193,7 +190,7 @@ class Planned(NamedTuple):
     @property
     def state(self) -> State:
         """How far it is by now."""
-        return state_of(RunFolder(self.folder))
+        return RunFolder(self.folder).state
 
     @property
     def label(self) -> str:
@@ -266,8 +263,3 @@ def spec_of(
 def folder_name(spec: RunSpec) -> str:
     """Task, model, seed, and a digest of everything: another configuration is another folder."""
     return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
-
-
-def state_of(folder: RunFolder) -> State:
-    """How far the run in a folder is."""
-    return "failed" if folder.state == "partial" and folder.failed.exists() else folder.state

@@ -11,9 +11,9 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from riglstm.lab.tables.plan import Planned, RunSpec, State, state_of
+from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED
-from riglstm.lab.train.folder import RunFolder, differences
+from riglstm.lab.train.folder import RunFolder, State, differences
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -153,7 +153,7 @@ def read_run(
 ) -> R:
     """A run of a kind; raises ValueError where one of its files has another form."""
     folder = RunFolder(path)
-    state = state_of(folder)
+    state = folder.state
     with refused(folder.config):
         spec = read_spec(folder.read_json(folder.config))
         spec.digest()

@@ -29,7 +29,7 @@ import re
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeAlias
 
 import torch
 from filelock import FileLock, Timeout
@@ -57,6 +57,9 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems without locks answer; runs there do without."""
 
 
+State: TypeAlias = Literal["new", "partial", "done", "failed"]
+
+
 class BusyError(ValueError):
     """Another process trains in the folder."""
 
@@ -79,11 +82,13 @@ class RunFolder:
         self.holding = False
 
     @property
-    def state(self) -> Literal["new", "partial", "done"]:
-        """partial: a run was begun here; done: it has its result."""
+    def state(self) -> State:
+        """partial: a run was begun here; done: it has its result; failed: it never will."""
         if self.result.exists():
             return "done"
-        return "partial" if self.config.exists() else "new"
+        if not self.config.exists():
+            return "new"
+        return "failed" if self.failed.exists() else "partial"
 
     def check(self) -> None:
         """Raise ValueError where the folder holds anything and is no run."""
