@@ -136,7 +136,10 @@ class Traced(Recurrent):
     """A recurrent model that shows what its layers do in each step."""
 
     def _advance(self, x: Tensor, state: State) -> tuple[State, tuple[Trace, ...]]:
-        """One step for x (B, D): the next state, and what each layer did, head by head."""
+        """One step for x (B, D): the next state, and what each layer did, head by head.
+
+        Where cells do not sleep, `keep` is that of each feature.
+        """
         raise NotImplementedError
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
@@ -158,10 +161,9 @@ class Traced(Recurrent):
                 for part in zip(*(one[:-1] for one in of_layer), strict=True)
             ]
             output, active, *by_head, keep = parts
-            if active is not None:
-                # A cell that sleeps keeps all of its state, and one that wakes none.
-                keep = (~active).to(output.dtype)
             views, peers, view_scores, peer_scores = (part.mean(dim=3) for part in by_head)
+            # A cell that sleeps keeps all of its state, and one that wakes none.
+            keep = keep.mean(dim=3) if active is None else (~active).to(output.dtype)
             trace = Trace(output, active, views, peers, view_scores, peer_scores, keep, layer)
             traces.append(trace)
         return traces

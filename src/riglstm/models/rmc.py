@@ -104,6 +104,6 @@ class RMC(Traced):
             peers=a[..., :-1],
             view_scores=s[..., -1:],
             peer_scores=s[..., :-1],
-            keep=keep.mean(dim=2),
+            keep=keep,
         )
         return (M.unsqueeze(0),), (seen,)

@@ -155,7 +155,7 @@ def trace_content(
         "version": VERSION,
         "steps": T,
         "sequences": B,
-        "picture": shown.size or None if shown is not None else None,
+        "picture": shown.size if shown is not None and shown.size else None,
         "classes": None if classes is None else list(map(str, classes)),
         **{name: _array(tensor) for name, tensor in others.items()},
         "layers": [

@@ -5,6 +5,7 @@ Shapes: T = 2·L + P steps, B sequences, M digits a step.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,12 +191,23 @@ class CopyingTask:
         return self.config.validation_size if split == "validation" else self.config.test_size
 
     def examples(self, condition: str, split: Split, rows: slice = slice(None)) -> Batch:
-        """Sequences of the validation or the test data, the same on every device."""
+        """Sequences of the validation or the test data."""
         config, (L, P) = self.config, self.config.read(condition)
-        shape = (L, self.size(split), config.M)
-        gen = generator(CPU, SPLITS.index(split), L, P, config.M, config.digits)
-        digits = torch.randint(config.digits, shape, generator=gen, device=CPU, dtype=torch.uint8)
-        return sequences(digits[:, rows].to(self.device), P, config.digits)
+        drawn = _drawn(
+            *(self.device, self.size(split), SPLITS.index(split), L, P, config.M, config.digits)
+        )
+        return sequences(drawn[:, rows], P, config.digits)
+
+
+# All batches of a condition need the same.
+@functools.lru_cache(maxsize=8)
+def _drawn(
+    device: torch.device, size: int, split: int, L: int, P: int, M: int, digits: int
+) -> Tensor:
+    """(L, size, M): the digits of a condition, drawn on the CPU, so that devices see the same."""
+    gen = generator(CPU, split, L, P, M, digits)
+    drawn = torch.randint(digits, (L, size, M), generator=gen, device=CPU, dtype=torch.uint8)
+    return drawn.to(device)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

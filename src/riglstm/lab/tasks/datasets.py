@@ -119,8 +119,8 @@ def _located(name: str, data_dir: Path | None) -> tuple[Path, Form, dict[str, Pa
     for folder in (*(root / below for below in dataset.folders), root):
         for form in dataset.forms:
             for base in (folder / form.folder, folder):
-                gzipped = {name: base / f"{name}.gz" for name in form.sums}
-                plain = {name: base / name for name in form.sums}
+                gzipped = {content: base / f"{content}.gz" for content in form.sums}
+                plain = {content: base / content for content in form.sums}
                 paths = {n: p for n, p in (*gzipped.items(), *plain.items()) if p.is_file()}
                 if len(paths) == len(form.sums):
                     return folder, form, paths

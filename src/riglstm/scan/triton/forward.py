@@ -116,7 +116,7 @@ def _refusal(
     # Numbers of a step are of 32 bits: gates, what cells give each other, and slots.
     most = (2**31 - 1) // max(sel.N * max(sel.N, 5) * d, (sel.K + sel.N) * (d + 7))
     if most < B:
-        return f"at most {most} sequences of {sel.N} cells of size {d}, got {B}; run them in parts"
+        return f"at most {most} sequences of {sel.N} cells of size {d}, got {B}"
     return None
 
 
@@ -130,8 +130,9 @@ def _checked(
     product = product_on(kind, like.dtype)
     why = _refusal(sel, d, like.dtype, product, kind, B)
     if why is not None:
-        way = ", or use" if "; run" in why else "; use"
-        raise BackendError(f"backend='triton' needs {why}{way} backend='batched' or 'auto'")
+        fewer = _refusal(sel, d, like.dtype, product, kind, 1) is None
+        way = "run them in parts, or use" if fewer else "use"
+        raise BackendError(f"backend='triton' needs {why}; {way} backend='batched' or 'auto'")
     for name, state in (("h", h), ("c", c)):
         # Kernels would read what lies behind it.
         if state is not None and state.shape != (B, N, d):
