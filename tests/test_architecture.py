@@ -33,8 +33,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.tasks": {"models"},
     "lab.train": {"cuda_graphs", "lab.tasks", "models", "riglstm"},
     "lab.bench": {"lab.tasks", "lab.train", "checks", "layer", "scan"},
-    "lab.tables": {"lab.tasks", "lab.train", "lab.bench", "models", "layer", "riglstm"},
-    "lab.minigrid": {"lab.tasks", "lab.train", "lab.tables", "models"},
+    "lab.minigrid": {"lab.tasks", "lab.train", "models"},
+    "lab.tables": {
+        *("lab.tasks", "lab.train", "lab.bench", "lab.minigrid"),
+        *("models", "layer", "riglstm"),
+    },
     "lab.report": {
         *("lab.tasks", "lab.train", "lab.tables", "lab.minigrid"),
         *("models", "plot", "riglstm"),

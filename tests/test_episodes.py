@@ -10,7 +10,7 @@ from torch import Tensor
 
 from helpers import close, kernels, seeded
 from riglstm import RigLSTM
-from riglstm.lab.minigrid.spec import MEMORIES
+from riglstm.lab.tables.recipes import MEMORIES
 from riglstm.models import build
 from riglstm.models.episodes import restart, run_with_resets, stepper
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from riglstm.lab.minigrid.ppo import PPO
 
@@ -25,12 +23,15 @@ import gymnasium
 from riglstm.lab.minigrid import training
 from riglstm.lab.minigrid.envs import SKIP, Environments, WorkerDied, solved
 from riglstm.lab.minigrid.levels import FAMILIES, SHOWN, chosen_levels
-from riglstm.lab.minigrid.runs import build, evaluate, load, plan, reproduce, run
-from riglstm.lab.minigrid.spec import MEMORIES, GridSpec
-from riglstm.lab.minigrid.table import is_grid
-from riglstm.lab.tables.reproduce import Reproduced
+from riglstm.lab.minigrid.task import MiniGrid
+from riglstm.lab.tables.agents import plan, spec_of
+from riglstm.lab.tables.plan import RunSpec
+from riglstm.lab.tables.recipes import MEMORIES
+from riglstm.lab.tables.reproduce import reproduce
+from riglstm.lab.tables.run import build, evaluate, export, load, run
+from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.stopping import Interrupted
+from riglstm.lab.train.stopping import Deadline, Interrupted, OutOfTime
 
 pytestmark = pytest.mark.slow
 
@@ -42,15 +43,13 @@ TINY = PPO(
 )  # fmt: skip
 
 
-def spec(model: str = "riglstm", ppo: PPO = TINY, **changes: Any) -> GridSpec:
-    memory = MEMORIES[model]
-    options = dict(memory.options)
-    return GridSpec("lavagap", memory.model, memory.hidden_size, options, ppo, 0, **changes)
+def spec(model: str = "riglstm", ppo: PPO = TINY, episodes: int = 1) -> RunSpec:
+    return spec_of(MiniGrid("lavagap", episodes), MEMORIES[model], ppo, seed=0)
 
 
-def short(frames: int) -> GridSpec:
+def short(frames: int) -> RunSpec:
     """An LSTM that is trained for so many frames."""
-    return spec("lstm", replace(TINY, frames=frames), episodes=1)
+    return spec("lstm", replace(TINY, frames=frames))
 
 
 def alive(pid: int) -> bool:
@@ -88,10 +87,8 @@ def test_levels_and_families_by_name():
     assert set(FAMILIES) - set(SHOWN) == {"fetch", "gotodoor", "gotoobject", "putnear"}
     of = FAMILIES["doorkey"]
     assert list(chosen_levels(of, ("8x8", "5x5"))) == ["5x5", "8x8"]
-    assert chosen_levels(of, None) == of.levels
-    for names, got in ((("7x7",), "7x7"), ((), "none")):
-        with pytest.raises(ValueError, match=rf"levels of DoorKey must be .* 5x5, .*got {got}"):
-            chosen_levels(of, names)
+    with pytest.raises(ValueError, match=r"levels of DoorKey must be .* 5x5, .*got 5x5, 7x7"):
+        chosen_levels(of, ("5x5", "7x7"))
 
 
 def test_reward_is_one_where_a_recorded_episode_is_solved():
@@ -214,19 +211,21 @@ def test_a_run_is_tested_on_every_level_and_again_from_its_folder(tmp_path):
     result = run(spec(episodes=3), tmp_path / "a")
     levels = list(FAMILIES["lavagap"].levels)
     assert [r["condition"] for r in result["rows"] if r["metric"] == "success"] == levels
-    assert all(0 <= row["value"] <= 1 and row["chosen_on"] == "last" for row in result["rows"])
-    assert result["frames"] == 256
+    shares = [row["value"] for row in result["rows"] if row["metric"] != "steps"]
+    assert all(0 <= value <= 1 for value in shares)
+    assert {(row["chosen_on"], row["step"]) for row in result["rows"]} == {("last", 4)}
+    assert (result["updates"], result["trained_on"]) == (4, "S5")
     assert RunFolder(tmp_path / "a").state == "done"
-    assert is_grid(tmp_path / "a")
-    again = evaluate(tmp_path / "a", "cpu", levels=("S5",))
-    assert again["rows"] == result["rows"][:2]
-    loaded, _ = load(tmp_path / "a", "cpu")
-    assert loaded.spec.name == "riglstm"
-    assert loaded.spec.digest() == spec(episodes=3).digest()
-    with pytest.raises(ValueError, match="levels of LavaGap must be some of S5, S6, S7, got none"):
-        evaluate(tmp_path / "a", "cpu", levels=())
-    (tmp_path / "a" / "weights" / "step-256.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"expected weights in .*256.safetensors, got no such"):
+    file = export(tmp_path / "a", tmp_path / "a.safetensors")
+    for path in (tmp_path / "a", file):
+        assert evaluate(path, "cpu", conditions=("S5",))["rows"] == result["rows"][:3]
+    loaded, _, _ = load(tmp_path / "a", "cpu")
+    assert loaded.name == "riglstm"
+    assert loaded.digest() == spec(episodes=3).digest()
+    with pytest.raises(ValueError, match="levels of LavaGap must be some of S5, S6, S7, got 5x5"):
+        evaluate(tmp_path / "a", "cpu", conditions=("5x5",))
+    (tmp_path / "a" / "weights" / "step-4.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"expected weights in .*step-4.safetensors, got no such"):
         evaluate(tmp_path / "a", "cpu")
 
 
@@ -243,21 +242,26 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch):
         with pytest.raises(Interrupted, match="update 2; go on with: the same"):
             run(short(256), parts, again="the same")
     assert RunFolder(parts).state == "partial"
-    with pytest.raises(ValueError, match=r"is not done: expected result\.json, got none"):
-        evaluate(parts, "cpu")
-    with pytest.raises(ValueError, match="go on with it by --resume"):
-        run(short(256), parts)
     run(short(256), parts, resume=True)
     assert (whole / "metrics.csv").read_bytes() == (parts / "metrics.csv").read_bytes()
-    weights = "weights/step-256.safetensors"
+    weights = "weights/step-4.safetensors"
     assert (whole / weights).read_bytes() == (parts / weights).read_bytes()
+
+
+def test_a_run_stops_before_its_deadline_and_goes_on(tmp_path):
+    soon = Deadline.after(0.01)
+    with pytest.raises(OutOfTime, match="stopped, and saved; the last checkpoint is of update 1"):
+        run(short(128), tmp_path, deadline=soon)
+    with pytest.raises(OutOfTime, match="trained to the end, and saved; not tested yet"):
+        run(short(128), tmp_path, resume=True, deadline=soon)
+    assert run(short(128), tmp_path, resume=True, deadline=soon)["updates"] == 2
 
 
 def test_no_more_frames_are_used_than_were_asked_for(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training, "SECONDS", 0.0)
-    assert run(short(127), tmp_path / "a")["frames"] == 64
+    assert run(short(127), tmp_path / "a")["updates"] == 1
     said = capsys.readouterr().err
-    assert "testing 1 episodes of 3 levels" in said
+    assert "testing on S5, S6, S7 with the weights of update 1" in said
     assert "tested 6 of 6 episodes" in said
 
 
@@ -274,31 +278,19 @@ def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path, monkeypatch):
         run(short(64), tmp_path / "a", again="again")
 
 
-def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_folder(
-    tmp_path, monkeypatch
-):
-    def make() -> Reproduced:
-        runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
-        return reproduce(runs, tmp_path / "tables")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_finite", lambda *_: False)
-        first = make()
-    assert (first.failed, first.left) == (1, 0)
-    (folder,) = tmp_path.glob("minigrid-lavagap-lstm-seed0-*")
+def test_runs_that_diverge_are_counted_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "_finite", lambda *_: False)
+    runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
+    made = reproduce("minigrid", runs, "paper", tmp_path, tmp_path / "tables")
+    assert (made.failed, made.left) == (1, 0)
     said = "a loss or a weight is not a number after update 1; there is no checkpoint yet; try a "
-    assert f"Failed: {folder.name}: {said}" in first.rendered.markdown
-    assert "**MiniGrid, LavaGap: episodes solved in %**" in first.rendered.markdown
-    assert "1 failed" in first.rendered.markdown
-    assert "are not done" not in first.rendered.markdown
-    assert make().failed == 1, "a failed run was trained anew"
-    shutil.rmtree(folder)
-    assert make().failed == 0
-    assert RunFolder(folder).state == "done"
+    assert f"Failed: {runs[0].folder.name}: {said}" in made.rendered.markdown
+    assert "**MiniGrid, LavaGap: episodes solved in %**" in made.rendered.markdown
+    assert made.rendered.markdown.count("1 failed") == 6
 
 
 def test_trials_depend_on_the_agent_alone():
-    net = build(spec(), torch.device("cpu"))
+    _, net = build(spec())
     levels = chosen_levels(FAMILIES["lavagap"], ("S5", "S6"))
     scores = training.trials(net, levels, 3, workers=1)
     assert training.trials(net, levels, 3, workers=2) == scores
@@ -319,7 +311,7 @@ def test_a_memory_of_other_sizes_has_another_name():
     assert learns.digest() != spec().digest()
     said = learns.resolved()["model_options"]
     assert (said["update_scale"], said["update_bias"]) == (1 / 16, 4.0)
-    assert GridSpec.from_json(learns.resolved()).digest() == learns.digest()
+    assert RunSpec.from_json(learns.resolved()).digest() == learns.digest()
     in_numbers = replace(spec(), model_options={**sizes, "update_scale": 1, "update_bias": None})
     assert (in_numbers.name, in_numbers.digest()) == ("riglstm", spec().digest())
 
@@ -327,12 +319,14 @@ def test_a_memory_of_other_sizes_has_another_name():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "maze"}, "the family must be one of empty, .*got 'maze'"),
+        ({"task_options": {"family": "mazes"}}, "family must be one of empty, .*got 'mazes'"),
+        ({"task_options": {"episodes": 0}}, "episodes must be a whole number from 1 on, got 0"),
         ({"seed": 2**31}, "seed must be a whole number from 0 to 2,147,483,647, got 2147483648"),
-        ({"episodes": 0}, "episodes must be a whole number from 1 on, got 0"),
+        ({"fit": Fit()}, "minigrid must be learned by PPO, got Fit"),
+        ({"fit": PPO()}, "an agent's run must say its frames, got None"),
         ({"model_options": {"cells": 3, "depth": 1}}, "'depth' is no model option of 'riglstm'"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        replace(spec(), **changes)
+        replace(spec(), **changes).task_config()

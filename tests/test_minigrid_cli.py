@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import torch
 
 pytest.importorskip("minigrid", reason="needs the extra riglstm[rl]")
 pytest.importorskip("matplotlib", reason="needs the extra riglstm[lab]")
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.runs import build
-from riglstm.lab.minigrid.spec import GridSpec
-from riglstm.lab.minigrid.table import comparable, read, tables
-from riglstm.lab.report.minigrid import relative, unequal_training
-from riglstm.lab.report.runs import without_copies
+from riglstm.lab.report.minigrid import relative, results
+from riglstm.lab.tables import agents, rows
+from riglstm.lab.tables.plan import RunSpec
+from riglstm.lab.tables.result import read_record
+from riglstm.lab.tables.run import build
+from riglstm.lab.tables.table import TextTable
 from riglstm.lab.train.folder import RunFolder
 
 TINY = (
@@ -60,35 +60,30 @@ def test_report_draws_the_papers_figure(runs, tmp_path, capsys):
 
 
 def test_no_mean_is_over_runs_of_two_trainings(runs, tmp_path):
-    """Two seeds of one training, and a later run of another with figures of its own."""
-    for name in ("rim", "rim-copy"):
-        shutil.copytree(runs / "rim", tmp_path / name)
+    """Two seeds of one training, begun after a run of another with figures of its own."""
+    shutil.copytree(runs / "rim", tmp_path / "rim")
     for name, seed, frames, value in (("a", 0, 64, 0.5), ("b", 1, 64, 0.7), ("c", 2, 128, 0.0)):
         folder = RunFolder(shutil.copytree(runs / "riglstm", tmp_path / name))
         config, result = folder.read_json(folder.config), folder.read_json(folder.result)
-        # Another `checkpoint_every` is not another training.
-        config["fit"] |= {"frames": frames, "checkpoint_every": 7 + seed}
+        config["fit"] |= {"frames": frames}
         folder.write_json(folder.config, config | {"seed": seed})
-        rows = [row | {"value": value} for row in result["rows"]]
-        folder.write_json(folder.result, result | {"rows": rows})
-    found = without_copies([read(path) for path in sorted(tmp_path.iterdir())])[0]
-    (table,), notes = tables(found)
-    assert table.lines[0].ours["S5"].text() == "50.0, 70.0 (2 runs)"
-    (words,) = [note for note in notes if "left out" in note]
-    assert "c: left out, trained otherwise than" in words
-    assert "fit.frames is 64 there, 128 here" in words
-    theirs = [r["value"] for r in read(tmp_path / "rim").rows if r["metric"] == "success"]
-    bars = [bar[2] for bar in relative(comparable(found)[0])]
-    assert bars == pytest.approx([60 - 100 * rate for rate in theirs])
-    # As many seeds of both: the one begun last.
-    shutil.rmtree(tmp_path / "b")
-    for name, when in (("a", "2026-01-01"), ("c", "2026-01-02")):
-        (tmp_path / name / "run.json").write_text(json.dumps({"started": when}))
-    later = without_copies([read(path) for path in sorted(tmp_path.iterdir())])[0]
-    assert tables(later)[0][0].lines[0].ours["S5"].text() == "0.0 (1 run)"
-    assert unequal_training(comparable(found)[0]) == []
-    (words,) = unequal_training(comparable(later)[0])
-    assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.frames is" in words
+        figures = [row | {"value": value} for row in result["rows"]]
+        folder.write_json(folder.result, result | {"rows": figures, "updates": frames // 64})
+        folder.write_json(folder.run, {"started": f"2026-01-0{9 - frames // 64}"})
+    found = [read_record(path) for path in sorted(tmp_path.iterdir())]
+    missing: list[str] = []
+    (table, *_) = results(found, missing)
+    assert isinstance(table, TextTable)
+    assert table.lines[0][:3] == ["drawn", "RigLSTM", "50.0, 70.0 (2 runs)"]
+    assert missing == [
+        f"{tmp_path / 'c'}: left out, a later run of its memory was trained otherwise"
+    ]
+    theirs = [r["value"] for r in found[-1].rows if r["metric"] == "success"]
+    kept = [row for run in found if run.path.name != "c" for row in agents.rows(run, run.path.name)]
+    assert [bar[2] for bar in relative(kept)] == pytest.approx([60 - 100 * v for v in theirs])
+    # Where memories were trained for longer than others, a column says so.
+    (other,) = agents.tables([row for run in found[2:] for row in agents.rows(run, run.path.name)])
+    assert other.differing() == ["updates"]
 
 
 @pytest.mark.parametrize(
@@ -120,31 +115,48 @@ def test_a_run_that_cannot_be_begins_no_folder(flags, message, tmp_path, capsys)
 def test_an_agents_soft_update_is_the_printed_one_unless_another_is_asked_for(
     given, update, monkeypatch
 ):
-    asked: list[GridSpec] = []
+    asked: list[RunSpec] = []
 
-    def run(spec: GridSpec, *args: object, **options: object) -> NoReturn:
+    def run(spec: RunSpec, *args: object, **options: object) -> NoReturn:
         asked.append(spec)
         raise UsageError("this is enough")
 
-    monkeypatch.setattr("riglstm.lab.minigrid.runs.run", run)
+    monkeypatch.setattr("riglstm.lab.cli.train.run", run)
     assert main(["train", "minigrid", *(("--set", *given) if given else ()), "--seed", "9"]) == 2
-    core: Any = build(asked[0], torch.device("cpu")).core
-    layer = core.layer
+    net: Any = build(asked[0])[1]
+    layer = net.core.layer
     assert (layer.soft_update, layer.selection.update_scale, layer.update_bias) == update
 
 
 def test_reproduce_trains_what_is_missing_and_prints_a_table(tmp_path, capsys):
     flags = "--families lavagap --models lstm --seeds 1 --frames 2048 --episodes 2 --workers 1"
     command = ["reproduce", "minigrid", *flags.split(), "--device", "cpu", "--out", str(tmp_path)]
+    command += ["--results", str(tmp_path / "results.csv")]
     assert main(command) == 0
     first = capsys.readouterr()
     assert "**MiniGrid, LavaGap: episodes solved in %**" in first.out
     assert "run 1 of 1" in first.err
     assert main(command) == 0
     again = capsys.readouterr()
-    assert again.out == first.out
+    assert again.out.partition("\n")[2] == first.out.partition("\n")[2]
     assert "run 1" not in again.err
-    assert (tmp_path / "tables" / "minigrid.csv").read_text().startswith("table,model,seed,metric,")
+    found = rows.read(tmp_path / "tables" / "minigrid.csv", tmp_path / "results.csv")
+    assert [row.metric for row in found[:3]] == ["success@S5", "success_greedy@S5", "steps@S5"]
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+    other = replace(found[0], metric="success@5x5", chosen_on="", value=1.5)
+    assert [name for name, _ in rows.faults(other)] == ["metric", "chosen_on", "value"]
+
+
+def test_agents_are_trained_at_a_time_and_stop_in_time(tmp_path, capsys):
+    flags = "--families lavagap --models lstm rim --seeds 1 --frames 4096 --episodes 1 --workers 1"
+    command = ["reproduce", "minigrid", *flags.split(), "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*command, "--minutes", "0.01"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("1 to run") == 12
+    assert "2 runs are not done; go on with: riglstm reproduce minigrid --families" in said
+    assert main([*command, "--jobs", "2"]) == 0
+    assert "to run" not in capsys.readouterr().out
+    assert {len(list(path.glob("result.json"))) for path in tmp_path.glob("minigrid-*")} == {1}
 
 
 def test_minigrid_is_listed_and_comes_before_its_flags(capsys):

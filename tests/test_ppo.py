@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from helpers import close, seeded
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.minigrid.ppo import ORDER, PPO, Agent, Rollout
-from riglstm.lab.minigrid.spec import MEMORIES
+from riglstm.lab.tables.recipes import MEMORIES
 from riglstm.lab.tasks.base import generator
 from riglstm.lab.tasks.common import CPU
 from riglstm.models import MODELS, build

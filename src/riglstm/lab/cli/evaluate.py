@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
-from riglstm.lab.minigrid.table import is_grid
 from riglstm.lab.tables.run import evaluate, finished
 
 
@@ -25,7 +24,8 @@ class Evaluate:
     run: Path
     """The run's folder, or a file that `riglstm export` wrote."""
     conditions: tuple[str, ...] | None = None
-    """Test conditions, as the task names them (P=100, 19x19, curtain); none: the run's own."""
+    """Test conditions, as the task names them (P=100, 19x19, curtain), or levels of an agent's
+    family; none: the run's own."""
     device: str = "auto"
     """Where to compute: auto (a GPU where there is one), cpu, cuda, cuda:1."""
     data_dir: Path | None = None
@@ -40,10 +40,6 @@ def main(args: Sequence[str]) -> None:
             f"RUN must be the folder of a run, or an exported file, got {config.run}, which is "
             "not there"
         )
-    if is_grid(config.run):
-        from riglstm.lab.cli import minigrid
-
-        return minigrid.evaluate(config.run, config.device, config.conditions)
     recorded = finished(config.run).result
     result = evaluate(config.run, config.device, config.data_dir, config.conditions)
     title = f"{config.run}, {result['updates']} updates, {result['device']}"

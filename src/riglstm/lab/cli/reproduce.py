@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.cli.bench import processor
-from riglstm.lab.cli.train import MINIGRID
 from riglstm.lab.tables import complexity, on_ray
 from riglstm.lab.tables.executor import Executor, overview
 from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe, stem
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
+from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Precision, launched
 from riglstm.lab.train.progress import say

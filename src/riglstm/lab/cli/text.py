@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from riglstm.lab.tables.result import CHOSEN
+from riglstm.lab.tables.agents import METRICS
+from riglstm.lab.tables.result import CHOSEN, LAST
 from riglstm.lab.tables.table import TextTable, markdown
 
 RULES = """\
@@ -18,6 +19,8 @@ def result_table(result: Mapping[str, Any], title: str) -> str:
     """The test figures of one run, in Markdown, with the legend of the two rules."""
     if not result["rows"]:
         return f"{title}: not tested"
+    if result["rows"][0]["chosen_on"] == LAST:
+        return _success_table(result, title)
     found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in result["rows"]:
         found.setdefault(row["condition"], {})[row["chosen_on"]] = row
@@ -29,6 +32,16 @@ def result_table(result: Mapping[str, Any], title: str) -> str:
     metric = result["rows"][0]["metric"]
     heads = (f"test {metric}", f"chosen on {home}", "chosen on its own validation")
     return f"{markdown(TextTable(title, heads, lines, lead=1))}\n{RULES}"
+
+
+def _success_table(result: Mapping[str, Any], title: str) -> str:
+    """How often an agent solves each level."""
+    lines: dict[str, list[str]] = {}
+    for row in result["rows"]:
+        if row["metric"] in METRICS:
+            lines.setdefault(row["condition"], [row["condition"]]).append(f"{row['value']:.0%}")
+    heads = ("episodes solved", *(f"actions {how}" for how in METRICS.values()))
+    return markdown(TextTable(title, heads, list(lines.values()), lead=1)).rstrip()
 
 
 def show(row: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.plan import PLACE, RunSpec
 from riglstm.lab.tables.result import read_record
 from riglstm.lab.tables.run import run
+from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.tasks.base import options as task_options
 from riglstm.lab.train.config import Fit, rank
 from riglstm.lab.train.folder import RunFolder, differences
@@ -38,9 +39,6 @@ EXAMPLES: dict[str, str] = {
     "balls": "--hidden-size 250 --set num_cells=5 active_cells=2 --lr 3e-4 --updates 20000",
 }
 
-MINIGRID = "minigrid"
-"""Trained in another way, and with flags of its own: `riglstm.lab.cli.minigrid`."""
-
 
 @dataclass(frozen=True)
 class Model:
@@ -56,7 +54,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is written."""
+    """Where a run is written, and until when."""
 
     seed: int = 0
     """Seed of the weights, of the data or the episodes, and of what a model draws."""
@@ -64,14 +62,14 @@ class Place:
     """The run's folder; none: runs/TASK/MODEL-sSEED, or runs/minigrid/FAMILY-MODEL-sSEED."""
     resume: bool = False
     """Go on with the run that is in the folder; begin where there is none."""
+    minutes: float | None = None
+    """Stop in good time before so many minutes are over, saved; none: never. --resume goes on."""
 
 
 @dataclass(frozen=True)
 class Run(Place):
-    """Where it is written, and until when."""
+    """Where it is written, and its data are."""
 
-    minutes: float | None = None
-    """Stop in good time before so many minutes are over, saved; none: never. --resume goes on."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
 
@@ -84,7 +82,7 @@ def main(args: Sequence[str]) -> None:
     if task == MINIGRID:
         from riglstm.lab.cli import minigrid
 
-        return minigrid.train(rest)
+        return minigrid.train(args)
     flags.check_name("the task", task, (*tasks.names(), MINIGRID))
     options = tasks.find(task)
     doc = (inspect.getdoc(options) or "").replace("\n\n", "\n")
@@ -92,7 +90,6 @@ def main(args: Sequence[str]) -> None:
     groups: dict[str, type] = {"task": options, "model": Model, "training": Fit, "run": Run}
     given = flags.read(f"riglstm train {task}", about, groups, rest)
     model, where = given["model"], given["run"]
-    deadline = Deadline.after(where.minutes)
     flags.check_name("--model", model.model, MODELS)
     spec = RunSpec(
         task=task,
@@ -103,8 +100,16 @@ def main(args: Sequence[str]) -> None:
         fit=given["training"],
         seed=where.seed,
     )
-    out = where.out or Path("runs") / task / f"{spec.name}-s{where.seed}"
-    title = f"{task}: {spec.name}, seed {where.seed}"
+    make(spec, spec.name, where, args, where.data_dir)
+
+
+def make(
+    spec: RunSpec, name: str, where: Place, args: Sequence[str], data_dir: Path | None = None
+) -> None:
+    """Train, test and print a run; `name`: that of its folder, and of its model for readers."""
+    deadline = Deadline.after(where.minutes)
+    out = where.out or Path("runs") / spec.task / f"{name}-s{where.seed}"
+    title = f"{spec.task}: {name}, seed {where.seed}"
     # Of several processes the first one looks; that a run is done all of them have to know.
     first = rank() == 0 or (where.resume and RunFolder(out).state == "done")
     if first and check_folder(out, where.resume, spec.resolved()):
@@ -114,7 +119,7 @@ def main(args: Sequence[str]) -> None:
     print(f"{title}, into {out}", flush=True)
     again = flags.again("train", args, "--resume")
     try:
-        result = run(spec, out, where.data_dir, resume=where.resume, again=again, deadline=deadline)
+        result = run(spec, out, data_dir, resume=where.resume, again=again, deadline=deadline)
     except OutOfTime as stop:
         print(f"time is up: {stop}")
         return

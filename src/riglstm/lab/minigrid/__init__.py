@@ -1,1 +1,1 @@
-"""Agents on MiniGrid: levels, environments, recurrent PPO, their table; needs the extra `rl`."""
+"""Agents on MiniGrid: levels, environments, recurrent PPO; needs the extra `rl`."""

@@ -72,7 +72,7 @@ class Environments:
     ) -> None:
         # Here, as a worker imports nothing of the package.
         from riglstm.lab.minigrid.levels import available
-        from riglstm.lab.tables.executor import cores
+        from riglstm.lab.train.config import cores
 
         available()
         B = len(levels)

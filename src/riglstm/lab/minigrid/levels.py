@@ -90,13 +90,10 @@ def available() -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def chosen_levels(of: Family, names: Sequence[str] | None) -> dict[str, str]:
-    """The levels of that name, in the family's order; None: all."""
-    if names is None:
-        return of.levels
-    if not names or not set(names) <= of.levels.keys():
+def chosen_levels(of: Family, names: Sequence[str]) -> dict[str, str]:
+    """The levels of that name, in the family's order."""
+    if not set(names) <= of.levels.keys():
         raise ValueError(
-            f"levels of {of.title} must be some of {', '.join(of.levels)}, got "
-            f"{', '.join(names) or 'none'}"
+            f"levels of {of.title} must be some of {', '.join(of.levels)}, got {', '.join(names)}"
         )
     return {name: level for name, level in of.levels.items() if name in names}

@@ -34,7 +34,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.tasks.base import generator
 from riglstm.lab.tasks.common import CPU, check_whole
-from riglstm.lab.train.config import check_device
+from riglstm.lab.train.config import Precision, check_device
 from riglstm.models.base import State
 from riglstm.models.episodes import restart, run_with_resets, stepper
 
@@ -101,6 +101,11 @@ class PPO:
     tensorboard: bool = True
     """Write TensorBoard's files too, where it is installed."""
 
+    precision: ClassVar[Precision] = "fp32"
+    devices: ClassVar[int] = 1
+    test: ClassVar[bool] = True
+    """What a `Fit` may choose."""
+
     def __post_init__(self) -> None:
         check_device(self.device)
         for name in ("envs", "steps", "window", "epochs", "minibatch", "checkpoint_every"):
@@ -113,6 +118,8 @@ class PPO:
                 f"steps and minibatch must be multiples of window = {self.window}, "
                 f"got {self.steps} and {self.minibatch}"
             )
+        if self.frames is not None:
+            self.whole(self.frames)
         for name in (*ABOVE_ZERO, *FROM_ZERO, *SHARES):
             value = getattr(self, name)
             if not 0 <= value < math.inf or (name in ABOVE_ZERO and value == 0):

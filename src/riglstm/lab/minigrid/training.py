@@ -1,4 +1,4 @@
-"""Training an agent in a run's folder, and testing it on the levels of its family.
+"""Training an agent in a run's folder, and testing it on levels of its family.
 
 A test plays a number of episodes of each level, by drawn and by most probable actions. The episodes
 are the same for every agent: their seeds depend on an episode's number alone. So does the noise of
@@ -12,46 +12,61 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from riglstm.lab.minigrid.envs import SKIP, Environments
-from riglstm.lab.minigrid.levels import FAMILIES
 from riglstm.lab.minigrid.network import ActorCritic, Frames
-from riglstm.lab.minigrid.ppo import Agent, small_products
-from riglstm.lab.minigrid.spec import TEST_SEED, GridSpec
+from riglstm.lab.minigrid.ppo import PPO, Agent, small_products
+from riglstm.lab.minigrid.task import TEST_SEED, World
 from riglstm.lab.tasks.base import generator
 from riglstm.lab.tasks.common import CPU
-from riglstm.lab.train.checkpoints import Checkpoints, save_weights
+from riglstm.lab.train.checkpoints import Checkpoints, Chosen, Fitted, save_weights
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.progress import SECONDS, Log, Progress, say
-from riglstm.lab.train.stopping import Diverged, Interrupted, StopNow, StopRequest, go_on, untested
+from riglstm.lab.train.stopping import (
+    NEVER,
+    Deadline,
+    Diverged,
+    Interrupted,
+    OutOfTime,
+    StopNow,
+    StopRequest,
+    go_on,
+    untested,
+)
 from riglstm.models.episodes import stepper
 
 
 def train(
-    net: ActorCritic, spec: GridSpec, folder: RunFolder, *, again: str = ""
-) -> dict[str, Any]:
-    """Train `net` in place on its family's easiest level; the updates, frames and seconds in all.
+    net: ActorCritic,
+    world: World,
+    config: PPO,
+    seed: int,
+    folder: RunFolder,
+    *,
+    again: str = "",
+    deadline: Deadline = NEVER,
+) -> Fitted:
+    """Train `net` in place on its family's easiest level; the last weights are chosen (P35).
 
     As `riglstm.lab.train.loop.fit`, in a folder that is begun; raises the same, and WorkerDied.
     """
-    config, frames = spec.ppo, spec.ppo.whole(spec.frames)
-    level = next(iter(FAMILIES[spec.family].levels.values()))
+    assert config.frames is not None
+    frames, level = config.whole(config.frames), world.family.levels[world.trained_on]
     checkpoints = Checkpoints(folder, net)
     start = checkpoints.latest()
     with (
-        Environments([level] * config.envs, spec.seed, workers=config.workers) as envs,
-        StopRequest(speaks=True) as request,
+        Environments([level] * config.envs, seed, workers=config.workers) as envs,
+        StopRequest(speaks=True, deadline=deadline) as request,
     ):
-        agent = Agent(net, envs, config, spec.seed)
+        agent = Agent(net, envs, config, seed)
         if start is not None:
             agent.load_state_dict(start["agent"])
         # As if all sessions were one.
         began = time.monotonic() - (start["seconds"] if start is not None else 0.0)
-        saved = agent.updates
+        saved, late = agent.updates, False
 
         def kept() -> str:
             if not saved:
@@ -64,6 +79,7 @@ def train(
                 contextlib.closing(Progress(frames, "frame", agent.frames)) as progress,
             ):
                 while agent.frames < frames:
+                    acting = time.monotonic()
                     figures = agent.update()
                     if not _finite(figures, net):
                         raise Diverged(
@@ -73,25 +89,29 @@ def train(
                     log.add(agent.frames, figures)
                     progress.move(agent.frames, _said(figures))
                     # A signal may come between two looks at it.
+                    late = request.deadline.near(time.monotonic() - acting)
                     last, stop = agent.frames == frames, request.made
                     # The last one, so that a stop during the test does not cost the training.
-                    if last or stop or agent.updates % config.checkpoint_every == 0:
+                    if last or stop or late or agent.updates % config.checkpoint_every == 0:
                         log.flush()
                         seconds = time.monotonic() - began
                         state = {"agent": agent.state_dict(), "seconds": seconds}
                         checkpoints.save(agent.updates, state)
                         saved = agent.updates
-                    if stop and not last:
-                        raise Interrupted(go_on(f"stopped, and saved; {kept()}", again))
-            save_weights(net, folder.weights_of(frames))
+                    if (stop or late) and not last:
+                        kind = Interrupted if stop else OutOfTime
+                        raise kind(go_on(f"stopped, and saved; {kept()}", again))
+            save_weights(net, folder.weights_of(agent.updates))
         except StopNow:
             how = f"stopped at once, without saving; {kept()}"
             raise Interrupted(go_on(how, again)) from None
-        if request.made:
+        if request.made or late:
             # Too late for this training; whoever asked wants no tests now either.
-            raise Interrupted(untested(again))
+            raise (Interrupted if request.made else OutOfTime)(untested(again))
         seconds = time.monotonic() - began
-        return {"updates": agent.updates, "frames": frames, "seconds": seconds}
+        solved = [one for one, _ in agent.recent] or [0]
+        last_weights = Chosen(agent.updates, sum(solved) / len(solved), math.nan)
+        return Fitted({world.trained_on: last_weights}, agent.updates, seconds, "updates")
 
 
 def _said(figures: Mapping[str, float]) -> str:
@@ -115,7 +135,6 @@ def trials(
     success: the share of episodes solved, by actions drawn from the policy, as in training;
     success_greedy: by the most probable action each time; steps: the mean length of the former.
     """
-    say(f"testing {episodes} episodes of {len(levels)} levels")
     count = len(levels)
     # By episodes first: long levels are shared out among the workers.
     ids = [*levels.values()] * 2 * episodes

@@ -8,11 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from riglstm.lab.minigrid.levels import FAMILIES
-from riglstm.lab.minigrid.table import GridRun, comparable, label, tables
 from riglstm.lab.report.curves import LOOKS, Picture, draw_training, plot_axes, png
-from riglstm.lab.tables.result import Series
-from riglstm.lab.tables.table import Table
-from riglstm.lab.train.folder import differences
+from riglstm.lab.tables import agents
+from riglstm.lab.tables.result import Record, ResultRow, Series
+from riglstm.lab.tables.table import TextTable, newest, text_table
 from riglstm.plot.draw import FAINT, GRID, new_figure, styled
 
 OURS, THEIRS = "riglstm", "rim"
@@ -21,37 +20,29 @@ Bar = tuple[str, str, float, float]
 """Family, level, mean difference in points, its standard deviation."""
 
 
-def results(
-    runs: Sequence[GridRun], missing: list[str]
-) -> tuple[list[Table], list[str], list[Picture]]:
-    """Tables, notes and pictures of runs on MiniGrid; adds to `missing` what they lack."""
-    done, left = comparable([run for run in runs if run.state == "done"])
-    missing += left
-    missing += [
-        f"{run.path}: a run on MiniGrid that failed: {run.reason}"
-        if run.state == "failed"
-        else f"{run.path}: a run on MiniGrid that is not finished; go on with --resume"
-        for run in runs
-        if run.state != "done"
-    ]
-    missing += unequal_training(done)
-    bars = relative(done)
-    pictures = [*([relative_picture(bars)] if bars else []), *_training(done)]
-    return *(tables(done) if done else ([], [])), pictures
+def results(runs: Sequence[Record], missing: list[str]) -> list[str | TextTable | Picture]:
+    """Tables, a note and pictures of agents; adds to `missing` the runs that none of them show."""
+    runs = sorted(runs, key=lambda run: str(run.run.get("started", "")))
+    rows = [row for run in runs for row in agents.rows(run, str(run.path))]
+    shown = newest(rows)
+    counted = {row.run for row in shown}
+    left = dict.fromkeys(row.run for row in rows if row.run not in counted)
+    missing += [f"{run}: left out, a later run of its memory was trained otherwise" for run in left]
+    bars = relative(shown)
+    pictures = [*([relative_picture(bars)] if bars else []), *_training(runs)]
+    return [*map(text_table, agents.tables(shown)), agents.NOTE, *pictures]
 
 
-def relative(done: Sequence[GridRun]) -> list[Bar]:
+def relative(rows: Sequence[ResultRow]) -> list[Bar]:
     """The points of success by which RigLSTM is above RIM, on every level where both have runs.
 
-    The runs of a model are those of one training; see `comparable`. The spread is that of the
-    difference of two independent runs: √(sd² + sd²).
+    The spread is that of the difference of two independent runs: √(sd² + sd²).
     """
     rates: dict[tuple[str, str, str], list[float]] = {}
-    for run in done:
-        for row in run.rows:
-            if row["metric"] == "success":
-                place = run.spec.family, run.spec.name, row["condition"]
-                rates.setdefault(place, []).append(100 * row["value"])
+    for row in rows:
+        if row.metric.startswith("success@"):
+            place = row.setting, row.model, row.condition
+            rates.setdefault(place, []).append(100 * row.value)
     bars: list[Bar] = []
     for key, of in FAMILIES.items():
         for name in of.levels:
@@ -61,23 +52,6 @@ def relative(done: Sequence[GridRun]) -> list[Bar]:
                 mean = float(np.mean(ours) - np.mean(theirs))
                 bars.append((of.title, name, mean, float(spread)))
     return bars
-
-
-def unequal_training(done: Sequence[GridRun]) -> list[str]:
-    """A line on each family on which RigLSTM and RIM were trained with other options."""
-    found: dict[str, dict[str, GridRun]] = {}
-    for run in done:
-        found.setdefault(run.spec.family, {}).setdefault(run.spec.name, run)
-    said = []
-    for family, runs in found.items():
-        if OURS in runs and THEIRS in runs:
-            theirs, ours = (runs[name].spec.training()["fit"] for name in (THEIRS, OURS))
-            if words := differences(theirs, ours, "fit"):
-                said.append(
-                    f"MiniGrid, {FAMILIES[family].title}: RIM (there) and RigLSTM (here) were "
-                    f"trained otherwise: {'; '.join(words)}"
-                )
-    return said
 
 
 @styled()
@@ -118,20 +92,19 @@ def relative_picture(bars: Sequence[Bar]) -> Picture:
     )
 
 
-def _training(done: Sequence[GridRun]) -> Iterator[Picture]:
+def _training(runs: Sequence[Record]) -> Iterator[Picture]:
     """Success in training, by frame, of each family in which an episode has ended."""
-    runs: dict[str, dict[str, list[Series]]] = {run.spec.family: {} for run in done}
-    for run in done:
+    found: dict[str, dict[str, list[Series]]] = {}
+    for run in runs:
         if "success" in run.metrics:
-            own = runs[run.spec.family].setdefault(label(run.spec.name), [])
-            own.append(run.metrics["success"])
-    for family, found in runs.items():
-        if found:
-            title, home = FAMILIES[family].title, next(iter(FAMILIES[family].levels))
-            figure = draw_training({f"{title} {home}: success": found})
-            figure.axes[0].set_xlabel("frame")
-            yield Picture(
-                title=f"MiniGrid, {title}: success while training",
-                caption="Share of the last 100 episodes that were solved, by frames acted in.",
-                png=png(figure),
-            )
+            own = found.setdefault(run.spec.task_options["family"], {})
+            own.setdefault(agents.label(run.spec.name), []).append(run.metrics["success"])
+    for family, series in found.items():
+        title, home = FAMILIES[family].title, next(iter(FAMILIES[family].levels))
+        figure = draw_training({f"{title} {home}: success": series})
+        figure.axes[0].set_xlabel("frame")
+        yield Picture(
+            title=f"MiniGrid, {title}: success while training",
+            caption="Share of the last 100 episodes that were solved, by frames acted in.",
+            png=png(figure),
+        )

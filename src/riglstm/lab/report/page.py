@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from riglstm import __version__
-from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells, minigrid
 from riglstm.lab.report.cells import SLEEPING, Loaded
 from riglstm.lab.report.curves import Picture, shift, shift_picture, training_picture
@@ -25,6 +24,7 @@ from riglstm.lab.tables.recipes import chosen
 from riglstm.lab.tables.result import Record
 from riglstm.lab.tables.run import load
 from riglstm.lab.tables.table import TextTable, text_table
+from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.tasks.balls import Balls
 from riglstm.lab.tasks.copying import Copying
 from riglstm.lab.tasks.datasets import data_folder
@@ -127,16 +127,15 @@ def report(
     for line in unread:
         warn(line)
     runs, copies = without_copies(found)
-    known = [run for run in runs if isinstance(run, Record)]
-    grids = [run for run in runs if isinstance(run, GridRun)]
-    missing = [*unread, *copies, *(run.describe() for run in known if run.state != "done")]
+    known = [run for run in runs if run.spec.task != MINIGRID]
+    grids = [run for run in runs if run.spec.task == MINIGRID]
+    missing = [*unread, *copies, *(run.describe() for run in runs if run.state != "done")]
     # A folder that is named is only read: a page of what is there downloads nothing.
     here = data_folder(data_dir)
     networks = Networks(digits, size, step, sequence, models, device, here, show, missing)
     sections = [_section(one, networks) for one in (group(known) if known else ())]
     if grids:
-        tables, notes, pictures = minigrid.results(grids, missing)
-        sections.append(Section("MiniGrid", [*map(text_table, tables), *notes, *pictures]))
+        sections.append(Section("MiniGrid", minigrid.results(grids, missing)))
     done = sum(run.state == "done" for run in runs)
     weights = "; weights are those chosen on validation data of the training condition"
     text = render_page(
@@ -146,7 +145,7 @@ def report(
         [
             *([Section("What is missing", [missing])] if missing else []),
             *sections,
-            Section("Run records", known),
+            Section("Run records", runs),
         ],
     )
     with atomic_write(out) as file:

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from riglstm.lab.minigrid import table as minigrid
-from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.report import cells
 from riglstm.lab.report.cells import Loaded
 from riglstm.lab.report.curves import (
@@ -28,12 +26,14 @@ from riglstm.lab.report.curves import (
     slices_picture,
 )
 from riglstm.lab.report.minigrid import relative, relative_picture
-from riglstm.lab.tables import complexity
+from riglstm.lab.tables import agents, complexity
 from riglstm.lab.tables.recipes import SEARCHED, TABLES
+from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.rows import read_folder
 from riglstm.lab.tables.run import finished, load
 from riglstm.lab.tables.search import read_lines
-from riglstm.lab.tables.table import RULES, Table, markdown, plain, tables, text_table
+from riglstm.lab.tables.table import RULES, Table, markdown, newest, plain, tables, text_table
+from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.tasks.datasets import DataError, data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.folder import atomic_write
@@ -67,8 +67,8 @@ class Results(NamedTuple):
 
     folder: Path
     tables: Sequence[Table]
-    grids: Sequence[GridRun]
-    """Runs on MiniGrid."""
+    grids: Sequence[ResultRow]
+    """Rows of agents on MiniGrid that tables show."""
     weights: Path
     """Folder of exported networks, whose cells are drawn if they read images."""
 
@@ -91,9 +91,10 @@ class Wanted(NamedTuple):
 
 
 def read(results: Path, weights: Path) -> Results:
-    """What there is; raises ValueError for rows and runs that cannot be."""
-    runs = [minigrid.read(path.parent) for path in sorted(results.glob("minigrid/*/config.json"))]
-    return Results(results, tables(read_folder(results)), runs, weights)
+    """What there is; raises ValueError for rows that cannot be."""
+    rows = read_folder(results)
+    grids = [row for row in newest(rows) if row.table == MINIGRID]
+    return Results(results, tables(rows), grids, weights)
 
 
 def publish(
@@ -170,7 +171,7 @@ def block(found: Sequence[Table]) -> str:
 
 
 def page(found: Results, sources: Mapping[str, Mapping[str, str]]) -> str:
-    """All tables and figures, as Markdown; agents have theirs from the folders of their runs."""
+    """All tables and figures, as Markdown."""
     parts = [
         "# Results",
         "`riglstm report --results results` makes this page from the CSV files of this folder, "
@@ -190,9 +191,8 @@ def page(found: Results, sources: Mapping[str, Mapping[str, str]]) -> str:
     if measured := complexity.tables(complexity.read(found.folder / COMPLEXITY)):
         parts += ["## Complexity", *(markdown(table).rstrip() for table in measured)]
     if found.grids:
-        on_grids, notes = minigrid.tables(found.grids)
-        parts += ["## MiniGrid", *notes]
-        parts += [markdown(text_table(table)).rstrip() for table in on_grids]
+        parts += ["## MiniGrid", agents.NOTE]
+        parts += [markdown(text_table(table)).rstrip() for table in agents.tables(found.grids)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -219,7 +219,7 @@ def _wanted(found: Results, device: str = "cpu", data_dir: Path | None = None) -
                 of = "" if table.settings is None else f"-{setting.replace('=', '')}"
                 draw = partial(shift_picture, what)
                 yield Wanted(f"{table.name}{of}-shift.png", _digest(what), draw)
-    if bars := relative(minigrid.comparable(found.grids)[0]):
+    if bars := relative(found.grids):
         yield Wanted("minigrid-relative.png", _digest(bars), partial(relative_picture, bars))
     for file in sorted(found.folder.glob("trials/*.jsonl")):
         if (trials := slices(file.stem, read_lines(file))) is not None:

@@ -11,17 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from riglstm.lab.minigrid import table as grid
-from riglstm.lab.minigrid.table import GridRun
 from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.recipes import TABLES, Budget, recipe
-from riglstm.lab.tables.result import CHOSEN, Record, RunFiles, read_record, refused, rows_of
+from riglstm.lab.tables.result import CHOSEN, Record, read_record, rows_of
 from riglstm.lab.tables.table import RULES, Table, line, table_of_runs, yardsticks
 from riglstm.models import MODELS
-
-R = TypeVar("R", bound=RunFiles)
 
 LEARNING = ("batch_size", "dropout", "input_size", "loss_on", "conditions")
 """Options of tasks that change how a model learns, or where it is tested, and not the data."""
@@ -48,15 +44,12 @@ def find(paths: Sequence[Path | str]) -> list[Path]:
     return list(found)
 
 
-def read(paths: Sequence[Path | str]) -> tuple[list[Record | GridRun], list[str]]:
+def read(paths: Sequence[Path | str]) -> tuple[list[Record], list[str]]:
     """All runs in the folders given, and a line on each that cannot be read."""
-    found: list[Record | GridRun] = []
-    unread = []
+    found, unread = list[Record](), list[str]()
     for path in find(paths):
         try:
-            with refused(path / "config.json"):
-                on_grid = grid.is_grid(path)
-            found.append(grid.read(path) if on_grid else read_record(path))
+            found.append(read_record(path))
         except ValueError as error:
             unread.append(f"{path} cannot be read: {error}")
     if not found:
@@ -64,12 +57,12 @@ def read(paths: Sequence[Path | str]) -> tuple[list[Record | GridRun], list[str]
     return found, unread
 
 
-def without_copies(runs: Sequence[R]) -> tuple[list[R], list[str]]:
+def without_copies(runs: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """Every run once, and a line on each copy: one run counted twice would narrow the spread.
 
     Of copies the first that is done stays, or the first of all where none is.
     """
-    kept: dict[str, R] = {}
+    kept: dict[str, Record] = {}
     for run in sorted(runs, key=lambda run: run.state != "done"):
         kept.setdefault(run.spec.digest(), run)
     first = [kept[run.spec.digest()] for run in runs]

@@ -36,6 +36,7 @@ import torch
 
 from riglstm.lab.tables.plan import Planned
 from riglstm.lab.tables.run import Make, attempt
+from riglstm.lab.train.config import cores
 from riglstm.lab.train.folder import RunFolder, atomic_write
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import (
@@ -317,13 +318,6 @@ def environment(jobs: int) -> dict[str, str]:
     """That of a run which shares the machine: its part of the cores, unless the user says more."""
     threads = str(max(1, cores() // jobs))
     return {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
-
-
-def cores() -> int:
-    """Those that this process may use: a container or a job often has fewer than the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # What went wrong, in one line for users; what is a bug of ours has none.

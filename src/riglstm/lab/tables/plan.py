@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 from riglstm import RigLSTM
 from riglstm.lab import tasks
-from riglstm.lab.tables.recipes import TABLES, Budget, Recipe, chosen, recipe
+from riglstm.lab.minigrid.ppo import PPO
+from riglstm.lab.minigrid.task import TEST_SEED, MiniGrid
+from riglstm.lab.tables.recipes import MEMORIES, TABLES, Budget, Recipe, chosen, recipe
+from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.tasks.base import TaskConfig, options
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import FREE, Fit, Precision
@@ -47,7 +50,7 @@ class RunSpec:
     """A model, a task, and how the one learns the other."""
 
     task: str
-    """A name that `riglstm.lab.tasks.find` knows."""
+    """A name that `riglstm.lab.tasks.find` knows, or MINIGRID."""
     task_options: dict[str, Any]
     """Fields of the task's configuration that differ from its defaults."""
     model: str
@@ -56,40 +59,54 @@ class RunSpec:
     """The model's whole width."""
     model_options: dict[str, Any]
     """Other arguments of the model."""
-    fit: Fit
-    """How it is trained."""
+    fit: Any
+    """How it is trained: a Fit, or an agent's PPO."""
     seed: int
     """Of the weights, of the training data, and of what the model draws."""
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"the model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        known = tuple(f.name for f in fields(tasks.find(self.task)))  # type: ignore[arg-type]
+        known = tuple(f.name for f in fields(_config_of(self.task)))  # type: ignore[arg-type]
         _check_known("task", self.task, self.task_options, known)
+        if not isinstance(self.fit, _fit_of(self.task)):
+            raise ValueError(
+                f"{self.task} must be learned by {_fit_of(self.task).__name__}, got {self.fit!r}"
+            )
+        if isinstance(self.fit, PPO) and self.fit.frames is None:
+            raise ValueError(
+                "an agent's run must say its frames, got None; riglstm.lab.tables.agents.spec_of "
+                "takes those of the family"
+            )
         check_options(self.model, self.model_options)
         # As many as every generator of random numbers takes.
-        check_whole("the seed", self.seed, low=0, high=2**32 - 1)
+        most = TEST_SEED if self.task == MINIGRID else 2**32
+        check_whole("the seed", self.seed, low=0, high=most - 1)
         check_whole("hidden_size", self.hidden_size)
 
     @property
     def name(self) -> str:
-        """The model, or the ablation that it is."""
+        """The model, or the ablation that it is; of an agent the memory that it has."""
+        if self.task == MINIGRID:
+            return _memory(self.model, self.hidden_size, self.model_options)
         return str(self.model_options.get("variant") or self.model)
 
     @property
     def precision(self) -> str:
         """Of matrix products."""
-        return self.fit.precision
+        return str(self.fit.precision)
 
     def task_config(self) -> TaskConfig:
         """The task's configuration."""
         said = self.task_options.items()
         found = {k: tuple(v) if isinstance(v, list) else v for k, v in said}
-        return tasks.find(self.task)(**found)
+        return _config_of(self.task)(**found)
 
     def resolved(self) -> dict[str, Any]:
         """As JSON has it, with the defaults of task and model written out."""
-        said = {**_model_defaults(self.model, self.model_options), **self.model_options}
+        # Agents have always been named by what was given.
+        more = {} if self.task == MINIGRID else _model_defaults(self.model, self.model_options)
+        said = {**more, **self.model_options}
         return {
             "task": self.task,
             "task_options": options(self.task_config()),
@@ -109,8 +126,9 @@ class RunSpec:
                 f"a run's configuration must have the fields {', '.join(names)}, "
                 f"got {', '.join(sorted(data)) or 'none'}; is this the config.json of a run?"
             )
-        _check_known("training", "Fit", data["fit"], [f.name for f in fields(Fit)])
-        made = cls(**{**data, "fit": Fit(**data["fit"])})
+        fit = _fit_of(data["task"])
+        _check_known("training", fit.__name__, data["fit"], [f.name for f in fields(fit)])
+        made = cls(**{**data, "fit": fit(**data["fit"])})
         made.task_config()
         return made
 
@@ -125,6 +143,31 @@ class RunSpec:
     def recipe(self) -> str:
         """The same without the seed: runs that have it are repetitions of each other."""
         return digest({**self.identity(), "seed": None})
+
+
+def _config_of(task: str) -> type[TaskConfig]:
+    """The options of a task, or of MiniGrid."""
+    return MiniGrid if task == MINIGRID else tasks.find(task)
+
+
+def _fit_of(task: str) -> type[Fit | PPO]:
+    """How a task is learned."""
+    return PPO if task == MINIGRID else Fit
+
+
+def _memory(model: str, hidden_size: int, options: Mapping[str, Any]) -> str:
+    """The name among `MEMORIES`, or the model's with a mark: other sizes."""
+
+    def sizes(model: str, hidden_size: int, options: Mapping[str, Any]) -> Any:
+        # The backend computes the same in another way.
+        known = {k: v for k, v in options.items() if k != "backend"}
+        return model, hidden_size, plain_options(model, hidden_size, known)
+
+    own = sizes(model, hidden_size, options)
+    for name, memory in MEMORIES.items():
+        if own == sizes(memory.model, memory.hidden_size, memory.options):
+            return name
+    return f"{model}-other"
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,8 +219,7 @@ def _check_known(kind: str, of: str, given: Mapping[str, Any], known: Sequence[s
 class Planned(NamedTuple):
     """One run of a table, or of a search."""
 
-    spec: Any
-    """A RunSpec; of a run on MiniGrid its GridSpec."""
+    spec: RunSpec
     folder: Path
     setting: str
     """What it is trained in, as the table says it."""
@@ -262,4 +304,5 @@ def spec_of(
 
 def folder_name(spec: RunSpec) -> str:
     """Task, model, seed, and a digest of everything: another configuration is another folder."""
-    return f"{spec.task}-{spec.name}-seed{spec.seed}-{spec.digest()}"
+    family = f"-{spec.task_options['family']}" if spec.task == MINIGRID else ""
+    return f"{spec.task}{family}-{spec.name}-seed{spec.seed}-{spec.digest()}"

@@ -328,6 +328,20 @@ def _remembering(rows: Mapping[str, Row]) -> dict[str, Row]:
     return changed
 
 
+ALL_AWAKE = {"num_cells": 4, "active_cells": 4, "views_per_cell": 4, "peers_per_cell": 3}
+MEMORIES: dict[str, Row] = {
+    "riglstm": Row("RigLSTM", "riglstm", 64, {**ALL_AWAKE, "soft_update": "printed"}),
+    "rim": Row("RIM", "rim", 64, {"num_cells": 4, "active_cells": 2, "dropout": 0.0}),
+    "rim3": Row("RIM, 3 active", "rim", 64, {"num_cells": 4, "active_cells": 3, "dropout": 0.0}),
+    "lstm": Row("LSTM", "lstm", 64, {}),
+    "gridlstm": Row("GridLSTM", "gridlstm", 64, {"num_cells": 4}),
+    "brim": Row("BRIM", "brim", 64, {"num_cells": (4, 4), "active_cells": (2, 2), "dropout": 0.0}),
+    "rmc": Row("RMC", "rmc", 64, {"num_slots": 4, "num_heads": 4}),
+    "entnet": Row("EntNet", "entnet", 64, {"num_slots": 4}),
+}
+"""Of agents on MiniGrid: the paper's RigLSTM (K_h is capped at N - 1) and RIM; the others at their
+width."""
+
 MEASURED_ROWS = only(printed(image_rows(FULL, 4, "mnist")), *_SOME)
 """Models of the table of times and sizes, which is measured at the paper's widths only."""
 

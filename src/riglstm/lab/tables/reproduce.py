@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from riglstm.lab.tables import rows
+from riglstm.lab.tables import agents, rows
 from riglstm.lab.tables.executor import Executor, InProcess, Processes, make_runs
 from riglstm.lab.tables.plan import Planned, plan
 from riglstm.lab.tables.recipes import TABLES, Budget, recipe, stem
 from riglstm.lab.tables.result import ResultRow, csv_text
 from riglstm.lab.tables.run import Make, open_data, run
 from riglstm.lab.tables.table import markdown, table_of_runs, text_table
+from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.stopping import NEVER, Deadline
 
@@ -85,7 +86,8 @@ def reproduce(
 ) -> Reproduced:
     """Run what is not done of a plan, and write its table to `out`, anew after every run.
 
-    `asked`: what `plan` gives. The table has all rows that have a run in `root`, whoever made it,
+    `asked`: what `plan` gives, of agents `agents.plan`, whose `name` is MINIGRID and whose table
+    has these runs alone. Another table has all rows that have a run in `root`, whoever made it,
     so that several programs with models of their own agree on it.
     A run that was stopped is gone on with. One that diverged stays failed, and is shown so.
     `jobs`: runs at a time on the device, each in a process of its own. One that ends with an error
@@ -97,12 +99,16 @@ def reproduce(
     """
 
     def render() -> Rendered:
-        table, found = table_of_runs(name, begun(name, asked, budget, root), budget)
+        if name == MINIGRID:
+            text, found = agents.text(asked)
+        else:
+            table, found = table_of_runs(name, begun(name, asked, budget, root), budget)
+            text = markdown(text_table(table))
         if results is not None:
             rows.append(results, found)
-        return Rendered(markdown(text_table(table)), found)
+        return Rendered(text, found)
 
-    file = stem(name, budget, asked[0].spec.fit.precision)
+    file = name if name == MINIGRID else stem(name, budget, asked[0].spec.fit.precision)
     waiting = unfinished(asked)
     # Runs that are fewer share the cores among themselves alone.
     jobs = max(1, min(jobs, len(waiting)))

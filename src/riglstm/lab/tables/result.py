@@ -6,22 +6,23 @@ import contextlib
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riglstm.lab.tables.plan import Planned, RunSpec
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED
+from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder, State, differences
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-R = TypeVar("R", bound="RunFiles")
-
 CHOSEN = "validation@"
 """What `chosen_on` begins with in a row of a result; the condition follows."""
+LAST = "last"
+"""What chose the weights of an agent: nothing, they are the last (P35)."""
 
 
 def check_result(
@@ -51,13 +52,12 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFiles:
+class Record:
     """The files of a run's folder, each of which has the form that it must have."""
 
     path: Path
     """The folder, or a file that was exported from it."""
-    spec: Any
-    """What the run is."""
+    spec: RunSpec
     state: State
     run: Mapping[str, Any] = field(default_factory=dict)
     """Versions, commit, device, command; empty where run.json is not there."""
@@ -83,24 +83,12 @@ class RunFiles:
         """Its figures."""
         return list(self.result.get("rows", ()))
 
-    def check_done(self) -> None:
-        """Raise ValueError where the run has no result yet."""
-        if not self.result:
-            raise ValueError(
-                f"{self.path} holds a run that is not done: expected result.json, got none; "
-                "go on with it by --resume first"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record(RunFiles):
-    """A run that learned a task from its data."""
-
-    spec: RunSpec
-
     @property
     def trained_on(self) -> str | None:
         """The condition of the training data; None: nothing was measured yet."""
+        if "trained_on" in self.result:
+            return str(self.result["trained_on"])
+        # Files that were exported by earlier versions.
         if self.rows:
             return str(self.rows[0]["chosen_on"]).removeprefix(CHOSEN)
         return next(iter(self.validated), None)
@@ -125,6 +113,14 @@ class Record(RunFiles):
                 name, _, condition = full.removeprefix("validation/").partition("@")
                 yield name, condition, series
 
+    def check_done(self) -> None:
+        """Raise ValueError where the run has no result yet."""
+        if not self.result:
+            raise ValueError(
+                f"{self.path} holds a run that is not done: expected result.json, got none; "
+                "go on with it by --resume first"
+            )
+
     def weights_of(self, step: int) -> Path:
         """The file of the weights after so many updates."""
         return self.path if self.path.is_file() else RunFolder(self.path).weights_of(step)
@@ -132,30 +128,24 @@ class Record(RunFiles):
     def describe(self) -> str:
         """Which run it is, and how far it came, in a line."""
         begun = f"{self.path}: {self.spec.name} on {self.spec.task}, seed {self.spec.seed}"
-        wanted = self.spec.fit.updates
+        fit = self.spec.fit
+        unit, wanted = ("update", fit.updates) if isinstance(fit, Fit) else ("frame", fit.frames)
         if self.state == "failed":
-            return f"{begun}: failed after update {self.last:,} of {wanted:,}: {self.reason}"
+            return f"{begun}: failed after {unit} {self.last:,} of {wanted:,}: {self.reason}"
         if self.state == "partial":
-            return f"{begun}: not finished, update {self.last:,} of {wanted:,}; go on with --resume"
+            return f"{begun}: not finished, {unit} {self.last:,} of {wanted:,}; go on with --resume"
         return begun
 
 
 def read_record(path: Path, curves: bool = True) -> Record:
-    """A run that learned a task; `curves`: with what it logged on the way.
+    """The run in a folder; `curves`: with what it logged on the way.
 
-    Raises ValueError where the folder's files are not those of such a run.
+    Raises ValueError where one of its files has another form.
     """
-    return read_run(path, Record, RunSpec.from_json, curves)
-
-
-def read_run(
-    path: Path, kind: type[R], read_spec: Callable[[Mapping[str, Any]], Any], curves: bool
-) -> R:
-    """A run of a kind; raises ValueError where one of its files has another form."""
     folder = RunFolder(path)
     state = folder.state
     with refused(folder.config):
-        spec = read_spec(folder.read_json(folder.config))
+        spec = RunSpec.from_json(folder.read_json(folder.config))
         spec.digest()
     with refused(folder.run):
         run = folder.read_json(folder.run) if folder.run.exists() else {}
@@ -166,7 +156,7 @@ def read_run(
         check_result(result, folder.result)
     failed = folder.read_json(folder.failed) if state == "failed" else {}
     metrics = read_metrics(folder.metrics) if curves and folder.metrics.exists() else {}
-    return kind(
+    return Record(
         path=path, spec=spec, state=state, run=run, result=result, failed=failed, metrics=metrics
     )
 
@@ -268,7 +258,7 @@ HEAD = tuple(TYPES)
 """The columns of a CSV file of rows."""
 
 
-def rows_of(run: RunFiles, /, **named: Any) -> list[ResultRow]:
+def rows_of(run: Record, /, **named: Any) -> list[ResultRow]:
     """The figures of a run that is done, one row of a run that failed, none of another.
 
     `named`: table, model, budget, setting and run of the rows; trial and rule of a recipe that was

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from riglstm.lab.tables.recipes import AT_HOME, SEARCHED, SHIFTED, TABLES
-from riglstm.lab.tables.result import CHOSEN, FAILED, HEAD, TYPES, ResultRow, csv_text
+from riglstm.lab.minigrid.levels import FAMILIES
+from riglstm.lab.tables.recipes import AT_HOME, MEMORIES, SEARCHED, SHIFTED, TABLES
+from riglstm.lab.tables.result import CHOSEN, FAILED, HEAD, LAST, TYPES, ResultRow, csv_text
+from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.train.config import Precision
 
 MOST = 10**12
@@ -144,20 +146,13 @@ def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
             yield name, f"a number from {least} to {MOST:.0e}"
     if row.precision not in get_args(Precision):
         yield "precision", _one_of(get_args(Precision))
-    table = TABLES.get(row.table)
-    if table is None:
-        yield "table", _one_of(TABLES)
+    if row.table not in (*TABLES, MINIGRID):
+        yield "table", _one_of((*TABLES, MINIGRID))
         return
-    recipes = table.recipes.values()
-    homes = [setting.trained_on for recipe in recipes for setting in recipe.settings.values()]
-    conditions = dict.fromkeys((*homes, *(c for recipe in recipes for c in recipe.conditions)))
-    for name, known in (
-        ("budget", [*table.recipes, SEARCHED]),
-        ("model", [key for recipe in recipes for key in recipe.rows]),
-        ("setting", [key for recipe in recipes for key in recipe.settings]),
-        ("metric", [FAILED, *(f"{table.metric.name}@{c}" for c in conditions)]),
-        ("chosen_on", [""] if row.metric == FAILED else [f"{CHOSEN}{c}" for c in conditions]),
-    ):
+    names = _names_on_minigrid(row) if row.table == MINIGRID else _names(row)
+    if row.metric == FAILED:
+        names["chosen_on"] = [""]
+    for name, known in names.items():
         if getattr(row, name) not in known:
             yield name, _one_of(known)
     searched = row.budget == SEARCHED
@@ -166,9 +161,37 @@ def faults(row: ResultRow) -> Iterator[tuple[str, str]]:
     rules = [AT_HOME, SHIFTED, f"{AT_HOME}, {SHIFTED}"] if searched else [""]
     if row.rule not in rules:
         yield "rule", "; ".join(rules) or "nothing, as nothing was searched"
-    share = table.metric.name == "accuracy" and row.metric != FAILED
+    share = row.metric.startswith(("accuracy", "success"))
     if share and isinstance(row.value, float | int) and row.value > 1:
         yield "value", "a share from 0 to 1"
+
+
+def _names(row: ResultRow) -> dict[str, list[str]]:
+    """By column, what a row of its table may have there."""
+    table = TABLES[row.table]
+    recipes = table.recipes.values()
+    homes = [setting.trained_on for recipe in recipes for setting in recipe.settings.values()]
+    conditions = dict.fromkeys((*homes, *(c for recipe in recipes for c in recipe.conditions)))
+    return {
+        "budget": [*table.recipes, SEARCHED],
+        "model": [key for recipe in recipes for key in recipe.rows],
+        "setting": [key for recipe in recipes for key in recipe.settings],
+        "metric": [FAILED, *(f"{table.metric.name}@{c}" for c in conditions)],
+        "chosen_on": [f"{CHOSEN}{c}" for c in conditions],
+    }
+
+
+def _names_on_minigrid(row: ResultRow) -> dict[str, list[str]]:
+    """The same of an agent's row."""
+    levels = FAMILIES[row.setting].levels if row.setting in FAMILIES else ()
+    names = ("success", "success_greedy", "steps")
+    return {
+        "budget": [""],
+        "model": list(MEMORIES),
+        "setting": list(FAMILIES),
+        "metric": [FAILED, *(f"{name}@{level}" for name in names for level in levels)],
+        "chosen_on": [LAST],
+    }
 
 
 def _one_of(known: Iterable[str]) -> str:

@@ -11,18 +11,28 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 
 from riglstm import models
+from riglstm.lab.minigrid.levels import chosen_levels
+from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.tables.plan import Planned, RunSpec
-from riglstm.lab.tables.result import CHOSEN, Record, check_result, made_by, read_record, refused
+from riglstm.lab.tables.result import (
+    CHOSEN,
+    LAST,
+    Record,
+    check_result,
+    made_by,
+    read_record,
+    refused,
+)
 from riglstm.lab.tasks.base import Task, generator, means
 from riglstm.lab.train.config import (
+    Fit,
     check_precision,
     check_products,
     device_name,
@@ -33,6 +43,9 @@ from riglstm.lab.train.config import (
 from riglstm.lab.train.folder import BusyError, RunFolder, commit
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import NEVER, Deadline, Diverged, Interrupted, untested
+
+if TYPE_CHECKING:
+    from riglstm.lab.train.checkpoints import Fitted
 
 CPU = torch.device("cpu")
 
@@ -46,7 +59,9 @@ def build(
     """The task and the network, whose start values depend on the seed alone."""
     device = torch.device(device)
     task = spec.task_config().open(device, data_dir, show)
-    options = core_options(spec.model, spec.model_options, device)
+    options = dict(spec.model_options)
+    if isinstance(spec.fit, Fit):
+        options = core_options(spec.model, options, device)
     # Drawn on the CPU, so that every device starts from the same weights.
     with fork_rng(CPU, spec.seed):
         core = models.build(spec.model, task.input_size, spec.hidden_size, **options)
@@ -76,11 +91,9 @@ def run(
     A run that diverges leaves the reason in its folder.
     `again`: the command that goes on with the run, for whoever stops it. `deadline`: when it has
     to have stopped. `jobs`: how many runs share the device, for the record. Raises
-    what `riglstm.lab.train.loop.fit` does.
+    what `riglstm.lab.train.loop.fit` does, or `riglstm.lab.minigrid.training.train`.
     """
-    # Lightning takes seconds to load, and what reads folders does without.
-    from riglstm.lab.train.loop import fit
-
+    learn = _learner(spec)
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     with folder.held():
         device = pick(spec.fit)
@@ -89,7 +102,8 @@ def run(
         # Data that cannot be read or made is told of before there is a run.
         task.ready()
         with training(folder, spec.resolved(), device, jobs=jobs, resume=resume):
-            fitted = fit(*(net, task, spec.fit, spec.seed, folder), again=again, deadline=deadline)
+            own = net, task, spec.fit, spec.seed, folder
+            fitted = learn(*own, again=again, deadline=deadline)
         if not folder.writes:
             return {}
         chosen = {name: {"step": c.step, "value": c.value} for name, c in fitted.chosen.items()}
@@ -117,6 +131,18 @@ def run(
         return result
 
 
+def _learner(spec: RunSpec) -> Callable[..., Fitted]:
+    """What trains the network."""
+    # Both take long to load, and need more than what reads folders.
+    if isinstance(spec.fit, PPO):
+        from riglstm.lab.minigrid.training import train
+
+        return train
+    from riglstm.lab.train.loop import fit
+
+    return fit
+
+
 @contextlib.contextmanager
 def training(
     folder: RunFolder,
@@ -141,7 +167,7 @@ def training(
 
 
 Make: TypeAlias = Callable[..., object]
-"""What trains and tests a run in a folder that is held: `run`, or an agent's."""
+"""What trains and tests a run in a folder that is held: `run`."""
 
 
 def attempt(planned: Planned, make: Make) -> None:
@@ -193,28 +219,39 @@ def tested(
         step = chosen[chooser]["step"]
         load_weights(net, weights_of(step))
         say(f"testing on {', '.join(asked)} with the weights of update {step}")
-        for condition in asked:
-            rows.append(
-                {
-                    "table": None,
-                    "model": spec.name,
-                    "seed": spec.seed,
-                    "condition": condition,
-                    "metric": task.metric.name,
-                    "value": _test(spec, task, net, condition),
-                    "chosen_on": f"{CHOSEN}{chooser}",
-                    "step": step,
-                }
-            )
+        rows += [
+            {
+                "table": None,
+                "model": spec.name,
+                "seed": spec.seed,
+                "condition": condition,
+                "metric": metric,
+                "value": value,
+                "chosen_on": f"{CHOSEN}{chooser}" if isinstance(spec.fit, Fit) else LAST,
+                "step": step,
+            }
+            for condition, figures in _test(spec, task, net, asked).items()
+            for metric, value in figures.items()
+        ]
     load_weights(net, weights_of(chosen[task.trained_on]["step"]))
     return rows
 
 
-def _test(spec: RunSpec, task: Task, net: nn.Module, condition: str) -> float:
-    """The metric on test data; models that draw do so from the run's seed."""
-    with fork_rng(task.device, generator(CPU, spec.seed).initial_seed()):
-        totals = score(net, task, condition, "test", precision=spec.fit.precision)
-    return means(totals)[task.metric.name]
+def _test(
+    spec: RunSpec, task: Any, net: Any, conditions: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """By condition, the figures on test data; models that draw do so from the run's seed."""
+    if isinstance(spec.fit, PPO):
+        from riglstm.lab.minigrid.training import trials
+
+        levels = chosen_levels(task.family, conditions)
+        return trials(net.eval(), levels, task.episodes, spec.fit.workers)
+    found, name = {}, task.metric.name
+    for condition in conditions:
+        with fork_rng(task.device, generator(CPU, spec.seed).initial_seed()):
+            totals = score(net, task, condition, "test", precision=spec.fit.precision)
+        found[condition] = {name: means(totals)[name]}
+    return found
 
 
 KEY = "riglstm"
@@ -254,7 +291,7 @@ def export(path: Path | str, to: Path) -> Path:
     chosen = run.result["chosen"][home]
     result = {
         **run.result,
-        "rows": [row for row in run.rows if row["chosen_on"] == f"{CHOSEN}{home}"],
+        "rows": [row for row in run.rows if row["chosen_on"] == run.rows[0]["chosen_on"]],
         "chosen": {home: chosen},
         # An exported file knows its run, whatever it is called itself.
         "run": run.result.get("run") or Path(path).resolve().name,
@@ -300,7 +337,7 @@ def load(
     from riglstm.lab.train.checkpoints import load_weights
 
     run = finished(path)
-    here = pick(replace(run.spec.fit, device=device, devices=1))
+    here = pick(Fit(device=device))
     task, net = build(run.spec, here, data_dir, show)
     load_weights(net, run.weights_of(run.result["chosen"][task.trained_on]["step"]))
     return run.spec, task, net.eval()

@@ -28,8 +28,8 @@ from riglstm.lab.tables.recipes import (
 from riglstm.lab.tables.result import (
     CHOSEN,
     FAILED,
+    Record,
     ResultRow,
-    RunFiles,
     read_planned,
     rows_of,
 )
@@ -314,7 +314,7 @@ def line(
 
 
 def yardsticks(
-    runs: Iterable[RunFiles], conditions: Sequence[str], setting: str, scale: float
+    runs: Iterable[Record], conditions: Sequence[str], setting: str, scale: float
 ) -> list[Line]:
     """Figures that need no model; they are the same in every run of a setting."""
     said = (run.result["yardsticks"] for run in runs if "yardsticks" in run.result)
@@ -368,7 +368,7 @@ def paper_table(
     rows: Sequence[ResultRow],
     budget: str,
     waiting: Mapping[tuple[str, str], int] | None = None,
-    runs: Mapping[str, Sequence[RunFiles]] | None = None,
+    runs: Mapping[str, Sequence[Record]] | None = None,
     said: Sequence[str] = (),
 ) -> Table:
     """One of the paper's tables from the rows of its runs.
@@ -497,12 +497,12 @@ def table_of_runs(
     name: str,
     planned: Sequence[Planned],
     budget: Budget,
-    records: Mapping[Path, RunFiles] | None = None,
+    records: Mapping[Path, Record] | None = None,
 ) -> tuple[Table, list[ResultRow]]:
     """A table from the folders of its runs, and its rows; `records`: the folders, if read."""
     how, found, failed = recipe(name, budget), list[ResultRow](), list[str]()
     waiting: Counter[tuple[str, str]] = Counter()
-    runs: dict[str, list[RunFiles]] = {}
+    runs: dict[str, list[Record]] = {}
     for p in planned:
         if p.state not in ("done", "failed"):
             waiting[p.setting, p.row] += 1

@@ -28,8 +28,10 @@ TASKS: dict[str, type[TaskConfig]] = {
 }
 """Ours alone; `find` knows others too."""
 
-TAKEN = (*TASKS, "minigrid")
-"""Names that no other task can have; the last is trained in another way."""
+MINIGRID = "minigrid"
+"""A world of agents, trained in another way: `riglstm.lab.minigrid`."""
+TAKEN = (*TASKS, MINIGRID)
+"""Names that no other task can have."""
 
 _registered: dict[str, type[TaskConfig]] = {}
 
@@ -107,4 +109,4 @@ def _owner(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
 
-__all__ = ["TASKS", "find", "names", "offered", "register"]
+__all__ = ["MINIGRID", "TASKS", "find", "names", "offered", "register"]

@@ -17,9 +17,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors.torch import load, save
@@ -220,6 +221,20 @@ class Chosen(NamedTuple):
     """The metric."""
     loss: float
     """The loss on the same data."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a training gave; the network holds its last weights, as the last update left them."""
+
+    chosen: dict[str, Chosen]
+    """For each condition the weights, or means of them, that were best on its validation data."""
+    updates: int
+    """Updates that were made."""
+    seconds: float
+    """Of all the sessions that the run took."""
+    stopped: Literal["updates", "patience"]
+    """What ended it."""
 
 
 class Choice:

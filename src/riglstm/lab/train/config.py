@@ -313,6 +313,13 @@ def seed_rng(seed: int, device: torch.device) -> None:
         rng.manual_seed(seed)
 
 
+def cores() -> int:
+    """Those that this process may use: a container or a job often has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def device_name(device: torch.device) -> str:
     """The device as tables name it: "NVIDIA H200", "CPU (aarch64, 2 threads)"."""
     if device.type == "cuda":

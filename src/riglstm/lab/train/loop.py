@@ -8,7 +8,6 @@ data, and a run that is killed anywhere and resumed ends with the same bits.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from riglstm.lab.tasks.base import Task, generator, means
-from riglstm.lab.train.checkpoints import Checkpoints, Choice, Chosen, save_weights
+from riglstm.lab.train.checkpoints import Checkpoints, Choice, Fitted, save_weights
 from riglstm.lab.train.config import (
     Fit,
     autocast,
@@ -54,20 +53,6 @@ from riglstm.lab.train.stopping import (
 
 LOST = 50
 """Updates in a row with an infinite norm of the gradient, by which a run has diverged."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Fitted:
-    """What a training gave; the network holds its last weights, as the last update left them."""
-
-    chosen: dict[str, Chosen]
-    """For each condition the weights, or means of them, that were best on its validation data."""
-    updates: int
-    """Updates that were made."""
-    seconds: float
-    """Of all the sessions that the run took."""
-    stopped: Literal["updates", "patience"]
-    """What ended it."""
 
 
 def fit(
