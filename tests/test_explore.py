@@ -22,11 +22,10 @@ from riglstm.lab.cli.main import main
 from riglstm.lab.explore import server
 from riglstm.lab.explore.networks import (
     SIDE,
-    STROKES,
     Network,
     Request,
     disturbed,
-    drawn,
+    example,
     open_networks,
     read,
 )
@@ -34,7 +33,7 @@ from riglstm.lab.tasks.images import Size, positions
 from test_plot import decoded
 
 ROOT = Path(__file__).parents[1]
-SEVEN = drawn(STROKES["7"])
+SEVEN = example("7")
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +161,10 @@ def test_the_page_is_told_what_there_is(port):
     assert [one["name"] for one in about["networks"]] == ["RigLSTM", "LSTM"]
     assert about["networks"][0]["source"].endswith("seed 11, trained on 14x14")
     assert about["networks"][0]["accuracy"]["16x16"] == pytest.approx(0.817, abs=1e-3)
-    assert list(about["examples"]) == list("0123456789")
-    assert about["examples"]["7"] == SEVEN.tolist()
 
 
 def test_the_examples_are_read_as_what_they_are(networks):
-    pictures = torch.stack([drawn(strokes) for strokes in STROKES.values()])
+    pictures = torch.stack([example(str(digit)) for digit in range(10)])
     for network, side in product(networks, (14, 15)):
         shown = network.config.prepare(pictures).flatten(1)[:, positions(SIDE, Size(side, side))]
         with torch.no_grad():
@@ -318,8 +315,7 @@ def test_a_digit_is_picked_without_drawing(browser, address):
     assert names == [f"Digit {digit}" for digit in range(10)]
     browser.run(f"{pick}[4].click()")
     browser.wait(f"{READY} && {STATUS}.includes('RigLSTM reads 4')")
-    four = browser.run("fetch('api/about').then(got => got.json()).then(said => said.examples[4])")
-    assert browser.run("explorer.pad.rows()") == four
+    assert browser.run("explorer.pad.rows()") == example("4").tolist()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import distribution, distributions, version
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -58,6 +59,8 @@ def environment(folder: Path, wheel: Path, packages: set[str]) -> Path:
 def test_wheel_runs_the_readme_example_with_torch_alone(tmp_path):
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("riglstm-*.whl")
+    pages = {f"riglstm/lab/{name}" for name in ("report/page.html", "explore/page/index.html")}
+    assert pages <= set(ZipFile(wheel).namelist())
     packages = needs(wheel, tmp_path / "wheel.json")
     del packages["riglstm"]
     assert packages == needs("torch", tmp_path / "torch.json")

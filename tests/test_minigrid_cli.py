@@ -53,7 +53,7 @@ def test_report_draws_the_papers_figure(runs, tmp_path, capsys):
     page, figures = tmp_path / "report.html", tmp_path / "figures"
     assert main(["report", str(runs), "--out", str(page), "--figures", str(figures)]) == 0
     text = page.read_text()
-    assert "RigLSTM&#x27;s success relative to RIM&#x27;s" in text
+    assert "RigLSTM&#39;s success relative to RIM&#39;s" in text
     assert "What is missing" not in text
     assert "chosen on validation data" not in text, "there was none"
     assert len(list(figures.glob("*-minigrid-*.png"))) >= 1

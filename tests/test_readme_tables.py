@@ -500,18 +500,12 @@ def test_the_recipes_make_the_runs_of_the_results_again():
     assert strangers([replace(row, setting="M=2")]) == ["run"]
 
 
-def test_no_picture_is_removed_and_those_that_are_not_wanted_are_named(folder):
+def test_figures_whose_weights_are_gone_leave_the_page(folder):
     publish(*places(folder))
-    mine = folder / "results" / "figures" / "mine.png"
-    mine.write_text("mine")
     (folder / "weights" / "digits.safetensors").unlink()
-    said: list[str] = []
-    publish(*places(folder), show=said.append)
-    gone = [mine.with_name(f"{name}.png") for name in ("digits-cells", "digits-scores", "mine")]
-    assert said == [f"{path} is no figure of these results; remove it" for path in gone]
-    assert outdated(*places(folder)) == list(map(str, gone))
-    for path in gone:
-        path.unlink()
+    assert stale(folder) == {"results/README.md"}
+    publish(*places(folder))
+    assert "digits-cells" not in (folder / "results" / "README.md").read_text()
     assert outdated(*places(folder)) == publish(*places(folder)) == []
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +17,14 @@ import torch
 from riglstm.lab.explore.networks import (
     HIDDEN,
     MOST_NOISE,
+    PAGE,
     SIDE,
     SIDES,
-    STROKES,
     Network,
     Request,
-    drawn,
     read,
 )
 
-PAGE = Path(__file__).parent / "page"
 POLICY = "default-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'"
 """Makes a browser hold to it: nothing is loaded from elsewhere."""
 MOST_BYTES = 2**16
@@ -52,7 +49,6 @@ class Server(ThreadingHTTPServer):
                 {"name": one.name, "source": one.source, "accuracy": one.accuracy}
                 for one in self.networks
             ],
-            "examples": {name: drawn(strokes).tolist() for name, strokes in STROKES.items()},
             "side": SIDE,
             "sides": SIDES,
             "most_noise": MOST_NOISE,

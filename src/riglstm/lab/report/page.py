@@ -1,7 +1,7 @@
 """`report`: run folders in, one HTML page out.
 
-The page needs nothing else: styles and pictures inside, no script, no network. Every function that
-makes HTML takes plain text and escapes it.
+The page needs nothing else: styles and pictures inside, no script, no network. `page.html` beside
+this file is its template.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from riglstm import __version__
 from riglstm.lab.report import cells, minigrid
@@ -31,6 +32,15 @@ from riglstm.lab.tasks.datasets import data_folder
 from riglstm.lab.tasks.images import SequentialImages
 from riglstm.lab.train.config import Fit, pick
 from riglstm.lab.train.folder import atomic_write
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    undefined=StrictUndefined,
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 Part: TypeAlias = "str | list[str] | Picture | TextTable | Record"
 """What a section has: a paragraph, a list, a figure, a table with its notes, or a run's files."""
@@ -177,112 +187,22 @@ def _section(one: Group, networks: Networks) -> Section:
     return Section(shown.title, [*drawn, *parts] if copying else [*parts, *drawn])
 
 
-# The policy makes a browser hold to it: nothing is loaded, nothing runs.
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-<p>{lead}</p>
-</header>
-<nav aria-label="Contents">
-<ul>
-{links}</ul>
-</nav>
-<main>
-"""
-
-STYLE = """
-:root { --ink: #1b1b1b; --paper: #ffffff; --card: #f5f6f7; --line: #d4d7da; --link: #005a8e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #16181a; --card: #212427;
-  --line: #3a3f44; --link: #6cb8ea; } }
-body { margin: 0 auto; max-width: 68rem; padding: 1.5rem 1rem 4rem; color: var(--ink);
-  background: var(--paper); font: 1rem/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
-h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1.2rem; }
-a { color: var(--link); }
-figure { margin: 1.2rem 0; }
-figure img { box-sizing: border-box; max-width: 100%; background: #ffffff; padding: .6rem;
-  border: 1px solid var(--line); border-radius: 6px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption, th, td.lead { text-align: left; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); }
-td { text-align: right; }
-pre { background: var(--card); padding: .7rem 1rem; overflow-x: auto; }
-"""
-
-
 def render_page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole HTML file."""
-    links, body = "", ""
-    for i, section in enumerate(sections):
-        heading = escape(section.title)
-        links += f'<li><a href="#part-{i}">{heading}</a></li>\n'
-        parts = "".join(map(html, section.parts))
-        body += f'<section id="part-{i}">\n<h2>{heading}</h2>\n{parts}</section>\n'
-    head = HEAD.format(title=escape(title), lead=escape(lead), style=STYLE, links=links)
-    return f"{head}{body}</main>\n</body>\n</html>\n"
+    """The whole HTML file; the template escapes what it is given."""
+    page = TEMPLATES.get_template("page.html")
+    return page.render(title=title, lead=lead, sections=sections, base64=_base64, files=_files)
 
 
-def html(part: Part) -> str:
-    """A part of a section as markup."""
-    if isinstance(part, str):
-        return f"<p>{escape(part)}</p>\n"
-    if isinstance(part, list):
-        items = "".join(f"<li>{escape(item)}</li>\n" for item in part)
-        return f"<ul>\n{items}</ul>\n"
-    if isinstance(part, Picture):
-        data = f"data:image/png;base64,{base64.b64encode(part.png).decode()}"
-        title, caption = escape(part.title), escape(part.caption)
-        return (
-            f'<figure>\n<img alt="{title}" src="{data}" />\n'
-            f"<figcaption><strong>{title}.</strong> {caption}</figcaption>\n</figure>\n"
-        )
-    return _table(part) if isinstance(part, TextTable) else _run_record(part)
+def _base64(file: bytes) -> str:
+    return base64.b64encode(file).decode()
 
 
-def _table(shown: TextTable) -> str:
-    """A table whose first column names its rows, and its notes."""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in shown.heads)
-    body = ""
-    for i, (first, *others) in enumerate(shown.lines):
-        tds = ""
-        for j, cell in enumerate(others, start=1):
-            said = f"<strong>{escape(cell)}</strong>" if (i, j) in shown.best else escape(cell)
-            tds += f"<td>{said}</td>" if j >= shown.lead else f'<td class="lead">{said}</td>'
-        body += f'<tr><th scope="row">{escape(first)}</th>{tds}</tr>\n'
-    title = escape(shown.title)
-    # A region that scrolls has to be reached by the keyboard.
-    return (
-        f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">\n'
-        f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n"
-        f"<tbody>\n{body}</tbody>\n</table>\n</div>\n{html(list(shown.notes))}"
-    )
-
-
-def _run_record(record: Record) -> str:
-    """What leads from a figure back to its run: the run's own files, folded away."""
+def _files(record: Record) -> list[tuple[str, str]]:
+    """The name and the text of each of a run's files."""
     chosen = {name: value for name, value in record.result.items() if name != "rows"}
     files = {
         "config.json": record.spec.resolved(),
         "run.json": record.run,
         "result.json, without its rows": chosen,
     }
-    shown = "".join(
-        f"<h3>{name}</h3>\n<pre>{escape(json.dumps(content, indent=1))}</pre>\n"
-        for name, content in files.items()
-        if content
-    )
-    return (
-        f"<details>\n<summary>{escape(f'{record.path} ({record.state})')}</summary>\n{shown}"
-        "</details>\n"
-    )
+    return [(name, json.dumps(content, indent=1)) for name, content in files.items() if content]

@@ -109,8 +109,7 @@ def publish(
     """Write README's table, the page of all tables and the figures anew; returns what changed.
 
     `results`: the folder of the CSV files; `weights`: of exported networks. Figures that are as
-    they were drawn from their source are left alone, and none is removed; `show` hears of each
-    that cannot be drawn, or that is no longer wanted.
+    they were drawn from their source are left alone; `show` hears of each that cannot be drawn.
     """
     found, folder = read(results, weights), results / "figures"
     known, changed = _sources(folder), list[Path]()
@@ -128,8 +127,6 @@ def publish(
             said["digest"] = _seal(said, picture.png)
             changed += _write(folder / wanted.name, picture.png)
         kept[wanted.name] = said
-    for path in _unwanted(folder, kept):
-        show(f"{path} is no figure of these results; remove it")
     if kept or known:
         changed += _write(folder / SOURCES, f"{json.dumps(kept, indent=1)}\n".encode())
     changed += _write(results / "README.md", page(found, kept).encode())
@@ -137,13 +134,12 @@ def publish(
 
 
 def outdated(results: Path, readme: Path, weights: Path) -> list[str]:
-    """What `publish` would change, and figures that nobody wants; nothing is drawn or written."""
+    """What `publish` would change; nothing is drawn or written."""
     found, folder = read(results, weights), results / "figures"
     known, wanted = _sources(folder), {one.name: one for one in _wanted(found)}
     stale = [folder / n for n, w in wanted.items() if not w.is_there(folder, known.get(n, {}))]
-    stale += _unwanted(folder, wanted)
     texts = {readme: inserted(readme, block(found.tables))}
-    texts[results / "README.md"] = page(found, known)
+    texts[results / "README.md"] = page(found, {n: known[n] for n in wanted if n in known})
     stale += [path for path, text in texts.items() if _differs(path, text.encode())]
     return list(map(str, stale))
 
@@ -250,11 +246,6 @@ def _sources(folder: Path) -> Any:
     """What is said of each figure, by the name of its file."""
     path = folder / SOURCES
     return json.loads(path.read_bytes()) if path.exists() else {}
-
-
-def _unwanted(folder: Path, wanted: Mapping[str, object]) -> list[Path]:
-    """Pictures in the folder of figures that are none of these."""
-    return [path for path in sorted(folder.glob("*.png")) if path.name not in wanted]
 
 
 def _digest(data: object) -> str:

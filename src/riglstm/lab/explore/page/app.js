@@ -14,7 +14,7 @@ const state = {
 };
 /** By tab, what is shown: [{name, note, trace}]. */
 const shown = { digit: null, trace: null };
-let about = null, playing = null, asked = null, waiting = 0;
+let about = null, examples = null, playing = null, asked = null, waiting = 0;
 
 const pad = new Pad($("pad"), () => ask());
 
@@ -210,13 +210,13 @@ function listen() {
   $("clear").addEventListener("click", () => pad.set(new Uint8Array(pad.pixels.length)));
   $("centre").addEventListener("click", () => pad.centre());
   $("erase").addEventListener("change", () => { pad.erase = $("erase").checked; });
-  for (const [name, rows] of Object.entries(about.examples)) {
+  for (const [name, picture] of Object.entries(examples)) {
     const button = document.createElement("button");
     button.type = "button";
     button.setAttribute("aria-label", `Digit ${name}`);
-    const picture = document.createElement("canvas"), pixels = rows.flat();
-    paint(picture, SIDE, SIDE, (i) => [pixels[i], pixels[i], pixels[i]]);
-    button.append(picture);
+    const canvas = document.createElement("canvas"), pixels = decode(picture);
+    paint(canvas, SIDE, SIDE, (i) => [pixels[i], pixels[i], pixels[i]]);
+    button.append(canvas);
     button.addEventListener("click", () => pad.set(pixels));
     $("examples").append(button);
   }
@@ -283,14 +283,15 @@ function start() {
   const picture = recall();
   fill();
   shown.digit = null;
-  pad.pixels = picture ?? Uint8Array.from(about.examples["7"].flat());
+  pad.pixels = picture ?? decode(examples["7"]);
   pad.draw();
   openTab(state.tab);
 }
 
 async function main() {
   try {
-    about = await (await fetch("api/about")).json();
+    const files = ["api/about", "examples.json"].map(async (name) => (await fetch(name)).json());
+    [about, examples] = await Promise.all(files);
   } catch {
     tell("The server does not answer; start `riglstm explore` again.");
     return;
