@@ -279,7 +279,7 @@ def test_runs_that_diverge_are_counted_named_and_trained_anew_without_their_fold
 ):
     def make() -> Reproduced:
         runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
-        return reproduce(runs, tmp_path / "tables")
+        return reproduce(runs)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_finite", lambda *_: False)

@@ -101,8 +101,8 @@ class Reproduce:
     """Train agents on MiniGrid's families and print how often they solve each level.
 
     Runs that are done are skipped, one that was stopped is gone on with: the same command does
-    the rest. The table is written anew after every run, as Markdown, and its figures run by run
-    as CSV; `riglstm report` draws RigLSTM's success relative to RIM's, the paper's figure.
+    the rest. The table is printed at the end and at a stop; `riglstm report` draws RigLSTM's
+    success relative to RIM's, the paper's figure.
 
     Example: riglstm reproduce minigrid --families doorkey empty --models riglstm rim --seeds 3
     """
@@ -118,7 +118,7 @@ class Reproduce:
     episodes: int = 100
     """Episodes of each level in the test."""
     out: Path = Path("runs")
-    """Folder of the runs; the table goes to `tables` in it."""
+    """Folder of the runs, and of the table at the end."""
     device: str = "auto"
     """Where to learn: auto (a GPU where there is one), cpu, cuda."""
     workers: int | None = None
@@ -135,4 +135,4 @@ def reproduce_table(args: Sequence[str]) -> None:
     asked = runs.plan(
         *(config.families, config.models, config.seeds, config.out, ppo, config.episodes)
     )
-    tell(runs.reproduce(asked, config.out / "tables", again=again), again)
+    tell(runs.reproduce(asked, again=again), config.out / f"{TASK}.md", again)

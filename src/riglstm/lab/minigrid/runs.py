@@ -90,13 +90,13 @@ def plan(
     return found
 
 
-def reproduce(asked: Sequence[Planned], out: Path | str, *, again: str = "") -> Reproduced:
-    """Run what is not done of a plan, write the table anew after every run; the table, its files.
+def reproduce(asked: Sequence[Planned], *, again: str = "") -> Reproduced:
+    """Run what is not done of a plan; the table of all that is there.
 
     A run that was stopped is gone on with; one that diverged is marked in its folder, shown as
     failed, and left; one that another process trains is passed over.
     """
-    return complete(asked, run, lambda: table(asked), Path(out), TASK, InProcess(), again)
+    return complete(asked, run, lambda: table(asked), InProcess(), again)
 
 
 def evaluate(
