@@ -325,27 +325,29 @@ def test_the_verdict_names_the_largest_difference():
     assert "None of these conditions is in the recorded result" in evaluate.verdict(strange, RESULT)
 
 
-def catch_tables(monkeypatch: Patch, *paths: Path, **end: Any) -> list[Any]:
+def catch_tables(monkeypatch: Patch, **end: Any) -> list[Any]:
     """What `reproduce` asks for; nothing is made."""
     asked: list[Any] = []
 
     def fake(*args: Any, **options: Any) -> Any:
         asked.append((args, options))
-        return reproducing.Reproduced(reproducing.Rendered("| the table |\n"), paths, **end)
+        return reproducing.Reproduced(reproducing.Rendered("| the table |\n", []), **end)
 
     monkeypatch.setattr(reproduce, "reproduce", fake)
     return asked
 
 
 def test_reproduce_plans_first_and_ends_with_the_table(monkeypatch, ask, tmp_path):
-    asked = catch_tables(monkeypatch, tmp_path / "tables" / "x.md", failed=1)
+    asked = catch_tables(monkeypatch, failed=1)
     out = ask("reproduce", "copying", "--models", "lstm", "--out", str(tmp_path))
     assert out.startswith(f"copying, quick, in {tmp_path}: 2 runs: 0 done, 0 running, 2 waiting")
-    assert out.index("| the table |") < out.index(f"written: {tmp_path / 'tables' / 'x.md'}")
+    table = tmp_path / "copying-quick.md"
+    assert out.index("| the table |") < out.index(f"written: {table}")
+    assert table.read_text() == "| the table |\n"
     assert "1 failed, as the notes say; a run whose folder is deleted begins anew" in out
     ((args, options),) = asked
     assert [(p.row, p.setting) for p in args[1]] == [("lstm", "M=1"), ("lstm", "M=2")]
-    assert args[2:] == ("quick", tmp_path, tmp_path / "tables", None)
+    assert args[2:] == ("quick", tmp_path, None)
     assert options["again"].endswith(f"reproduce copying --models lstm --out {tmp_path}")
     assert (options["jobs"], options["deadline"]) == (1, NEVER)
 

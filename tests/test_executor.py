@@ -297,7 +297,7 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(tmp_path, monkeypatch,
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step-3.ckpt").write_text("half a file")
     asked = plan("copying", ["lstm"], [0, 1], "quick", tmp_path)
-    made = reproduce("copying", asked, "quick", tmp_path, tmp_path / "out", jobs=4)
+    made = reproduce("copying", asked, "quick", tmp_path, jobs=4)
     assert (made.failed, made.left) == (0, 1)
     (error,) = made.errors
     assert error.startswith(f"lstm M=1 seed 1, in {broken.folder}: ")
@@ -307,7 +307,7 @@ def test_a_table_is_made_side_by_side_in_spite_of_a_crash(tmp_path, monkeypatch,
     assert [p.state for p in runs] == ["done", "partial"]
     # There were two to make.
     assert json.loads((runs[0].folder / "result.json").read_text())["jobs"] == 2
-    assert "(1 run, 1 to run)" in made.paths[0].read_text()
+    assert "(1 run, 1 to run)" in made.rendered.markdown
     assert "lstm M=1 seed 0: update 2 of 6" in said
 
 

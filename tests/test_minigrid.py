@@ -281,7 +281,7 @@ def test_a_second_signal_in_the_last_save_ends_the_run(tmp_path, monkeypatch):
 def test_runs_that_diverge_are_counted_and_named(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "_finite", lambda *_: False)
     runs = plan(["lavagap"], ["lstm"], 1, tmp_path, replace(TINY, frames=64), 1)
-    made = reproduce("minigrid", runs, "paper", tmp_path, tmp_path / "tables")
+    made = reproduce("minigrid", runs, "paper", tmp_path)
     assert (made.failed, made.left) == (1, 0)
     said = "a loss or a weight is not a number after update 1; there is no checkpoint yet; try a "
     assert f"Failed: {runs[0].folder.name}: {said}" in made.rendered.markdown

@@ -19,10 +19,9 @@ from helpers import python
 from riglstm.lab.cli import UsageError
 from riglstm.lab.cli.main import main
 from riglstm.lab.cli.reproduce import Engine, place
-from riglstm.lab.tables import on_ray, reproduce
+from riglstm.lab.tables import on_ray
 from riglstm.lab.tables.executor import overview
 from riglstm.lab.tables.on_ray import OnRay
-from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.train.folder import RunFolder
 from riglstm.lab.train.stopping import NEVER, Deadline
 from test_executor import Heard, interrupt_when, several, use_script
@@ -261,17 +260,3 @@ def test_the_view_of_all_runs_counts_them_and_has_a_line_for_each(tmp_path):
         "failed   run 4 seed 0",
         "waiting  run 8 seed 0",
     ]
-
-
-def test_a_table_that_takes_long_to_write_is_not_written_after_every_run(tmp_path):
-    three = SimpleNamespace(run=lambda runs, make, ended: [ended(run, "") for run in runs])
-    made: list[Rendered] = []
-
-    def render() -> Rendered:
-        time.sleep(0.1)
-        made.append(Rendered("a table"))
-        return made[-1]
-
-    reproduce.complete(several(tmp_path, "abc"), print, render, tmp_path, "table", three)
-    # Before the first run, after it, and when all have ended.
-    assert len(made) == 3

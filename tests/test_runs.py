@@ -199,14 +199,14 @@ class Table:
     """The table `tiny`, made in a folder."""
 
     def __init__(self, root: Path) -> None:
-        self.runs, self.out = root / "runs", root / "out"
+        self.runs = root / "runs"
 
     def plan(self, models: list[str] | None = None, seeds: int = 1) -> list[Planned]:
         return plan("copying", models, seeds, "quick", self.runs, "cpu")
 
     def make(self, models: list[str] | None = None, seeds: int = 1, **options: Any) -> Reproduced:
         asked = self.plan(models, seeds)
-        return reproduce("copying", asked, "quick", self.runs, self.out, **options)
+        return reproduce("copying", asked, "quick", self.runs, **options)
 
     def states(self) -> list[str]:
         return [p.state for p in self.plan()]
@@ -247,10 +247,8 @@ def test_a_table_is_made_in_spite_of_failures_and_made_again_from_what_is_there(
     said = "Failed: rim M=1 seed 0: the loss of update 2 is not a finite number (copying-rim-seed0-"
     assert said in made.rendered.markdown
     assert str(tmp_path) not in made.rendered.markdown
-    assert [path.name for path in made.paths] == [f"copying-quick.{s}" for s in ("md", "csv")]
-    assert made.paths[0].read_text() == made.rendered.markdown
     assert len(rows.read(results)) == 2 * 5 + 2  # a row of each that failed
-    assert made.rendered.rows == rows.read(made.paths[1]) == rows.read(results)
+    assert made.rendered.rows == rows.read(results)
 
     called: list[str] = []
     monkeypatch.setattr(
@@ -277,19 +275,24 @@ def test_a_table_has_the_runs_of_all_seeds_that_were_made(tiny):
         if (planned.setting, planned.spec.seed) != ("M=2", 1):
             run(planned.spec, planned.folder)
     made = tiny.make(["lstm"])
-    runs = {(row.setting, row.seed) for row in made.rendered.rows or ()}
+    runs = {(row.setting, row.seed) for row in made.rendered.rows}
     assert runs == {("M=1", 0), ("M=1", 1), ("M=2", 0)}
     assert "to run" not in made.rendered.markdown
 
 
-def test_a_stop_leaves_a_table_and_says_how_to_go_on(tiny, monkeypatch):
-    def stop(*_: object) -> None:
+def test_a_stop_shows_the_table_and_says_how_to_go_on(tiny, tmp_path, monkeypatch, capsys):
+    results = tmp_path / "r.csv"
+
+    def stop(self: Processes, runs: list[Planned], make: Any, ended: Any) -> None:
+        run(runs[0].spec, runs[0].folder)
+        ended(runs[0], "")
+        assert len(rows.read(results)) == 5, "figures are not kept run by run"
         raise KeyboardInterrupt("all are saved")
 
     monkeypatch.setattr(Processes, "run", stop)
     with pytest.raises(KeyboardInterrupt, match=r"^all are saved; go on with: more$"):
-        tiny.make(jobs=2, again="more")
-    assert (tiny.out / "copying-quick.md").exists()
+        tiny.make(jobs=2, again="more", results=results)
+    assert re.search(r"\| LSTM .*\(1 run\)", capsys.readouterr().out)
 
 
 def test_a_stop_during_the_tests_costs_no_training(tmp_path, monkeypatch):
@@ -315,12 +318,12 @@ def test_times_parameters_and_memory_are_measured(tmp_path):
     # what a call holds.
     around = 2 * 600 + 600 * 10 + 10
     for label, count in (("LSTM", 2_884_800 + around), ("RigLSTM", 3_353_000 + around)):
-        (line,) = (x for x in table.markdown.splitlines() if x.startswith(f"| {label}"))
+        (line,) = (x for x in table.splitlines() if x.startswith(f"| {label}"))
         *_, said, _, memory, _ = (cell.strip() for cell in line.split("|")[1:-1])
         assert said == f"{count / 1e6:.2f}M"
         assert float(memory[:-1]) > 4 * count / 1e6 - 0.5
-    assert re.search(r"\| RigLSTM +\| \(6, 4\) +\|", table.markdown)
-    assert "Tesla V100" in table.markdown
+    assert re.search(r"\| RigLSTM +\| \(6, 4\) +\|", table)
+    assert "Tesla V100" in table
 
 
 def test_peak_memory_counts_what_is_held_at_once():
@@ -354,4 +357,4 @@ def test_on_a_gpu_steps_are_compiled_and_times_are_the_gpus():
     assert build(spec, "cuda")[1].get_submodule("core")._compiled is not None  # type: ignore[union-attr]
     assert build(spec, "cpu")[1].get_submodule("core")._compiled is None  # type: ignore[union-attr]
     table = complexity.table(None, "quick", "cuda", sizes=(2, 3), batch_size=2)
-    assert torch.cuda.get_device_name() in table.markdown
+    assert torch.cuda.get_device_name() in table

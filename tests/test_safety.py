@@ -130,17 +130,14 @@ def test_a_run_that_is_done_is_tidied_up_shown_and_exported_over_a_file_only_if_
     assert main(["evaluate", str(file), "--device", "cpu"]) == 0
 
 
-def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
+def test_other_files_in_the_place_of_results_demos_and_benches_are_refused(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    put(tmp_path / "runs", {"tables/copying-quick.csv": b"mine", "tables/minigrid.md": b"mine"})
     put(tmp_path, dict.fromkeys(("report.html", "bench.json"), b"mine"))
     before = tree(tmp_path)
     monkeypatch.setattr(reproducing, "run", lambda *args, **_: pytest.fail("trained"))
     for words, said in (
-        (["reproduce", "copying"], "copying-quick.csv must be a new file, or this table's, which"),
-        (["reproduce", "minigrid"], "minigrid.md must be a new file, or this table's, which"),
         (
             ["reproduce", "copying", "--out", "x", "--results", "report.html"],
             "expected the columns",
@@ -151,10 +148,6 @@ def test_other_files_in_the_place_of_tables_pages_and_benches_are_refused(
         assert main(words) == 2
         assert said in capsys.readouterr().err
         assert tree(tmp_path) == before
-    # A table takes the place of its older self.
-    for _ in range(2):
-        paths = reproducing.Rendered("**a**\n1\n", []).write(tmp_path, "a")
-    assert [path.read_text()[0] for path in paths] == ["*", "t"]
 
 
 class Gone(io.StringIO):

@@ -61,8 +61,8 @@ class Reproduce:
     """Train agents on MiniGrid's families and print how often they solve each level.
 
     Runs that are done are skipped, one that was stopped is gone on with: the same command does
-    the rest. The table is written anew after every run, as Markdown, and its figures run by run
-    as CSV; `riglstm report` draws RigLSTM's success relative to RIM's, the paper's figure.
+    the rest. The table is printed at the end and at a stop; `riglstm report` draws RigLSTM's
+    success relative to RIM's, the paper's figure.
 
     Example: riglstm reproduce minigrid --families doorkey empty --models riglstm rim --seeds 3
     """
@@ -78,7 +78,7 @@ class Reproduce:
     episodes: int = 100
     """Episodes of each level in the test."""
     out: Path = Path("runs")
-    """Folder of the runs; the table goes to `tables` in it."""
+    """Folder of the runs, and of the table at the end."""
     workers: int | None = None
     """Processes that step the environments of a run; none: one to each of its cores."""
     results: Path | None = None
@@ -103,11 +103,11 @@ def reproduce_table(args: Sequence[str]) -> None:
     print(f"{MINIGRID}, in {config.out}: {overview(runs)[0]}", flush=True)
     again = flags.again("reproduce", [MINIGRID, *args])
     done = reproduce(
-        *(MINIGRID, runs, "paper", config.out, config.out / "tables"),
+        *(MINIGRID, runs, "paper", config.out),
         jobs=where.jobs,
         executor=where.executor,
         deadline=where.deadline,
         results=config.results,
         again=again,
     )
-    tell(done, again)
+    tell(done, config.out / f"{MINIGRID}.md", again)

@@ -14,11 +14,12 @@ from riglstm.lab.cli.bench import processor
 from riglstm.lab.tables import complexity, on_ray
 from riglstm.lab.tables.executor import Executor, overview
 from riglstm.lab.tables.plan import plan
-from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe, stem
+from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
 from riglstm.lab.tasks import MINIGRID
 from riglstm.lab.tasks.common import check_whole
 from riglstm.lab.train.config import Precision, launched
+from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import Deadline
 
@@ -96,7 +97,7 @@ class Reproduce:
     Tables: mnist, cifar, ablation, balls, copying; complexity is measured, not trained; minigrid
     has flags of its own, see `riglstm reproduce minigrid --help`. Runs that
     are done are skipped, one that was stopped is gone on with: the same command does the rest.
-    The table is written anew after every run, as Markdown, and its figures run by run as CSV.
+    The table is printed at the end and at a stop; --results takes the figures run by run.
 
     `--budget quick` takes minutes on two cores, with small models that are trained for a short
     while: it shows how it works, and reproduces nothing. `--budget paper` has the paper's sizes,
@@ -121,7 +122,7 @@ class Reproduce:
     budget: Budget = "quick"
     """Sizes: minutes on two cores, or the paper's, with its recipe or the one that was found."""
     out: Path = Path("runs")
-    """Folder of the runs; the table goes to `tables` in it."""
+    """Folder of the runs, and of the table at the end."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""
     results: Path | None = None
@@ -149,14 +150,13 @@ def main(args: Sequence[str]) -> None:
             "reproduce trains each run on one device, got several processes from torchrun; start "
             "it once, with --on ray --gpus-per-run 1, which takes all GPUs of all nodes"
         )
-    tables = config.out / "tables"
     if config.table == MEASURED:
         measured = complexity.table(
             *(config.models, config.budget, engine.device, say),
             results=config.results,
             processor=processor(),
         )
-        return tell(Reproduced(measured, measured.write(tables, stem(MEASURED, config.budget))))
+        return print(f"\n{measured}")
     where = place(engine)
     runs = plan(
         *(config.table, config.models, config.seed_list or config.seeds, config.budget),
@@ -167,19 +167,22 @@ def main(args: Sequence[str]) -> None:
     print(f"{config.table}, {config.budget}, in {config.out}: {overview(runs)[0]}", flush=True)
     again = flags.again("reproduce", args)
     done = reproduce(
-        *(config.table, runs, config.budget, config.out, tables, config.data_dir),
+        *(config.table, runs, config.budget, config.out, config.data_dir),
         jobs=where.jobs,
         executor=where.executor,
         deadline=where.deadline,
         results=config.results,
         again=again,
     )
-    tell(done, again)
+    tell(done, config.out / f"{config.table}-{config.budget}.md", again)
 
 
-def tell(done: Reproduced, again: str = "") -> None:
-    """Print a table of runs as it is now, and where; then what became of the other runs."""
-    print(f"\n{done.rendered.markdown}\nwritten: {', '.join(map(str, done.paths))}")
+def tell(done: Reproduced, path: Path, again: str = "") -> None:
+    """Print a table of runs as it is now, and write it; then say what became of the other runs."""
+    print(f"\n{done.rendered.markdown}")
+    with atomic_write(path) as file:
+        file.write(done.rendered.markdown.encode())
+    print(f"written: {path}")
     if done.failed:
         print(f"{done.failed} failed, as the notes say; a run whose folder is deleted begins anew")
     tell_left("runs", done.errors, done.left, again)

@@ -19,7 +19,6 @@ from riglstm import models
 from riglstm.lab.bench import SECONDS, by_clock, interleave, onednn, spread
 from riglstm.lab.tables.paper import PAPER
 from riglstm.lab.tables.recipes import FULL, MEASURED_ROWS, Budget, Row, chosen
-from riglstm.lab.tables.reproduce import Rendered
 from riglstm.lab.tables.run import core_options
 from riglstm.lab.tables.table import TextTable, markdown, number, words
 from riglstm.lab.tasks.common import TokenNetwork
@@ -60,8 +59,8 @@ def table(
     *,
     results: Path | None = None,
     processor: str = "",
-) -> Rendered:
-    """Measure, beside the paper's figures. The budgets differ in the number of rounds.
+) -> str:
+    """Measure; the table in Markdown, beside the paper's. Budgets differ in the number of rounds.
 
     `results`: a JSON file that takes the figures, in place of those of the same model and device;
     `processor`: its name, which stands beside that of a CPU.
@@ -80,7 +79,7 @@ def table(
         anew = {(row.device, row.model) for row in found}
         kept = [row for row in known if (row.device, row.model) not in anew]
         _write(kept + found, results)
-    return Rendered("\n".join(map(markdown, tables(found))))
+    return "\n".join(map(markdown, tables(found)))
 
 
 def _write(rows: Sequence[Measured], path: Path) -> None:

@@ -16,7 +16,7 @@ from riglstm.lab.tasks.balls import BallsTask
 from riglstm.lab.tasks.base import Metric
 from riglstm.lab.tasks.copying import CopyingTask
 from riglstm.lab.tasks.images import ImageTask
-from riglstm.lab.train.config import Fit, Precision
+from riglstm.lab.train.config import Fit
 from riglstm.layer import VARIANTS
 from riglstm.models.brim import PRESETS
 from riglstm.models.rig import changes_of
@@ -499,17 +499,6 @@ def recipe(name: str, budget: Budget) -> Recipe:
             f"the budget of {name} must be one of {', '.join(recipes)}, got {budget!r}"
         )
     return recipes[budget]
-
-
-def stem(name: str, budget: Budget, precision: Precision | None = None) -> str:
-    """The name of a table's files: a quick one must never take the place of the other.
-
-    Nor one in another precision than the recipe's.
-    """
-    said = name if budget == "paper" else f"{name}-{budget}"
-    if precision is None or precision == recipe(name, budget).fit.precision:
-        return said
-    return f"{said}-{precision}"
 
 
 def chosen(what: str, known: Iterable[str], asked: Collection[str]) -> tuple[str, ...]:

@@ -1,12 +1,10 @@
-"""A table from one call: run what is not done of a plan, write what is there."""
+"""A table from one call: run what is not done of a plan, show what is there."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,54 +12,25 @@ from typing import NamedTuple
 from riglstm.lab.tables import agents, rows
 from riglstm.lab.tables.executor import Executor, InProcess, Processes, make_runs
 from riglstm.lab.tables.plan import Planned, plan
-from riglstm.lab.tables.recipes import TABLES, Budget, recipe, stem
-from riglstm.lab.tables.result import ResultRow, csv_text
+from riglstm.lab.tables.recipes import TABLES, Budget, recipe
+from riglstm.lab.tables.result import ResultRow
 from riglstm.lab.tables.run import Make, open_data, run
 from riglstm.lab.tables.table import markdown, table_of_runs, text_table
 from riglstm.lab.tasks import MINIGRID
-from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.stopping import NEVER, Deadline
 
-SELDOM = 10.0
-"""So many times as long as it took to write a table, it is not written again."""
 
-
-@dataclass(frozen=True)
-class Rendered:
+class Rendered(NamedTuple):
     """A table for readers, and its rows for programs."""
 
     markdown: str
-    rows: Sequence[ResultRow] | None = None
-    """None: it is not made from rows."""
-
-    def write(self, folder: Path, name: str) -> tuple[Path, ...]:
-        """Files `name`.md and .csv, each whole or not at all.
-
-        Raises ValueError where such a file is another's: it begins otherwise.
-        """
-        files = {folder / f"{name}.md": self.markdown}
-        if self.rows is not None:
-            files[folder / f"{name}.csv"] = csv_text(self.rows)
-        for path, content in files.items():
-            # The rest of a title has sizes, which may change.
-            start = content.partition("\n")[0][:12]
-            if path.exists() and not path.read_bytes().startswith(start.encode()):
-                raise ValueError(
-                    f"{path} must be a new file, or this table's, which begins with {start!r}, "
-                    "got another; move it away, or give another folder"
-                )
-        for path, content in files.items():
-            with atomic_write(path) as file:
-                file.write(content.encode())
-        return tuple(files)
+    rows: Sequence[ResultRow]
 
 
 class Reproduced(NamedTuple):
     """A table that was asked for."""
 
     rendered: Rendered
-    paths: tuple[Path, ...]
-    """Where it was written: Markdown, and its rows as CSV."""
     failed: int = 0
     """Runs that were asked for and have no figure; the table says which, and why."""
     left: int = 0
@@ -75,7 +44,6 @@ def reproduce(
     asked: Sequence[Planned],
     budget: Budget,
     root: Path,
-    out: Path,
     data_dir: Path | None = None,
     *,
     jobs: int = 1,
@@ -84,7 +52,7 @@ def reproduce(
     results: Path | None = None,
     again: str = "",
 ) -> Reproduced:
-    """Run what is not done of a plan, and write its table to `out`, anew after every run.
+    """Run what is not done of a plan; the table of all that is there.
 
     `asked`: what `plan` gives, of agents `agents.plan`, whose `name` is MINIGRID and whose table
     has these runs alone. Another table has all rows that have a run in `root`, whoever made it,
@@ -94,21 +62,22 @@ def reproduce(
     leaves the others alone; with one job the error is raised here.
     `executor`: what makes the runs, in place of this machine.
     `deadline`: all runs have stopped by then, saved, and those not begun yet are left.
-    `results`: a CSV file that takes the figures of all runs, see `riglstm.lab.tables.rows`.
+    `results`: a CSV file that takes the figures of all runs, of each when it ends; see
+    `riglstm.lab.tables.rows`.
     `again`: the command that goes on, for whoever stops it.
     """
 
-    def render() -> Rendered:
+    def record(runs: Sequence[Planned]) -> Rendered:
+        """The table of these runs; their figures go to the results."""
         if name == MINIGRID:
-            text, found = agents.text(asked)
+            text, found = agents.text(runs)
         else:
-            table, found = table_of_runs(name, begun(name, asked, budget, root), budget)
+            table, found = table_of_runs(name, runs, budget)
             text = markdown(text_table(table))
         if results is not None:
             rows.append(results, found)
         return Rendered(text, found)
 
-    file = name if name == MINIGRID else stem(name, budget, asked[0].spec.fit.precision)
     waiting = unfinished(asked)
     # Runs that are fewer share the cores among themselves alone.
     jobs = max(1, min(jobs, len(waiting)))
@@ -117,7 +86,14 @@ def reproduce(
     make = partial(run, data_dir=data_dir, deadline=deadline, jobs=jobs)
     if executor is None:
         executor = InProcess(deadline) if jobs == 1 else Processes(jobs, deadline)
-    return complete(asked, make, render, out, file, executor, again)
+    return complete(
+        asked,
+        make,
+        lambda: record(asked if name == MINIGRID else begun(name, asked, budget, root)),
+        executor,
+        again,
+        lambda run: record([run]),
+    )
 
 
 def unfinished(asked: Sequence[Planned]) -> list[Planned]:
@@ -129,39 +105,23 @@ def complete(
     asked: Sequence[Planned],
     make: Make,
     render: Callable[[], Rendered],
-    out: Path,
-    file: str,
     executor: Executor,
     again: str = "",
+    ended: Callable[[Planned], object] = lambda run: None,
 ) -> Reproduced:
-    """Make the runs that are not done, and write the table anew after each, where it is cheap."""
-    # What is wrong with the files that take the figures is said before hours of training.
-    render().write(out, file)
-    rested = 0.0
-
-    def ended(_: Planned) -> None:
-        # All rows are made anew from all folders: of a thousand runs, that takes seconds. What is
-        # put off here is written at the end, or by the next command.
-        nonlocal rested
-        began = time.monotonic()
-        if began >= rested:
-            render().write(out, file)
-            now = time.monotonic()
-            rested = now + SELDOM * (now - began)
-
+    """Make the runs that are not done, `ended` hears of each; a stop prints the table so far."""
+    # What is wrong with the files is said before hours of training.
+    render()
     try:
         errors = make_runs(unfinished(asked), make, executor, ended, again)
-    except BaseException:
-        # What ended the runs is what is told.
+    except KeyboardInterrupt:
+        # The stop is what is told.
         with contextlib.suppress(OSError, ValueError):
-            render().write(out, file)
+            print(f"\n{render().markdown}", flush=True)
         raise
-    rendered = render()
-    paths = rendered.write(out, file)
     states = [p.state for p in asked]
     return Reproduced(
-        rendered,
-        paths,
+        render(),
         failed=states.count("failed"),
         left=states.count("new") + states.count("partial"),
         errors=tuple(errors),
