@@ -17,6 +17,7 @@ from riglstm.lab.minigrid.ppo import PPO
 from riglstm.lab.minigrid.spec import MEMORIES, TASK, GridSpec
 from riglstm.lab.minigrid.table import METRICS, read
 from riglstm.lab.tables.table import TextTable, markdown
+from riglstm.lab.tasks.options import Count, Device, Options
 from riglstm.models.rig import changes_of
 
 THIS = """\
@@ -97,7 +98,7 @@ def evaluate(path: Path, device: str, levels: Sequence[str] | None) -> None:
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(Options):
     """Train agents on MiniGrid's families and print how often they solve each level.
 
     Runs that are done are skipped, one that was stopped is gone on with: the same command does
@@ -111,17 +112,17 @@ class Reproduce:
     """Which families; none: all whose goal can be seen without reading a text."""
     models: tuple[str, ...] | None = None
     """Which memories; none: riglstm rim lstm."""
-    seeds: int = 3
+    seeds: Count = 3
     """Runs of each."""
-    frames: int | None = None
+    frames: Count | None = None
     """Frames of every run; none: as many as its family is given."""
     episodes: int = 100
     """Episodes of each level in the test."""
     out: Path = Path("runs")
     """Folder of the runs; the table goes to `tables` in it."""
-    device: str = "auto"
+    device: Device = "auto"
     """Where to learn: auto (a GPU where there is one), cpu, cuda."""
-    workers: int | None = None
+    workers: Count | None = None
     """Processes that step environments; none: one to a core."""
 
 
